@@ -1,0 +1,66 @@
+"""Feature maps phi ("kernels" in the paper's Section 7.4), applied after RoPE."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.similarity import Similarity, elu_plus_one
+from sink_jax.slot import Slot
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureMap(Slot):
+  """phi, applied to every query and key (and to k*) of a layer."""
+
+  positive = False  # are all features positive, so that phi(q).phi(k) > 0?
+
+  def params(self, dims: Dims) -> dict[str, Param]:
+    return {}
+
+  def features(self, x, params):
+    """(..., Dh) -> (..., Dh)."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity(FeatureMap):
+  """phi(x) = x."""
+
+  def features(self, x, params):
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class EluPlusOne(FeatureMap, Similarity):
+  """elu(x) + 1: a feature map, elementwise on q and k, or a similarity f(s).
+
+  The paper uses the one function in both slots (Table 15), and so does this class.
+  """
+
+  positive = True
+
+  def features(self, x, params):
+    return elu_plus_one(x)
+
+  def __call__(self, s):
+    return elu_plus_one(s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp(FeatureMap):
+  """phi(x) = W2 relu(W1 x) with Dh x Dh matrices and no biases.
+
+  One per layer, shared by all heads and by queries and keys, as released.
+  """
+
+  def params(self, dims):
+    return {'w1': Param((dims.head_dim, dims.head_dim), 'linear'),
+            'w2': Param((dims.head_dim, dims.head_dim), 'linear')}
+
+  def features(self, x, params):
+    hidden = jax.nn.relu(jnp.einsum('...d,de->...e', x, params['w1'].astype(x.dtype)))
+    return jnp.einsum('...d,de->...e', hidden, params['w2'].astype(x.dtype))

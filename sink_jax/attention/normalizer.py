@@ -1,0 +1,110 @@
+"""Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
+
+A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm when
+f = exp. A normalizer turns that statistic into the factor of the row. `LogRow` and
+`Row` below are the two forms; each normalizer states its factor in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from sink_jax.slot import Slot
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizer(Slot):
+  """o_i = factor_i * sum_j f_ij v_j."""
+
+  power = 1.0  # the statistic is sum_j f_ij^power; None: no statistic is needed
+  needs_nonnegative = False
+
+  def factor(self, row_sum):
+    """1/Z_i from sum_j f_ij^power, for similarities other than exp."""
+    raise NotImplementedError
+
+  def log_factor(self, lse, power_lse):
+    """log(1/Z_i) + lse for exp, whose rows arrive divided by exp(lse).
+
+    lse: log sum_j exp(s_ij). power_lse: log sum_j exp(power s_ij).
+    """
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSum(Normalizer):
+  """Z_i = (sum_j f_ij + eps) / scale.
+
+  The release adds eps = 1e-8 to sums of sigmoid and elu+1; softmax takes none.
+  `scale` is the paper's alpha (Eq. 29, Table 14 left): rows then sum to alpha.
+  """
+
+  eps: float = 0.0
+  scale: float = 1.0
+
+  needs_nonnegative = True
+
+  def __post_init__(self):
+    if self.eps < 0 or self.scale <= 0:
+      raise ValueError(f'{self}: eps must be >= 0 and scale > 0.')
+
+  def factor(self, row_sum):
+    return self.scale / (row_sum + self.eps)
+
+  def log_factor(self, lse, power_lse):
+    return jnp.full_like(lse, jnp.log(self.scale))
+
+
+@dataclasses.dataclass(frozen=True)
+class PNorm(Normalizer):
+  """Z_i = (sum_j f_ij^p)^(1/p) (Eq. 43 and 44, Figure 29)."""
+
+  p: float = 0.5
+
+  needs_nonnegative = True
+
+  def __post_init__(self):
+    if self.p <= 0:
+      raise ValueError(f'{self}: p must be > 0; the paper uses 1/4 to 4.')
+
+  @property
+  def power(self):
+    return self.p
+
+  def factor(self, row_sum):
+    return row_sum ** (-1 / self.p)
+
+  def log_factor(self, lse, power_lse):
+    return lse - power_lse / self.p
+
+
+@dataclasses.dataclass(frozen=True)
+class Unnormalized(Normalizer):
+  """Z_i = 1: scores of a row are independent of one another."""
+
+  power = None
+
+  def factor(self, row_sum):
+    return jnp.ones_like(row_sum)
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsFloor(Normalizer):
+  """Z_i = max(|sum_j f_ij|, floor): for similarities that can be negative.
+
+  The signed similarities are summed first, as released (Table 15: floor = 1).
+  """
+
+  floor: float = 1.0
+
+  def __post_init__(self):
+    if self.floor <= 0:
+      raise ValueError(f'{self}: floor must be > 0.')
+
+  def factor(self, row_sum):
+    return 1 / jnp.maximum(jnp.abs(row_sum), self.floor)
+
+  def log_factor(self, lse, power_lse):
+    return jnp.minimum(lse - jnp.log(self.floor), 0)

@@ -1,0 +1,107 @@
+"""The definition of every attention variant, T x T, on whole rows.
+
+This is the oracle of the kernels and what a recorder shows. The bias slot is one
+more column here, while the kernels add it to finished rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.spec import AttentionSpec, Dims, prepare, repeat_heads, slot_score
+
+_MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
+_PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
+
+
+class Rows(NamedTuple):
+  """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
+
+  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not
+  normalised; for exp it is softmax. Slot entries are None without a bias slot.
+  """
+
+  weights_BxHxLxT: jax.Array
+  proxy_BxHxLxT: jax.Array
+  slot_weights_BxHxL: jax.Array | None
+  slot_proxy_BxHxL: jax.Array | None
+
+
+def scores(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T):
+  """Scores (B, H, L, T) of prepared queries and keys at positions i_L and j_T, float32."""
+  s = jnp.einsum('blhd,bthd->bhlt', q_BxLxHxDh, k_BxTxHxDh,
+                 preferred_element_type=jnp.float32) / math.sqrt(q_BxLxHxDh.shape[-1])
+  if spec.position.has_bias:
+    slopes_H = jnp.asarray(spec.position.slopes(q_BxLxHxDh.shape[2]))
+    g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
+    s = s + slopes_H[:, None, None] * g_LxT
+  return s
+
+
+def rows(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, params, i_L) -> Rows:
+  """Attention of the prepared queries at positions i_L to all prepared keys."""
+  j_T = jnp.arange(k_BxTxHxDh.shape[1])
+  s = scores(spec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T)
+  keep = spec.mask.keep(i_L[:, None], j_T[None, :])
+  slot = slot_score(spec, q_BxLxHxDh, params)
+  if slot is not None:
+    s = jnp.concatenate([slot[..., None], s], -1)
+    keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
+  weights, proxy = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
+  if slot is None:
+    return Rows(weights, proxy, None, None)
+  return Rows(weights[..., 1:], proxy[..., 1:], weights[..., 0], proxy[..., 0])
+
+
+def _exponential(spec, s, keep):
+  s = jnp.where(keep, s, _MASKED)
+  lse = jax.nn.logsumexp(s, -1, keepdims=True)
+  power = spec.normalizer.power
+  power_lse = lse if power == 1 else jax.nn.logsumexp(power * s, -1, keepdims=True)
+  softmax = jnp.where(keep, jnp.exp(s - lse), 0)
+  return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
+
+
+def _additive(spec, s, keep):
+  # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
+  # The inner where keeps f's own derivative finite where it is not used.
+  f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
+  size = jnp.abs(f)
+  proxy = size / (size.sum(-1, keepdims=True) + _PROXY_EPS)
+  power = spec.normalizer.power
+  if power is None:
+    return f, proxy
+  density = f if power == 1 else jnp.where(keep, jnp.where(keep, f, 1) ** power, 0)
+  return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
+
+
+def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  """Attention output (B, T, H, Dh) by the definition; materialises T x T."""
+  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  v = repeat_heads(v_BxTxHkvxDh, q.shape[2])
+  a = rows(spec, q, k, params, jnp.arange(q.shape[1]))
+  out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
+  own, dims = params.get('kv_bias', {}), Dims(q.shape[2], k_BxTxHkvxDh.shape[2], q.shape[3])
+  value = spec.kv_bias.value_HxDh(own, dims)
+  if value is not None:
+    out = out + jnp.einsum('bhl,hd->blhd', a.slot_weights_BxHxL, value.astype(jnp.float32))
+  added = spec.kv_bias.output_HxDh(own, dims)
+  if added is not None:
+    out = out + added.astype(jnp.float32)
+  return out.astype(q_BxTxHxDh.dtype)
+
+
+def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *, proxy=False):
+  """Attention weights A (B, H, T, T) between tokens; small T only.
+
+  Args:
+    proxy: return the row-normalised proxy scores instead (the same for softmax).
+  """
+  params = params or {}
+  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  a = rows(spec, q, k, params, jnp.arange(q.shape[1]))
+  return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT

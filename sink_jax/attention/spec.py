@@ -1,0 +1,152 @@
+"""AttentionSpec: one attention variant, as a hashable value."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from sink_jax.attention.feature_map import FeatureMap, Identity
+from sink_jax.attention.kv_bias import KBias, KvBias, NoBias, SinkLogit
+from sink_jax.attention.mask import Causal, Mask
+from sink_jax.attention.normalizer import Normalizer, RowSum, Unnormalized
+from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.position import Position, Rope
+from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
+from sink_jax.attention.similarity import Exp, Similarity
+from sink_jax.slot import Slot, build
+
+SLOTS: dict[str, type[Slot]] = {
+    'similarity': Similarity,
+    'normalizer': Normalizer,
+    'feature_map': FeatureMap,
+    'position': Position,
+    'mask': Mask,
+    'kv_bias': KvBias,
+    'qk_norm': QueryKeyNorm,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+  """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
+
+  The defaults are the paper's: softmax, causal, rotary. Each slot also accepts its
+  config string. Combinations that make no sense raise a ValueError:
+
+  * Exp with Unnormalized: exp overflows without a normalisation;
+  * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
+    an absolute eps has no fixed meaning;
+  * PNorm or RowSum where a similarity can be negative (Linear, unless the features
+    are positive and there is no position bias): the sum has no root, or can vanish;
+  * KBias with a zero value, or SinkLogit, with Unnormalized: no effect on the output.
+  """
+
+  similarity: Similarity = Exp()
+  normalizer: Normalizer = RowSum()
+  feature_map: FeatureMap = Identity()
+  position: Position = Rope()
+  mask: Mask = Causal()
+  kv_bias: KvBias = NoBias()
+  qk_norm: QueryKeyNorm = NoQKNorm()
+
+  def __post_init__(self):
+    for name, base in SLOTS.items():
+      object.__setattr__(self, name, build(base, getattr(self, name)))
+    f, z, bias = self.similarity, self.normalizer, self.kv_bias
+    if f.exponential and z.power is None:
+      raise ValueError(f'{f} with {z} overflows: use RowSum() (softmax) or another '
+                       'similarity, such as Sigmoid().')
+    if f.exponential and isinstance(z, RowSum) and z.eps:
+      raise ValueError(f'{f} with {z}: rows of exp are computed relative to their maximum, '
+                       'where eps has no fixed meaning; use RowSum() without eps.')
+    if z.needs_nonnegative and self.signed:
+      raise ValueError(f'{z} needs similarities that cannot be negative, but {f} of '
+                       f'{self.feature_map} with {self.position} can be: use AbsFloor() or '
+                       'Unnormalized(), or EluPlusOne() features without a position bias.')
+    if isinstance(bias, KBias) and bias.value != 'zero':
+      return
+    if z.power is None and isinstance(bias, (KBias, SinkLogit)):
+      raise ValueError(f'{bias} has no effect with {z}: a slot without a value acts only '
+                       'through the normalisation; use KVBias() or a normalizer.')
+
+  @property
+  def signed(self) -> bool:
+    """Can a similarity be negative?"""
+    positive = self.feature_map.positive and not self.position.has_bias
+    return self.similarity.signed and not positive
+
+  def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
+    """What the slots own in one layer: {slot: {name: Param}}, empty slots left out.
+
+    Position embeddings belong to the model, not to a layer.
+    """
+    owned = {name: getattr(self, name).params(dims)
+             for name in ('feature_map', 'kv_bias', 'qk_norm')}
+    return {name: params for name, params in owned.items() if params}
+
+  def strings(self) -> dict[str, str]:
+    """The config strings of all slots; `AttentionSpec(**strings)` rebuilds the spec."""
+    return {name: repr(getattr(self, name)) for name in SLOTS}
+
+
+def prepare(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params):
+  """Queries and keys as the scores see them: normalised, rotated, mapped.
+
+  Grouped keys are repeated to H heads. Scores are their products over sqrt(Dh).
+  """
+  check_params(spec, dims_of(q_BxLxHxDh, k_BxTxHkvxDh), params)
+  own = lambda slot: params.get(slot, {})
+  q = spec.position.rotate(spec.qk_norm.queries(q_BxLxHxDh, own('qk_norm')))
+  k = spec.position.rotate(spec.qk_norm.keys(k_BxTxHkvxDh, own('qk_norm')))
+  q = spec.feature_map.features(q, own('feature_map'))
+  k = spec.feature_map.features(k, own('feature_map'))
+  return q, repeat_heads(k, q.shape[2])
+
+
+def slot_score(spec: AttentionSpec, q_BxLxHxDh, params):
+  """Score (B, H, L) of the bias slot for prepared queries, float32; None without one."""
+  if not spec.kv_bias.has_slot:
+    return None
+  heads, head_dim = q_BxLxHxDh.shape[2:]
+  own = params['kv_bias']
+  key = spec.kv_bias.key_HxDh(own, Dims(heads, heads, head_dim))
+  if key is None:
+    logit_H = spec.kv_bias.logit_H(own).astype(jnp.float32)
+    return jnp.broadcast_to(logit_H[:, None], (q_BxLxHxDh.shape[0], heads, q_BxLxHxDh.shape[1]))
+  key = spec.feature_map.features(key, params.get('feature_map', {}))
+  product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
+                       preferred_element_type=jnp.float32)
+  return product / math.sqrt(head_dim)
+
+
+def repeat_heads(x_BxTxHkvxDh, heads: int):
+  """Grouped keys or values, each repeated for the query heads of its group."""
+  return jnp.repeat(x_BxTxHkvxDh, heads // x_BxTxHkvxDh.shape[2], axis=2)
+
+
+def dims_of(q_BxLxHxDh, k_BxTxHkvxDh) -> Dims:
+  """Sizes from arrays; raises a ValueError where they do not fit together."""
+  if q_BxLxHxDh.ndim != 4 or k_BxTxHkvxDh.ndim != 4:
+    raise ValueError('q, k and v must have the axes (batch, length, heads, head_dim), not '
+                     f'{q_BxLxHxDh.shape} and {k_BxTxHkvxDh.shape}.')
+  heads, kv_heads = q_BxLxHxDh.shape[2], k_BxTxHkvxDh.shape[2]
+  if heads % kv_heads or q_BxLxHxDh.shape[-1] != k_BxTxHkvxDh.shape[-1]:
+    raise ValueError(f'{heads} query heads must be a multiple of {kv_heads} key heads, of '
+                     f'equal head_dim: {q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.')
+  if q_BxLxHxDh.shape[:2] != k_BxTxHkvxDh.shape[:2]:
+    raise ValueError('queries and keys must have the same batch and length: '
+                     f'{q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.')
+  return Dims(heads, kv_heads, q_BxLxHxDh.shape[-1])
+
+
+def check_params(spec: AttentionSpec, dims: Dims, params) -> None:
+  """Raises a ValueError unless `params` holds just what the slots own."""
+  wanted = {slot: {name: p.shape for name, p in owned.items()}
+            for slot, owned in spec.params(dims).items()}
+  given = {slot: {name: tuple(x.shape) for name, x in owned.items()}
+           for slot, owned in params.items()}
+  if wanted != given:
+    raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
+                     f'{given or "nothing"}.')

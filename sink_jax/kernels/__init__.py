@@ -1,0 +1,1 @@
+"""Implementations of attention that agree with `attention.reference` to rounding."""

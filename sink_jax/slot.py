@@ -1,0 +1,90 @@
+"""A choice written as a value: frozen dataclasses whose `repr` is their config string."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+  """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
+
+  A subclass is a frozen dataclass that can be constructed without arguments and
+  whose fields are plain numbers, strings, booleans or tuples of them. `repr(slot)`
+  is then its config string, and `build(Base, repr(slot)) == slot`.
+  """
+
+
+def choices(base: type[Slot]) -> dict[str, type[Slot]]:
+  """The concrete slot classes below `base`, by name."""
+  found = {}
+  for cls in base.__subclasses__():
+    found |= choices(cls) or {cls.__name__: cls}
+  return dict(sorted(found.items()))
+
+
+def build(base: type[Slot], text: str | Slot) -> Slot:
+  """Builds the slot that a config string names, e.g. `build(Mask, 'Window(size=32)')`.
+
+  The string is parsed with `ast`, never evaluated: a class name, then literals.
+
+  Raises:
+    ValueError: unknown class, unknown or ill-typed argument; lists the choices.
+  """
+  if isinstance(text, base):
+    return text
+  known = choices(base)
+  kind = base.__name__
+  name, keywords = _parse(text, kind, known)
+  if name not in known:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f' Did you mean {close[0]}?' if close else ''
+    raise ValueError(f'Unknown {kind} {name!r}.{hint} Choices: {", ".join(known)}.')
+  cls = known[name]
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  hints = typing.get_type_hints(cls)
+  for key, value in keywords.items():
+    if key not in fields:
+      takes = ', '.join(fields) or 'no arguments'
+      raise ValueError(f'{name} has no argument {key!r}; it takes: {takes}.')
+    keywords[key] = _typed(name, key, value, hints[key])
+  return cls(**keywords)
+
+
+def _parse(text, kind, known):
+  example = f'a {kind} is written like {next(iter(known), kind)}()'
+  if not isinstance(text, str):
+    raise ValueError(f'{kind} must be a config string, not {text!r}: {example}.')
+  try:
+    node = ast.parse(text.strip(), mode='eval').body
+    if isinstance(node, ast.Name):  # 'Exp' is read as 'Exp()'
+      return node.id, {}
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+      raise ValueError('not a call')
+    if node.args or any(k.arg is None for k in node.keywords):
+      raise ValueError('arguments must be written name=value')
+    return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+  except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    raise ValueError(
+        f'Cannot read {kind} {text[:80]!r} ({error}): {example}, '
+        f'with arguments as name=value. Choices: {", ".join(known)}.') from None
+
+
+def _typed(name, key, value, hint):
+  """Checks one argument against its annotation; an int may stand for a float."""
+  options = (typing.get_args(hint)
+             if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+             else (hint,))
+  plain = tuple(typing.get_origin(option) or option for option in options)
+  if type(value) is list and tuple in plain:
+    value = tuple(value)
+  if type(value) is int and float in plain and int not in plain:
+    value = float(value)
+  if type(value) not in plain:
+    wanted = ' or '.join(getattr(p, '__name__', str(p)) for p in plain)
+    raise ValueError(f'{name}({key}=...) must be {wanted}, not {value!r}.')
+  return value
