@@ -1,0 +1,51 @@
+"""sink_jax: attention sinks in language models, measured and trained in JAX.
+
+    import sink_jax as sj
+    sj.sink_rate(sj.importance(attention))        # your own maps, NumPy or JAX
+    report = sj.probe(sj.load_run(workdir), tokens)
+
+Letters of shapes in names, as in `q_BxTxHxDh`: B batch, S sequences of a probe, L queries,
+T keys or tokens, N layers, D model, H heads, Hkv key/value heads, Dh head, F ffn or
+features, V vocabulary. Positions are 1-based where the paper's are (Sink_1) and nowhere
+else. Names are imported when first used, so that the metrics need NumPy and JAX alone.
+"""
+
+import importlib
+
+_EXPORTS = {
+    'sink_jax.slot': ['build'],
+    'sink_jax.attention.spec': ['AttentionSpec'],
+    'sink_jax.attention.param': ['Dims', 'Param'],
+    'sink_jax.attention.similarity': ['Exp', 'Sigmoid', 'Linear'],
+    'sink_jax.attention.normalizer': ['RowSum', 'PNorm', 'Unnormalized', 'AbsFloor'],
+    'sink_jax.attention.feature_map': ['Identity', 'EluPlusOne', 'Mlp'],
+    'sink_jax.attention.position': ['Rope', 'Nope', 'Sinusoidal', 'Learned', 'Alibi', 'Relative'],
+    'sink_jax.attention.mask': ['Causal', 'Window', 'Prefix'],
+    'sink_jax.attention.kv_bias': ['NoBias', 'KBias', 'KVBias', 'VBias', 'SinkLogit'],
+    'sink_jax.attention.qk_norm': ['NoQKNorm', 'QKNorm'],
+    'sink_jax.attention.reference': ['attention_map'],
+    'sink_jax.kernels.dispatch': ['attend'],
+    'sink_jax.kernels.importance': ['Importance', 'streaming_importance'],
+    'sink_jax.models.config': ['ModelConfig'],
+    'sink_jax.models.run': ['Run'],
+    'sink_jax.models.record': ['Record', 'Want'],
+    'sink_jax.models.sizes': ['parameter_count', 'sized'],
+    'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
+    'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
+    'sink_jax.train.loop': ['train'],
+    'sink_jax.load': ['load_run'],
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = sorted(_HOME)
+__version__ = '0.1.0'
+
+
+def __getattr__(name):
+  if name not in _HOME:
+    raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
+  return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__():
+  return __all__

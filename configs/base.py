@@ -1,0 +1,105 @@
+"""Every key of an experiment, with the paper's defaults (Section 4).
+
+An experiment of the paper is a table of changes to this one: see `trial`.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config():
+  config = ConfigDict()
+
+  config.seed = 0  # of the parameters and of the order of the data
+  config.steps = 20_000
+  config.batch_size = 512  # sequences per step
+  config.microbatches = 1  # slices of a batch whose gradients are accumulated
+  config.log_every = 20  # steps between training metrics
+  config.checkpoint_every = 1_000  # steps; 0: only after the last one
+  config.checkpoints_kept = 2
+
+  config.model = ConfigDict()
+  config.model.size = '60m'  # tiny, 60m, 1b; the next keys override it where set
+  config.model.layers = config_dict.placeholder(int)
+  config.model.d_model = config_dict.placeholder(int)
+  config.model.heads = config_dict.placeholder(int)
+  config.model.kv_heads = config_dict.placeholder(int)  # fewer than heads: grouped queries
+  config.model.ffn_hidden = config_dict.placeholder(int)
+  config.model.vocab_size = config_dict.placeholder(int)  # empty: the tokenizer's
+  config.model.input_features = 0  # set by tasks with continuous inputs
+  config.model.output_features = 0
+  config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11)
+  config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, none
+  config.model.norm_eps = 1e-5
+  config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3)
+  config.model.combine_heads = 'concat'  # concat, add (Table 12 left)
+  config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4)
+  config.model.init = 'torch_default'  # torch_default, tinyllama
+  config.model.dtype = 'bfloat16'  # of activations: bfloat16, float32
+  config.model.implementation = config_dict.placeholder(str)  # of attention; empty: chunked
+  config.model.remat = False  # recompute blocks in the backward pass
+
+  # One variant of attention; `python -m sink_jax.train --help` and the README list the slots.
+  config.attention = ConfigDict()
+  config.attention.similarity = 'Exp()'  # Exp, Sigmoid, EluPlusOne, Linear
+  config.attention.normalizer = 'RowSum()'  # RowSum, PNorm, Unnormalized, AbsFloor
+  config.attention.feature_map = 'Identity()'  # Identity, EluPlusOne, Mlp
+  config.attention.position = 'Rope()'  # Rope, Nope, Sinusoidal, Learned, Alibi, Relative
+  config.attention.mask = 'Causal()'  # Causal, Window, Prefix
+  config.attention.kv_bias = 'NoBias()'  # NoBias, KBias, KVBias, VBias, SinkLogit
+  config.attention.qk_norm = 'NoQKNorm()'  # NoQKNorm, QKNorm
+
+  config.data = ConfigDict()
+  config.data.source = 'Stdlib()'  # Stdlib, TextFolder, Jsonl, Tfds, or a synthetic task
+  config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
+  config.data.context = 2048  # C: tokens per sequence, predicted from the second on
+  config.data.bos = False  # put BOS before every document
+  config.data.eos = True  # put EOS after every document
+  config.data.domain_weights = ''  # 'code=2, docs=1'; empty: in proportion to size
+  config.data.max_tokens = 0  # amount of training data (Figure 5 right); 0: all
+  config.data.interventions = ''  # 'FixedToken(position=1); RandomTokens(first=2, last=2)'
+  config.data.valid_fraction = 0.05  # of the documents
+  config.data.cache_dir = ''  # of packed chunks; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax
+
+  config.optimizer = ConfigDict()
+  config.optimizer.name = 'adamw'  # adamw, sgd
+  config.optimizer.learning_rate = 4e-4
+  config.optimizer.schedule = 'cosine'  # cosine (the paper), constant (its release)
+  config.optimizer.final_fraction = 0.1  # of the learning rate, after the cosine
+  config.optimizer.warmup_steps = 100
+  config.optimizer.beta1 = 0.9
+  config.optimizer.beta2 = 0.95
+  config.optimizer.eps = 1e-8
+  config.optimizer.weight_decay = 0.1
+  config.optimizer.decay = 'all'  # all (the release), matrices
+  config.optimizer.clip = 1.0  # largest global gradient norm; 0: none
+
+  config.probe = ConfigDict()  # Sink_k during training
+  config.probe.every = 100  # steps; 0: only before the first and after the last
+  config.probe.sequences = 100
+  config.probe.length = 64
+  config.probe.epsilon = 0.3
+  config.probe.dtype = 'float32'  # the release probes in bfloat16
+
+  config.validation = ConfigDict()
+  config.validation.every = 1_000  # steps; 0: only before the first and after the last
+  config.validation.batches = 50  # at most, per validation set
+
+  config.mesh = ConfigDict()
+  config.mesh.data = -1  # devices that split the batch; -1: all that remain
+  config.mesh.fsdp = 1  # devices that also split the parameters
+
+  config.lock()
+  return config
+
+
+def trial(trials, name, config=None):
+  """The config of one trial of a table {name: {dotted key: value}}.
+
+  Raises:
+    ValueError: unknown trial; lists the choices.
+  """
+  if name not in trials:
+    raise ValueError(f'Unknown trial {name!r}. Choices: {", ".join(trials)}.')
+  config = config or get_config()
+  config.update_from_flattened_dict(trials[name])
+  return config

@@ -1,0 +1,56 @@
+"""The phenomenon in five minutes on two CPU cores.
+
+Byte-level language models on the Python standard library, a fixed token in front of
+every sequence (Table 10 right): softmax and its two cures of Tables 4 and 6, and the
+control, sigmoid with normalisation. Then Bigram-Backcopy, where one head suffices.
+"""
+
+from configs import base
+
+_TEXT = {
+    'model.size': 'tiny',
+    'model.dtype': 'float32',
+    'steps': 1200,
+    'batch_size': 32,
+    'data.context': 64,
+    'data.interventions': 'FixedToken(position=1)',
+    'optimizer.learning_rate': 1e-2,
+    'probe.every': 50,
+    'validation.every': 200,
+    'validation.batches': 20,
+    'checkpoint_every': 600,
+}
+_BACKCOPY = {
+    **_TEXT,
+    'model.layers': 1,
+    'model.heads': 1,
+    'model.ffn': 'relu',
+    'model.ffn_hidden': 256,
+    'attention.position': 'Learned(max_length=64)',
+    'data.source': 'BigramBackcopy()',
+    'data.interventions': '',
+    'steps': 400,
+    'batch_size': 64,
+    'optimizer.learning_rate': 1e-3,
+    'optimizer.schedule': 'constant',
+    'optimizer.warmup_steps': 0,
+    'optimizer.beta2': 0.99,
+    'optimizer.weight_decay': 1e-4,
+    'probe.every': 20,
+    'validation.every': 100,
+}
+_SIGMOID = {'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'}
+
+TRIALS = {
+    'text-softmax': _TEXT,
+    'text-sigmoid': _TEXT | _SIGMOID,
+    'text-sigmoid-normalized': _TEXT | {
+        'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'RowSum(eps=1e-8)'},
+    'text-k-bias': _TEXT | {'attention.kv_bias': 'KBias()'},
+    'backcopy-softmax': _BACKCOPY,
+    'backcopy-sigmoid': _BACKCOPY | _SIGMOID,
+}
+
+
+def get_config(name='text-softmax'):
+  return base.trial(TRIALS, name)

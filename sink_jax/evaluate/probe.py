@@ -1,0 +1,159 @@
+"""The sink probe: importance and norms of a model on a fixed set of sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from sink_jax.attention.normalizer import RowSum
+from sink_jax.evaluate import sinks
+from sink_jax.models.record import Record
+from sink_jax.models.run import Run
+
+EPSILON = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkReport:
+  """What the probe saw: S sequences, N layers, H heads, T tokens.
+
+  importance: alpha of every token, of row-normalised scores (S, N, H, T): softmax
+    itself, and the paper's proxy scores where attention is not normalised.
+  raw_importance: the same of the attention weights that multiply the values; the raw
+    mass a token receives. They differ where rows do not sum to one.
+  bias_slot: mean normalised weight of the bias slot or learned sink token (S, N, H);
+    None without one. bias_slot_released counts the release's dummy row too.
+  norms: l2 norms 'query', 'key', 'value' (S, N, H, T), 'hidden' (S, N + 1, T) where
+    entry 0 is the embedding, and 'hidden_before_norm' (S, N, T).
+  protocol: how it was made; see `probe`.
+  """
+
+  importance: np.ndarray
+  raw_importance: np.ndarray
+  bias_slot: np.ndarray | None
+  bias_slot_released: np.ndarray | None
+  norms: dict[str, np.ndarray]
+  protocol: dict[str, Any]
+
+  def sink_rates(self, epsilon: float = EPSILON) -> np.ndarray:
+    """Sink_k^epsilon of every token (T,); entry 0 is Sink_1."""
+    return sinks.sink_rate(self.importance, epsilon)
+
+  def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
+    """Sink_k^epsilon of the token at a 1-based position."""
+    length = self.importance.shape[-1]
+    if not 1 <= position <= length:
+      raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
+    return float(self.sink_rates(epsilon)[position - 1])
+
+  def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
+    """Sink_*^epsilon, the share of heads whose bias slot exceeds epsilon; None without one."""
+    slot = self.bias_slot_released if released else self.bias_slot
+    return None if slot is None else float((slot > epsilon).mean())
+
+  def head_importance(self, position: int = 1) -> np.ndarray:
+    """Importance of one token per layer and head (N, H), averaged over sequences."""
+    return self.importance[..., position - 1].mean(0)
+
+  def norm_ratio(self, kind: str, position: int = 1) -> np.ndarray:
+    """Mean norm at a position over the mean norm at all others, per layer (N,)."""
+    norms = self.norms[kind]
+    at = norms[..., position - 1]
+    others = np.delete(norms, position - 1, -1).mean(-1)
+    axes = tuple(a for a in range(at.ndim) if a != 1)
+    return at.mean(axes) / others.mean(axes)
+
+  def raw_row_mass(self) -> float:
+    """Mean over rows of sum_j A_ij between tokens: 1 for softmax without a bias slot."""
+    length = self.raw_importance.shape[-1]
+    rows_seeing_k = length - np.arange(length)
+    return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
+
+  def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
+    """The signature as plain numbers, for logs and JSON; rates are in percent."""
+    percent = lambda x: None if x is None else 100 * x
+    rates = self.sink_rates(epsilon)
+    ratios = {f'{kind}_ratio': self.norm_ratio(kind).tolist()
+                   for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
+    return {
+        'sink_1': percent(float(rates[0])),
+        'sink': [percent(float(r)) for r in rates],
+        'sink_bias_slot': percent(self.bias_slot_rate(epsilon)),
+        'sink_bias_slot_released': percent(self.bias_slot_rate(epsilon, released=True)),
+        'largest_importance': float(self.head_importance().max()),
+        'mean_importance': float(self.head_importance().mean()),
+        'raw_mass_1': float(self.raw_importance[..., 0].mean()),
+        'raw_row_mass': self.raw_row_mass(),
+        **ratios,
+    }
+
+  def plot(self, path: str) -> None:
+    """Writes a heat map of the first token's importance over layers and heads (PNG)."""
+    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
+
+    plots.importance_map(self, path)
+
+
+def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
+  """Records a model on tokens (S, T) and returns its SinkReport.
+
+  Importance is computed per sequence; rates threshold each sequence and then average
+  over sequences, layers and heads (the release's order).
+
+  Args:
+    dtype: of activations during the probe. The release probes its own models in
+      'bfloat16', which lowers importances near the threshold by rounding.
+    batch_size: sequences at a time, to bound memory; all at once by default.
+
+  Raises:
+    ValueError: tokens are not (S, T), or exceed the vocabulary.
+  """
+  tokens = np.asarray(tokens)
+  config = dataclasses.replace(run.config, dtype=dtype)
+  if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
+    raise ValueError('probe tokens must have shape (S, T) with T > 1, not '
+                     f'{tokens.shape}.')
+  if config.vocab_size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+    raise ValueError(f'probe tokens reach {tokens.max()}, the vocabulary has '
+                     f'{config.vocab_size} entries: use the tokenizer of the model.')
+  run = dataclasses.replace(run, config=config)
+  size = batch_size or len(tokens)
+  parts = [_to_host(run.record(tokens[i:i + size])) for i in range(0, len(tokens), size)]
+  joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+  return SinkReport(**joined, protocol={
+      'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
+      'scores': ('attention weights' if _rows_sum_to_one(config)
+                 else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
+      'row_divisor': 'T - k + 1, all rows from k on, the diagonal included',
+      'sequences': len(tokens),
+      'length': tokens.shape[1],
+      'dtype': dtype,
+      'bos': run.bos,
+      'first_token_ids': tokens[0, :4].tolist() if config.vocab_size else None,
+      'step': run.step,
+      'run': run.name,
+  })
+
+
+def _to_host(record: Record) -> dict[str, Any]:
+  """A record as NumPy arrays, sequences first, in the fields of SinkReport."""
+  layers = record.layers
+  first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
+  hidden = np.concatenate([np.asarray(record.embedding_norm_BxT)[:, None],
+                           first(layers.hidden_norm_BxT)], 1)
+  return dict(
+      importance=first(layers.importance.normalized),
+      raw_importance=first(layers.importance.raw),
+      bias_slot=first(layers.importance.bias_slot),
+      bias_slot_released=first(layers.importance.bias_slot_released),
+      norms=dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
+                 value=first(layers.value_norm_BxHxT), hidden=hidden,
+                 hidden_before_norm=first(layers.hidden_before_norm_BxT)))
+
+
+def _rows_sum_to_one(config) -> bool:
+  spec = config.attention
+  return isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1

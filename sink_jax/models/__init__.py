@@ -1,0 +1,1 @@
+"""The language models, in Flax Linen; Linen is used nowhere else."""

@@ -1,0 +1,90 @@
+"""Linear layers, norms and feed-forward networks."""
+
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.param import rms_norm
+from sink_jax.models.config import ModelConfig
+
+_ACTIVATIONS = {
+    'relu': jax.nn.relu, 'reglu': jax.nn.relu,
+    'gelu': lambda x: jax.nn.gelu(x, approximate=False),
+    'geglu': lambda x: jax.nn.gelu(x, approximate=False),
+    'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
+}
+
+
+def initializer(kind: str, config: ModelConfig):
+  """The function (key, shape, dtype) -> array that starts a parameter of a `Param.init` kind."""
+  if kind == 'zeros':
+    return nn.initializers.zeros
+  if kind == 'ones':
+    return nn.initializers.ones
+  if kind == 'bias':
+    return nn.initializers.normal(0.02)
+  if config.init == 'tinyllama':
+    if kind == 'ffn_out' and config.ffn == 'swiglu':
+      return nn.initializers.normal(1 / (math.sqrt(config.ffn_hidden) * config.layers))
+    # PyTorch's weight.size(1): the input of a linear layer, the width of an embedding.
+    axis = -1 if kind == 'embedding' else 0
+    return lambda key, shape, dtype=jnp.float32: (
+        math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype))
+  if kind == 'embedding':
+    return nn.initializers.normal(1.0)
+  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
+      key, shape, dtype, -1, 1) / math.sqrt(shape[0])
+
+
+class Linear(nn.Module):
+  """x W without bias; float32 weights used in the dtype of x."""
+
+  features: int
+  config: ModelConfig
+  init_kind: str = 'linear'
+  out_dtype: jnp.dtype | None = None
+
+  @nn.compact
+  def __call__(self, x):
+    w = self.param('kernel', initializer(self.init_kind, self.config),
+                   (x.shape[-1], self.features), jnp.float32)
+    return jnp.einsum('...i,io->...o', x, w.astype(x.dtype),
+                      preferred_element_type=self.out_dtype or x.dtype)
+
+
+class Norm(nn.Module):
+  """RMSNorm or LayerNorm with a gain, computed in float32 (LN of Eq. 2 and 3)."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x_BxTxD):
+    if self.config.norm == 'none':
+      return x_BxTxD
+    gain = self.param('gain', nn.initializers.ones, (x_BxTxD.shape[-1],), jnp.float32)
+    if self.config.norm == 'rmsnorm':
+      return rms_norm(x_BxTxD, gain, self.config.norm_eps)
+    bias = self.param('bias', nn.initializers.zeros, (x_BxTxD.shape[-1],), jnp.float32)
+    x = x_BxTxD.astype(jnp.float32)
+    x = x - x.mean(-1, keepdims=True)
+    return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
+
+
+class FeedForward(nn.Module):
+  """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11)."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x_BxTxD):
+    config = self.config
+    if config.ffn == 'none':
+      return jnp.zeros_like(x_BxTxD)
+    h = _ACTIVATIONS[config.ffn](Linear(config.ffn_hidden, config, name='w1')(x_BxTxD))
+    if config.ffn.endswith('glu'):
+      h = h * Linear(config.ffn_hidden, config, name='w2')(x_BxTxD)
+    return Linear(config.d_model, config, init_kind='ffn_out', name='w_out')(h)

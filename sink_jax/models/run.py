@@ -1,0 +1,48 @@
+"""A model with its parameters, ready to be called."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.record import Record, Want
+from sink_jax.models.transformer import Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A trained or imported model.
+
+  name: where it came from. step: training steps done, None if unknown. bos: how its
+  inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
+  probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
+  """
+
+  config: ModelConfig
+  params: Any
+  name: str = ''
+  step: int | None = None
+  bos: str = 'none'
+  probe_tokens: Any = None
+
+  def logits(self, tokens):
+    """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
+    return _logits(self.config, self.params, tokens)
+
+  def record(self, tokens, want: Want = Want()) -> Record:
+    """What the model shows of its forward pass on tokens (S, T)."""
+    return _record(self.config, want, self.params, tokens)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config, params, tokens):
+  return Transformer(config).apply({'params': params}, tokens)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _record(config, want, params, tokens):
+  return Transformer(config).apply({'params': params}, tokens, want)[1]

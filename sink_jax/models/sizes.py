@@ -1,0 +1,69 @@
+"""Named sizes, parameter counts and FLOPs."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.transformer import Transformer
+
+# '60m' and '1b' are the paper's (Section 4, Section 7.4); 'tiny' is for two CPU cores.
+SIZES = {
+    'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
+    '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
+    '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
+}
+
+
+def sized(size: str, **overrides) -> ModelConfig:
+  """The ModelConfig of a named size.
+
+  Raises:
+    ValueError: unknown size; lists the choices.
+  """
+  if size not in SIZES:
+    raise ValueError(f'Unknown model size {size!r}. Choices: {", ".join(SIZES)}.')
+  return ModelConfig(**SIZES[size] | overrides)
+
+
+@functools.lru_cache
+def parameter_shapes(config: ModelConfig):
+  """The parameter tree as shapes, without allocating anything."""
+  if config.vocab_size:
+    inputs = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+  else:
+    inputs = jax.ShapeDtypeStruct((1, 8, config.input_features), jnp.float32)
+  return jax.eval_shape(Transformer(config).init, jax.random.key(0), inputs)['params']
+
+
+def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
+                    vocab_size: int = 50432, embeddings: bool = True) -> int:
+  """Number of parameters of a config, or of a named size at a vocabulary.
+
+  Args:
+    embeddings: count token embedding, unembedding and position embeddings too.
+  """
+  config = config or sized(size, vocab_size=vocab_size)
+  shapes = dict(parameter_shapes(config))
+  if not embeddings:
+    for name in ('embed', 'unembed', 'positions'):
+      shapes.pop(name, None)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+  """Matrix-multiplication FLOPs per token of one training step (forward, twice backward).
+
+  Counts every linear layer, and attention over the keys that the mask lets a query
+  see, on average over `length` queries. Look-ups, feature maps and biases are left out.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
+  linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
+  seen = sum(hi - lo for lo, hi in (config.attention.mask.key_range(i, i, length)
+                                    for i in range(length)))
+  attention = 4 * config.layers * config.d_model * seen / length
+  return 3 * (2 * linear + attention)

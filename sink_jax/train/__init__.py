@@ -1,0 +1,1 @@
+"""Pre-training: one readable loop, and the typed experiment that it runs."""

@@ -1,0 +1,34 @@
+"""python -m sink_jax.train --config=configs/base.py --workdir=runs/first"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:sigmoid. '
+    'Every key can be set: --config.steps=100 --config.attention.similarity="Sigmoid()".')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run. A folder with the same config is resumed.')
+flags.mark_flags_as_required(['config', 'workdir'])
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
+  quiet_logs()
+  try:
+    train(_CONFIG.value.to_dict(), _WORKDIR.value)
+  except Interrupted as stop:
+    print(stop, file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except (ValueError, Diverged, CheckpointError) as error:
+    sys.exit(f'error: {error}')
+
+
+if __name__ == '__main__':
+  app.run(main)

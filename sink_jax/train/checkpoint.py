@@ -1,0 +1,144 @@
+"""Checkpoints: asynchronous, checksummed, and never restored when damaged.
+
+Orbax commits a step by renaming its folder, so a killed save leaves no step behind.
+It does not notice flipped bits; checksums written after the commit do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from sink_jax.train.checksums import saved_steps, step_folder, verify, write_checksums
+
+_log = logging.getLogger('sink_jax')
+
+
+class CheckpointError(RuntimeError):
+  """There is no usable checkpoint, or it holds another tree than the one asked for."""
+
+
+class Checkpoints:
+  """The checkpoints of a workdir that is being trained in.
+
+  On opening, saved steps are verified, newest first, until one is good. Damaged ones
+  are reported in `damaged` and moved to `damaged/`, so that their step can be saved again.
+  """
+
+  def __init__(self, workdir, kept: int = 2):
+    self._workdir = Path(workdir).absolute()
+    self._pending: int | None = None
+    self._hashing: threading.Thread | None = None
+    self.damaged = _set_damaged_aside(self._workdir)
+    self._manager = ocp.CheckpointManager(
+        self._workdir / 'checkpoints', item_names=('state',),
+        item_handlers={'state': ocp.StandardCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(max_to_keep=kept, cleanup_tmp_directories=True))
+
+  @property
+  def latest(self) -> int | None:
+    """The newest good step; None if there is none."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state) -> None:
+    """Starts saving; the state may be donated as soon as this returns."""
+    if step == self.latest:
+      return
+    self.poll(wait=True)
+    self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)), force=True)
+    self._pending = step
+
+  def poll(self, wait: bool = False) -> None:
+    """Writes the checksums of a save once it is committed; cheap, call it every step."""
+    if wait:
+      self._manager.wait_until_finished()
+    if self._pending is not None and not self._manager.is_saving_in_progress():
+      self._hashing = threading.Thread(target=write_checksums, args=(self._workdir, self._pending))
+      self._hashing.start()
+      self._pending = None
+    if wait and self._hashing is not None:
+      self._hashing.join()
+
+  def restore(self, target):
+    """The newest state, laid out as `target` (shapes with shardings); None if there is none.
+
+    Raises:
+      CheckpointError: the checkpoint holds another tree, or other shapes.
+    """
+    if self.latest is None:
+      return None
+    _check_shapes(step_folder(self._workdir, self.latest),
+                  self._manager.item_metadata(self.latest)['state'], target)
+    return self._manager.restore(
+        self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state']
+
+  def close(self) -> None:
+    self.poll(wait=True)
+    self._manager.close()
+
+
+def restore_params(workdir, target):
+  """(step, parameters) of the newest good checkpoint of a workdir; writes nothing.
+
+  target: parameter shapes, with shardings where they matter.
+
+  Raises:
+    CheckpointError: there is no usable checkpoint, or it holds another model.
+  """
+  workdir = Path(workdir).absolute()
+  for step in saved_steps(workdir):
+    problem = verify(workdir, step)
+    if problem is None:
+      break
+    _log.warning('checkpoint %d is damaged (%s); trying an older one', step, problem)
+  else:
+    raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
+                          'that has saved one?')
+  folder = step_folder(workdir, step)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(folder / 'state').item_metadata.tree['params']
+    _check_shapes(folder, saved, target)
+    tree = {'params': target}
+    restored = checkpointer.restore(folder / 'state', args=ocp.args.PyTreeRestore(
+        tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
+        partial_restore=True))
+  return step, restored['params']
+
+
+def _set_damaged_aside(workdir) -> list[str]:
+  damaged, used = [], None
+  for step in saved_steps(workdir):
+    problem = verify(workdir, step)
+    if problem is None:
+      used = step
+      break
+    aside = workdir / 'damaged' / str(step)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(exist_ok=True)
+    os.replace(step_folder(workdir, step), aside)
+    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to {aside.parent.name}/{step}')
+  instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
+  return [f'{line}; {instead}' for line in damaged]
+
+
+def _check_shapes(folder, saved, target):
+  saved, target = _shapes(saved), _shapes(target)
+  for name in sorted(set(saved) | set(target)):
+    if saved.get(name) != target.get(name):
+      raise CheckpointError(
+          f'{folder} does not fit this config: {name} is {saved.get(name, "absent")} there and '
+          f'{target.get(name, "absent")} here. Use the config it was saved with, or another '
+          'workdir.')
+
+
+def _shapes(tree) -> dict[str, tuple[int, ...]]:
+  """{'params.embed': (258, 64), ...}; tuples and dicts with digits as keys look the same."""
+  name = lambda k: str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
+  return {'.'.join(map(name, path)): tuple(x.shape)
+          for path, x in jax.tree_util.tree_leaves_with_path(tree)}

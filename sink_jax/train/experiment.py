@@ -1,0 +1,197 @@
+"""Experiment: the typed form of a config; nothing below the command line sees the dict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.data.documents import DocumentSource
+from sink_jax.data.interventions import Intervention
+from sink_jax.data.pipeline import Data, DataConfig
+from sink_jax.data.synthetic import SyntheticTask
+from sink_jax.data.tokenizer import Tokenizer
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.sizes import sized
+from sink_jax.slot import build, choices
+from sink_jax.train.optimizer import OptimizerConfig
+
+# Keys that may differ when a run is resumed: they change where and how often things
+# happen, not what is computed.
+RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'log_every', 'checkpoint_every',
+             'checkpoints_kept')
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeConfig:
+  """The sink probe: every `every` steps (0: never) on a fixed set of sequences."""
+
+  every: int = 100
+  sequences: int = 100
+  length: int = 64
+  epsilon: float = 0.3
+  dtype: str = 'float32'
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationConfig:
+  """Validation loss: every `every` steps (0: never), at most `batches` per set."""
+
+  every: int = 1000
+  batches: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Device mesh; -1 takes the devices that remain."""
+
+  data: int = -1
+  fsdp: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """One training run. `configs/base.py` explains every field."""
+
+  seed: int
+  steps: int
+  batch_size: int
+  microbatches: int
+  log_every: int
+  checkpoint_every: int
+  checkpoints_kept: int
+  model: Mapping[str, Any]
+  attention: AttentionSpec
+  data: DataConfig
+  optimizer: OptimizerConfig
+  probe: ProbeConfig
+  validation: ValidationConfig
+  mesh: MeshConfig
+
+  def __post_init__(self):
+    for name in ('steps', 'batch_size', 'microbatches', 'log_every', 'checkpoints_kept'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} must be at least 1, not {getattr(self, name)}.')
+    for name, value in (('checkpoint_every', self.checkpoint_every),
+                        ('probe.every', self.probe.every),
+                        ('validation.every', self.validation.every)):
+      if value < 0:
+        raise ValueError(f'{name} must be 0 (only at the end) or more, not {value}.')
+    if self.batch_size % self.microbatches:
+      raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
+                       f'{self.batch_size}.')
+
+  def model_config(self, vocab_size: int | None = None, input_features: int = 0,
+                   output_features: int = 0) -> ModelConfig:
+    """The model, for data of this vocabulary (or these features).
+
+    Raises:
+      ValueError: the tokenizer's vocabulary exceeds the model's.
+    """
+    options = {k: v for k, v in self.model.items() if v is not None}
+    if vocab_size:
+      wanted = options.setdefault('vocab_size', vocab_size)
+      if vocab_size > wanted:
+        raise ValueError(f'The tokenizer has {vocab_size} ids, model.vocab_size is {wanted}: '
+                         'raise model.vocab_size, or leave it empty to take the tokenizer\'s.')
+    elif input_features:
+      options |= dict(input_features=input_features, output_features=output_features)
+    return sized(**options, attention=self.attention)
+
+  def check_devices(self) -> None:
+    """Raises a ValueError if the devices do not divide a micro-batch."""
+    devices, sequences = jax.device_count(), self.batch_size // self.microbatches
+    if sequences % devices:
+      fitting = max(1, round(sequences / devices)) * devices * self.microbatches
+      raise ValueError(
+          f'{devices} devices do not divide a micro-batch of {sequences} sequences '
+          f'(batch_size {self.batch_size} / microbatches {self.microbatches}): use '
+          f'batch_size = {fitting}, or other microbatches.')
+
+
+def from_dict(config: Mapping[str, Any]) -> Experiment:
+  """Builds the Experiment that a (JSON) dict describes.
+
+  Raises:
+    ValueError: an unknown or missing key, an unknown slot or value; lists the choices.
+  """
+  top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
+  model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig) if f.name != 'attention')]
+  data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
+  data['source'] = _source(data['source'])
+  data['tokenizer'] = build(Tokenizer, data['tokenizer'])
+  data['domain_weights'] = _domain_weights(data['domain_weights'])
+  data['interventions'] = tuple(
+      build(Intervention, part) for part in data['interventions'].split(';') if part.strip())
+  return Experiment(**dict(
+      top,
+      model=_checked(top['model'], 'model.', model_keys),
+      attention=_section(AttentionSpec, top, 'attention'),
+      data=DataConfig(**data),
+      optimizer=_section(OptimizerConfig, top, 'optimizer'),
+      probe=_section(ProbeConfig, top, 'probe'),
+      validation=_section(ValidationConfig, top, 'validation'),
+      mesh=_section(MeshConfig, top, 'mesh')))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> list[str]:
+  """Lines 'key: old -> new' of two config dicts, RESUMABLE keys left out."""
+  lines = []
+  for key in sorted(set(old) | set(new)):
+    a, b, name = old.get(key), new.get(key), prefix + key
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+      lines += differences(a, b, name + '.')
+    elif a != b and name not in RESUMABLE:
+      lines.append(f'{name}: {a!r} -> {b!r}')
+  return lines
+
+
+def resolved(config: Mapping[str, Any], data: Data) -> dict[str, Any]:
+  """The config with the sizes filled in that come from the data."""
+  model = dict(config['model'])
+  if data.vocab_size:
+    model['vocab_size'] = model['vocab_size'] or data.vocab_size
+  else:
+    model |= dict(input_features=data.input_features, output_features=data.output_features)
+  return dict(config, model=model)
+
+
+def _section(cls, top, name):
+  return cls(**_checked(top[name], name + '.', [f.name for f in dataclasses.fields(cls)]))
+
+
+def _checked(section, prefix, keys):
+  unknown, missing = sorted(set(section) - set(keys)), sorted(set(keys) - set(section))
+  if unknown:
+    raise ValueError(f'Unknown config key {prefix}{unknown[0]}. Choices: '
+                     f'{", ".join(prefix + k for k in sorted(keys))}.')
+  if missing:
+    raise ValueError(f'Missing config key {prefix}{missing[0]}; configs/base.py lists all keys.')
+  return section
+
+
+def _source(text):
+  name = text.split('(')[0].strip()
+  base = SyntheticTask if name in choices(SyntheticTask) else DocumentSource
+  try:
+    return build(base, text)
+  except ValueError as error:
+    if name in choices(base):
+      raise
+    raise ValueError(f'{error} Synthetic tasks: {", ".join(choices(SyntheticTask))}.') from None
+
+
+def _domain_weights(text):
+  """'code=2, docs=1' -> (('code', 2.0), ('docs', 1.0))."""
+  weights = []
+  for part in filter(None, (p.strip() for p in text.split(','))):
+    name, _, value = part.partition('=')
+    try:
+      weights.append((name.strip(), float(value)))
+    except ValueError:
+      raise ValueError(f'data.domain_weights: cannot read {part!r}; write domain=weight, '
+                       'separated by commas, such as code=2, docs=1.') from None
+  return tuple(weights)

@@ -1,0 +1,220 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import absl.logging
+import jax
+import numpy as np
+
+from sink_jax.data.pipeline import open_data
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import flops_per_token
+from sink_jax.train import workdir as runs
+from sink_jax.train.checkpoint import Checkpoints
+from sink_jax.train.experiment import Experiment, from_dict, resolved
+from sink_jax.train.metrics import MetricsWriter
+from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from sink_jax.train.progress import Progress
+from sink_jax.train.sharding import batch_sharding, make_mesh
+from sink_jax.train.step import init_state, make_train_step, make_validation_step
+from sink_jax.train.throughput import Throughput, measured_matmul_rate
+
+_log = logging.getLogger('sink_jax')
+
+
+EXIT_SAVED = 42  # exit code of a stopped job: "saved, start me again"
+
+
+class Diverged(RuntimeError):
+  """The loss of a step was not finite."""
+
+
+class Interrupted(RuntimeError):
+  """The run was asked to stop, and has saved its state."""
+
+
+def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: bool = True) -> Run:
+  """Trains what a config describes, or resumes it, and returns the trained model.
+
+  A run is a pure function of its config: interrupted and resumed it gives the same
+  parameters and metrics as in one go. Everything is written below `workdir`:
+  config.json, status.json, metrics.jsonl, tensorboard/, checkpoints/, probe_tokens.npy.
+
+  Args:
+    config: the nested dict of `configs/base.py`, e.g. `ConfigDict.to_dict()`.
+    name: what the progress display calls the run.
+
+  Raises:
+    ValueError: the config, the data, the devices or the workdir do not fit; before any
+      compute, and nothing is lost.
+    Diverged: a loss was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
+  """
+  experiment = from_dict(config)
+  experiment.check_devices()
+  mesh = make_mesh(experiment.mesh.data, experiment.mesh.fsdp)
+  data = open_data(experiment.data)
+  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
+  probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
+  workdir = runs.claim(workdir, resolved(config, data))
+  runs.write_probe_tokens(workdir, probe_tokens)
+
+  optimizer = make_optimizer(experiment.optimizer, experiment.steps)
+  train_step = make_train_step(model, optimizer, mesh, experiment.microbatches)
+  checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
+  for line in checkpoints.damaged:
+    _log.warning(line)
+  state = init_state(model, optimizer, experiment.seed, mesh)
+  saved = checkpoints.restore(jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state))
+  state = state if saved is None else saved
+  start = int(state.step)
+  if saved is not None:
+    _log.warning('resuming from step %d of %d', start, experiment.steps)
+
+  metrics = MetricsWriter(workdir, start)
+  name = name or workdir.name
+  progress = Progress(experiment.steps, start, name, show_progress)
+  evaluate = Evaluation(experiment, model, data, mesh, probe_tokens, name, metrics)
+  clock = Throughput(experiment.batch_size * experiment.data.context,
+                     flops_per_token(model, experiment.data.context),
+                     measured_matmul_rate(model.dtype))
+  rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
+  runs.write_status(workdir, 'running', step=start)
+
+  def report(step, values):
+    """Checks and logs the metrics of an update; waits for the device to finish it."""
+    values = {k: float(v) for k, v in values.items()}
+    clock.step()
+    if not math.isfinite(values['loss']):
+      runs.write_status(workdir, 'diverged', step=step, loss=str(values['loss']),
+                        last_good_checkpoint=checkpoints.latest)
+      raise Diverged(f'The loss of step {step} is {values["loss"]}; the last good checkpoint is '
+                     f'{checkpoints.latest}. A lower optimizer.learning_rate or a lower '
+                     'optimizer.clip may help; the record is in status.json.')
+    if step % experiment.log_every == 0 or step == experiment.steps:
+      speed = clock.read()
+      metrics.write('train', step, {**values, 'learning_rate': float(rate(step - 1)), **speed})
+      show = lambda x, form: x if isinstance(x, str) else format(x, form)
+      progress.update(step, loss=f'{values["loss"]:.3f}',
+                      **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
+                         'MFU': show(speed['mfu'], '.0%'), 'Sink_1': evaluate.sink_1})
+
+  batches = data.batches(start, experiment.batch_size, experiment.seed,
+                         jax.process_index(), jax.process_count())
+  try:
+    with _StopSignal() as stop:
+      if start == 0:
+        evaluate(0, state.params)
+      pending = None  # metrics are read one step late, so that the device never waits
+      for step in range(start + 1, experiment.steps + 1):
+        state, values = train_step(state, _global_batch(next(batches), mesh))
+        if pending is not None:
+          report(*pending)
+        pending = (step, values)
+        checkpoints.poll()
+        last = step == experiment.steps or stop.requested
+        if last or evaluate.due(step) or _due(step, experiment.checkpoint_every):
+          report(*pending)
+          pending = None
+          if not stop.requested or step == experiment.steps:
+            evaluate(step, state.params)
+          if last or _due(step, experiment.checkpoint_every):
+            checkpoints.save(step, state)
+          clock.pause()
+        if stop.requested and step < experiment.steps:
+          checkpoints.close()
+          runs.write_status(workdir, 'interrupted', step=step)
+          raise Interrupted(f'Stopped and saved at step {step} of {experiment.steps}; '
+                            'the same command resumes.')
+    checkpoints.close()
+    runs.write_status(workdir, 'done', step=experiment.steps)
+  finally:
+    progress.close()
+    metrics.close()
+  return Run(model, state.params, name, experiment.steps, probe_tokens=probe_tokens)
+
+
+class Evaluation:
+  """The sink probe and the validation loss, each at its steps and after the last one."""
+
+  def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics):
+    self._experiment, self._model, self._mesh = experiment, model, mesh
+    self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
+    self._validation_step = make_validation_step(model, mesh)
+    self._sets = {key: list(batches) for key, batches in data.validation(
+        experiment.batch_size, experiment.validation.batches).items()}
+    self.sink_1 = 'n/a'
+
+  def due(self, step: int) -> bool:
+    return _due(step, self._experiment.probe.every) or _due(step, self._experiment.validation.every)
+
+  def __call__(self, step: int, params) -> None:
+    """Writes what is due at `step`; everything is due before the first and after the last."""
+    always = step in (0, self._experiment.steps)
+    settings = self._experiment.probe
+    if always or _due(step, settings.every):
+      run = Run(self._model, params, self._name, step)
+      summary = probe(run, self._probe_tokens, dtype=settings.dtype).summary(settings.epsilon)
+      self._metrics.write('probe', step, summary)
+      self.sink_1 = f'{summary["sink_1"]:.1f}%'
+    if always or _due(step, self._experiment.validation.every):
+      self._metrics.write('valid', step, {key: self._loss(params, batches)
+                                          for key, batches in self._sets.items()})
+
+  def _loss(self, params, batches):
+    totals = [self._validation_step(params, _global_batch(b, self._mesh, whole=True))
+              for b in batches]
+    return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
+
+
+def quiet_logs() -> None:
+  """Keeps the libraries' own progress reports out of a command's output."""
+  absl.logging.set_verbosity(absl.logging.ERROR)
+  logging.getLogger('sink_jax').setLevel(logging.INFO)
+
+
+def _due(step, every):
+  return every > 0 and step % every == 0
+
+
+def _global_batch(batch, mesh, whole=False):
+  """Host arrays -> arrays spread over the mesh.
+
+  Each process brings its part of the batch, or with `whole` the same entire batch.
+  """
+  sharding = batch_sharding(mesh)
+  if whole:
+    return jax.tree.map(lambda x: jax.make_array_from_callback(
+        x.shape, sharding, lambda index: np.asarray(x)[index]), batch)
+  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+
+class _StopSignal:
+  """Turns SIGTERM and SIGINT into a request, so that a step can end and be saved."""
+
+  def __init__(self):
+    self.requested = False
+
+  def __enter__(self):
+    self._old = {}
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._old[number] = signal.signal(number, self._request)
+    return self
+
+  def _request(self, number, frame):
+    if self.requested and number == signal.SIGINT:  # asked twice at the keyboard
+      raise KeyboardInterrupt
+    self.requested = True
+
+  def __exit__(self, *error):
+    for number, handler in self._old.items():
+      signal.signal(number, handler)

@@ -1,0 +1,90 @@
+"""AdamW with the release's semantics, and its relatives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import optax
+
+_CHOICES = {
+    'name': ('adamw', 'sgd'),
+    'schedule': ('cosine', 'constant'),
+    'decay': ('all', 'matrices'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """Optimiser, schedule and clipping.
+
+  name: 'adamw' (decoupled decay lr * weight_decay, as PyTorch's) or 'sgd' (plain, with
+    the same decay).
+  schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
+    at the last step (what the paper says) or 'constant' (what all of its release's
+    configs amount to).
+  decay: 'all' parameters, embeddings, gains and biases included, as released; or
+    'matrices' only, the textbook form: weights with two axes or more per layer,
+    embeddings excluded.
+  clip: largest global gradient norm; 0 does not clip.
+  """
+
+  name: str = 'adamw'
+  learning_rate: float = 4e-4
+  schedule: str = 'cosine'
+  final_fraction: float = 0.1
+  warmup_steps: int = 100
+  beta1: float = 0.9
+  beta2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+  decay: str = 'all'
+  clip: float = 1.0
+
+  def __post_init__(self):
+    for name, allowed in _CHOICES.items():
+      if getattr(self, name) not in allowed:
+        raise ValueError(f'optimizer.{name} = {getattr(self, name)!r}; choices: '
+                         f'{", ".join(allowed)}.')
+    for name in ('learning_rate', 'eps'):
+      if not getattr(self, name) > 0:
+        raise ValueError(f'optimizer.{name} must be > 0, not {getattr(self, name)}.')
+    for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
+      if not getattr(self, name) >= 0:
+        raise ValueError(f'optimizer.{name} must be >= 0, not {getattr(self, name)}.')
+    if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+      raise ValueError('optimizer.beta1 and beta2 must be in [0, 1).')
+
+
+def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+  """Learning rate of update 0, 1, ..., steps - 1.
+
+  The warm-up reaches update s with (s + 1) / warmup_steps of the learning rate. (The
+  release raises it with every micro-batch from 0: (s + 1 - 1/m) / warmup_steps with m
+  micro-batches.)
+  """
+  peak, warmup = config.learning_rate, config.warmup_steps
+  if config.schedule == 'constant':
+    after = optax.constant_schedule(peak)
+  else:
+    after = optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction)
+  if not warmup:
+    return after
+  warm = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
+  return optax.join_schedules([warm, after], [warmup])
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+  """Clipping, then AdamW or SGD with decoupled decay, on the schedule."""
+  parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
+  if config.name == 'adamw':
+    parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.eps))
+  mask = None if config.decay == 'all' else _is_matrix
+  parts += [optax.add_decayed_weights(config.weight_decay, mask),
+            optax.scale_by_learning_rate(learning_rate_schedule(config, steps))]
+  return optax.chain(*parts)
+
+
+def _is_matrix(params):
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: path[-1].key == 'kernel' or path[-1].key.startswith('feature_map'), params)

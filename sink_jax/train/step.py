@@ -1,0 +1,87 @@
+"""One training step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.transformer import Transformer, init_params
+from sink_jax.train.loss import token_losses, training_weights
+from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
+
+
+class TrainState(NamedTuple):
+  step: jax.Array  # updates done
+  params: Any
+  opt_state: Any
+
+
+def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, seed, mesh):
+  """A fresh state, made where it belongs on the mesh."""
+
+  def init(seed):
+    params = init_params(config, seed)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+  shardings = state_shardings(mesh, jax.eval_shape(init, jnp.int32(seed)))
+  return jax.jit(init, out_shardings=shardings)(jnp.int32(seed))
+
+
+def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation, mesh,
+                    microbatches: int = 1):
+  """Returns jitted `step(state, batch) -> (state, metrics)`; the state is donated.
+
+  The loss is the weighted mean over the whole batch. With microbatches, gradients are
+  summed over equal slices of the batch, each divided by the weight of the whole.
+  metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
+  """
+  model = Transformer(config)
+
+  def loss(params, batch, total):
+    outputs = model.apply({'params': params}, batch.tokens)
+    losses = token_losses(outputs, batch.targets)
+    return jnp.sum(losses * training_weights(batch.weights, config.attention.mask)) / total
+
+  def step(state, batch):
+    total = jnp.sum(training_weights(batch.weights, config.attention.mask))
+    total = jnp.maximum(total, 1)
+    if microbatches == 1:
+      value, grads = jax.value_and_grad(loss)(state.params, batch, total)
+    else:
+      # Every slice takes every m-th sequence, so that each stays spread over the devices.
+      slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
+          x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
+
+      def accumulate(so_far, part):
+        return jax.tree.map(jnp.add, so_far,
+                            jax.value_and_grad(loss)(state.params, part, total)), None
+
+      zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+      (value, grads), _ = jax.lax.scan(accumulate, zero, slices)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {'loss': value, 'grad_norm': optax.global_norm(grads)}
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  shapes = jax.eval_shape(lambda: TrainState(
+      jnp.zeros((), jnp.int32), p := init_params(config, 0), optimizer.init(p)))
+  state_sharding = state_shardings(mesh, shapes)
+  return jax.jit(step, donate_argnums=0,
+                 in_shardings=(state_sharding, batch_sharding(mesh)),
+                 out_shardings=(state_sharding, replicated(mesh)))
+
+
+def make_validation_step(config: ModelConfig, mesh):
+  """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`."""
+  model = Transformer(config)
+
+  def losses(params, batch):
+    outputs = model.apply({'params': params}, batch.tokens)
+    weighted = token_losses(outputs, batch.targets) * batch.weights
+    return jnp.sum(weighted), jnp.sum(batch.weights)
+
+  return jax.jit(losses, out_shardings=replicated(mesh))
