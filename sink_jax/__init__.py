@@ -32,7 +32,6 @@ _EXPORTS = {
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
     'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
-    'sink_jax.train.loop': ['train'],
     'sink_jax.load': ['load_run'],
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

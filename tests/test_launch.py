@@ -1,0 +1,310 @@
+"""The launch scripts, run with stand-ins for Python: nothing is installed here."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPTS = sorted(p for p in (ROOT / 'launch').glob('*.sh')) + [ROOT / '.ci' / 'run']
+TOOLS = ('bash', 'env', 'cat', 'chmod', 'cp', 'dirname', 'flock', 'ls', 'mkdir', 'rm', 'sleep')
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
+
+# Answers what the scripts ask of a Python and writes down what it was told to do.
+PYTHON = '''#!/usr/bin/env bash
+case "$*" in
+  "-c import sys;"*) echo "{version} $0" ;;
+  "-I -c import ensurepip"*) exit {incomplete:d} ;;
+  "-c from importlib"*) echo "{missing}" ;;
+  "-I -m venv "*)
+    echo "venv {version}" >>"$LOG"
+    mkdir -p "$4/bin"
+    cp "$0" "$4/bin/python" ;;
+  "-I -m pip "*)
+    echo "pip $PIP_USER ${{*:4}}" >>"$LOG"
+    if [[ -n ${{SLOW_PIP:-}} ]]; then sleep 0.3; fi
+    exit ${{FAILING_PIP:-0}} ;;
+  "-P -m "*)
+    shift 2
+    printf 'run {version} %s' "$1" >>"$LOG"
+    shift
+    printf ' [%s]' "$@" >>"$LOG"
+    printf ' in %s with %s\\n' "$PWD" "$PYTHONPATH" >>"$LOG" ;;
+  *) echo "unexpected: $*" >>"$LOG"; exit 9 ;;
+esac
+'''
+
+
+class Clone:
+  """A copy of the scripts on a machine that has only the Pythons given to it."""
+
+  def __init__(self, directory):
+    self.root = directory / 'a clone'
+    self.bin = directory / 'bin'
+    self.log = directory / 'log'
+    self.venv = self.root / '.venv'
+    self.requirements = self.root / 'requirements.txt'
+    shutil.copytree(ROOT / 'launch', self.root / 'launch')
+    shutil.copytree(ROOT / '.ci', self.root / '.ci')
+    self.requirements.write_text('jax==1\n')
+    self.bin.mkdir()
+    for tool in TOOLS:
+      if path := shutil.which(tool):
+        (self.bin / tool).symlink_to(path)
+
+  def python(self, name, version, incomplete=False, missing='', directory=None):
+    path = (directory or self.bin) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(PYTHON.format(version=version, incomplete=incomplete, missing=missing))
+    path.chmod(0o755)
+    return path
+
+  def start(self, script, *arguments, cwd=None, **variables):
+    return subprocess.Popen(
+        ['bash', self.root / script, *arguments], cwd=cwd or self.root, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={'PATH': str(self.bin), 'LOG': str(self.log), **variables})
+
+  def __call__(self, *arguments, script='launch/test.sh', cwd=None, **variables):
+    """Runs a script: (return code, what it wrote, what the Pythons were told)."""
+    self.log.write_text('')
+    process = self.start(script, *arguments, cwd=cwd, **variables)
+    output, errors = process.communicate(timeout=30)
+    return process.returncode, output + errors, self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def clone(tmp_path):
+  return Clone(tmp_path)
+
+
+def kinds(log):
+  return [line.split()[0] for line in log]
+
+
+@pytest.mark.parametrize('script', ['launch/test.sh', 'launch/quickstart.sh'])
+def test_help_needs_no_python(clone, script):
+  code, output, log = clone('--help', script=script)
+  assert code == 0 and not log and not clone.venv.exists()
+  for word in (f'bash {script}', 'PYTHON=', 'VENV='):
+    assert word in output
+
+
+def test_help_of_the_quick_start_goes_on_once_there_is_an_environment(clone):
+  clone.python('python3', '3.12.1')
+  clone()
+  code, output, log = clone('--help', script='launch/quickstart.sh')
+  assert code == 0 and 'bash launch/quickstart.sh' in output
+  assert log[0].startswith('run 3.12.1 sink_jax.quickstart [--help]')
+
+
+@pytest.mark.parametrize('version', ['2.7.18', '3.10.13', '3.14.0'])
+def test_a_python_out_of_range_is_named(clone, version):
+  code, output, log = clone(PYTHON=str(clone.python('mine', version)))
+  assert code == 1 and not log and not clone.venv.exists()
+  assert f'is Python {version}; needed: Python 3.11, 3.12 or 3.13' in output
+
+
+def test_a_python_that_does_not_start(clone):
+  code, output, _ = clone(PYTHON='no-such-python')
+  assert code == 1
+  assert 'PYTHON=no-such-python does not start' in output and '3.11, 3.12 or 3.13' in output
+
+
+def test_a_python_without_venv(clone):
+  code, output, log = clone(PYTHON=str(clone.python('mine', '3.12.4', incomplete=True)))
+  assert code == 1 and not log and not clone.venv.exists()
+  assert 'apt-get install python3.12-venv' in output
+
+
+def test_installs_once(clone):
+  clone.python('python3', '3.12.1')
+  code, output, log = clone('-k', 'a b')
+  assert code == 0, output
+  assert log == [
+      'venv 3.12.1',
+      'pip 0 install --disable-pip-version-check --no-input --quiet'
+      f' --requirement {clone.requirements}',
+      'run 3.12.1 pytest [-q] [--durations=10] [-n] [2] [-k] [a b]'
+      f' in {clone.root} with {clone.root}']
+  code, output, log = clone()
+  assert code == 0 and kinds(log) == ['run'] and not output
+
+
+def test_changed_requirements_are_installed(clone):
+  clone.python('python3', '3.12.1')
+  clone()
+  clone.requirements.write_text('jax==2\n')
+  code, output, log = clone()
+  assert code == 0 and kinds(log) == ['pip', 'run']
+  assert 'requirements.txt has changed' in output
+  assert kinds(clone()[2]) == ['run']
+
+
+def test_an_interrupted_installation_is_repeated(clone):
+  clone.python('python3', '3.12.1')
+  code, output, log = clone(FAILING_PIP='1')
+  assert code == 1 and kinds(log) == ['venv', 'pip'] and 'the installation failed' in output
+  (clone.venv / 'half a package').touch()
+  code, output, log = clone()
+  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'] and 'interrupted' in output
+  assert not (clone.venv / 'half a package').exists()
+
+
+@pytest.mark.skipif(not shutil.which('flock'), reason='needs flock')
+def test_two_at_a_time_install_once(clone):
+  clone.python('python3', '3.12.1')
+  both = [clone.start('launch/test.sh', SLOW_PIP='1') for _ in range(2)]
+  output = ''.join(''.join(process.communicate(timeout=30)) for process in both)
+  assert [process.returncode for process in both] == [0, 0]
+  assert sorted(kinds(clone.log.read_text().splitlines())) == ['pip', 'run', 'run', 'venv']
+  assert 'waiting for it' in output
+
+
+def test_another_python_rebuilds(clone):
+  clone.python('python3', '3.11.7')
+  clone.python('python3.12', '3.12.1')
+  clone()
+  code, output, log = clone(PYTHON='python3.12')
+  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'] and log[0] == 'venv 3.12.1'
+  assert 'it has Python 3.11.7' in output
+  # Without PYTHON what is there stays, although python3 would be found first.
+  assert kinds(clone()[2]) == ['run']
+
+
+def test_an_environment_whose_python_is_gone_is_rebuilt(clone):
+  clone.python('python3', '3.12.1')
+  clone()
+  (clone.venv / 'bin' / 'python').unlink()
+  code, output, log = clone()
+  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'] and 'no longer starts' in output
+
+
+@pytest.mark.parametrize('pythons, expected', [
+    ({'python3': '3.13.0', 'python3.12': '3.12.1'}, '3.13.0'),
+    ({'python3': '3.14.0', 'python3.11': '3.11.7', 'python3.12': '3.12.1'}, '3.12.1'),
+    ({'python3': '3.9.2', 'python3.13': '3.13.0', 'python3.11': '3.11.7'}, '3.11.7'),
+    ({'python3.13': '3.13.0'}, '3.13.0'),
+])
+def test_search(clone, pythons, expected):
+  for name, version in pythons.items():
+    clone.python(name, version)
+  code, output, log = clone()
+  assert code == 0, output
+  assert log[0] == f'venv {expected}'
+
+
+def test_search_passes_over_a_python_without_venv(clone):
+  clone.python('python3', '3.11.2', incomplete=True)
+  code, output, _ = clone()
+  assert code == 1 and 'apt-get install python3.11-venv' in output
+  clone.python('python3.13', '3.13.0')
+  assert clone()[2][0] == 'venv 3.13.0'
+
+
+def pyenv(clone, *versions):
+  """pyenv, and its commands that start only where their version is selected."""
+  root = clone.root.parent / 'pyenv root'
+  (clone.bin / 'pyenv').write_text(f'#!/usr/bin/env bash\necho "{root}"\n')
+  (clone.bin / 'pyenv').chmod(0o755)
+  for version in versions:
+    name = 'python' + version.rpartition('.')[0]
+    (clone.bin / name).write_text('#!/usr/bin/env bash\nexit 127\n')
+    (clone.bin / name).chmod(0o755)
+    for command in ('python3', name):
+      clone.python(command, version, directory=root / 'versions' / version / 'bin')
+
+
+def test_search_in_pyenv(clone):
+  clone.python('python3', '3.9.2')
+  pyenv(clone, '3.10.13', '3.11.7', '3.12.1')
+  assert clone()[2][0] == 'venv 3.12.1'
+  assert clone(PYTHON='python3.11')[2][0] == 'venv 3.11.7'
+
+
+def test_search_finds_nothing(clone):
+  assert 'no Python at all' in clone()[1]
+  clone.python('python3', '3.9.2')
+  code, output, _ = clone()
+  assert code == 1 and 'python3 is 3.9.2' in output and 'PYTHON=/path/to/python3' in output
+
+
+def test_a_directory_of_somebody_else_is_left_alone(clone):
+  clone.python('python3', '3.12.1')
+  (clone.venv / 'bin').mkdir(parents=True)
+  (clone.venv / 'mine').touch()
+  code, output, log = clone()
+  assert code == 1 and not log and (clone.venv / 'mine').exists()
+  assert 'did not make it' in output
+
+
+def test_from_another_directory(clone, tmp_path):
+  clone.python('python3', '3.12.1')
+  elsewhere = tmp_path / 'else where'
+  elsewhere.mkdir()
+  code, output, log = clone('--out', 'a b', script='launch/quickstart.sh', cwd=elsewhere,
+                            VENV='my env', PYTHONPATH='/old')
+  assert code == 0, output
+  assert (elsewhere / 'my env' / 'bin' / 'python').exists() and not clone.venv.exists()
+  # The quick start writes where it is called, and packages from outside stay out.
+  assert log[-1] == (
+      f'run 3.12.1 sink_jax.quickstart [--out] [a b] in {elsewhere} with {clone.root}')
+  log = clone(cwd=elsewhere, VENV='my env')[2]
+  assert kinds(log) == ['run'] and f' in {clone.root} ' in log[0]
+
+
+def test_without_an_environment(clone):
+  code, output, log = clone(
+      VENV='none', PYTHON=str(clone.python('mine', '3.12.1')), PYTHONPATH='/site', WORKERS='0')
+  assert code == 0, output
+  assert log == [
+      f'run 3.12.1 pytest [-q] [--durations=10] in {clone.root} with {clone.root}:/site']
+  clone.python('python3', '3.12.1', incomplete=True, missing='flax grain')
+  code, output, log = clone(VENV='none')
+  assert code == 1 and not log and 'has no flax, grain' in output
+
+
+def test_continuous_integration_runs_the_tests(clone, tmp_path):
+  clone.python('python3', '3.12.1')
+  code, output, log = clone(script='.ci/run', cwd=tmp_path)
+  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'], output
+
+
+@pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound(script):
+  subprocess.run(['bash', '-n', script], check=True)
+  assert os.access(script, os.X_OK)
+  if not shutil.which('shellcheck'):
+    pytest.skip('shellcheck is not installed; bash -n found nothing')
+  checked = subprocess.run(
+      ['shellcheck', '-x', script], cwd=ROOT, capture_output=True, text=True)
+  assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize('python', ['3.11', '3.12', '3.13'])
+def test_pins_are_exact_and_within_the_ranges(python):
+  pins = {}
+  for line in (ROOT / 'requirements.txt').read_text().splitlines():
+    if not line.partition('#')[0].strip():
+      continue
+    pin = Requirement(line)
+    if pin.marker is None or pin.marker.evaluate(
+        {'python_version': python, 'platform_machine': 'x86_64', 'platform_system': 'Linux'}):
+      assert re.fullmatch(r'==[\w.]+', str(pin.specifier)), line
+      assert canonicalize_name(pin.name) not in pins, f'{pin.name} is pinned twice'
+      pins[canonicalize_name(pin.name)] = str(pin.specifier)[2:]
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  for line in project['dependencies'] + project['optional-dependencies']['dev']:
+    wanted = Requirement(line)
+    name = canonicalize_name(wanted.name)
+    assert name in pins, f'{name} has no pin for Python {python}'
+    assert pins[name] in wanted.specifier, f'{name} {pins[name]} is not in {line}'
