@@ -100,14 +100,13 @@ def restore_params(workdir, target):
   else:
     raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
                           'that has saved one?')
-  folder = step_folder(workdir, step)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(folder / 'state').item_metadata.tree['params']
-    _check_shapes(folder, saved, target)
-    tree = {'params': target}
-    restored = checkpointer.restore(folder / 'state', args=ocp.args.PyTreeRestore(
-        tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-        partial_restore=True))
+  # The handler itself: a Checkpointer around it would report files that only it writes.
+  folder, handler = step_folder(workdir, step) / 'state', ocp.PyTreeCheckpointHandler()
+  _check_shapes(folder, handler.metadata(folder)['params'], target)
+  tree = {'params': target}
+  restored = handler.restore(folder, args=ocp.args.PyTreeRestore(
+      tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True))
+  handler.close()
   return step, restored['params']
 
 

@@ -9,14 +9,12 @@ from typing import Any
 import jax
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.data.documents import DocumentSource
 from sink_jax.data.interventions import Intervention
-from sink_jax.data.pipeline import Data, DataConfig
-from sink_jax.data.synthetic import SyntheticTask
+from sink_jax.data.pipeline import Data, DataConfig, Source
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import sized
-from sink_jax.slot import build, choices
+from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
 
 # Keys that may differ when a run is resumed: they change where and how often things
@@ -121,7 +119,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
   top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
   model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig) if f.name != 'attention')]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
-  data['source'] = _source(data['source'])
+  data['source'] = build(Source, data['source'])
   data['tokenizer'] = build(Tokenizer, data['tokenizer'])
   data['domain_weights'] = _domain_weights(data['domain_weights'])
   data['interventions'] = tuple(
@@ -171,17 +169,6 @@ def _checked(section, prefix, keys):
   if missing:
     raise ValueError(f'Missing config key {prefix}{missing[0]}; configs/base.py lists all keys.')
   return section
-
-
-def _source(text):
-  name = text.split('(')[0].strip()
-  base = SyntheticTask if name in choices(SyntheticTask) else DocumentSource
-  try:
-    return build(base, text)
-  except ValueError as error:
-    if name in choices(base):
-      raise
-    raise ValueError(f'{error} Synthetic tasks: {", ".join(choices(SyntheticTask))}.') from None
 
 
 def _domain_weights(text):

@@ -11,7 +11,6 @@ from typing import Any
 
 import absl.logging
 import jax
-import numpy as np
 
 from sink_jax.data.pipeline import open_data
 from sink_jax.evaluate.probe import probe
@@ -149,8 +148,8 @@ class Evaluation:
     self._experiment, self._model, self._mesh = experiment, model, mesh
     self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
     self._validation_step = make_validation_step(model, mesh)
-    self._sets = {key: list(batches) for key, batches in data.validation(
-        experiment.batch_size, experiment.validation.batches).items()}
+    self._sets = data.validation(experiment.batch_size, experiment.validation.batches,
+                                 jax.process_index(), jax.process_count())
     self.sink_1 = 'n/a'
 
   def due(self, step: int) -> bool:
@@ -170,8 +169,7 @@ class Evaluation:
                                           for key, batches in self._sets.items()})
 
   def _loss(self, params, batches):
-    totals = [self._validation_step(params, _global_batch(b, self._mesh, whole=True))
-              for b in batches]
+    totals = [self._validation_step(params, _global_batch(b, self._mesh)) for b in batches]
     return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 
@@ -185,15 +183,9 @@ def _due(step, every):
   return every > 0 and step % every == 0
 
 
-def _global_batch(batch, mesh, whole=False):
-  """Host arrays -> arrays spread over the mesh.
-
-  Each process brings its part of the batch, or with `whole` the same entire batch.
-  """
+def _global_batch(batch, mesh):
+  """This process's rows of a batch -> the global batch, spread over the mesh."""
   sharding = batch_sharding(mesh)
-  if whole:
-    return jax.tree.map(lambda x: jax.make_array_from_callback(
-        x.shape, sharding, lambda index: np.asarray(x)[index]), batch)
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 

@@ -1,0 +1,1 @@
+"""Documents, tokenizers, packed chunks, synthetic tasks, and the batches made of them."""

@@ -1,0 +1,99 @@
+"""A chunk cache on disk, opened for reading: manifest, memory-mapped chunks, probe prompts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from sink_jax.data.tokenizer import Encoder, load_encoder
+
+FORMAT = 1  # raise it when the files change their meaning
+SPLITS = ('train', 'valid')
+
+
+def cache_root(option: str = '') -> pathlib.Path:
+  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax."""
+  folder = option or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
+  return pathlib.Path(folder).expanduser()
+
+
+class ChunkTable:
+  """The chunks of several domains as one table of rows; reading a row costs one seek."""
+
+  def __init__(self, arrays: list[np.ndarray]):
+    self._arrays = arrays
+    self.offsets = np.cumsum([0] + [len(a) for a in arrays])  # domain d: rows [d], ..., [d + 1] - 1
+
+  def __len__(self) -> int:
+    return int(self.offsets[-1])
+
+  def take(self, rows: np.ndarray) -> np.ndarray:
+    """The chunks of these row numbers, (n, C+1) int32."""
+    if len(self._arrays) == 1:
+      return self._arrays[0][rows].astype(np.int32)
+    chunks = np.empty((len(rows), self._arrays[0].shape[1]), np.int32)
+    domain = np.searchsorted(self.offsets, rows, side='right') - 1
+    for d in np.unique(domain):
+      here = domain == d
+      chunks[here] = self._arrays[d][rows[here] - self.offsets[d]]
+    return chunks
+
+
+class Cache:
+  """One complete cache directory.
+
+  Raises:
+    ValueError: the directory is no cache, of another version, or damaged.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    try:
+      self.manifest = json.loads((folder / 'manifest.json').read_text())
+    except (OSError, ValueError) as error:
+      raise ValueError(f'{folder} is not a chunk cache ({error}); '
+                       'build one with python -m sink_jax.data.build.') from None
+    if self.manifest.get('format') != FORMAT:
+      raise ValueError(f'{folder} has cache format {self.manifest.get("format")}, this program '
+                       f'reads {FORMAT}; delete the folder and build it again.')
+    self.domains = list(self.manifest['domains'])
+    self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
+                   for split in SPLITS}
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    ids = self.manifest['special_ids']
+    return load_encoder(self.folder, ids['eos'], ids['bos'], ids['pad'])
+
+  def probes(self, length: int) -> np.ndarray:
+    """(n, length) first tokens of all stored validation documents that are long enough.
+
+    The domains take turns, each in the order of its documents.
+    """
+    with np.load(self.folder / 'probe.npz') as stored:
+      long_enough = stored['lengths'] >= length
+      tokens, domains = stored['tokens'][long_enough], stored['domains'][long_enough]
+    rank = np.zeros(len(domains), np.int64)
+    for d in np.unique(domains):
+      rank[domains == d] = np.arange((domains == d).sum())
+    return tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
+
+  def _chunks(self, domain, split):
+    entry = self.manifest['domains'][domain][split]
+    path = self.folder / entry['file']
+    try:
+      chunks = np.load(path, mmap_mode='r')
+    except (OSError, ValueError) as error:
+      raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
+    wanted = (entry['chunks'], self.manifest['context'] + 1)
+    if chunks.shape != wanted or chunks.dtype != self.manifest['dtype']:
+      raise ValueError(f'{path} holds {chunks.dtype} {chunks.shape}, not '
+                       f'{self.manifest["dtype"]} {wanted}; {self._remedy()}')
+    return np.asarray(chunks)  # the same mapped pages, without memmap's slow indexing
+
+  def _remedy(self):
+    return f'delete {self.folder} and build it again.'

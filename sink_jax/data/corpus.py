@@ -1,0 +1,157 @@
+"""Batches from a chunk cache: shuffled, mixed, limited, edited; all at random access."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sink_jax.data import counter
+from sink_jax.data.batches import Batch, Data, FixedBatches
+from sink_jax.data.cache import Cache
+from sink_jax.data.interventions import FixedToken, Intervention
+
+# Fixed on purpose: the subset of a smaller data amount and the order of the
+# validation chunks must not depend on the seed of a run.
+_SUBSET_KEY, _VALID_KEY = 1, 2
+
+
+class CorpusData(Data):
+  """Data of a document corpus.
+
+  Args:
+    cache: the packed corpus.
+    domain_weights: (domain, weight) pairs, sampled in that proportion; () = all
+      domains concatenated. A domain that is not named is not used.
+    max_tokens: amount of training data (Figure 5, right): the same subset of
+      chunks in every epoch, with at most so many tokens; 0 = all.
+    interventions: applied in order to every training and validation chunk.
+  """
+
+  def __init__(self, cache: Cache, domain_weights: tuple[tuple[str, float], ...] = (),
+               max_tokens: int = 0, interventions: tuple[Intervention, ...] = ()):
+    self._cache = cache
+    self._interventions = interventions
+    self._chunk_length = cache.manifest['context'] + 1
+    self.vocab_size = cache.manifest['vocab_size']
+    for intervention in interventions:
+      intervention.check(self._chunk_length, self.vocab_size)
+    self._rows = self._training_rows(max_tokens)
+    self._parts, self._weights = self._mixture(domain_weights)
+    self._orders = {}  # by seed
+
+  def validation(self, batch_size, max_batches=0, process_index=0, process_count=1):
+    table = self._cache.tables['valid']
+    # Shuffled once, so that the first few batches are a fair sample of all.
+    order = counter.permutation(len(table), _VALID_KEY)
+    sets = {'valid': order}
+    if len(self._cache.domains) > 1:
+      domain = np.searchsorted(table.offsets, order, side='right') - 1
+      sets |= {name: order[domain == d] for d, name in enumerate(self._cache.domains)}
+    make = lambda rows: self._batch('valid', rows, np.zeros_like(rows))
+    return {name: FixedBatches(make, rows, batch_size, max_batches, process_index, process_count)
+            for name, rows in sets.items()}
+
+  def probe_tokens(self, sequences=100, length=64):
+    """First tokens of validation documents, no BOS or EOS inserted.
+
+    Of the interventions only FixedToken is applied: a model trained with random
+    tokens is measured on ordinary text, as in the paper's release.
+    """
+    if not 1 <= length <= self._chunk_length:
+      raise ValueError(f'length={length}: prompts have 1 to {self._chunk_length} tokens here '
+                       '(context + 1); lower it, or build with a larger context.')
+    probes = self._cache.probes(length)
+    if len(probes) < sequences:
+      raise ValueError(f'{sequences} probe sequences of {length} tokens wanted, but only '
+                       f'{len(probes)} validation documents are that long: ask for fewer or '
+                       'shorter ones, or raise valid_fraction.')
+    probes = probes[:sequences]
+    for edit in self._interventions:
+      if isinstance(edit, FixedToken) and edit.position <= length:
+        probes = edit.apply(probes, np.arange(sequences), np.zeros(sequences), 'valid',
+                            self.vocab_size)
+    return probes
+
+  def summary(self):
+    chunks = sum(stop - start for start, stop in self._parts)
+    context = self._chunk_length - 1
+    return {
+        'source': self._cache.manifest['source'], 'cache': str(self._cache.folder),
+        'vocab_size': self.vocab_size, 'context': context,
+        'domains': self._cache.manifest['domains'],
+        'training_chunks': chunks,
+        'unique_training_tokens': chunks * self._chunk_length,
+        'tokens_per_epoch': chunks * context,  # predicted tokens
+        'validation_chunks': len(self._cache.tables['valid']),
+        'probe_sequences_of_64': len(self._cache.probes(min(64, context))),
+    }
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return self._cache.encoder.decode(ids)
+
+  def _training_rows(self, max_tokens):
+    """Sorted numbers of the chunks that may be used; None = all."""
+    available = len(self._cache.tables['train'])
+    wanted = max_tokens // self._chunk_length
+    if not max_tokens:
+      return None
+    if not 1 <= wanted <= available:
+      raise ValueError(f'max_tokens={max_tokens} must be between one chunk ({self._chunk_length} '
+                       f'tokens) and the {available * self._chunk_length} tokens of the training '
+                       'set; 0 uses all of it.')
+    return np.sort(counter.permutation(available, _SUBSET_KEY)[:wanted])
+
+  def _mixture(self, domain_weights):
+    """Ranges (start, stop) into the usable chunks, and their weights."""
+    total = len(self._cache.tables['train']) if self._rows is None else len(self._rows)
+    if not domain_weights:
+      return [(0, total)], None
+    domains, bounds = self._cache.domains, self._cache.tables['train'].offsets
+    if self._rows is not None:
+      bounds = np.searchsorted(self._rows, bounds)
+    names = [name for name, _ in domain_weights]
+    if set(names) - set(domains) or len(set(names)) < len(names):
+      raise ValueError(f'domain_weights names {", ".join(names)}; name each domain at most once, '
+                       f'of: {", ".join(domains)}.')
+    parts = [(int(bounds[d]), int(bounds[d + 1])) for d in map(domains.index, names)]
+    for (name, weight), (start, stop) in zip(domain_weights, parts, strict=True):
+      if not weight > 0:
+        raise ValueError(f'domain_weights: the weight {weight} of {name!r} must be positive; '
+                         'leave a domain out to exclude it.')
+      if start == stop:
+        raise ValueError(f'domain {name!r} has no chunk left within max_tokens; raise it.')
+    weights = np.array([weight for _, weight in domain_weights], float)
+    return parts, list(weights / weights.sum())
+
+  def _order(self, seed):
+    """Endless Grain dataset of (position among the usable chunks, epoch).
+
+    Grain handles numbers here, not chunks: one fancy index then reads a batch.
+    """
+    if seed not in self._orders:
+      self._orders[seed] = self._shuffled(seed)
+    return self._orders[seed]
+
+  def _shuffled(self, seed):
+    import grain
+    endless = []
+    for d, (start, stop) in enumerate(self._parts):
+      size = stop - start
+      shuffled = grain.MapDataset.range(start, stop).shuffle(seed=(seed + 7919 * d) % 2**32)
+      endless.append(shuffled.repeat().map_with_index(
+          lambda index, position, size=size: (position, index // size)))
+    return endless[0] if len(endless) == 1 else grain.MapDataset.mix(endless, self._weights)
+
+  def _training_batch(self, first, count, seed):
+    order = self._order(seed)
+    positions, epochs = np.array([order[i] for i in range(first, first + count)]).T
+    rows = positions if self._rows is None else self._rows[positions]
+    return self._batch('train', rows, epochs)
+
+  def _batch(self, split, rows, epochs):
+    chunks = self._cache.tables[split].take(rows)
+    for edit in self._interventions:
+      chunks = edit.apply(chunks, rows, epochs, split, self.vocab_size)
+    tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
+    return Batch(tokens, targets, np.ones(tokens.shape, np.float32))

@@ -1,0 +1,294 @@
+"""Where text comes from: a source yields documents, each with a domain and a name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sink_jax.data import text_lines
+from sink_jax.data.source import Source
+
+
+class Document(NamedTuple):
+  text: str
+  domain: str
+  name: str  # documents of one name fall into the same split
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSource(Source):
+  """A corpus: an ordered, repeatable stream of documents."""
+
+  def documents(self) -> Iterator[Document]:
+    raise NotImplementedError
+
+  def fingerprint(self) -> str:
+    """A cheap string that changes when the corpus does; it does not read the text."""
+    raise NotImplementedError
+
+
+def held_out(name: str, fraction: float) -> bool:
+  """Whether the documents of this name are for validation; a stable hash decides."""
+  digest = hashlib.blake2b(name.encode('utf-8', 'replace'), digest_size=8).digest()
+  return int.from_bytes(digest, 'big') < fraction * 2**64
+
+
+@dataclasses.dataclass(frozen=True)
+class Stdlib(DocumentSource):
+  """The running Python's standard library, without its tests: text that is always there.
+
+  Two domains. 'code': each module's source. 'docs': the docstrings of each module
+  and of each of its top-level definitions (with the methods inside), a document
+  each. Both carry the module as their name, so that they are held out together.
+  `max_files` > 0 takes that many modules only.
+  """
+  domains: str = 'code,docs'
+  max_files: int = 0
+
+  def __post_init__(self):
+    unknown = set(self._domains()) - {'code', 'docs'}
+    if unknown or not self.domains:
+      raise ValueError(f"Stdlib(domains={self.domains!r}): choose 'code', 'docs' or 'code,docs'.")
+    if self.max_files < 0:
+      raise ValueError(f'Stdlib(max_files={self.max_files}) must be 0 (all) or more.')
+
+  def documents(self):
+    for name, path in self._modules():
+      with tokenize.open(path) as file:  # honours the coding cookie
+        text = file.read()
+      if 'code' in self._domains():
+        yield Document(text, 'code', name)
+      if 'docs' in self._domains():
+        for docstrings in _docstrings(text):
+          yield Document(docstrings, 'docs', name)
+
+  def fingerprint(self):
+    return _digest([sys.version] + [(name, path.stat().st_size) for name, path in self._modules()])
+
+  def _domains(self):
+    return self.domains.split(',')
+
+  def _modules(self):
+    root = pathlib.Path(sysconfig.get_paths()['stdlib'])
+    modules = _stdlib_modules(root)
+    if not modules:
+      raise ValueError(f'{root} holds no .py files (a zipped or stripped Python?); '
+                       "use another source, such as TextFolder(path='...').")
+    return modules[:self.max_files or None]
+
+
+@functools.cache
+def _stdlib_modules(root):
+  skipped = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__pycache__',
+             '__phello__'}
+  found = []
+  for path in root.rglob('*.py'):
+    parts = path.relative_to(root).parts
+    # config-* and _sysconfigdata* describe the machine that built this Python.
+    if not (skipped & set(parts) or parts[0].startswith(('config-', '_sysconfigdata'))):
+      found.append(('/'.join(parts), path))
+  return sorted(found)
+
+
+def _docstrings(source):
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', SyntaxWarning)
+    module = ast.parse(source)
+  owners = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+  groups = [[module]]
+  groups += [[node for node in ast.walk(top) if isinstance(node, owners)]
+             for top in module.body if isinstance(top, owners)]
+  for group in groups:
+    texts = [text for node in group if (text := ast.get_docstring(node))]
+    if texts:
+      yield '\n\n'.join(texts) + '\n'
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFolder(DocumentSource):
+  """UTF-8 text files, a document each; the first sub-folder is the domain, else 'text'."""
+  path: str = ''
+  pattern: str = '**/*.txt'
+
+  def documents(self):
+    for name, file in self._files():
+      try:
+        text = file.read_bytes().decode('utf-8')
+      except UnicodeDecodeError as error:
+        raise ValueError(f'{file}: not valid UTF-8 at byte {error.start}; convert it '
+                         '(iconv -t UTF-8), or exclude it by TextFolder(pattern=...).') from None
+      yield Document(text, _folder_domain(name), name)
+
+  def fingerprint(self):
+    return _files_fingerprint(self._files())
+
+  def _files(self):
+    root = _existing(self.path, "TextFolder(path='...')")
+    if not root.is_dir():
+      raise ValueError(f'{root} is not a folder; TextFolder(path=...) takes the folder '
+                       'of the files.')
+    found = _listing(root, root.glob(self.pattern))
+    if not found:
+      raise ValueError(f'{root} has no files like {self.pattern!r}; see TextFolder(pattern=...).')
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Jsonl(DocumentSource):
+  """One JSON object a line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
+
+  `field` holds the text. The domain is `domain_field` (dots reach into nested
+  objects: 'meta.pile_set_name'), else the first sub-folder, else 'text'.
+  """
+  path: str = ''
+  field: str = 'text'
+  domain_field: str = ''
+
+  def documents(self):
+    for name, file in self._files():
+      for number, line in enumerate(text_lines.lines(file), 1):
+        if line.strip():
+          yield self._document(line, name, number, file)
+
+  def fingerprint(self):
+    return _files_fingerprint(self._files())
+
+  def _document(self, line, name, number, file):
+    where = f'{file}, line {number}'
+    try:
+      record = json.loads(line)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both
+      raise ValueError(f'{where}: not a JSON object ({error}); a last line that fails means a '
+                       'truncated file: copy it again, or remove the line.') from None
+    text = _string_at(record, self.field, where, 'field')
+    domain = (_string_at(record, self.domain_field, where, 'domain_field')
+              if self.domain_field else _folder_domain(name))
+    try:
+      text.encode()
+    except UnicodeEncodeError:  # JSON escapes can spell half a surrogate pair
+      text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    return Document(text, domain, f'{name}:{number}')
+
+  def _files(self):
+    root = _existing(self.path, "Jsonl(path='...')")
+    if root.is_file():
+      return [(root.name, root)]
+    suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
+    found = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
+    if not found:
+      raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Tfds(DocumentSource):
+  """A TensorFlow Datasets corpus prepared as ArrayRecord; TensorFlow is never imported.
+
+  `name` is 'dataset', 'dataset/config' or with ':version'; an empty `data_dir` is
+  the TFDS default; `field` is the text feature. One domain: 'text'.
+  """
+  name: str = ''
+  data_dir: str = ''
+  split: str = 'train'
+  field: str = 'text'
+
+  def documents(self):
+    builder = self._builder()
+    try:
+      records = builder.as_data_source(split=self.split)
+    except ValueError as error:
+      raise ValueError(f'{self!r}: {error}') from None
+    for index in range(len(records)):
+      record = records[index]
+      text = record.get(self.field)
+      if not isinstance(text, (bytes, str)):
+        raise ValueError(f'{self!r}: {self.field!r} is not a text feature; '
+                         f'the features are: {", ".join(record)}.')
+      text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
+      yield Document(text, 'text', f'{self.split}:{index}')
+
+  def fingerprint(self):
+    info = self._builder().info
+    return _digest([info.full_name] + [(name, split.num_examples, split.num_bytes)
+                                       for name, split in sorted(info.splits.items())])
+
+  def _builder(self):
+    if not self.name:
+      raise ValueError("Tfds(name='') needs the name of a dataset.")
+    import tensorflow_datasets as tfds
+    folder = self.data_dir or tfds.core.constants.DATA_DIR
+    remedy = (f"prepare it once with tfds.builder({self.name!r}, data_dir={str(folder)!r}, "
+              "file_format='array_record').download_and_prepare()")
+    try:
+      # From its files only: tfds.builder would start a download for a known name.
+      builder = tfds.core.read_only_builder.builder_from_files(self.name, data_dir=folder)
+    except tfds.core.registered.DatasetNotFoundError:
+      raise ValueError(f'{self!r}: no prepared dataset in {folder}; {remedy}.') from None
+    file_format = builder.info.file_format
+    if file_format is None or file_format.value != 'array_record':
+      raise ValueError(f'{self!r} is stored as {getattr(file_format, "value", None)}, which '
+                       f'needs TensorFlow to read; {remedy} (in a fresh data_dir).')
+    return builder
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared(DocumentSource):
+  """A folder written by `python -m sink_jax.data.build`, to train where the text is not."""
+  path: str = ''
+
+  def documents(self):
+    raise ValueError(f'{self!r} holds chunks, not documents; give build the original source.')
+
+  def folder(self) -> pathlib.Path:
+    return _existing(self.path, "Prepared(path='...')")
+
+  def fingerprint(self):
+    return _digest([(self.folder() / 'manifest.json').read_text()])
+
+
+def _existing(path, option):
+  if not path:
+    raise ValueError(f'{option} needs the path of the corpus.')
+  root = pathlib.Path(path).expanduser()
+  if not root.exists():
+    raise ValueError(f'{root} does not exist; check {option}.')
+  return root
+
+
+def _listing(root, files):
+  return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
+
+
+def _folder_domain(name):
+  return name.split('/')[0] if '/' in name else 'text'
+
+
+def _string_at(record, dotted, where, option):
+  value = record
+  for key in dotted.split('.'):
+    value = value.get(key) if isinstance(value, dict) else None
+  if not isinstance(value, str):
+    fields = ', '.join(record) if isinstance(record, dict) else 'none (not an object)'
+    raise ValueError(f'{where}: no string in the field {dotted!r}; its fields are: {fields}. '
+                     f'Set Jsonl({option}=...).')
+  return value
+
+
+def _files_fingerprint(files):
+  stats = [(name, os.stat(file)) for name, file in files]
+  return _digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def _digest(items):
+  return hashlib.sha256(repr(items).encode()).hexdigest()[:32]

@@ -1,0 +1,38 @@
+"""Probe prompts: the beginnings of validation documents, kept while a cache is built."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+_KEPT = 512  # prompts for each length and domain
+
+
+class ProbePool:
+  """Keeps, for every length up to `longest`, the first 512 documents at least that long.
+
+  One pool then serves a probe of 64 tokens and one of the whole context: short
+  documents do not crowd out the long ones that come after them.
+  """
+
+  def __init__(self, longest: int):
+    self._longest = longest
+    self._kept_at_least = np.zeros(longest + 1, np.int64)  # by length
+    self._prompts = []
+
+  def add(self, tokens: np.ndarray) -> None:
+    length = min(len(tokens), self._longest)
+    if length and self._kept_at_least[length] < _KEPT:
+      self._kept_at_least[:length + 1] += 1
+      self._prompts.append(np.array(tokens[:length], np.uint32))
+
+  @staticmethod
+  def save(path: str | os.PathLike, pools: list[ProbePool], pad_id: int) -> None:
+    """Writes the pools of all domains: tokens (n, longest), lengths (n,), domains (n,)."""
+    prompts = [p for pool in pools for p in pool._prompts]
+    tokens = np.full((len(prompts), max(map(len, prompts), default=0)), pad_id, np.uint32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+      row[:len(prompt)] = prompt
+    np.savez(path, tokens=tokens, lengths=np.array([len(p) for p in prompts], np.int64),
+             domains=np.repeat(np.arange(len(pools)), [len(p._prompts) for p in pools]))

@@ -1,0 +1,203 @@
+"""Synthetic tasks with a known optimum; sequence `index` of a stream is a pure function of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from sink_jax.data import counter
+from sink_jax.data.batches import Batch
+from sink_jax.data.source import Source
+
+_STREAMS = {'train': 0, 'valid': 1}
+_TASK_STREAM = 2  # draws that define the task itself
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticTask(Source):
+  """A task: batches at random access, and named sets of targets."""
+  vocab_size = 0
+  input_features = 0
+  output_features = 0
+
+  def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
+    """Sequences `indices_B` of the 'train' or 'valid' stream of a seed."""
+    raise NotImplementedError
+
+  def target_sets(self, batch: Batch) -> dict[str, np.ndarray]:
+    """(B, T) float32 weights of each named part of the targets, besides all of them."""
+    return {}
+
+  def facts(self) -> dict:
+    """What is known about the optimum, for reports."""
+    return {}
+
+  def _check(self, **at_least):
+    for name, least in at_least.items():
+      if getattr(self, name) < least:
+        raise ValueError(f'{type(self).__name__}({name}={getattr(self, name)}) '
+                         f'must be at least {least}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class BigramBackcopy(SyntheticTask):
+  """Bigram-Backcopy (Guo et al. 2024, arXiv 2410.13835) at laptop scale.
+
+  Ids: 0 = BOS; 1, ..., triggers = the triggers; the rest are ordinary; vocab_size in all.
+  Bigram table P over the ids but BOS: softmax of sharpness * N(0, 1) along rows;
+  then the trigger columns times `boost` and trigger -> trigger set to 0; then
+  rows normalised. (N(0, 1) is drawn from `seed`.)
+  Sequence x_0, ..., x_T with T = length: x_0 = BOS; x_1 ~ the stationary
+  distribution of P without the triggers; for t >= 2, if x_{t-1} is a trigger then
+  x_t = x_{t-2} (a back-copy), else x_t ~ P[x_{t-1}]. Two triggers never meet,
+  and BOS is never copied. The model reads x_0, ..., x_{T-1} and predicts the next.
+  `backcopy=False` is the control: always x_t ~ P[x_{t-1}].
+
+  Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and
+  'bigram' (all others; `bigram_entropy` is their exact mean entropy).
+  """
+  vocab_size: int = 64
+  length: int = 64
+  triggers: int = 3
+  sharpness: float = 1.5
+  boost: float = 4.0
+  backcopy: bool = True
+  seed: int = 0
+  valid_sequences: int = 256
+
+  def __post_init__(self):
+    self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
+                valid_sequences=1)
+    if not self.boost > 0:
+      raise ValueError(f'BigramBackcopy(boost={self.boost}) must be positive.')
+
+  @functools.cached_property
+  def transitions(self) -> np.ndarray:
+    """(V, V) float64: row u is the distribution after u; row 0 (BOS) that of x_1."""
+    first_ordinary, ids = self.triggers + 1, np.arange(self.vocab_size)
+    logits = self.sharpness * counter.normal(_TASK_STREAM, self.seed, ids[:, None], ids[None])
+    table = np.exp(logits)
+    table[:, 0] = 0
+    table[:, 1:first_ordinary] *= self.boost
+    table[1:first_ordinary, 1:first_ordinary] = 0
+    table /= table.sum(-1, keepdims=True)
+    start = _stationary(table[1:, 1:])
+    start[:self.triggers] = 0
+    table[0, 1:] = start / start.sum()
+    return table
+
+  @functools.cached_property
+  def bigram_entropy(self) -> float:
+    """Expected entropy of the 'bigram' targets over their expected number, in nats.
+
+    The least loss on them; computed by carrying the distribution of x_t through
+    the T targets: x_1 from BOS, then a bigram step after each non-trigger.
+    """
+    table = self.transitions
+    trigger = np.zeros(self.vocab_size, bool)
+    trigger[1:self.triggers + 1] = self.backcopy  # the control has no special tokens
+    entropy = -np.sum(table * np.log(np.where(table > 0, table, 1)), axis=-1)
+    drawn = np.eye(self.vocab_size)[0]  # P(x_t = v) and the next token is a bigram draw
+    waiting = np.zeros(self.vocab_size)  # P(x_t is a trigger and x_{t-1} = v)
+    nats = targets = 0.0
+    for _ in range(self.length):
+      nats += drawn @ entropy
+      targets += drawn.sum()
+      following = drawn @ table
+      drawn, waiting = (np.where(trigger, 0, following) + waiting,
+                        drawn * table[:, trigger].sum(-1))
+    return float(nats / targets)
+
+  def batch(self, stream, seed, indices_B):
+    sequences = self._sequences(stream, seed, indices_B)
+    return Batch(sequences[:, :-1], sequences[:, 1:],
+                 np.ones((len(sequences), self.length), np.float32))
+
+  def target_sets(self, batch):
+    if not self.backcopy:
+      return {}
+    copied = self._is_trigger(batch.tokens)  # the last token read decides
+    return {'backcopy': copied.astype(np.float32), 'bigram': (~copied).astype(np.float32)}
+
+  def facts(self):
+    return {'bigram_entropy': self.bigram_entropy}
+
+  def _is_trigger(self, tokens):
+    return (tokens >= 1) & (tokens <= self.triggers)
+
+  @functools.cached_property
+  def _steps(self):
+    # All rows' cumulative distributions behind one another, row u shifted by u:
+    # one binary search then draws from the rows of a whole batch.
+    steps = np.cumsum(self.transitions, axis=-1)
+    steps /= steps[:, -1:]
+    return (steps + np.arange(self.vocab_size)[:, None]).ravel()
+
+  def _sequences(self, stream, seed, indices_B):
+    draws = counter.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
+                            np.arange(self.length)[None])
+    sequences = np.zeros((len(draws), self.length + 1), np.int32)
+    for t in range(1, self.length + 1):
+      last = sequences[:, t - 1]
+      drawn = np.searchsorted(self._steps, draws[:, t - 1] + last, side='right')
+      sequences[:, t] = drawn - last * self.vocab_size
+      if self.backcopy and t >= 2:
+        sequences[:, t] = np.where(self._is_trigger(last), sequences[:, t - 2], sequences[:, t])
+    return sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class TriggerAveraging(SyntheticTask):
+  """Trigger-conditional averaging (after Ran-Milo 2026, arXiv 2603.11487): regression.
+
+  Inputs (B, T, content + 3) float32: the content, then the flags BOS, trigger,
+  other (one of them 1). Position 1 is BOS with content 0. One trigger stands
+  uniformly at 3, ..., T; all positions but BOS have content from N(0, 1).
+  Targets (B, T, content) float32: at the trigger the mean of the contents before
+  it, BOS excluded; 0 elsewhere. Every weight is 1. The squared error of
+  predicting 0, summed over positions and features, is content * mean(1/n) over
+  n = 1, ..., T - 2 (3.72 by default); the optimum is 0.
+  """
+  length: int = 16
+  content: int = 16
+  valid_sequences: int = 256
+
+  def __post_init__(self):
+    self._check(length=3, content=1, valid_sequences=1)
+
+  @property
+  def input_features(self):
+    return self.content + 3
+
+  @property
+  def output_features(self):
+    return self.content
+
+  def batch(self, stream, seed, indices_B):
+    index = np.asarray(indices_B)[:, None]
+    positions, features = np.arange(self.length), np.arange(self.content)
+    stream = _STREAMS[stream]
+    content = counter.normal(stream, seed, index[..., None], positions[:, None], features)
+    content[:, 0] = 0
+    # Position `length` keeps the key apart from those of the contents.
+    trigger = 2 + counter.integers(self.length - 2, stream, seed, index, self.length)
+    kind = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
+    tokens = np.concatenate([content, np.eye(3)[kind]], -1)
+    before = (positions < trigger)[..., None]  # BOS adds its content of 0
+    mean = np.sum(content * before, axis=1) / (trigger - 1)
+    targets = mean[:, None] * (kind == 1)[..., None]
+    return Batch(tokens.astype(np.float32), targets.astype(np.float32),
+                 np.ones(kind.shape, np.float32))
+
+  def facts(self):
+    earlier = np.arange(1, self.length - 1)
+    return {'loss_of_zero': float(self.content * np.mean(1 / earlier))}
+
+
+def _stationary(table):
+  """The distribution that one step of the Markov chain leaves alone."""
+  size = len(table)
+  equations = np.vstack([table.T - np.eye(size), np.ones(size)])
+  return np.linalg.lstsq(equations, np.eye(size + 1)[size], rcond=None)[0]

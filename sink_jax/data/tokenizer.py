@@ -1,0 +1,248 @@
+"""Text to token ids. A `Tokenizer` is the choice; `resolve` makes the `Encoder` that works."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sink_jax.data.documents import DocumentSource, held_out
+from sink_jax.slot import Slot
+
+EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
+_EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>')
+_BOS_NAMES = ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>',
+              '<|begin▁of▁sentence|>')
+_PAD_NAMES = ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')
+
+
+class Encoder:
+  """Ids in [0, vocab_size). The text never produces `eos_id`, `bos_id` or `pad_id`:
+  a document that spells a special token is encoded letter by letter."""
+  vocab_size: int
+  eos_id: int
+  bos_id: int  # equals eos_id where the tokenizer has no token of its own for it
+  pad_id: int
+
+  def encode(self, text: str) -> np.ndarray:
+    """One text as int32 ids, without BOS or EOS."""
+    return self.encode_batch([text])[0]
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    raise NotImplementedError
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """The text of the ids, special tokens spelled out."""
+    raise NotImplementedError
+
+  def fingerprint(self) -> str:
+    raise NotImplementedError
+
+  def save(self, folder: str | os.PathLike) -> None:
+    """Writes what `load_encoder` needs besides the ids of the special tokens."""
+
+
+class ByteEncoder(Encoder):
+  """UTF-8 bytes: 0 = end of text (and BOS), 1 = padding, 2 + byte."""
+  vocab_size, eos_id, bos_id, pad_id = 258, 0, 0, 1
+
+  def encode_batch(self, texts):
+    return [np.frombuffer(t.encode('utf-8', 'replace'), np.uint8).astype(np.int32) + 2
+            for t in texts]
+
+  def decode(self, ids):
+    special = {0: EOS_TEXT.encode(), 1: PAD_TEXT.encode()}
+    # Ids past the vocabulary (a model may pad it) show as the replacement character.
+    parts = [special.get(i) or (bytes([i - 2]) if i < 258 else b'\xff')
+             for i in np.asarray(ids).ravel().tolist()]
+    return b''.join(parts).decode('utf-8', 'replace')
+
+  def fingerprint(self):
+    return 'bytes'
+
+
+class FileEncoder(Encoder):
+  """A Hugging Face `tokenizer.json`."""
+
+  def __init__(self, serialized: str, eos_id: int, bos_id: int, pad_id: int):
+    import tokenizers
+    self._serialized = serialized
+    self._tokenizer = tokenizers.Tokenizer.from_str(serialized)
+    self._tokenizer.encode_special_tokens = True  # '<s>' in a document is three letters
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+    self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
+    self._special = sorted({eos_id, bos_id, pad_id})
+    names = [self._tokenizer.id_to_token(i) for i in self._special]
+    # The place after the first letter of a special token's name.
+    self._inside = re.compile('|'.join(f'(?<={re.escape(n[0])})(?={re.escape(n[1:])})'
+                                       for n in names if len(n) > 1) or '(?!)')
+
+  def encode_batch(self, texts):
+    encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    ids = [np.asarray(e.ids, np.int32) for e in encoded]
+    return [self._encode_apart(text) if np.isin(i, self._special).any() else i
+            for text, i in zip(texts, ids, strict=True)]
+
+  def _encode_apart(self, text):
+    # Unigram and word-level models list their special tokens among the ordinary
+    # words, so the name has to be broken up to be read as letters.
+    pieces = self._tokenizer.encode_batch_fast(self._inside.split(text), add_special_tokens=False)
+    return np.concatenate([np.asarray(p.ids, np.int32) for p in pieces])
+
+  def decode(self, ids):
+    ids = np.asarray(ids).ravel().tolist()
+    return self._tokenizer.decode([i for i in ids if i < self.vocab_size],
+                                  skip_special_tokens=False)
+
+  def fingerprint(self):
+    ids = f'{self.eos_id},{self.bos_id},{self.pad_id}'
+    return hashlib.sha256((self._serialized + ids).encode()).hexdigest()[:32]
+
+  def save(self, folder):
+    pathlib.Path(folder, 'tokenizer.json').write_text(self._serialized, encoding='utf-8')
+
+
+def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: int) -> Encoder:
+  """The encoder that was saved into a chunk cache."""
+  path = pathlib.Path(folder, 'tokenizer.json')
+  if not path.exists():
+    return ByteEncoder()
+  return FileEncoder(path.read_text(encoding='utf-8'), eos_id, bos_id, pad_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer(Slot):
+  """How text becomes ids."""
+
+  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
+    """The encoder; trained on the source's training documents, if it must be (`root` caches)."""
+    raise NotImplementedError
+
+  def fingerprint(self) -> str:
+    """What the config string leaves open: the content of a file, the version of a library."""
+    return ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes(Tokenizer):
+  """UTF-8 bytes, vocabulary 258; 0 ends a document and 1 pads, as in GPT-NeoX."""
+
+  def resolve(self, source, valid_fraction, root):
+    return ByteEncoder()
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFace(Tokenizer):
+  """Any `tokenizer.json` (or the folder that holds it). `eos`, `bos`: token strings, '' = find."""
+  path: str = ''
+  eos: str = ''
+  bos: str = ''
+
+  def resolve(self, source, valid_fraction, root):
+    import tokenizers
+    serialized = self._read()
+    try:
+      tokenizer = tokenizers.Tokenizer.from_str(serialized)
+    except Exception as error:  # the library raises bare Exceptions
+      raise ValueError(f'{self._file()}: not a tokenizer.json ({error}).') from None
+    special = {t.content: i for i, t in sorted(tokenizer.get_added_tokens_decoder().items())
+               if t.special}
+    eos_id = self._find(tokenizer, special, 'eos', _EOS_NAMES)
+    bos_id = self._find(tokenizer, special, 'bos', _BOS_NAMES, eos_id)
+    pad_id = next((special[n] for n in _PAD_NAMES if n in special), eos_id)
+    return FileEncoder(serialized, eos_id, bos_id, pad_id)
+
+  def fingerprint(self):
+    return hashlib.sha256(self._read().encode()).hexdigest()[:32]
+
+  def _file(self):
+    if not self.path:
+      raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
+    path = pathlib.Path(self.path).expanduser()
+    return path / 'tokenizer.json' if path.is_dir() else path
+
+  def _read(self):
+    file = self._file()
+    try:
+      return file.read_text(encoding='utf-8')
+    except FileNotFoundError:
+      raise ValueError(f'{file} does not exist; set HuggingFace(path=...) to a tokenizer.json '
+                       'or the folder that holds it.') from None
+    except UnicodeDecodeError as error:
+      raise ValueError(f'{file}: not a tokenizer.json ({error}).') from None
+
+  def _find(self, tokenizer, special, option, names, default=None):
+    wanted = getattr(self, option)
+    if wanted:
+      found = tokenizer.token_to_id(wanted)
+    else:
+      found = next((special[n] for n in names if n in special), default)
+    if found is None:
+      reason = f'no token {wanted!r}' if wanted else f'no {option.upper()} token found'
+      raise ValueError(f'{self._file()}: {reason}; set HuggingFace({option}=...). '
+                       f'Its special tokens: {", ".join(special) or "none"}.')
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedBpe(Tokenizer):
+  """Byte-level BPE trained on the corpus's own training documents; 0 = end of text, 1 = padding.
+
+  Training reads the first `characters` of them. A small corpus may support fewer
+  merges than `vocab_size` asks for; the encoder then reports the smaller size.
+  """
+  vocab_size: int = 4096
+  characters: int = 100_000_000
+
+  def __post_init__(self):
+    if self.vocab_size < 258:
+      raise ValueError(f'TrainedBpe(vocab_size={self.vocab_size}) must be at least 258: '
+                       '256 bytes, end of text and padding. For bytes alone use Bytes().')
+    if self.characters < 1:
+      raise ValueError(f'TrainedBpe(characters={self.characters}) must be at least 1.')
+
+  def resolve(self, source, valid_fraction, root):
+    parts = (repr(self), self.fingerprint(), repr(source), source.fingerprint(), valid_fraction)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    cached = pathlib.Path(root, 'tokenizers', f'bpe{self.vocab_size}-{key}.json')
+    if not cached.exists():
+      cached.parent.mkdir(parents=True, exist_ok=True)
+      partial = cached.with_suffix(f'.{uuid.uuid4().hex}')
+      partial.write_text(self._train(source, valid_fraction), encoding='utf-8')
+      os.replace(partial, cached)
+    return FileEncoder(cached.read_text(encoding='utf-8'), eos_id=0, bos_id=0, pad_id=1)
+
+  def fingerprint(self):
+    import tokenizers
+    return tokenizers.__version__
+
+  def _train(self, source, valid_fraction):
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    model = Model(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainer)
+    return model.to_str()
+
+  def _texts(self, source, valid_fraction):
+    left = self.characters
+    for document in source.documents():
+      if left > 0 and not held_out(document.name, valid_fraction):
+        yield document.text[:left]
+        left -= len(document.text)
+      if left <= 0:
+        return
+    if left == self.characters:  # a corpus of one document, which is then cut by chunks
+      yield from (document.text[:left] for document in source.documents())

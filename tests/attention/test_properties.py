@@ -1,0 +1,139 @@
+"""Identities that hold whatever the numbers are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from tests.attention_specs import PAPER, random_inputs
+
+BOTH = pytest.mark.parametrize('implementation', ['chunked', 'reference'])
+
+
+def attend(spec, *inputs, implementation=None):
+  return np.asarray(sj.attend(spec, *inputs, implementation=implementation))
+
+
+@BOTH
+@pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
+def test_no_token_sees_its_future(spec, implementation):
+  if isinstance(spec.mask, sj.Prefix):
+    pytest.skip('a prefix is seen by all')
+  q, k, v, params = random_inputs(spec, length=9)
+  before = attend(spec, q, k, v, params, implementation=implementation)
+  for x in (q, k, v):
+    x[:, 6:] += 1.0
+  after = attend(spec, q, k, v, params, implementation=implementation)
+  np.testing.assert_array_equal(before[:, :6], after[:, :6])
+  assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-3
+
+
+def test_rows_sum_to_alpha():
+  for scale in (1.0, 0.2):
+    spec = sj.AttentionSpec(normalizer=sj.RowSum(scale=scale))
+    q, k, _, params = random_inputs(spec)
+    np.testing.assert_allclose(sj.attention_map(spec, q, k, params).sum(-1), scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize('spec', [PAPER['softmax'], PAPER['sigmoid, normalized (Table 15)']])
+def test_importances_share_out_the_rows(spec):
+  q, k, _, params = random_inputs(spec, length=30)
+  alpha = np.asarray(sj.streaming_importance(spec, q, k, params).normalized)
+  np.testing.assert_allclose((alpha * (30 - np.arange(30))).sum(-1), 30, rtol=1e-5)
+
+
+@BOTH
+def test_importance_is_the_gradient_of_the_values(implementation):
+  # With a cotangent of one in a channel of every row, dv_k holds sum_i A_ik.
+  spec = sj.AttentionSpec()
+  q, k, v, params = random_inputs(spec, length=12)
+  channel = lambda v: sj.attend(spec, q, k, v, params, implementation=implementation)[..., 0].sum()
+  sums_HxT = np.asarray(jax.grad(channel)(v))[0, :, :, 0].T
+  alpha = sj.streaming_importance(spec, q, k, params).raw[0]
+  np.testing.assert_allclose(sums_HxT / (12 - np.arange(12)), alpha, rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize('a, b', [
+    (dict(mask=sj.Window(size=99)), {}),
+    (dict(mask=sj.Prefix(length=1)), {}),
+    (dict(normalizer=sj.PNorm(p=1.0)), {}),
+    (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.RowSum()),
+     dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.PNorm(p=1.0))),
+    (dict(position=sj.Nope()), dict(position=sj.Sinusoidal())),
+])
+def test_two_ways_to_say_the_same(a, b, implementation):
+  a, b = sj.AttentionSpec(**a), sj.AttentionSpec(**b)
+  inputs = random_inputs(a, length=10)
+  np.testing.assert_allclose(attend(a, *inputs, implementation=implementation),
+                             attend(b, *inputs, implementation=implementation),
+                             rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+def test_a_bias_key_far_away_is_no_bias(implementation):
+  spec = sj.AttentionSpec(kv_bias=sj.SinkLogit())
+  q, k, v, _ = random_inputs(spec)
+  without = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
+  params = {'kv_bias': {'logit': np.full(3, -1e4, np.float32)}}
+  np.testing.assert_allclose(attend(spec, q, k, v, params, implementation=implementation), without,
+                             rtol=1e-6)
+  params = {'kv_bias': {'logit': np.full(3, 1e4, np.float32)}}
+  assert np.abs(attend(spec, q, k, v, params, implementation=implementation)).max() == 0
+
+
+@BOTH
+def test_a_kv_bias_is_one_more_token(implementation):
+  # Without positions and mask-wise visible to all, it equals a first token k*, v*.
+  spec = sj.AttentionSpec(position=sj.Nope(), kv_bias=sj.KVBias())
+  q, k, v, params = random_inputs(spec)
+  biased = attend(spec, q, k, v, params, implementation=implementation)
+  first = lambda x, row: np.concatenate([np.broadcast_to(row, (1, 1, *row.shape)), x], 1)
+  own = params['kv_bias']
+  longer = attend(sj.AttentionSpec(position=sj.Nope()), first(q, q[0, 0]), first(k, own['key']),
+                  first(v, own['value']), implementation=implementation)
+  np.testing.assert_allclose(biased, longer[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+@pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
+def test_equal_heads_and_grouped_heads_agree(spec, implementation):
+  q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
+  repeated = [np.repeat(x, 2, axis=2) for x in (k, v)]
+  np.testing.assert_array_equal(attend(spec, q, k, v, params, implementation=implementation),
+                                attend(spec, q, *repeated, params, implementation=implementation))
+
+
+@BOTH
+def test_softmax_ignores_a_shift_of_a_row_and_survives_huge_scores(implementation):
+  spec = sj.AttentionSpec(position=sj.Nope())
+  q, k, v, _ = random_inputs(spec)
+  out = attend(spec, q * 1e4, k, v, implementation=implementation)
+  assert np.isfinite(out).all()
+  i, scores = 6, np.einsum('hd,jhd->hj', q[0, 6], k[0]) * 1e4
+  np.testing.assert_allclose(out[0, i], v[0, scores.argmax(-1), np.arange(3)], rtol=1e-5)
+
+
+@BOTH
+@pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
+def test_bfloat16_follows_float32(spec, implementation):
+  if spec.signed and isinstance(spec.normalizer, sj.AbsFloor):
+    pytest.skip('a sum of signed terms cancels, and its division magnifies any rounding')
+  q, k, v, params = random_inputs(spec, length=16, head_dim=8)
+  exact = attend(spec, q, k, v, params, implementation=implementation)
+  low = sj.attend(spec, *(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), params,
+                  implementation=implementation)
+  assert low.dtype == jnp.bfloat16
+  # Inputs are rounded to 8 bits: 2^-9 each, a few of them, times scores of order ten under
+  # the relative bias.
+  error = np.abs(np.asarray(low, np.float32) - exact).max() / np.abs(exact).max()
+  assert error < 0.05
+
+
+def test_one_token():
+  for spec in PAPER.values():
+    q, k, v, params = random_inputs(spec, length=1)
+    np.testing.assert_allclose(attend(spec, q, k, v, params),
+                               attend(spec, q, k, v, params, implementation='reference'),
+                               rtol=1e-5, atol=1e-6)

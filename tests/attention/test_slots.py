@@ -1,0 +1,200 @@
+"""Config strings, refused combinations and what single slots promise."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.attention.mask import Mask
+from sink_jax.attention.position import Position
+from sink_jax.attention.similarity import Similarity
+from sink_jax.attention.spec import SLOTS
+from sink_jax.slot import Slot, build, choices
+from tests.attention_specs import PAPER, slot_values
+from tests.attention_oracle import alibi_slope, t5_bucket
+
+VALUES = [(slot, x) for slot, values in slot_values().items() for x in values]
+
+
+@pytest.mark.parametrize('slot, value', VALUES, ids=lambda x: repr(x))
+def test_the_repr_of_a_slot_builds_it_again(slot, value):
+  assert build(SLOTS[slot], repr(value)) == value
+  assert hash(build(SLOTS[slot], repr(value))) == hash(value)
+
+
+def test_every_slot_class_has_a_name_in_the_public_api():
+  for base in SLOTS.values():
+    for name, cls in choices(base).items():
+      assert getattr(sj, name) is cls
+
+
+@pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
+def test_a_spec_is_rebuilt_from_its_strings(spec):
+  assert sj.AttentionSpec(**spec.strings()) == spec
+
+
+@pytest.mark.parametrize('text, words', [
+    ('Windw(size=3)', ['Did you mean Window', 'Causal, Prefix, Window']),
+    ('Window(sise=3)', ['no argument', 'size']),
+    ('Window(3)', ['name=value']),
+    ('Window(size=3.5)', ['must be int']),
+    ("Window(size='3')", ['must be int']),
+    ('Window(size=True)', ['must be int']),
+    ('Window(size=0)', ['at least 1']),
+    ('Window(size=__import__("os"))', ['Cannot read']),
+    ('Window(size=2**99999999)', ['Cannot read']),
+    ('(lambda: 1)()', ['Cannot read']),
+    ('Window(', ['Cannot read']),
+    ('', ['Cannot read']),
+    (None, ['must be a config string']),
+    ('(' * 5000, ['Cannot read']),
+])
+def test_a_bad_config_string_is_explained(text, words):
+  with pytest.raises(ValueError) as error:
+    build(Mask, text)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_numbers_are_read_as_their_field_says():
+  assert build(Similarity, 'Exp') == sj.Exp()
+  assert build(Position, 'Rope(base=500000)') == sj.Rope(base=500000.0)
+  assert isinstance(build(Position, 'Rope(base=500000)').base, float)
+
+
+def test_a_new_slot_class_is_a_choice_at_once():
+  @dataclasses.dataclass(frozen=True)
+  class Everything(Mask):
+    def keep(self, i, j):
+      return j == j
+
+  try:
+    assert build(Mask, 'Everything()') == Everything()
+  finally:
+    del Everything
+    import gc
+    gc.collect()
+  assert 'Everything' not in choices(Mask)
+
+
+@pytest.mark.parametrize('slots, remedy', [
+    (dict(normalizer=sj.Unnormalized()), 'RowSum()'),
+    (dict(normalizer=sj.RowSum(eps=1e-8)), 'without eps'),
+    (dict(similarity=sj.Linear(), normalizer=sj.PNorm()), 'AbsFloor()'),
+    (dict(similarity=sj.Linear()), 'AbsFloor()'),
+    (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), position=sj.Alibi()), 'AbsFloor()'),
+    (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.KBias()), 'KVBias()'),
+    (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.SinkLogit()),
+     'KVBias()'),
+])
+def test_a_senseless_combination_names_the_remedy(slots, remedy):
+  with pytest.raises(ValueError, match=remedy.replace('(', r'\(').replace(')', r'\)')):
+    sj.AttentionSpec(**slots)
+
+
+@pytest.mark.parametrize('make', [
+    lambda: sj.RowSum(eps=-1.0), lambda: sj.RowSum(scale=0.0), lambda: sj.PNorm(p=0.0),
+    lambda: sj.AbsFloor(floor=0.0), lambda: sj.Prefix(length=0), lambda: sj.KBias(value='one'),
+    lambda: sj.KBias(learnable_dims=0), lambda: sj.Relative(buckets=1)])
+def test_a_value_out_of_range_is_refused(make):
+  with pytest.raises(ValueError):
+    make()
+
+
+def test_alibi_slopes():
+  np.testing.assert_allclose(sj.Alibi().slopes(8), [2.0**-h for h in range(1, 9)])
+  np.testing.assert_allclose(sj.Alibi().slopes(16), [2 ** (-h / 2) for h in range(1, 17)])
+  np.testing.assert_allclose(sj.Alibi().slopes(6), [alibi_slope(h, 6) for h in range(6)])
+
+
+def test_relative_buckets_are_those_of_t5():
+  d = np.arange(300)
+  expected = [t5_bucket(int(x)) for x in d]
+  np.testing.assert_array_equal(sj.Relative().distance_bias(d), expected)
+  np.testing.assert_array_equal(sj.Relative(decreasing=True).distance_bias(d), np.negative(expected))
+  assert expected[15] == 15 and expected[16] == 16 and expected[127] == 31 == expected[299]
+
+
+def test_the_released_relative_bias_makes_a_sink_without_any_content():
+  spec = sj.AttentionSpec(position=sj.Relative())
+  zeros = np.zeros((1, 64, 1, 2), np.float32)
+  alpha = sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0]
+  assert abs(alpha - 0.334) < 1e-3
+  spec = sj.AttentionSpec(position=sj.Relative(decreasing=True))
+  assert sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0] < 0.05
+
+
+def test_sinusoidal_is_equation_5():
+  p = np.asarray(sj.Sinusoidal().embedding(9, 6, {}))
+  t, i = 5, 3  # position, 1-based frequency
+  omega = 1 / 10000 ** (2 * (i - 1) / 6)
+  np.testing.assert_allclose(p[t, 4:6], [np.sin(omega * t), np.cos(omega * t)], rtol=1e-6)
+  np.testing.assert_allclose(p[0], [0, 1] * 3)
+
+
+def test_rope_depends_on_distances_only():
+  rng = np.random.default_rng(0)
+  q, k = rng.standard_normal((2, 8)).astype(np.float32)
+  tile = lambda x: np.tile(x, (1, 50, 1, 1))
+  rotated = [np.asarray(sj.Rope().rotate(tile(x)))[0, :, 0] for x in (q, k)]
+  dots = rotated[0] @ rotated[1].T
+  for distance in (0, 1, 17):
+    np.testing.assert_allclose(np.diag(dots, -distance), dots[distance, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_learned_positions_refuse_longer_inputs():
+  with pytest.raises(ValueError, match='max_length'):
+    sj.Learned(max_length=4).embedding(5, 8, {'table': np.zeros((4, 8))})
+
+
+def test_rope_refuses_odd_head_dimensions():
+  x = np.zeros((1, 4, 1, 3), np.float32)
+  with pytest.raises(ValueError, match='even head dimension'):
+    sj.attend(sj.AttentionSpec(), x, x, x)
+
+
+@pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=4),
+                                  sj.Prefix(length=1), sj.Prefix(length=6), sj.Prefix(length=99)])
+def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
+  length = 12
+  keep = np.asarray(mask.keep(np.arange(length)[:, None], np.arange(length)[None, :]))
+  for first in range(length):
+    for last in range(first, length):
+      visible = np.flatnonzero(keep[first:last + 1].any(0))
+      assert mask.key_range(first, last, length) == (visible[0], visible[-1] + 1)
+
+
+def test_params_must_be_those_of_the_slots():
+  x = np.zeros((1, 4, 2, 4), np.float32)
+  with pytest.raises(ValueError, match='params must hold'):
+    sj.attend(sj.AttentionSpec(kv_bias=sj.KBias()), x, x, x)
+  with pytest.raises(ValueError, match='params must hold'):
+    sj.attend(sj.AttentionSpec(), x, x, x, {'kv_bias': {'key': np.zeros((2, 4))}})
+  with pytest.raises(ValueError, match='learnable_dims exceeds'):
+    sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=5)).params(sj.Dims(2, 2, 4))
+
+
+@pytest.mark.parametrize('shapes, words', [
+    (((1, 4, 3, 4), (1, 4, 2, 4), (1, 4, 2, 4)), 'multiple of'),
+    (((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4)), 'same batch and length'),
+    (((1, 4, 2, 4), (1, 4, 2, 4), (1, 4, 1, 4)), 'same shape'),
+    (((4, 2, 4), (4, 2, 4), (4, 2, 4)), 'axes'),
+])
+def test_shapes_that_do_not_fit_are_explained(shapes, words):
+  with pytest.raises(ValueError, match=words):
+    sj.attend(sj.AttentionSpec(), *(np.zeros(s, np.float32) for s in shapes))
+
+
+def test_an_unknown_implementation_lists_the_choices():
+  x = np.zeros((1, 4, 2, 4), np.float32)
+  with pytest.raises(ValueError, match='chunked, reference'):
+    sj.attend(sj.AttentionSpec(), x, x, x, implementation='flash')
+
+
+def test_slots_are_values_of_jit():
+  f = jax.jit(sj.attend, static_argnums=0)
+  x = np.ones((1, 4, 2, 4), np.float32)
+  np.testing.assert_allclose(f(sj.AttentionSpec(), x, x, x), x, rtol=1e-6)
+  assert isinstance(sj.AttentionSpec().mask, Slot)

@@ -1,0 +1,129 @@
+"""The attention variants that tests go through."""
+
+import itertools
+
+import jax
+import numpy as np
+
+import sink_jax as sj
+from sink_jax.attention.spec import SLOTS
+from sink_jax.slot import choices
+
+# Values of a slot class beside its default one.
+MORE = {
+    'RowSum': [sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3)],
+    'PNorm': [sj.PNorm(p=2.0)],
+    'Mlp': [],
+    'Relative': [sj.Relative(decreasing=True, buckets=4, max_distance=5)],
+    'Window': [sj.Window(size=1), sj.Window(size=3)],
+    'Prefix': [sj.Prefix(length=1), sj.Prefix(length=3)],
+    'KBias': [sj.KBias(shared=True), sj.KBias(learnable_dims=2),
+              sj.KBias(value='first', value_norm=2.0), sj.KBias(value='uniform', shared=True)],
+    'KVBias': [sj.KVBias(shared=True)],
+    'VBias': [sj.VBias(shared=True)],
+}
+
+
+def slot_values():
+  """{slot: every value to test}; new slot classes are picked up by themselves."""
+  return {slot: [x for name, cls in choices(base).items() for x in [cls(), *MORE.get(name, [])]]
+          for slot, base in SLOTS.items()}
+
+
+def legal(**slots):
+  """The spec, or None where the combination is refused."""
+  try:
+    return sj.AttentionSpec(**slots)
+  except ValueError:
+    return None
+
+
+def all_specs():
+  values = slot_values()
+  specs = (legal(**dict(zip(values, combination)))
+           for combination in itertools.product(*values.values()))
+  return [spec for spec in specs if spec is not None]
+
+
+def pairwise_specs():
+  """Few specs in which every legal pair of slot values occurs; the same at every call."""
+  values = slot_values()
+  names = list(values)
+  rng = np.random.default_rng(0)
+  pairs_of = lambda s: {(a, getattr(s, a), b, getattr(s, b))
+                        for a, b in itertools.combinations(names, 2)}
+  missing = {(a, x, b, y) for a, b in itertools.combinations(names, 2)
+             for x in values[a] for y in values[b]}
+  specs, impossible = [], set()
+  for a, x, b, y in sorted(missing, key=repr):
+    if (a, x, b, y) not in missing:
+      continue
+    candidates = []
+    for _ in range(200):
+      drawn = {n: vs[rng.integers(len(vs))] for n, vs in values.items()} | {a: x, b: y}
+      spec = legal(**drawn)
+      if spec is not None:
+        candidates.append((len(pairs_of(spec) & missing), len(candidates), spec))
+        if len(candidates) == 20:
+          break
+    if not candidates:
+      impossible.add((a, x, b, y))
+      missing.discard((a, x, b, y))
+      continue
+    best = max(candidates)[2]
+    specs.append(best)
+    missing -= pairs_of(best)
+  return specs, impossible
+
+
+_SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
+
+# What the paper trains, by table.
+PAPER = {
+    'softmax': {},
+    'nope (Table 3)': dict(position=sj.Nope()),
+    'absolute (Table 3)': dict(position=sj.Sinusoidal()),
+    'learnable (Table 3)': dict(position=sj.Learned()),
+    'relative (Table 3)': dict(position=sj.Relative()),
+    'alibi (Table 3)': dict(position=sj.Alibi()),
+    'window (Figure 6)': dict(mask=sj.Window(size=3)),
+    'prefix (Figure 5)': dict(mask=sj.Prefix(length=3)),
+    'kv bias (Table 4)': dict(kv_bias=sj.KVBias()),
+    'k bias (Table 4)': dict(kv_bias=sj.KBias()),
+    'v bias (Table 4)': dict(kv_bias=sj.VBias()),
+    'v* = 5 v1 (Table 5)': dict(kv_bias=sj.KBias(value='first', value_norm=5.0)),
+    'v* = 5 v2 (Table 5)': dict(kv_bias=sj.KBias(value='uniform', value_norm=5.0)),
+    'd_a = 2 (Table 13)': dict(kv_bias=sj.KBias(learnable_dims=2)),
+    'shared kv bias (Table 12)': dict(kv_bias=sj.KVBias(shared=True)),
+    'shared k bias (Table 12)': dict(kv_bias=sj.KBias(shared=True)),
+    'scale (Table 14)': dict(normalizer=sj.RowSum(scale=0.2)),
+    'p-norm softmax 1/2 (Figure 29)': dict(normalizer=sj.PNorm(p=0.5)),
+    'p-norm softmax 2 (Figure 29)': dict(normalizer=sj.PNorm(p=2.0)),
+    'p-norm sigmoid 2 (Figure 29)': dict(similarity=_SIGMOID, normalizer=sj.PNorm(p=2.0)),
+    'sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.Unnormalized()),
+    'sigmoid, normalized (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
+    'elu (Table 15)': dict(similarity=_ELU, normalizer=sj.Unnormalized()),
+    'elu, normalized (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
+    'elu map, normalized (Table 15)': dict(
+        similarity=_LINEAR, feature_map=_ELU, normalizer=sj.RowSum(eps=1e-8)),
+    'elu map (Table 15)': dict(similarity=_LINEAR, feature_map=_ELU, normalizer=sj.Unnormalized()),
+    'identity, normalized (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
+    'identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.Unnormalized()),
+    'mlp, normalized (Table 15)': dict(
+        similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()),
+    'mlp (Table 15)': dict(
+        similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),
+}
+PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
+
+
+def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, seed=0):
+  """q, k, v and parameters of the slots, standard normal, float32."""
+  rng = np.random.default_rng(seed)
+  normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  kv_heads = kv_heads or heads
+  q = normal(batch, length, heads, head_dim)
+  k, v = normal(2, batch, length, kv_heads, head_dim)
+  params = jax.tree.map(lambda p: normal(*p.shape), spec.params(sj.Dims(heads, kv_heads, head_dim)),
+                        is_leaf=lambda x: isinstance(x, sj.Param))
+  return q, k, v, params

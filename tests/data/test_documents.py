@@ -1,0 +1,198 @@
+"""Document sources: what they yield, and what they say about bad input."""
+
+import gzip
+import json
+import sys
+
+import numpy as np
+import pytest
+import zstandard
+
+from sink_jax.data.documents import (
+    DocumentSource, Jsonl, Prepared, Stdlib, TextFolder, Tfds, held_out)
+from sink_jax.slot import build, choices
+
+
+def test_every_source_is_its_own_config_string():
+  known = choices(DocumentSource)
+  assert set(known) == {'Stdlib', 'TextFolder', 'Jsonl', 'Tfds', 'Prepared'}
+  for cls in known.values():
+    assert build(DocumentSource, repr(cls())) == cls()
+  source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
+  assert build(DocumentSource, repr(source)) == source
+
+
+def test_stdlib_has_code_and_docstrings():
+  documents = list(Stdlib(max_files=40).documents())
+  assert documents == list(Stdlib(max_files=40).documents())
+  names = {d.name for d in documents if d.domain == 'code'}
+  assert len(names) == 40
+  assert not any('test' in name.split('/') or 'site-packages' in name for name in names)
+  argparse = {d.domain: d.text for d in reversed(documents) if d.name == 'argparse.py'}
+  assert argparse['docs'].startswith('Command-line parsing library')
+  assert argparse['docs'].strip() in argparse['code'] and 'import' in argparse['code']
+  assert {d.domain for d in Stdlib(domains='docs', max_files=40).documents()} == {'docs'}
+  assert Stdlib(max_files=3).fingerprint() != Stdlib(max_files=4).fingerprint()
+
+
+def test_stdlib_options():
+  with pytest.raises(ValueError, match='code,docs'):
+    Stdlib(domains='code,prose')
+  with pytest.raises(ValueError, match='max_files'):
+    Stdlib(max_files=-1)
+
+
+def test_text_folder(tmp_path):
+  (tmp_path / 'law').mkdir()
+  (tmp_path / 'law' / 'b.txt').write_text('naïve', encoding='utf-8')
+  (tmp_path / 'a.txt').write_text('top')
+  (tmp_path / 'c.md').write_text('other')
+  assert list(TextFolder(path=str(tmp_path)).documents()) == [
+      ('top', 'text', 'a.txt'), ('naïve', 'law', 'law/b.txt')]
+  assert [d.text for d in TextFolder(path=str(tmp_path), pattern='*.md').documents()] == ['other']
+
+
+def test_fingerprint_sees_changed_and_added_files(tmp_path):
+  (tmp_path / 'a.txt').write_text('one')
+  source = TextFolder(path=str(tmp_path))
+  first = source.fingerprint()
+  assert first == source.fingerprint()
+  (tmp_path / 'a.txt').write_text('three')
+  second = source.fingerprint()
+  (tmp_path / 'b.txt').write_text('')
+  assert len({first, second, source.fingerprint()}) == 3
+
+
+def test_text_folder_errors(tmp_path):
+  with pytest.raises(ValueError, match='needs the path'):
+    list(TextFolder().documents())
+  with pytest.raises(ValueError, match='nowhere does not exist'):
+    list(TextFolder(path=str(tmp_path / 'nowhere')).documents())
+  with pytest.raises(ValueError, match='no files like'):
+    list(TextFolder(path=str(tmp_path)).documents())
+  (tmp_path / 'latin.txt').write_bytes(b'na\xefve')
+  with pytest.raises(ValueError, match=r'latin\.txt: not valid UTF-8 at byte 2.*iconv'):
+    list(TextFolder(path=str(tmp_path)).documents())
+  with pytest.raises(ValueError, match='not a folder'):
+    TextFolder(path=str(tmp_path / 'latin.txt')).fingerprint()
+
+
+_LINES = b''.join(json.dumps({'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}}).encode()
+                  + b'\n' for i in range(200))
+_PACKED = {'.jsonl': lambda data: data, '.jsonl.gz': gzip.compress,
+           '.jsonl.zst': zstandard.ZstdCompressor().compress}
+
+
+@pytest.mark.parametrize('suffix', _PACKED)
+def test_jsonl(tmp_path, suffix):
+  file = tmp_path / 'web' / f'a{suffix}'
+  file.parent.mkdir()
+  file.write_bytes(_PACKED[suffix](_LINES + b'\n'))  # a blank line is no document
+  whole = list(Jsonl(path=str(tmp_path)).documents())
+  assert len(whole) == 200 and whole[7] == ('d7 \N{SNOWMAN}' * 50, 'web', f'web/a{suffix}:8')
+  one = list(Jsonl(path=str(file), domain_field='meta.set').documents())
+  assert [d.domain for d in one[:3]] == ['s0', 's1', 's0'] and len(one) == 200
+
+
+def test_zstd_of_several_frames(tmp_path):
+  compress = zstandard.ZstdCompressor().compress
+  (tmp_path / 'a.jsonl.zst').write_bytes(compress(_LINES[:1000]) + compress(_LINES[1000:]))
+  assert len(list(Jsonl(path=str(tmp_path)).documents())) == 200
+
+
+@pytest.mark.parametrize('suffix', ['.jsonl.gz', '.jsonl.zst'])
+@pytest.mark.parametrize('damage', ['cut', 'garbage'])
+def test_damaged_archives_are_named(tmp_path, suffix, damage):
+  data = _PACKED[suffix](_LINES)
+  data = data[:len(data) // 2] if damage == 'cut' else b'no archive' + data
+  (tmp_path / f'a{suffix}').write_bytes(data)
+  with pytest.raises(ValueError, match=rf'a{suffix}: damaged or truncated.*again'):
+    list(Jsonl(path=str(tmp_path)).documents())
+
+
+def test_jsonl_errors_name_file_and_line(tmp_path):
+  file = tmp_path / 'a.jsonl'
+  source = Jsonl(path=str(file))
+  file.write_bytes(_LINES[:-20])
+  with pytest.raises(ValueError, match=r'a\.jsonl, line 200: not a JSON object.*truncated'):
+    list(source.documents())
+  file.write_bytes(b'{"text": "ok"}\n{"text": "\xff"}\n')
+  with pytest.raises(ValueError, match='line 2'):
+    list(source.documents())
+  file.write_text('{"body": "x", "id": 3}\n')
+  with pytest.raises(ValueError, match=r"line 1: no string in the field 'text'.*body, id.*field="):
+    list(source.documents())
+  file.write_text('[1]\n')
+  with pytest.raises(ValueError, match='line 1: no string'):
+    list(source.documents())
+  (tmp_path / 'empty').mkdir()
+  with pytest.raises(ValueError, match='no files ending in'):
+    list(Jsonl(path=str(tmp_path / 'empty')).documents())
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{"text": "a\\ud83db \\ud83d\\ude00"}\n')
+  document, = Jsonl(path=str(tmp_path)).documents()
+  assert document.text == 'a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}'
+
+
+def _build_tfds(folder, file_format):
+  import tensorflow_datasets as tfds
+
+  class SinkTiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+      features = {'text': tfds.features.Text(), 'label': tfds.features.Scalar(np.int64)}
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, download):
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+      for i in range(9):
+        yield i, {'text': f'document {i} \N{SNOWMAN}', 'label': i}
+
+  SinkTiny(data_dir=folder, file_format=file_format).download_and_prepare()
+
+
+def test_tfds_array_record_without_tensorflow(tmp_path):
+  _build_tfds(tmp_path, 'array_record')
+  source = Tfds(name='sink_tiny', data_dir=str(tmp_path))
+  documents = list(source.documents())
+  assert sorted(d.text for d in documents) == [f'document {i} \N{SNOWMAN}' for i in range(9)]
+  assert {d.domain for d in documents} == {'text'} and len({d.name for d in documents}) == 9
+  assert len(list(Tfds(name='sink_tiny', data_dir=str(tmp_path), split='train[:3]').documents())) == 3
+  assert source.fingerprint() == source.fingerprint()
+  with pytest.raises(ValueError, match="'label' is not a text feature.*text"):
+    list(Tfds(name='sink_tiny', data_dir=str(tmp_path), field='label').documents())
+  with pytest.raises(ValueError, match="Unknown split 'dev'"):
+    list(Tfds(name='sink_tiny', data_dir=str(tmp_path), split='dev').documents())
+  assert 'tensorflow' not in sys.modules
+
+
+def test_tfds_errors_name_the_command_that_prepares(tmp_path):
+  with pytest.raises(ValueError, match='needs the name'):
+    Tfds().fingerprint()
+  with pytest.raises(ValueError, match=r"no prepared dataset.*file_format='array_record'\)\.download"):
+    Tfds(name='mnist', data_dir=str(tmp_path)).fingerprint()
+  _build_tfds(tmp_path, 'array_record')
+  info = tmp_path / 'sink_tiny' / '1.0.0' / 'dataset_info.json'
+  info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+  with pytest.raises(ValueError, match='stored as tfrecord.*needs TensorFlow.*array_record'):
+    list(Tfds(name='sink_tiny', data_dir=str(tmp_path)).documents())
+
+
+def test_prepared_has_no_documents():
+  with pytest.raises(ValueError, match='original source'):
+    Prepared(path='x').documents()
+  with pytest.raises(ValueError, match='needs the path'):
+    Prepared().folder()
+
+
+def test_held_out_is_a_stable_share():
+  share = np.mean([held_out(f'document {i}', 0.2) for i in range(5000)])
+  assert abs(share - 0.2) < 0.02
+  assert [i for i in range(60) if held_out(str(i), 0.1)] == [18, 29, 47, 55]
+  smaller = {i for i in range(1000) if held_out(str(i), 0.1)}
+  assert smaller < {i for i in range(1000) if held_out(str(i), 0.2)}

@@ -1,0 +1,290 @@
+"""Batches of a corpus: order, epochs, processes, resuming, mixing, amount, edits, probes."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sink_jax.data.documents import Stdlib, TextFolder, held_out
+from sink_jax.data.interventions import FixedToken, RandomTokens
+from sink_jax.data.pipeline import DataConfig, Source, open_data
+from sink_jax.data.synthetic import BigramBackcopy
+from sink_jax.slot import build
+
+_C = 16
+
+
+@pytest.fixture
+def config(corpus):
+  return lambda **options: DataConfig(**{
+      'source': corpus, 'context': _C, 'valid_fraction': 0.2, **options})
+
+
+def _stored(data, split='train'):
+  table = data._cache.tables[split]
+  return table.take(np.arange(len(table)))
+
+
+def _chunks(batch):
+  """Batches back as chunks of C + 1 tokens."""
+  return np.concatenate([batch.tokens, batch.targets[:, -1:]], 1)
+
+
+def _stream(data, rows, seed=0, batch_size=10, start=0):
+  batches = [data.batch(s, batch_size, seed) for s in range(start, -(-rows // batch_size))]
+  return np.concatenate([_chunks(b) for b in batches])[:rows]
+
+
+def _sorted(chunks):
+  return chunks[np.lexsort(chunks.T)]
+
+
+def test_batch_shapes_and_the_shift(config):
+  batch = open_data(config()).batch(0, 6, seed=0)
+  assert [(x.shape, x.dtype) for x in batch] == [
+      ((6, _C), np.int32), ((6, _C), np.int32), ((6, _C), np.float32)]
+  np.testing.assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+  assert (batch.weights == 1).all()
+
+
+def test_each_epoch_is_every_chunk_once_in_a_new_order(config):
+  data = open_data(config())
+  stored = _stored(data)
+  n = len(stored)
+  stream = _stream(data, 2 * n)
+  first, second = stream[:n], stream[n:]
+  np.testing.assert_array_equal(_sorted(first), _sorted(stored))
+  np.testing.assert_array_equal(_sorted(second), _sorted(stored))
+  assert (first != stored).any() and (first != second).any()
+  assert (_stream(data, n, seed=1) != first).any()
+
+
+def test_batch_is_a_pure_function_of_step_and_seed(config):
+  data = open_data(config())
+  late = data.batch(123456789, 4, seed=7)
+  data.batch(0, 4, seed=7), data.batch(5, 4, seed=8)
+  again = open_data(config()).batch(123456789, 4, seed=7)
+  np.testing.assert_array_equal(late.tokens, again.tokens)
+
+
+def test_fewer_chunks_than_a_batch_wrap_around(config):
+  data = open_data(config(max_tokens=3 * (_C + 1)))
+  chunks = _chunks(data.batch(0, 8, seed=0))
+  assert len(np.unique(chunks, axis=0)) == 3
+  np.testing.assert_array_equal(_sorted(chunks[:3]), _sorted(chunks[3:6]))
+
+
+@pytest.mark.parametrize('processes', [1, 2, 4])
+def test_processes_hold_consecutive_blocks_of_the_same_global_batch(config, processes):
+  data = open_data(config(domain_weights=(('prose', 1.0), ('verse', 2.0))))
+  for step in (0, 999):
+    whole = data.batch(step, 8, seed=3)
+    parts = [data.batch(step, 8, 3, p, processes) for p in range(processes)]
+    np.testing.assert_array_equal(np.concatenate([p.tokens for p in parts]), whole.tokens)
+  iterated = [next(data.batches(999, 8, 3, p, processes)) for p in range(processes)]
+  np.testing.assert_array_equal(np.concatenate([b.tokens for b in iterated]), whole.tokens)
+
+
+def test_batch_size_must_divide(config):
+  data = open_data(config())
+  with pytest.raises(ValueError, match='batch_size=6 must be a positive multiple of the 4'):
+    data.batches(0, 6, 0, 0, 4)
+  with pytest.raises(ValueError, match='process_index=4'):
+    data.batch(0, 8, 0, 4, 4)
+
+
+def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch):
+  data = open_data(config())
+  uninterrupted = list(itertools.islice(data.batches(0, 8, seed=0), 12))
+  read = []
+  take = type(data._cache.tables['train']).take
+  monkeypatch.setattr(type(data._cache.tables['train']), 'take',
+                      lambda self, rows: read.append(len(rows)) or take(self, rows))
+  resumed = list(itertools.islice(data.batches(7, 8, seed=0), 5))
+  assert sum(read) <= 8 * (5 + 16 + 2)  # what was asked for and the prefetch buffer
+  for a, b, step in zip(uninterrupted[7:], resumed, range(7, 12), strict=True):
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+    np.testing.assert_array_equal(a.tokens, data.batch(step, 8, 0).tokens)
+
+
+def test_amount_of_data(config):
+  data = open_data(config())
+  budget = 40 * (_C + 1) + 5
+  some, more = (open_data(config(max_tokens=b)) for b in (budget, 2 * budget))
+  summary = some.summary()
+  assert summary['training_chunks'] == 40
+  assert summary['unique_training_tokens'] == 40 * (_C + 1) <= budget
+  assert summary['tokens_per_epoch'] == 40 * _C
+  subset = {c.tobytes() for c in _stream(some, 200)}
+  assert len(subset) == 40
+  assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # not the run's seed
+  assert subset < {c.tobytes() for c in _stream(more, 400)}
+  assert subset <= {c.tobytes() for c in _stored(data)}
+  for bad in (_C, 10**9):
+    with pytest.raises(ValueError, match=f'max_tokens={bad} must be between one chunk'):
+      open_data(config(max_tokens=bad))
+
+
+def test_domain_weights(config):
+  data = open_data(config())
+  prose = {c.tobytes() for c in _stored(data)[:data._cache.tables['train'].offsets[1]]}
+
+  def share(**options):
+    stream = _stream(open_data(config(**options)), 2000)
+    return np.mean([c.tobytes() in prose for c in stream])
+  np.testing.assert_allclose(share(), len(prose) / len(_stored(data)), atol=0.02)
+  for max_tokens in (0, 100 * (_C + 1)):
+    weights = (('verse', 3.0), ('prose', 1.0))
+    np.testing.assert_allclose(share(domain_weights=weights, max_tokens=max_tokens), 0.25, atol=0.005)
+  assert share(domain_weights=(('prose', 1.0),)) == 1
+
+
+@pytest.mark.parametrize('weights,match', [
+    ((('prosa', 1.0),), 'each domain at most once, of: prose, verse'),
+    ((('prose', 1.0), ('prose', 1.0)), 'at most once'),
+    ((('prose', 0.0), ('verse', 1.0)), "weight 0.0 of 'prose' must be positive")])
+def test_domain_weights_errors(config, weights, match):
+  with pytest.raises(ValueError, match=match):
+    open_data(config(domain_weights=weights))
+
+
+def test_interventions_reach_training_and_validation_batches(config):
+  plain = open_data(config())
+  edited = open_data(config(interventions=(RandomTokens(first=3, last=4), FixedToken(position=2, token=1))))
+  pairs = [(plain.batch(5, 8, 0), edited.batch(5, 8, 0)),
+           (plain.validation(8)['valid'][0], edited.validation(8)['valid'][0])]
+  for before, after in pairs:
+    before, after = _chunks(before), _chunks(after)
+    np.testing.assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
+    assert (after[:, 1] == 1).all() and (after[:, 2:4] != before[:, 2:4]).any()
+  # The edit comes before the split into inputs and targets.
+  batch = edited.batch(5, 8, 0)
+  assert (batch.targets[:, 0] == 1).all() and (batch.tokens[:, 1] == 1).all()
+
+
+@pytest.mark.parametrize('weights', [(), (('prose', 1.0), ('verse', 5.0))])
+def test_random_tokens_are_frozen_or_fresh_over_epochs(config, weights):
+  def random_tokens_by_chunk(fresh):
+    data = open_data(config(interventions=(RandomTokens(fresh=fresh),), max_tokens=30 * (_C + 1),
+                            domain_weights=weights))
+    seen = {}
+    for chunk in _stream(data, 240):
+      seen.setdefault(chunk[1:].tobytes(), set()).add(int(chunk[0]))
+    return seen
+  assert {len(s) for s in random_tokens_by_chunk(False).values()} == {1}
+  fresh = [len(s) for s in random_tokens_by_chunk(True).values()]
+  assert np.mean(fresh) > 4  # 8 epochs of a vocabulary of 258
+
+
+def test_the_random_token_of_a_chunk_does_not_depend_on_the_amount_of_data(config):
+  edit = (RandomTokens(),)
+  few = _stream(open_data(config(interventions=edit, max_tokens=200)), 11)
+  whole = open_data(config(interventions=edit))
+  everything = {c.tobytes() for c in _stream(whole, whole.summary()['training_chunks'])}
+  assert {c.tobytes() for c in few} <= everything
+
+
+def test_intervention_outside_the_chunk(config):
+  with pytest.raises(ValueError, match='only 17 tokens'):
+    open_data(config(interventions=(RandomTokens(last=18),)))
+
+
+def test_validation_covers_everything_once_in_a_fixed_order(config):
+  data = open_data(config())
+  sets = data.validation(batch_size=7)
+  assert list(sets) == ['valid', 'prose', 'verse']
+  stored = _stored(data, 'valid')
+  bound = data._cache.tables['valid'].offsets[1]
+  for name, expected in (('valid', stored), ('prose', stored[:bound]), ('verse', stored[bound:])):
+    batches = list(sets[name])
+    assert all(b.tokens.shape == (7, _C) for b in batches)
+    real = np.concatenate([_chunks(b)[b.weights[:, 0] == 1] for b in batches])
+    np.testing.assert_array_equal(_sorted(real), _sorted(expected))
+    assert set(np.concatenate([b.weights.ravel() for b in batches])) <= {0.0, 1.0}
+  again = open_data(config()).validation(7, max_batches=2)['valid']
+  assert len(again) == 2
+  for a, b in zip(again, sets['valid'], strict=False):
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+  # A few batches already sample both domains.
+  prose = {c.tobytes() for c in stored[:bound]}
+  assert 0 < sum(c.tobytes() in prose for b in again for c in _chunks(b)) < 14
+  halves = [data.validation(8, process_index=p, process_count=2)['valid'] for p in range(2)]
+  for whole, *parts in zip(data.validation(8)['valid'], *halves, strict=True):
+    for name in whole._fields:
+      np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]),
+                                    getattr(whole, name))
+
+
+def test_one_domain_has_one_validation_set(corpus):
+  source = TextFolder(path=corpus.path + '/prose')
+  data = open_data(DataConfig(source=source, context=_C, valid_fraction=0.2))
+  assert list(data.validation(4)) == ['valid']
+
+
+def test_training_and_validation_documents_are_disjoint(config, corpus):
+  data = open_data(config())
+  text = {s: data.decode(_stored(data, s).ravel()) for s in ('train', 'valid')}
+  for document in corpus.documents():
+    inside = document.text[:40]
+    held = held_out(document.name, 0.2)
+    assert (inside in text['valid']) <= held and (inside in text['train']) <= (not held)
+  assert sum(d.text[:40] in text['valid'] for d in corpus.documents()) >= 10
+
+
+def test_probe_tokens(config, corpus):
+  data = open_data(config(bos=True, interventions=(RandomTokens(last=5), FixedToken(position=2, token=1))))
+  probes = data.probe_tokens(sequences=6, length=12)
+  assert probes.shape == (6, 12) and probes.dtype == np.int32
+  assert (probes[:, 1] == 1).all() and (probes[:, 0] >= 2).all()
+  starts = {d.text[:12] for d in corpus.documents() if held_out(d.name, 0.2)}
+  for row in np.delete(probes, 1, 1):  # only the fixed token differs from ordinary text
+    assert data.decode(row) in {s[:1] + s[2:] for s in starts}
+  np.testing.assert_array_equal(open_data(config(bos=True)).probe_tokens(6, 17)[:, 2:12], probes[:, 2:])
+  with pytest.raises(ValueError, match=r'99 probe sequences of 12 tokens wanted, but only \d+ validation'):
+    data.probe_tokens(99, 12)
+  with pytest.raises(ValueError, match='length=18: prompts have 1 to 17'):
+    data.probe_tokens(1, 18)
+
+
+def test_summary_and_decode(config):
+  data = open_data(config())
+  summary = data.summary()
+  assert summary['vocab_size'] == data.vocab_size == 258
+  assert summary['training_chunks'] == len(_stored(data))
+  assert summary['validation_chunks'] == len(_stored(data, 'valid'))
+  assert set(summary['domains']) == {'prose', 'verse'}
+  assert summary['probe_sequences_of_64'] == len(data._cache.probes(16))
+  assert data.decode([2 + ord('a'), 0]) == 'a<|endoftext|>'
+
+
+@pytest.mark.parametrize('options', [{'context': 0}, {'valid_fraction': 1.0}, {'max_tokens': -1}])
+def test_config_ranges(options):
+  with pytest.raises(ValueError, match=next(iter(options))):
+    DataConfig(**options)
+
+
+def test_one_base_builds_documents_and_tasks():
+  assert build(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
+  assert build(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
+  with pytest.raises(ValueError, match='Choices: BigramBackcopy, Jsonl, .*TriggerAveraging'):
+    build(Source, 'Wikipedia()')
+
+
+def test_reading_a_cache_needs_no_heavy_imports(config):
+  cache = open_data(config())._cache.folder
+  program = f'''
+import sys
+from sink_jax.data.documents import Prepared
+from sink_jax.data.pipeline import DataConfig, Source, open_data
+from sink_jax.data.synthetic import BigramBackcopy
+for name in ('tensorflow', 'tensorflow_datasets', 'tokenizers', 'zstandard', 'flax', 'ml_collections'):
+  sys.modules[name] = None
+data = open_data(DataConfig(source=Prepared(path={str(cache)!r}), context={_C}))
+assert next(data.validation(4)['valid'].__iter__()).tokens.shape == (4, {_C})
+assert 'grain' not in sys.modules and 'jax' not in sys.modules
+print(next(data.batches(0, 4, 0)).tokens.shape)
+'''
+  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+  assert done.stdout.strip() == f'(4, {_C})', done.stderr

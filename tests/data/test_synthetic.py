@@ -1,0 +1,159 @@
+"""Synthetic tasks against their definitions, recomputed here."""
+
+import numpy as np
+import pytest
+
+from sink_jax.data.pipeline import DataConfig, open_data
+from sink_jax.data.synthetic import BigramBackcopy, SyntheticTask, TriggerAveraging
+from sink_jax.slot import build, choices
+
+
+def _many(task, count=3000, seed=0):
+  return task.batch('train', seed, np.arange(count))
+
+
+def test_every_task_is_its_own_config_string():
+  assert set(choices(SyntheticTask)) == {'BigramBackcopy', 'TriggerAveraging'}
+  for x in (BigramBackcopy(), TriggerAveraging(), BigramBackcopy(backcopy=False, boost=2.0)):
+    assert build(SyntheticTask, repr(x)) == x
+
+
+def test_transition_table():
+  for task in (BigramBackcopy(), BigramBackcopy(vocab_size=9, triggers=2, seed=4)):
+    table, k = task.transitions, task.triggers
+    np.testing.assert_allclose(table.sum(-1), 1)
+    assert (table[:, 0] == 0).all() and (table[0, 1:k + 1] == 0).all()
+    assert (table[1:k + 1, 1:k + 1] == 0).all()
+    assert (table[k + 1:, 1:] > 0).all() and (table[1:, k + 1:] > 0).all()
+  # Without the boost of 4, each ordinary row is a softmax of 1.5 * N(0, 1).
+  plain = BigramBackcopy(boost=1.0).transitions[4:, 1:]
+  boosted = plain * np.r_[[4.0] * 3, np.ones(60)]
+  np.testing.assert_allclose(BigramBackcopy().transitions[4:, 1:], boosted / boosted.sum(-1, keepdims=True))
+  ordinary = np.log(plain)
+  np.testing.assert_allclose((ordinary - ordinary.mean(-1, keepdims=True)).std(), 1.5, rtol=0.05)
+  assert (BigramBackcopy(seed=1).transitions != BigramBackcopy().transitions).any()
+
+
+def test_start_is_the_stationary_distribution_without_triggers():
+  task = BigramBackcopy(vocab_size=12)
+  walk = np.linalg.matrix_power(task.transitions[1:, 1:], 500)[0]
+  walk[:3] = 0
+  np.testing.assert_allclose(task.transitions[0, 1:], walk / walk.sum(), atol=1e-9)
+
+
+def test_sequences_follow_the_definition():
+  task = BigramBackcopy(vocab_size=12, length=20, triggers=2)
+  batch = _many(task)
+  x = np.concatenate([batch.tokens, batch.targets[:, -1:]], 1)
+  np.testing.assert_array_equal(x[:, 1:], batch.targets)
+  assert x.shape == (3000, 21) and x.dtype == np.int32
+  assert (x[:, 0] == 0).all() and (x[:, 1:] >= 1).all() and (x < 12).all()
+  trigger = (x == 1) | (x == 2)
+  assert not trigger[:, 1].any() and not (trigger[:, 1:] & trigger[:, :-1]).any()
+  copies = trigger[:, 1:-1]
+  assert copies.sum() > 1000
+  assert (x[:, 2:] == x[:, :-2])[copies].all()
+  sets = task.target_sets(batch)
+  np.testing.assert_array_equal(sets['backcopy'][:, 1:], copies)
+  np.testing.assert_array_equal(sets['backcopy'] + sets['bigram'], batch.weights)
+  # After a non-trigger the next token is drawn from its row of the table.
+  for last in range(3, 12):
+    following = x[:, 2:][x[:, 1:-1] == last]
+    frequency = np.bincount(following, minlength=12) / len(following)
+    np.testing.assert_allclose(frequency, task.transitions[last], atol=4 * 0.5 / len(following)**0.5)
+  frequency = np.bincount(x[:, 1], minlength=12) / 3000
+  np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
+
+
+@pytest.mark.parametrize('backcopy', [True, False])
+def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
+  task = BigramBackcopy(backcopy=backcopy)
+  batch = _many(task, 4000)
+  weights = task.target_sets(batch).get('bigram', batch.weights)
+  with np.errstate(divide='ignore'):
+    surprise = -np.log(task.transitions[batch.tokens, batch.targets])
+  measured = surprise[weights > 0]
+  np.testing.assert_allclose(task.bigram_entropy, measured.mean(),
+                             atol=4 * measured.std() / len(measured)**0.5)
+  # Much tighter: the entropy of the rows that were visited.
+  rows = -np.sum(task.transitions * np.log(np.maximum(task.transitions, 1e-300)), -1)
+  np.testing.assert_allclose(task.bigram_entropy, rows[batch.tokens][weights > 0].mean(), atol=0.005)
+
+
+def test_control_has_no_copies_and_one_target_set():
+  task = BigramBackcopy(vocab_size=12, backcopy=False)
+  assert task.target_sets(_many(task, 2)) == {}
+  batch = _many(task)
+  after_trigger = batch.targets[batch.tokens == 1]
+  frequency = np.bincount(after_trigger, minlength=12) / len(after_trigger)
+  np.testing.assert_allclose(frequency, task.transitions[1], atol=0.03)
+
+
+def test_trigger_averaging_follows_the_definition():
+  task = TriggerAveraging()
+  batch = _many(task)
+  content, flags = batch.tokens[..., :16], batch.tokens[..., 16:]
+  assert batch.tokens.shape == (3000, 16, 19) and batch.tokens.dtype == np.float32
+  assert (task.input_features, task.output_features, task.vocab_size) == (19, 16, 0)
+  assert (flags.sum(-1) == 1).all() and (flags[:, 0, 0] == 1).all() and (flags[:, 1:, 0] == 0).all()
+  assert (flags[..., 1].sum(-1) == 1).all() and (content[:, 0] == 0).all()
+  places = flags[..., 1].argmax(-1)
+  np.testing.assert_allclose(np.bincount(places, minlength=16) / 3000,
+                             np.r_[0, 0, np.full(14, 1 / 14)], atol=0.02)
+  for b in range(200):
+    expected = np.zeros((16, 16))
+    expected[places[b]] = content[b, 1:places[b]].mean(0)
+    np.testing.assert_allclose(batch.targets[b], expected, atol=1e-6)
+  np.testing.assert_allclose([content[:, 1:].mean(), content[:, 1:].std()], [0, 1], atol=0.01)
+  assert abs(np.corrcoef(content[:, 1:, 0].ravel(), content[:, 1:, 1].ravel())[0, 1]) < 0.02
+  loss = (batch.targets**2).sum((1, 2)).mean()
+  np.testing.assert_allclose(loss, task.facts()['loss_of_zero'], rtol=0.05)
+  assert (batch.weights == 1).all() and batch.weights.shape == (3000, 16)
+
+
+@pytest.mark.parametrize('task', [BigramBackcopy(length=16), TriggerAveraging()])
+def test_sequences_are_a_function_of_stream_seed_and_index(task):
+  whole = _many(task, 50)
+  some = task.batch('train', 0, np.array([7, 49, 7]))
+  for a, b in zip(whole, some, strict=True):
+    np.testing.assert_array_equal(a[[7, 49, 7]], b)
+  for other in (task.batch('train', 1, np.arange(50)), task.batch('valid', 0, np.arange(50))):
+    assert (other.tokens != whole.tokens).any(axis=tuple(range(1, whole.tokens.ndim))).mean() > 0.9
+
+
+@pytest.mark.parametrize('task', [BigramBackcopy(length=16, valid_sequences=10),
+                                  TriggerAveraging(valid_sequences=10)])
+def test_data_interface(task):
+  data = open_data(DataConfig(source=task, context=16))
+  assert (data.vocab_size, data.input_features, data.output_features) == (
+      task.vocab_size, task.input_features, task.output_features)
+  whole = data.batch(3, 8, seed=1)
+  parts = [data.batch(3, 8, 1, process_index=p, process_count=2) for p in range(2)]
+  for name in whole._fields:
+    np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+  np.testing.assert_array_equal(next(data.batches(3, 8, 1)).tokens, whole.tokens)
+  assert (data.batch(4, 8, 1).tokens != whole.tokens).any()
+  sets = data.validation(batch_size=4)
+  assert [len(s) for s in sets.values()] == [3] * len(sets)
+  assert sets['valid'][2].weights.sum() == 2 * 16  # 10 sequences: the last batch has 2
+  np.testing.assert_array_equal(data.probe_tokens(12, 9)[:4], sets['valid'][0].tokens[:, :9])
+  if isinstance(task, BigramBackcopy):
+    assert set(sets) == {'valid', 'backcopy', 'bigram'}
+    for batch in zip(*sets.values(), strict=True):
+      np.testing.assert_array_equal(batch[0].weights, batch[1].weights + batch[2].weights)
+    assert data.summary()['bigram_entropy'] == task.bigram_entropy
+  assert data.summary()['context'] == 16 and data.decode([3, 4]) == '3 4'
+
+
+def test_errors():
+  with pytest.raises(ValueError, match='context=32 must equal the length 64'):
+    open_data(DataConfig(source=BigramBackcopy(), context=32))
+  with pytest.raises(ValueError, match='max_tokens is for document corpora'):
+    open_data(DataConfig(source=BigramBackcopy(), context=64, max_tokens=100))
+  with pytest.raises(ValueError, match='between 1 and 16'):
+    open_data(DataConfig(source=TriggerAveraging(), context=16)).probe_tokens(length=17)
+  for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),
+                        (BigramBackcopy, {'boost': 0.0}), (BigramBackcopy, {'seed': -1}),
+                        (TriggerAveraging, {'length': 2}), (TriggerAveraging, {'content': 0})):
+    with pytest.raises(ValueError, match=next(iter(options))):
+      task(**options)

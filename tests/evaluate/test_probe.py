@@ -1,0 +1,88 @@
+"""The probe against a computation on the full maps."""
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.transformer import init_params
+
+CONFIG = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11)
+
+
+def run(scale=8.0, **options):
+  """An untrained model whose attention is made sharp, so that some heads have sinks."""
+  config = sj.ModelConfig(**CONFIG | options)
+  params = init_params(config, 0)
+  kernel = params['blocks']['attention']['query']['kernel']
+  params['blocks']['attention']['query']['kernel'] = kernel * scale
+  return sj.Run(config, params, name='test', step=7)
+
+
+def tokens(sequences=5, length=12):
+  return np.random.default_rng(0).integers(0, 11, (sequences, length))
+
+
+@pytest.mark.parametrize('spec', [
+    sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'Unnormalized()'),
+    sj.AttentionSpec(kv_bias=sj.KBias())])
+def test_a_report_is_what_the_maps_say(spec):
+  model = run(attention=spec, dtype='float32')
+  report = sj.probe(model, tokens())
+  layers = model.record(tokens(), sj.Want(maps=True, hidden=True)).layers
+  proxy = np.asarray(layers.proxy_maps_BxHxTxT)  # (N, S, H, T, T)
+  alpha = proxy.sum(-2) / (12 - np.arange(12))
+  np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
+  assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
+  assert report.sink_rate(position=3, epsilon=0.2) == pytest.approx((alpha[..., 2] > 0.2).mean())
+  raw = np.asarray(layers.maps_BxHxTxT)
+  assert report.raw_row_mass() == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
+  hidden = np.linalg.norm(layers.hidden_BxTxD, axis=-1)  # (N, S, T)
+  np.testing.assert_allclose(report.norm_ratio('hidden')[1:],
+                             hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)), rtol=1e-4)
+  summary = report.summary(0.2)
+  assert summary['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.2).mean())
+  assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_slot)
+
+
+def test_the_slot_rate_counts_with_and_without_the_dummy_row():
+  report = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), tokens())
+  slot = report.bias_slot
+  np.testing.assert_allclose(report.bias_slot_released, (1 + 12 * slot) / 13, rtol=1e-5)
+  epsilon = float(np.median(slot))
+  assert report.bias_slot_rate(epsilon, released=True) >= report.bias_slot_rate(epsilon) > 0
+  assert sj.probe(run(), tokens()).bias_slot_rate() is None
+
+
+def test_batches_change_nothing():
+  whole, parts = (sj.probe(run(), tokens(), batch_size=n) for n in (None, 2))
+  np.testing.assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
+
+
+def test_the_protocol_tells_what_was_measured():
+  protocol = sj.probe(run(), tokens(), dtype='bfloat16').protocol
+  assert protocol['first_token_ids'] == tokens()[0, :4].tolist()
+  assert protocol['dtype'] == 'bfloat16' and protocol['bos'] == 'none'
+  assert protocol['sequences'] == 5 and protocol['length'] == 12 and protocol['step'] == 7
+  assert 'per sequence' in protocol['metric']
+  proxy = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), tokens())
+  assert 'proxy' in proxy.protocol['scores'] and 'proxy' not in protocol['scores']
+
+
+def test_bfloat16_probes_differ_a_little():
+  exact, low = (sj.probe(run(scale=1.0), tokens(), dtype=d).importance for d in ('float32', 'bfloat16'))
+  assert 0 < np.abs(exact - low).max() < 0.02
+
+
+@pytest.mark.parametrize('inputs, words', [
+    (np.zeros((0, 5), int), r'\(S, T\)'), (np.zeros(5, int), r'\(S, T\)'),
+    (np.full((2, 5), 11), 'vocabulary has 11'), (np.full((2, 5), -1), 'vocabulary')])
+def test_bad_tokens_are_explained(inputs, words):
+  with pytest.raises(ValueError, match=words):
+    sj.probe(run(), inputs)
+
+
+def test_positions_are_1_based():
+  report = sj.probe(run(), tokens())
+  for position in (0, 13):
+    with pytest.raises(ValueError, match='1-based'):
+      report.sink_rate(position=position)

@@ -1,0 +1,89 @@
+"""Blocks and spans of the chunked implementation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.attention.reference import scores
+from sink_jax.kernels import chunked, importance
+from tests.attention_specs import PAPER, random_inputs
+
+
+def small_blocks(monkeypatch, block, spans):
+  monkeypatch.setattr(chunked, '_BLOCK', block)
+  monkeypatch.setattr(chunked, '_SPANS', spans)
+  monkeypatch.setattr(importance, '_BLOCK', block)
+
+
+def relative_error(a, b):
+  """Of each array to its own size, or 1 % of the largest one's where it vanishes."""
+  pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+  largest = max(float(jnp.abs(y).max()) for _, y in pairs)
+  return max(float(jnp.abs(x - y).max() / (jnp.abs(y).max() + 0.01 * largest)) for x, y in pairs)
+
+
+MASKS = [sj.Causal(), sj.Window(size=5), sj.Window(size=1), sj.Prefix(length=9)]
+
+
+@pytest.mark.parametrize('mask, block, spans, length', [
+    *((mask, 4, 3, 23) for mask in MASKS),
+    (sj.Causal(), 4, 1, 11), (sj.Prefix(length=9), 2, 8, 16), (sj.Window(size=5), 8, 2, 7)])
+def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length):
+  small_blocks(monkeypatch, block, spans)
+  for slots in (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
+                dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias())):
+    spec = sj.AttentionSpec(mask=mask, **slots)
+    inputs = random_inputs(spec, batch=2, length=length, heads=2)
+    weight = np.random.default_rng(9).standard_normal(inputs[0].shape)
+
+    def value_and_grad(implementation):
+      f = lambda *args: jnp.sum(sj.attend(spec, *args, implementation=implementation) * weight)
+      return jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*inputs)
+
+    assert relative_error(value_and_grad('chunked'), value_and_grad('reference')) < 1e-5
+    alpha = sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3])
+    direct = sj.importance(sj.attention_map(spec, inputs[0], inputs[1], inputs[3]))
+    np.testing.assert_allclose(alpha.raw, direct, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('spec', [
+    PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
+    PAPER['sigmoid, normalized (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],
+    PAPER['identity, normalized (Table 15)']])
+def test_row_statistics_are_differentiable(monkeypatch, spec):
+  small_blocks(monkeypatch, 4, 2)
+  q, k, v, _ = random_inputs(spec, batch=2, length=13, heads=2)
+  i = jnp.arange(13)
+  rng = np.random.default_rng(2)
+
+  def dense(q, k, v):
+    s = scores(spec, q, k, i, i)
+    keep = spec.mask.keep(i[:, None], i[None, :])
+    power = spec.normalizer.power
+    if spec.similarity.exponential:
+      s = jnp.where(keep, s, -jnp.inf)
+      out = jnp.einsum('bhlt,bthd->blhd', jax.nn.softmax(s), v)
+      return out, jax.nn.logsumexp(s, -1), jax.nn.logsumexp(power * s, -1)
+    f = jnp.where(keep, spec.similarity(s), 0)
+    total = (f if power == 1 else f ** power).sum(-1)
+    return jnp.einsum('bhlt,bthd->blhd', f, v), total, total
+
+  shapes = jax.eval_shape(dense, q, k, v)
+  cotangents = [rng.standard_normal(s.shape) for s in shapes]
+  project = lambda outs: sum(jnp.sum(o * c) for o, c in zip(outs, cotangents))
+  ours = jax.grad(lambda *x: project(chunked.rows(spec, *x)), argnums=(0, 1, 2))(q, k, v)
+  theirs = jax.grad(lambda *x: project(dense(*x)), argnums=(0, 1, 2))(q, k, v)
+  assert relative_error(ours, theirs) < 1e-5
+
+
+def test_memory_grows_linearly_with_the_length():
+  def temporary_bytes(length):
+    spec, x = sj.AttentionSpec(), jax.ShapeDtypeStruct((1, length, 1, 16), jnp.float32)
+    loss = lambda q, k, v: sj.attend(spec, q, k, v, implementation='chunked').sum()
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  small, large = temporary_bytes(4096), temporary_bytes(16384)
+  assert large < 4.5 * small  # T x T would be 16

@@ -1,0 +1,271 @@
+"""The decoder: sizes, structure, initialisation, recording."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.config import FFNS
+from sink_jax.models.sizes import flops_per_token, parameter_shapes
+from sink_jax.models.transformer import Transformer, init_params
+
+TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
+
+
+def model(**options):
+  config = sj.ModelConfig(**TINY | options)
+  return config, init_params(config, 0)
+
+
+def tokens(batch=2, length=9, vocab=11, seed=0):
+  return np.random.default_rng(seed).integers(0, vocab, (batch, length))
+
+
+def logits(config, params, inputs):
+  return np.asarray(Transformer(config).apply({'params': params}, inputs))
+
+
+@pytest.mark.parametrize('size, body, total', [
+    ('60m', 58_998_528, 136_462_080), ('1b', 1_130_457_088, 1_337_026_560)])
+def test_parameter_counts_of_the_paper(size, body, total):
+  assert sj.parameter_count(size=size, embeddings=False) == body
+  assert sj.parameter_count(size=size) == total
+
+
+@pytest.mark.parametrize('options, extra', [
+    (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())), 3 * 4 * 4),
+    (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(shared=True, learnable_dims=2))), 3 * 2),
+    (dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias())), 3 * 2 * 4 * 4),
+    (dict(attention=sj.AttentionSpec(feature_map=sj.Mlp())), 3 * 2 * 4 * 4),
+    (dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=9))), 9 * 16),
+    (dict(sink_tokens=2), 2 * 16),
+    (dict(combine_heads='add'), -3 * (16 - 4) * 16),
+    (dict(kv_heads=2), -3 * 2 * 16 * 8),
+    (dict(ffn='relu'), -3 * 16 * 24),
+    (dict(ffn='none'), -3 * 3 * 16 * 24),
+    (dict(norm_location='post'), -16),
+    (dict(norm='layernorm'), 7 * 16),
+])
+def test_what_options_add_to_the_parameters(options, extra):
+  count = lambda **o: sj.parameter_count(sj.ModelConfig(**TINY | o))
+  assert count(**options) - count() == extra
+
+
+def test_flops_are_those_of_the_matrices_and_the_visible_keys():
+  # 681 and 7,957 MFLOP per token: 3 x (2 x matrices + attention at half of 2048 keys).
+  config = sj.sized('60m', vocab_size=50432)
+  matrices = 10 * (4 * 768**2 + 3 * 768 * 1536) + 768 * 50432
+  expected = 3 * (2 * matrices + 4 * 10 * 768 * 2049 / 2)
+  assert math.isclose(flops_per_token(config, 2048), expected, rel_tol=1e-12)
+  window = dataclasses.replace(config, attention=sj.AttentionSpec(mask=sj.Window(size=1)))
+  assert math.isclose(flops_per_token(window, 2048), 3 * (2 * matrices + 4 * 10 * 768))
+
+
+def numpy_model(config, params, inputs):
+  """The same decoder in NumPy float64, softmax attention without positions, one layer at a time."""
+  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+  def ln(x, own):
+    if config.norm == 'none':
+      return x
+    if config.norm == 'layernorm':
+      x = x - x.mean(-1, keepdims=True)
+      return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain'] + own['bias']
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain']
+
+  erf = np.vectorize(math.erf)
+  act = {'relu': lambda x: np.maximum(x, 0), 'gelu': lambda x: x * (1 + erf(x / 2**0.5)) / 2,
+         'swish': lambda x: x / (1 + np.exp(-x))}
+  act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish']}
+
+  def ffn(x, own):
+    if config.ffn == 'none':
+      return 0 * x
+    h = act[config.ffn](x @ own['w1']['kernel'])
+    if config.ffn.endswith('glu'):
+      h = h * (x @ own['w2']['kernel'])
+    return h @ own['w_out']['kernel']
+
+  def attention(x, own):
+    q, k, v = (np.stack(np.split(x @ own[n]['kernel'], config.heads, -1)) for n in
+               ('query', 'key', 'value'))
+    s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
+    a = np.exp(s) * np.tril(np.ones(s.shape[-2:]))
+    o = a / a.sum(-1, keepdims=True) @ v  # (H, B, T, Dh)
+    o = o.sum(0) if config.combine_heads == 'add' else np.concatenate(o, -1)
+    return o @ own['out']['kernel']
+
+  h = p['embed'][inputs]
+  for layer in range(config.layers):
+    own = jax.tree.map(lambda x: x[layer], p['blocks'])
+    n1, n2 = own.get('norm1'), own.get('norm2')
+    if config.norm_location == 'pre':  # Eq. 2
+      x = attention(ln(h, n1), own['attention']) + h
+      h = ffn(ln(x, n2), own.get('ffn')) + x
+    else:  # Eq. 3
+      x = ln(attention(h, own['attention']) + h, n1)
+      h = ln(ffn(x, own.get('ffn')) + x, n2)
+  if config.norm_location == 'pre':
+    h = ln(h, p.get('final_norm'))
+  return h @ p['unembed']['kernel']
+
+
+@pytest.mark.parametrize('options', [
+    *(dict(ffn=kind) for kind in FFNS), dict(norm_location='post'), dict(norm='layernorm'),
+    dict(norm='none'), dict(combine_heads='add'), dict(heads=1), dict(remat=True),
+    dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
+    ids=str)
+def test_the_decoder_is_equations_2_to_4(options):
+  config, params = model(attention=sj.AttentionSpec(position=sj.Nope()), **options)
+  inputs = tokens()
+  expected = numpy_model(config, params, inputs)
+  np.testing.assert_allclose(logits(config, params, inputs), expected,
+                             atol=1e-5 * np.abs(expected).max())
+
+
+def test_initialisations():
+  big = dict(layers=2, d_model=256, heads=4, ffn_hidden=512, vocab_size=500)
+  std = lambda x: float(jnp.std(x))
+  p = init_params(sj.ModelConfig(**big, init='torch_default'), 0)
+  assert abs(std(p['embed']) - 1) < 0.02
+  assert abs(float(jnp.abs(p['blocks']['ffn']['w1']['kernel']).max()) - 1 / 16) < 1e-3
+  assert abs(std(p['blocks']['ffn']['w_out']['kernel']) * math.sqrt(3 * 512) - 1) < 0.02
+  p = init_params(sj.ModelConfig(**big, init='tinyllama'), 0)
+  assert abs(std(p['embed']) / math.sqrt(2 / (5 * 256)) - 1) < 0.02
+  assert abs(std(p['blocks']['attention']['out']['kernel']) / math.sqrt(2 / (5 * 256)) - 1) < 0.02
+  assert abs(std(p['blocks']['ffn']['w_out']['kernel']) * math.sqrt(512) * 2 - 1) < 0.02
+  p = init_params(sj.ModelConfig(**big, init='tinyllama', ffn='geglu'), 0)  # no depth scaling
+  assert abs(std(p['blocks']['ffn']['w_out']['kernel']) / math.sqrt(2 / (5 * 512)) - 1) < 0.02
+  p = init_params(sj.ModelConfig(**big, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 0)
+  assert abs(std(p['blocks']['attention']['kv_bias_key']) / 0.02 - 1) < 0.1
+
+
+def test_layers_start_different_and_seeds_matter():
+  config, params = model()
+  kernel = params['blocks']['ffn']['w1']['kernel']
+  assert not np.allclose(kernel[0], kernel[1])
+  assert not np.allclose(params['embed'], init_params(config, 1)['embed'])
+  np.testing.assert_array_equal(params['embed'], init_params(config, 0)['embed'])
+
+
+SHOWN = [dict(), dict(norm_location='post'), dict(sink_tokens=2), dict(kv_heads=2),
+         dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
+         dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'))]
+
+
+@pytest.mark.parametrize('options', SHOWN, ids=str)
+def test_a_record_shows_the_forward_pass_it_belongs_to(options):
+  config, params = model(**options)
+  inputs = tokens()
+  shown, record = Transformer(config).apply({'params': params}, inputs,
+                                            sj.Want(maps=True, hidden=True))
+  np.testing.assert_array_equal(shown, logits(config, params, inputs))
+  layers = record.layers
+  # The maps give the importances, the hidden states give the norms.
+  np.testing.assert_allclose(sj.importance(np.asarray(layers.maps_BxHxTxT)),
+                             layers.importance.raw, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(sj.importance(np.asarray(layers.proxy_maps_BxHxTxT)),
+                             layers.importance.normalized, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(np.linalg.norm(layers.hidden_BxTxD, axis=-1),
+                             layers.hidden_norm_BxT, rtol=1e-5)
+  assert layers.importance.raw.shape == (3, 2, 4, 9)
+  assert layers.key_norm_BxHxT.shape == (3, 2, config.dims.kv_heads, 9)
+  np.testing.assert_allclose(record.embedding_norm_BxT,
+                             np.linalg.norm(params['embed'][inputs], axis=-1), rtol=1e-5)
+  # The last hidden state gives the logits.
+  h = np.asarray(layers.hidden_BxTxD[-1], np.float64)
+  if config.norm_location == 'pre':
+    h = h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5)
+  np.testing.assert_allclose(h @ params['unembed']['kernel'], shown, rtol=1e-4, atol=1e-5)
+  # Before the last norm of a post-norm block, and after it.
+  before, after = layers.hidden_before_norm_BxTxD, layers.hidden_BxTxD
+  if config.norm_location == 'post':
+    rms = np.sqrt((np.asarray(before)**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(before / rms, after, rtol=1e-4, atol=1e-5)
+  else:
+    np.testing.assert_array_equal(before, after)
+
+
+def test_nothing_is_recorded_unless_asked():
+  config, params = model()
+  record = sj.Run(config, params).record(tokens())
+  assert record.layers.maps_BxHxTxT is None and record.layers.hidden_BxTxD is None
+
+
+def test_a_sink_token_is_the_first_key_of_all():
+  config, params = model(sink_tokens=1, attention=sj.AttentionSpec(position=sj.Nope()))
+  inputs = tokens()
+  # The same as a vocabulary with one more entry, put in front of every sequence.
+  longer = dataclasses.replace(config, sink_tokens=0, vocab_size=12)
+  table = np.concatenate([params['embed'], params['sink_tokens']])
+  same = {k: v for k, v in params.items() if k != 'sink_tokens'} | {'embed': table}
+  same['unembed'] = {'kernel': params['unembed']['kernel']}
+  with_token = np.concatenate([np.full((2, 1), 11), inputs], 1)
+  full, record = Transformer(dataclasses.replace(longer, vocab_size=12)).apply(
+      {'params': same | {'unembed': {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}}},
+      with_token, sj.Want())
+  np.testing.assert_allclose(full[:, 1:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
+  ours = sj.Run(config, params).record(inputs).layers.importance
+  theirs = record.layers.importance.normalized
+  np.testing.assert_allclose(ours.bias_slot, theirs[..., 0], rtol=1e-5)
+  np.testing.assert_allclose(ours.normalized, theirs[..., 1:], rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_hidden_state_is_a_chain_of_mlps():
+  # Section 3.1: the first token attends to itself, so its states do not depend on the others.
+  config, params = model()
+  record = lambda t: sj.Run(config, params).record(t, sj.Want(hidden=True)).layers.hidden_BxTxD
+  a, b = tokens(seed=0), tokens(seed=1)
+  b[:, 0] = a[:, 0]
+  np.testing.assert_array_equal(record(a)[:, :, 0], record(b)[:, :, 0])
+  np.testing.assert_allclose(record(a)[:, :, 0], record(a[:, :1])[:, :, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_repeated_tokens_spread_attention_evenly_without_positions():
+  # Proposition 1.
+  config, params = model(attention=sj.AttentionSpec(position=sj.Nope()))
+  maps = sj.Run(config, params).record(np.full((1, 8), 3), sj.Want(maps=True)).layers.maps_BxHxTxT
+  expected = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
+  np.testing.assert_allclose(maps, np.broadcast_to(expected, maps.shape), rtol=1e-5, atol=1e-7)
+
+
+def test_bfloat16_activations_float32_parameters_and_logits():
+  config, params = model(dtype='bfloat16')
+  out = Transformer(config).apply({'params': params}, tokens())
+  assert out.dtype == jnp.float32
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+  exact = logits(dataclasses.replace(config, dtype='float32'), params, tokens())
+  # A dozen roundings of 2^-9 on the way through three blocks.
+  assert 0 < np.abs(out - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(ffn='swigloo'), 'model.ffn.*swiglu'), (dict(heads=3), 'must divide model.d_model'),
+    (dict(kv_heads=3), 'must divide model.heads'), (dict(init='zero'), 'torch_default'),
+    (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
+    (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=-1), 'negative'),
+    (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
+def test_bad_options_are_explained(options, words):
+  with pytest.raises(ValueError, match=words):
+    sj.ModelConfig(**TINY | options)
+
+
+def test_an_unknown_size_lists_the_choices():
+  with pytest.raises(ValueError, match='tiny, 60m, 1b'):
+    sj.sized('7b', vocab_size=10)
+
+
+def test_float_tokens_are_refused():
+  config, params = model()
+  with pytest.raises(ValueError, match='integers of shape'):
+    logits(config, params, np.zeros((2, 3)))
+
+
+def test_full_sizes_trace_with_every_slot():
+  for spec in (sj.AttentionSpec(), sj.AttentionSpec('Linear()', 'AbsFloor()', 'Mlp()')):
+    shapes = parameter_shapes(sj.sized('60m', vocab_size=50432, attention=spec))
+    assert shapes['blocks']['attention']['query']['kernel'].shape == (10, 768, 768)
