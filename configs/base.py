@@ -15,7 +15,7 @@ def get_config():
   config.microbatches = 1  # slices of a batch whose gradients are accumulated
   config.log_every = 20  # steps between training metrics
   config.checkpoint_every = 1_000  # steps; 0: only after the last one
-  config.checkpoints_kept = 2
+  config.checkpoints_kept = 2  # the newest ones
 
   config.model = ConfigDict()
   config.model.size = '60m'  # tiny, 60m, 1b; the next keys override it where set
@@ -25,8 +25,8 @@ def get_config():
   config.model.kv_heads = config_dict.placeholder(int)  # fewer than heads: grouped queries
   config.model.ffn_hidden = config_dict.placeholder(int)
   config.model.vocab_size = config_dict.placeholder(int)  # empty: the tokenizer's
-  config.model.input_features = 0  # set by tasks with continuous inputs
-  config.model.output_features = 0
+  config.model.input_features = config_dict.placeholder(int)  # of tasks without tokens
+  config.model.output_features = config_dict.placeholder(int)
   config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11)
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, none
   config.model.norm_eps = 1e-5
@@ -66,10 +66,10 @@ def get_config():
   config.optimizer.schedule = 'cosine'  # cosine (the paper), constant (its release)
   config.optimizer.final_fraction = 0.1  # of the learning rate, after the cosine
   config.optimizer.warmup_steps = 100
-  config.optimizer.beta1 = 0.9
-  config.optimizer.beta2 = 0.95
+  config.optimizer.beta1 = 0.9  # decay of the first moment
+  config.optimizer.beta2 = 0.95  # decay of the second
   config.optimizer.eps = 1e-8
-  config.optimizer.weight_decay = 0.1
+  config.optimizer.weight_decay = 0.1  # decoupled: times the learning rate
   config.optimizer.decay = 'all'  # all (the release), matrices
   config.optimizer.clip = 1.0  # largest global gradient norm; 0: none
 
@@ -77,7 +77,7 @@ def get_config():
   config.probe.every = 100  # steps; 0: only before the first and after the last
   config.probe.sequences = 100
   config.probe.length = 64
-  config.probe.epsilon = 0.3
+  config.probe.epsilon = 0.3  # a head is a sink head above it
   config.probe.dtype = 'float32'  # the release probes in bfloat16
 
   config.validation = ConfigDict()

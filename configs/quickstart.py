@@ -14,7 +14,8 @@ _TEXT = {
     'batch_size': 32,
     'data.context': 64,
     'data.interventions': 'FixedToken(position=1)',
-    'optimizer.learning_rate': 1e-2,
+    'optimizer.learning_rate': 2e-2,
+    'optimizer.weight_decay': 0.5,
     'probe.every': 50,
     'validation.every': 200,
     'validation.batches': 20,
@@ -29,15 +30,15 @@ _BACKCOPY = {
     'attention.position': 'Learned(max_length=64)',
     'data.source': 'BigramBackcopy()',
     'data.interventions': '',
-    'steps': 400,
+    'steps': 800,
     'batch_size': 64,
     'optimizer.learning_rate': 1e-3,
     'optimizer.schedule': 'constant',
     'optimizer.warmup_steps': 0,
     'optimizer.beta2': 0.99,
     'optimizer.weight_decay': 1e-4,
-    'probe.every': 20,
-    'validation.every': 100,
+    'probe.every': 40,
+    'validation.every': 200,
 }
 _SIGMOID = {'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'}
 

@@ -19,7 +19,7 @@ from absl import app, flags
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
-from sink_jax.train.workdir import read_status, write_status
+from sink_jax.train.workdir import is_finished, read_status, write_status
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
@@ -56,10 +56,11 @@ def load_trials(path) -> dict[str, Mapping]:
 
 def run_trials(configs: Mapping[str, Mapping], workdir, show_progress: bool = True) -> dict[str, str]:
   """Trains every config in workdir/name; returns {name: status}."""
-  began = time.monotonic()
+  began, statuses = time.monotonic(), {}
   for number, (name, config) in enumerate(configs.items(), 1):
     folder = Path(workdir) / name
-    if read_status(folder)['status'] == 'done':
+    if is_finished(folder, config):
+      statuses[name] = 'done'
       continue
     if show_progress:
       print(f'[{number}/{len(configs)}] {name}  ({time.monotonic() - began:.0f} s so far)',
@@ -70,9 +71,13 @@ def run_trials(configs: Mapping[str, Mapping], workdir, show_progress: bool = Tr
       print(f'{name}: {error}', file=sys.stderr)
     except (ValueError, CheckpointError) as error:
       print(f'{name}: error: {error}', file=sys.stderr)
-      if folder.is_dir() and 'another config' not in str(error):
+      statuses[name] = 'failed'
+      if not (folder / 'config.json').exists():  # a run of another config keeps its own record
+        folder.mkdir(parents=True, exist_ok=True)
         write_status(folder, 'failed', error=str(error))
-  return {name: read_status(Path(workdir) / name)['status'] for name in configs}
+      continue
+    statuses[name] = read_status(folder)['status']
+  return statuses
 
 
 def main(argv):

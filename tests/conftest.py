@@ -1,11 +1,21 @@
 """What all tests share: the CPU as the default device, and the option --full."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 
 # Before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+# Small models are compiled over and over, also by subprocesses: they share the results.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _cache = tempfile.mkdtemp(prefix='sink_jax-compiled-')
+  atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+  os.environ |= {'JAX_COMPILATION_CACHE_DIR': _cache,
+                 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.3'}
 
 
 def pytest_addoption(parser):

@@ -99,12 +99,12 @@ def test_help_needs_no_python(clone, script):
     assert word in output
 
 
-def test_help_of_the_quick_start_goes_on_once_there_is_an_environment(clone):
+def test_help_of_the_quick_start_makes_nothing(clone):
   clone.python('python3', '3.12.1')
-  clone()
   code, output, log = clone('--help', script='launch/quickstart.sh')
-  assert code == 0 and 'bash launch/quickstart.sh' in output
-  assert log[0].startswith('run 3.12.1 sink_jax.quickstart [--help]')
+  assert code == 0 and not log and 'DIR/index.html' in output and not clone.venv.exists()
+  code, output, log = clone('--steps=3', script='launch/quickstart.sh')
+  assert code == 1 and not log and 'unknown option --steps=3' in output
 
 
 @pytest.mark.parametrize('version', ['2.7.18', '3.10.13', '3.14.0'])
@@ -251,13 +251,16 @@ def test_from_another_directory(clone, tmp_path):
   clone.python('python3', '3.12.1')
   elsewhere = tmp_path / 'else where'
   elsewhere.mkdir()
-  code, output, log = clone('--out', 'a b', script='launch/quickstart.sh', cwd=elsewhere,
+  code, output, log = clone('a b', script='launch/quickstart.sh', cwd=elsewhere,
                             VENV='my env', PYTHONPATH='/old')
   assert code == 0, output
   assert (elsewhere / 'my env' / 'bin' / 'python').exists() and not clone.venv.exists()
   # The quick start writes where it is called, and packages from outside stay out.
-  assert log[-1] == (
-      f'run 3.12.1 sink_jax.quickstart [--out] [a b] in {elsewhere} with {clone.root}')
+  where = f'in {elsewhere} with {clone.root}'
+  assert log[-2:] == [
+      f'run 3.12.1 sink_jax.sweep [--config={clone.root}/configs/quickstart.py] '
+      f'[--workdir=a b/runs] {where}',
+      f'run 3.12.1 sink_jax.report [--runs=a b/runs] [--out=a b] {where}']
   log = clone(cwd=elsewhere, VENV='my env')[2]
   assert kinds(log) == ['run'] and f' in {clone.root} ' in log[0]
 

@@ -77,6 +77,11 @@ class AttentionSpec:
     positive = self.feature_map.positive and not self.position.has_bias
     return self.similarity.signed and not positive
 
+  @property
+  def rows_sum_to_one(self) -> bool:
+    """Are a row's weights, with the bias slot's, shares of one, as those of softmax?"""
+    return isinstance(self.normalizer, RowSum) and self.normalizer.scale == 1
+
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
     """What the slots own in one layer: {slot: {name: Param}}, empty slots left out.
 

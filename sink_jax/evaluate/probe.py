@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.attention.normalizer import RowSum
 from sink_jax.evaluate import sinks
 from sink_jax.models.record import Record
 from sink_jax.models.run import Run
@@ -85,7 +84,9 @@ class SinkReport:
         'sink_bias_slot_released': percent(self.bias_slot_rate(epsilon, released=True)),
         'largest_importance': float(self.head_importance().max()),
         'mean_importance': float(self.head_importance().mean()),
+        'mean_bias_slot': None if self.bias_slot is None else float(self.bias_slot.mean()),
         'raw_mass_1': float(self.raw_importance[..., 0].mean()),
+        'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0).max()),
         'raw_row_mass': self.raw_row_mass(),
         **ratios,
     }
@@ -125,7 +126,7 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
   joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
   return SinkReport(**joined, protocol={
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
-      'scores': ('attention weights' if _rows_sum_to_one(config)
+      'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
       'row_divisor': 'T - k + 1, all rows from k on, the diagonal included',
       'sequences': len(tokens),
@@ -152,8 +153,3 @@ def _to_host(record: Record) -> dict[str, Any]:
       norms=dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
                  value=first(layers.value_norm_BxHxT), hidden=hidden,
                  hidden_before_norm=first(layers.hidden_before_norm_BxT)))
-
-
-def _rows_sum_to_one(config) -> bool:
-  spec = config.attention
-  return isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1

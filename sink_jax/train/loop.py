@@ -119,16 +119,17 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
           report(*pending)
         pending = (step, values)
         checkpoints.poll()
-        last = step == experiment.steps or stop.requested
-        if last or evaluate.due(step) or _due(step, experiment.checkpoint_every):
+        finished = step == experiment.steps
+        stopping = stop.requested and not finished  # asked once: it may change at any moment
+        saving = finished or stopping or _due(step, experiment.checkpoint_every)
+        if saving or evaluate.due(step):
           report(*pending)
           pending = None
-          if not stop.requested or step == experiment.steps:
-            evaluate(step, state.params)
-          if last or _due(step, experiment.checkpoint_every):
+          evaluate(step, state.params)
+          if saving:
             checkpoints.save(step, state)
           clock.pause()
-        if stop.requested and step < experiment.steps:
+        if stopping:
           checkpoints.close()
           runs.write_status(workdir, 'interrupted', step=step)
           raise Interrupted(f'Stopped and saved at step {step} of {experiment.steps}; '

@@ -64,7 +64,7 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
       (value, grads), _ = jax.lax.scan(accumulate, zero, slices)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = {'loss': value, 'grad_norm': optax.global_norm(grads)}
+    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
   shapes = jax.eval_shape(lambda: TrainState(

@@ -11,6 +11,7 @@ import numpy as np
 
 from sink_jax.train.checksums import write_atomically
 from sink_jax.train.experiment import differences
+from sink_jax.train.provenance import here_and_now
 
 
 def claim(workdir, config: Mapping[str, Any]) -> Path:
@@ -52,8 +53,9 @@ def read_config(workdir) -> dict[str, Any]:
 
 
 def write_status(workdir, status: str, **details) -> None:
-  """Records 'running', 'done', 'interrupted' or 'diverged', with details."""
-  write_atomically(Path(workdir) / 'status.json', json.dumps({'status': status, **details}, indent=2))
+  """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
+  record = {'status': status, **details, **here_and_now()}
+  write_atomically(Path(workdir) / 'status.json', json.dumps(record, indent=2))
 
 
 def read_status(workdir) -> dict[str, Any]:
@@ -62,6 +64,16 @@ def read_status(workdir) -> dict[str, Any]:
     return json.loads((Path(workdir) / 'status.json').read_text())
   except (FileNotFoundError, json.JSONDecodeError):
     return {'status': 'not run'}
+
+
+def is_finished(workdir, config: Mapping[str, Any]) -> bool:
+  """Has this very config been trained to its end here?"""
+  if read_status(workdir)['status'] != 'done':
+    return False
+  saved = read_config(workdir)
+  # Sizes that are empty in a config come from the data; the saved one has them filled in.
+  model = {k: saved['model'].get(k) if v is None else v for k, v in config['model'].items()}
+  return not differences(saved, dict(config, model=model))
 
 
 def write_probe_tokens(workdir, tokens) -> None:

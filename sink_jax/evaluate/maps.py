@@ -1,0 +1,62 @@
+"""Attention maps of every head, averaged over sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from sink_jax.models.record import Want
+from sink_jax.models.run import Run
+
+_LENGTH = 64  # as the paper's probes; a map of more is hard to read
+_BUDGET = 2**24  # elements of one kind of map that are recorded at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMaps:
+  """Maps of N layers and H heads between T tokens, mean of `sequences` sequences.
+
+  raw: the attention weights (N, H, T, T), queries then keys. normalized: the proxy
+  scores; the same for softmax. importance: of the first token (N, H), from `normalized`.
+  proxy: whether the two differ. slot: mean weight of the bias slot or learned sink tokens,
+  which the maps leave out (N, H); None without one.
+  """
+
+  raw: np.ndarray
+  normalized: np.ndarray
+  sequences: int
+  has_slot: bool
+
+  @property
+  def importance(self) -> np.ndarray:
+    return self.normalized[..., 0].mean(-1)
+
+  @property
+  def proxy(self) -> bool:
+    return not np.allclose(self.raw, self.normalized, atol=1e-4)
+
+  @property
+  def slot(self) -> np.ndarray | None:
+    return 1 - self.normalized.sum(-1).mean(-1) if self.has_slot else None
+
+  def head(self, strongest: bool) -> tuple[int, int]:
+    """(layer, head), from 0, of the largest or smallest importance of the first token."""
+    best = np.argmax if strongest else np.argmin
+    layer, head = np.unravel_index(best(self.importance), self.importance.shape)
+    return int(layer), int(head)
+
+
+def head_maps(run: Run, tokens) -> HeadMaps:
+  """Records tokens (S, T) in float32, the first 64 positions of each."""
+  tokens = np.asarray(tokens)[:, :_LENGTH]
+  config = dataclasses.replace(run.config, dtype='float32')
+  run = dataclasses.replace(run, config=config)
+  size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
+  total = lambda x: np.asarray(x, np.float64).sum(1)  # over sequences, after the layer axis
+  raw = normalized = 0.0
+  for i in range(0, len(tokens), size):
+    layers = run.record(tokens[i:i + size], Want(maps=True)).layers
+    raw, normalized = raw + total(layers.maps_BxHxTxT), normalized + total(layers.proxy_maps_BxHxTxT)
+  return HeadMaps(raw / len(tokens), normalized / len(tokens), len(tokens),
+                  config.attention.kv_bias.has_slot or config.sink_tokens > 0)

@@ -1,0 +1,208 @@
+"""Pictures of a probe, a run's metrics and a model's attention, as PNG files.
+
+Figures are made without pyplot, so that nothing global changes and no display is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sink_jax.evaluate.maps import HeadMaps, head_maps
+from sink_jax.evaluate.probe import EPSILON, SinkReport
+
+# Okabe and Ito (2008): told apart with any colour vision, and in print by their lightness.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
+SINK_SLOT = r'$\mathrm{Sink}_*^{\epsilon}$'
+_CELLS_WITH_NUMBERS = 128  # more would be too small to read
+_FONT = 11
+
+
+def importance_map(report: SinkReport, path, epsilon: float = EPSILON) -> None:
+  """Importance of the first token over blocks and heads (Figures 19 to 24)."""
+  values = report.head_importance()
+  layers, heads = values.shape
+  cell = min(1.0, max(5 / heads, 0.62 if values.size <= _CELLS_WITH_NUMBERS else 0.25))
+  figure, axes = canvas(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
+  ax = axes[0, 0]
+  image = ax.imshow(values, vmin=0, vmax=1, cmap='viridis')
+  if values.size <= _CELLS_WITH_NUMBERS:
+    for (layer, head), value in np.ndenumerate(values):
+      ax.text(head, layer, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
+              color='black' if value > 0.6 else 'white')
+  for axis, count in ((ax.xaxis, heads), (ax.yaxis, layers)):
+    every = -(-count // 16)
+    axis.set_ticks(range(0, count, every), labels=range(1, count + 1, every))
+  bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
+  bar.ax.axhline(epsilon, color='white', linewidth=2.5)
+  bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
+  rate = 100 * report.sink_rate(epsilon=epsilon)
+  label(ax, f'{report.protocol.get("run") or "model"}: {SINK_1} = {rate:.1f} %', 'head', 'block')
+  save(figure, path)
+
+
+def training_curves(rows, path, epsilon: float = EPSILON) -> None:
+  """Loss, Sink_1 and the largest importance against step (Figure 4 middle).
+
+  rows: the events of `read_metrics`. The largest importance of the first token over heads
+  moves long before Sink_1 leaves 0 %, or without it ever doing so.
+  """
+  figure, axes = canvas(10.5, 3.6, columns=3)
+  loss, rate, importance = axes[0]
+  of = lambda kind: [row for row in rows if row['kind'] == kind]
+  train, valid, probed = of('train'), of('valid'), of('probe')
+  sets = [key for key in (valid[-1] if valid else ()) if key not in ('kind', 'step')]
+  _curve(loss, train, 'loss', 'train', '#9a9a9a', marker='')
+  for colour, key in zip(COLOURS, sets):
+    _curve(loss, valid, key, 'valid' if key == 'valid' else f'valid: {key}', colour)
+  _curve(rate, probed, 'sink_1', f'{SINK_1}, first token', COLOURS[0])
+  _curve(rate, probed, 'sink_bias_slot', f'{SINK_SLOT}, bias slot', COLOURS[1], dashed=True)
+  _curve(importance, probed, 'largest_importance', 'largest over heads', COLOURS[0])
+  if any(row['mean_importance'] != row['largest_importance'] for row in probed):
+    _curve(importance, probed, 'mean_importance', 'mean over heads', COLOURS[5], dashed=True)
+  threshold(importance, epsilon)
+  rate.set_ylim(-4, 104)
+  importance_limits(importance, epsilon)
+  label(loss, 'Loss', 'step', 'nats per token')
+  label(rate, 'Sink rate', 'step', '% of heads')
+  label(importance, 'Importance of the first token', 'step', 'importance')
+  for ax in axes[0]:
+    ax.grid(alpha=0.25)
+    if ax.get_legend_handles_labels()[0]:
+      ax.legend(fontsize=_FONT - 2, frameon=False)
+  save(figure, path)
+
+
+def attention_maps(run, tokens, path) -> None:
+  """Maps of the strongest and the weakest sink head, averaged over the sequences.
+
+  tokens: (S, T); the first 64 positions are shown. Where the rows of the attention weights
+  do not sum to one, the row-normalised proxy and the weights themselves get a panel each.
+  """
+  maps = head_maps(run, tokens)
+  strongest, weakest = maps.head(strongest=True), maps.head(strongest=False)
+  names = {strongest: 'strongest head', weakest: 'weakest head'}
+  if maps.importance.size == 1:
+    names = {strongest: 'only head'}
+  panels = [(head, proxy) for head in names for proxy in ((True, False) if maps.proxy else (True,))]
+  rows = 2 if len(panels) == 4 else 1
+  figure, axes = canvas(8.4 if len(panels) > 1 else 5.2, 4.1 * rows, rows, -(-len(panels) // rows))
+  for ax, (head, proxy) in zip(axes.flat, panels):
+    head_panel(figure, ax, maps, head, proxy, names[head])
+  figure.suptitle(f'{run.name or "model"}: mean of {maps.sequences} sequences', fontsize=_FONT + 1)
+  save(figure, path)
+
+
+def norm_ratios(report: SinkReport, path) -> None:
+  """l2 norm of the first token over the mean of the others, by block (Figures 7 and 8)."""
+  figure, axes = canvas(6.6, 3.8)
+  ax = axes[0, 0]
+  kinds = [('hidden', 'hidden state'), ('value', 'value'), ('key', 'key')]
+  before = report.norm_ratio('hidden_before_norm')
+  if not np.allclose(before, report.norm_ratio('hidden')[1:], rtol=1e-3):  # a post-norm block
+    kinds.append(('hidden_before_norm', 'hidden state before its norm'))
+  for colour, marker, (kind, name) in zip(COLOURS, 'os^D', kinds):
+    ratio = report.norm_ratio(kind)
+    blocks = np.arange(len(ratio)) + (kind != 'hidden')
+    ax.plot(blocks, ratio, color=colour, marker=marker, markersize=6, linewidth=2, label=name)
+  ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
+  ax.set_yscale('log')
+  low, high = ax.get_ylim()
+  ax.set_ylim(min(low, 0.5), max(high, 2))
+  ax.yaxis.set_major_formatter(lambda y, _: f'{y:g}')
+  ax.yaxis.set_minor_formatter(lambda y, _: f'{y:g}' if f'{y:.0e}'[0] in '25' else '')
+  ax.tick_params(which='minor', labelsize=_FONT - 2)
+  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  ax.grid(alpha=0.25)
+  ax.legend(fontsize=_FONT - 1, frameon=False)
+  label(ax, f'{report.protocol.get("run") or "model"}: norm of the first token',
+        'block (0: the embedding)', 'ratio to the mean of the others')
+  save(figure, path)
+
+
+def head_panel(figure, ax, maps: HeadMaps, head: tuple[int, int], proxy: bool, name: str) -> None:
+  """One head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
+  kind = 'raw weights' if not proxy else 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
+  alpha = f'{maps.importance[head]:.2f}' + ('*' if maps.proxy else '')
+  slot = '' if maps.slot is None else f', bias slot {maps.slot[head]:.2f}'
+  attention_panel(figure, ax, (maps.normalized if proxy else maps.raw)[head],
+                  f'{name}: block {head[0] + 1}, head {head[1] + 1}\n'
+                  f'importance: first token {alpha}{slot}', kind)
+
+
+def attention_panel(figure, ax, map_TxT, title: str, kind: str) -> None:
+  """One map, queries down and keys across, with `kind` beside its colours.
+
+  Weights that are never negative get a square-root scale, which shows the small ones.
+  """
+  shown = np.array(map_TxT, float)
+  length = len(shown)
+  if not np.triu(shown, 1).any():  # causal: nothing to show above the diagonal
+    shown[np.triu_indices(length, 1)] = np.nan
+  low, high, ticks = np.nanmin(shown), np.nanmax(shown), None
+  if low < 0:
+    limit = max(-low, high)
+    colours = dict(cmap='RdBu_r', vmin=-limit, vmax=limit)
+  elif high > 1:
+    colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, high))
+  else:
+    colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, 1))
+    ticks = [0, 0.1, 0.3, 0.6, 1]
+  image = ax.imshow(shown, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
+                    **colours)
+  ax.set_facecolor('#e8e8e8')
+  _colour_bar(figure, ax, image, kind, ticks)
+  for axis in (ax.xaxis, ax.yaxis):
+    axis.set_ticks(sorted({1, max(1, length // 2), length}))
+  label(ax, title, 'key', 'query')
+  ax.title.set_fontsize(_FONT - 1)
+
+
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1):
+  """A white figure in inches and its axes (rows, columns)."""
+  figure = Figure(figsize=(width, height), layout='constrained', facecolor='white')
+  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+  return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def label(ax, title: str, x: str, y: str) -> None:
+  ax.set_title(title, fontsize=_FONT + 1)
+  ax.set_xlabel(x, fontsize=_FONT)
+  ax.set_ylabel(y, fontsize=_FONT)
+  ax.tick_params(labelsize=_FONT - 1)
+
+
+def threshold(ax, epsilon: float) -> None:
+  """The line above which a head counts as a sink."""
+  ax.axhline(epsilon, color='#555555', linewidth=1.2, linestyle=':')
+  ax.annotate(f'ε = {epsilon:g}', (1, epsilon), (-3, 3), ha='right', fontsize=_FONT - 2,
+              color='#555555', xycoords=('axes fraction', 'data'), textcoords='offset points')
+
+
+def importance_limits(ax, epsilon: float) -> None:
+  """From 0 to what is drawn, epsilon always in sight."""
+  drawn = [y for line in ax.lines for y in line.get_ydata()]
+  ax.set_ylim(0, max(1.5 * epsilon, 1.08 * max(drawn, default=0)))
+
+
+def save(figure, path) -> None:
+  figure.savefig(path, dpi=150, format='png', metadata={'Software': None})
+
+
+def _colour_bar(figure, ax, image, name, ticks=None):
+  """As high as the picture beside it."""
+  bar = figure.colorbar(image, cax=ax.inset_axes([1.03, 0, 0.05, 1]), ticks=ticks)
+  bar.set_label(name, fontsize=_FONT - 1)
+  bar.ax.tick_params(labelsize=_FONT - 2)
+  return bar
+
+
+def _curve(ax, rows, key, name, colour, marker='o', dashed=False):
+  """A key of metric rows against step; nothing where no row has it."""
+  points = [(row['step'], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+  if points:
+    ax.plot(*zip(*points), color=colour, linewidth=2, label=name, marker=marker, markersize=3.5,
+            linestyle='--' if dashed else '-')

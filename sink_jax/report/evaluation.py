@@ -1,0 +1,121 @@
+"""A probe of one finished run: numbers as JSON, pictures as PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sink_jax.evaluate import plots
+from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.load import load_run
+from sink_jax.report.jsontext import to_json
+from sink_jax.train.provenance import command, provenance
+from sink_jax.train.experiment import ProbeConfig
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import read_config
+
+_TOKENS_AT_A_TIME = 16384
+
+
+def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int | None = None,
+                 epsilon: float | None = None, dtype: str | None = None) -> tuple[dict, list[Path]]:
+  """Probes a run on its own probe tokens and writes everything about it below `out`.
+
+  Args:
+    out: a folder; RUN/evaluation by default.
+    sequences, length: a part of the stored probe tokens; all by default.
+    epsilon, dtype: the run's own by default.
+
+  Returns:
+    What sink_report.json holds, and the paths of the files written.
+
+  Raises:
+    ValueError: not a run, or a part that is larger than what is stored.
+    CheckpointError: no usable checkpoint. OSError: `out` cannot be written.
+  """
+  config = read_config(workdir)
+  run = load_run(workdir)
+  settings = ProbeConfig(**config['probe'])
+  tokens = _part(run.probe_tokens, sequences, length)
+  epsilon = settings.epsilon if epsilon is None else epsilon
+  if not 0 < epsilon < 1:
+    raise ValueError(f'--epsilon={epsilon}: importance lies between 0 and 1; the paper uses 0.3.')
+  report = probe(run, tokens, dtype=dtype or settings.dtype,
+                 batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+  out = Path(workdir) / 'evaluation' if out is None else Path(out)
+  out.mkdir(parents=True, exist_ok=True)
+
+  pictures = {name: out / f'{name}.png' for name in
+              ('importance', 'norm_ratios', 'attention_maps', 'training_curves')}
+  plots.importance_map(report, pictures['importance'], epsilon)
+  plots.norm_ratios(report, pictures['norm_ratios'])
+  plots.attention_maps(run, tokens, pictures['attention_maps'])
+  plots.training_curves(read_metrics(workdir), pictures['training_curves'], settings.epsilon)
+  result = _result(report, epsilon, config)
+  result['provenance'] = provenance(command('sink_jax.evaluate', dict(
+      workdir=workdir, out=out, sequences=len(tokens), length=tokens.shape[1], epsilon=epsilon,
+      dtype=report.protocol['dtype'])))
+  path = out / 'sink_report.json'
+  path.write_text(to_json(result))
+  return result, [path, *pictures.values()]
+
+
+def as_text(result: dict) -> str:
+  """The result for a terminal."""
+  summary, protocol = result['summary'], result['protocol']
+  star = '' if protocol['scores'] == 'attention weights' else '*'
+  ratio, block = min((r, n) for n, r in enumerate(summary['value_ratio'], 1))
+  lines = [
+      ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
+       f'{result["epsilon"]:g}'),
+      ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
+       'of the first token, over heads'),
+      ('mean importance', f'{summary["mean_importance"]:.3f}{star}', 'of the first token, over heads'),
+      ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
+       f'of {summary["raw_row_mass"]:.3f} in a row'),
+      ('value norm ratio', f'{ratio:.2f}', f'first token to the others, smallest in block {block}'),
+  ]
+  if summary['sink_bias_slot'] is not None:
+    lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the bias slot; '
+                     f'{summary["sink_bias_slot_released"]:.1f} % as the release counts'))
+  head = (f'{protocol["run"]}, step {protocol["step"]}: {protocol["sequences"]} sequences of '
+          f'{protocol["length"]} tokens, {protocol["dtype"]}')
+  body = [f'  {name:<20}{value:>9}  {what}' for name, value, what in lines]
+  note = ['  * of proxy scores: the rows of this attention do not sum to one'] if star else []
+  return '\n'.join([head, *body, *note])
+
+
+def _part(tokens, sequences, length):
+  if tokens is None:
+    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+  for name, wanted, stored, least in (('sequences', sequences, tokens.shape[0], 1),
+                                      ('length', length, tokens.shape[1], 2)):
+    if wanted is not None and not least <= wanted <= stored:
+      raise ValueError(f'--{name}={wanted}: the run stores {tokens.shape[0]} sequences of '
+                       f'{tokens.shape[1]} tokens; choose {least} to {stored}.')
+  return tokens[:sequences, :length]
+
+
+def _result(report: SinkReport, epsilon: float, config: dict) -> dict:
+  data = config['data']
+  return {
+      'protocol': {
+          **report.protocol,
+          'bos_before_documents': data['bos'],
+          'interventions': data['interventions'],
+          'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})',
+      },
+      'epsilon': epsilon,
+      'step': report.protocol['step'],
+      'summary': report.summary(epsilon),
+      'importance_1': report.head_importance().tolist(),
+      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
+      'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
+      'fields': {
+          'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
+          'importance_1': 'importance of the first token, a list of heads per block, mean over '
+                          'sequences',
+          'raw_importance_1': 'the same of the weights that multiply the values',
+          'bias_slot': 'mean weight of the bias slot or learned sink token, likewise',
+      },
+      'config': config,
+  }

@@ -1,0 +1,23 @@
+"""JSON that every parser accepts and a person can read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+
+def to_json(value) -> str:
+  """Indented, with lists of numbers on one line; what is not finite becomes null."""
+  text = json.dumps(finite(value), indent=1, allow_nan=False)
+  return re.sub(r'\[([^\[\]{}"]*)\]', lambda found: '[' + ' '.join(found[1].split()) + ']',
+                text) + '\n'
+
+
+def finite(value):
+  """The same with None in place of numbers that are not finite."""
+  if isinstance(value, dict):
+    return {key: finite(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [finite(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

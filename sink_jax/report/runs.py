@@ -1,0 +1,175 @@
+"""Training runs read back as plain numbers, for tables, sentences and figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.data.synthetic import SyntheticTask
+from sink_jax.evaluate.sinks import emergence_step
+from sink_jax.report.jsontext import finite
+from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import read_config, read_status
+
+EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
+_SLOTS = {'KBias': 'K bias', 'KVBias': 'KV bias', 'VBias': 'V bias', 'SinkLogit': 'sink logit'}
+_MEASURED = ('sink_1', 'sink_bias_slot', 'sink_bias_slot_released', 'largest_importance',
+             'mean_importance', 'mean_bias_slot', 'raw_mass_1', 'largest_raw_mass_1',
+             'raw_row_mass')
+_CURVES = ('step', 'sink_1', 'sink_bias_slot', 'largest_importance')
+
+
+def read_runs(directory) -> list[dict]:
+  """Every run in or below a folder, as `read_run` describes it, in order of name.
+
+  Raises:
+    ValueError: there is no such folder, or no run in it.
+  """
+  directory = Path(directory)
+  if not directory.is_dir():
+    raise ValueError(f'{directory} is not a folder. Make runs with python -m sink_jax.sweep '
+                     f'--config=configs/quickstart.py --workdir={directory}')
+  folders = {path.parent for name in ('config.json', 'status.json', 'metrics.jsonl')
+             for path in directory.rglob(name)}
+  if not folders:
+    raise ValueError(f'There is no run in {directory}. Make some with python -m sink_jax.sweep '
+                     f'--config=configs/quickstart.py --workdir={directory}')
+  return [read_run(folder, folder.relative_to(directory).as_posix() if folder != directory
+                   else folder.resolve().name) for folder in sorted(folders)]
+
+
+def read_run(folder, name: str) -> dict:
+  """One run as a JSON-able dict.
+
+  Always: name, status ('done', 'running', 'interrupted', 'diverged', 'failed', 'not run' or
+  'unreadable'), error and loss where the status has them, trained (on what and when, or None),
+  step (the last one on record).
+  With a readable config: config, attention (in words), proxy (whether importance is of proxy
+  scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon.
+  With validation rows: losses {set: nats per token}. With probe rows: the last row's
+  quantities, probe_step, value_ratio and value_ratio_block (the smallest over blocks, from
+  1), emergence_step (None: it did not emerge),
+  peak_sink_1 and peak_step, curves.
+  """
+  status, rows = read_status(folder), finite(read_metrics(folder))
+  run = {'name': name, 'status': status['status'], 'error': status.get('error'),
+         'loss': status.get('loss'), 'trained': _trained(status),
+         'step': max([row['step'] for row in rows] + [status.get('step') or 0])}
+  try:
+    config = read_config(folder)
+    run |= {'config': config, **_settings(from_dict(config), config)}
+  except (ValueError, KeyError, TypeError) as error:
+    return run | {'status': 'unreadable', 'error': ' '.join(str(error).split())}
+  valid = [row for row in rows if row['kind'] == 'valid']
+  if valid:
+    run['losses'] = {k: v for k, v in valid[-1].items() if k not in ('kind', 'step')}
+  probed = [row for row in rows if row['kind'] == 'probe'
+            and None not in (row['largest_importance'], *row['value_ratio'])]  # nan activations
+  return run | _measured(probed, run) if probed else run
+
+
+def describe_attention(experiment: Experiment) -> str:
+  """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
+  spec, tokens = experiment.attention, experiment.model['sink_tokens']
+  name = type(spec.similarity).__name__.lower()
+  if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
+    words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
+  elif isinstance(spec.normalizer, Unnormalized):
+    words = f'{name} without normalisation'
+  elif isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1:
+    words = f'{name} with normalisation'
+  else:
+    words = f'{name}, {spec.normalizer}'
+  parts = [words]
+  if type(spec.feature_map).__name__ != 'Identity':
+    parts.append(f'feature map {spec.feature_map}')
+  slot = type(spec.kv_bias).__name__
+  if slot != 'NoBias':
+    bare = spec.kv_bias == type(spec.kv_bias)()
+    parts.append(_SLOTS.get(slot, slot) if bare else str(spec.kv_bias))
+  if tokens:
+    parts.append('a learned sink token' if tokens == 1 else f'{tokens} learned sink tokens')
+  return ', '.join(parts)
+
+
+def differing_settings(runs: list[dict]) -> tuple[dict, dict[str, dict]]:
+  """Dotted config keys: what all runs share, and {run name: what it has differently}."""
+  flat = {run['name']: _flat(run['config']) for run in runs}
+  keys = dict.fromkeys(key for config in flat.values() for key in config)
+  shared = {key: next(iter(flat.values())).get(key) for key in keys
+            if len({json.dumps(config.get(key)) for config in flat.values()}) == 1}
+  return shared, {name: {key: value for key, value in config.items() if key not in shared}
+                  for name, config in flat.items()}
+
+
+def shown_losses(run: dict) -> list[str]:
+  """The validation sets worth showing: a synthetic task's own, else all targets."""
+  named = [key for key in run.get('losses', ()) if key != 'valid']
+  return named if named and run['synthetic'] else ['valid'] if 'losses' in run else []
+
+
+def baseline_of(run: dict, runs: list[dict]) -> dict | None:
+  """The softmax run that differs from this one only in attention, and there the least."""
+  if 'config' not in run or run.get('attention') in (None, 'softmax'):
+    return None
+  differences = {}
+  for i, other in enumerate(runs):
+    if other.get('attention') == 'softmax':
+      mine, its = _flat(run['config']), _flat(other['config'])
+      keys = [key for key in mine | its if mine.get(key) != its.get(key)]
+      if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
+        differences[i] = len(keys)
+  return runs[min(differences, key=differences.get)] if differences else None
+
+
+def _trained(status):
+  """'cpu, 2 cores; jax 0.10.2; 2026-11-21', or None before a run has started."""
+  if 'hardware' not in status:
+    return None
+  return f'{status["hardware"]}; jax {status["jax"]}; {status["date"].split("T")[0]}'
+
+
+def _settings(experiment, config):
+  source, spec = experiment.data.source, experiment.attention
+  synthetic = isinstance(source, SyntheticTask)
+  return {
+      'attention': describe_attention(experiment),
+      'proxy': not spec.rows_sum_to_one,
+      'has_slot': bool(spec.kv_bias.has_slot or experiment.model['sink_tokens']),
+      'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
+      'synthetic': synthetic,
+      'facts': source.facts() if synthetic else {},
+      'seed': experiment.seed,
+      'steps': experiment.steps,
+      'tokens': experiment.steps * experiment.batch_size * experiment.data.context,
+      'epsilon': experiment.probe.epsilon,
+  }
+
+
+def _measured(probed, run):
+  """What the probe rows say: the last one, and the course of Sink_1."""
+  last = probed[-1]
+  steps, rates = [row['step'] for row in probed], [row['sink_1'] for row in probed]
+  peak = int(np.argmax(rates))
+  block = int(np.argmin(last['value_ratio']))
+  return {
+      **{key: last[key] for key in _MEASURED},
+      'probe_step': last['step'],
+      'value_ratio': last['value_ratio'][block],
+      'value_ratio_block': block + 1,
+      'emergence_step': emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
+      'peak_sink_1': rates[peak],
+      'peak_step': steps[peak],
+      'curves': {key: [row[key] for row in probed] for key in _CURVES},
+  }
+
+
+def _flat(config, prefix=''):
+  flat = {}
+  for key, value in config.items():
+    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return flat

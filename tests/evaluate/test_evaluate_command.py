@@ -1,0 +1,86 @@
+"""python -m sink_jax.evaluate, on a run made by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.transformer import init_params
+from sink_jax.report.evaluation import as_text, evaluate_run
+from sink_jax.sweep import load_trials
+from sink_jax.train.checkpoint import Checkpoints
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.workdir import claim, write_probe_tokens
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*options):
+  done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *options], cwd=ROOT, text=True,
+                        capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """The folder of a run at step 2, as training leaves it."""
+  config = load_trials(ROOT / 'configs/quickstart.py')['backcopy-sigmoid']
+  config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
+             'probe': config['probe'] | {'epsilon': 0.2}}
+  path = tmp_path_factory.mktemp('runs') / 'a run'
+  claim(path, config)
+  write_probe_tokens(path, np.random.default_rng(0).integers(0, 64, (6, 12)))
+  checkpoints = Checkpoints(path)
+  checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
+  checkpoints.close()
+  return path
+
+
+def test_the_numbers_are_the_probe_s(workdir):
+  result, paths = evaluate_run(workdir)
+  written = json.loads((workdir / 'evaluation/sink_report.json').read_text())
+  run = sj.load_run(workdir)
+  report = sj.probe(run, run.probe_tokens)
+  assert written == result and written['summary'] == report.summary(0.2)
+  np.testing.assert_allclose(written['importance_1'], report.head_importance(), rtol=1e-6)
+  assert len(written['summary']['sink']) == 12 and written['epsilon'] == 0.2
+  assert written['step'] == 2 and written['config']['steps'] == 800
+  protocol = written['protocol']
+  assert protocol['first_token_ids'] == run.probe_tokens[0, :4].tolist()
+  assert protocol['sequences'] == 6 and protocol['bos_before_documents'] is False
+  assert 'proxy' in protocol['scores'] and 'mean over sequences' in protocol['metric']
+  assert all(path.exists() for path in paths) and len(paths) == 5
+  assert {'date', 'hardware', 'jax', 'python', 'command'} == set(written['provenance'])
+  assert 'proxy' in as_text(result)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(sequences=7), 'stores 6 sequences of 12 tokens; choose 1 to 6'),
+    (dict(length=13), 'choose 2 to 12'), (dict(sequences=0), 'choose 1'), (dict(length=1), 'choose 2'),
+    (dict(epsilon=1.5), 'between 0 and 1')])
+def test_wrong_options(workdir, options, message):
+  with pytest.raises(ValueError, match=message):
+    evaluate_run(workdir, **options)
+
+
+def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
+  code, out, _ = command(f'--workdir={workdir}', f'--out={tmp_path}', '--sequences=2', '--length=5',
+                         '--epsilon=0.1', '--dtype=bfloat16')
+  assert code == 0 and 'Sink_1' in out and str(tmp_path / 'sink_report.json') in out
+  result = json.loads((tmp_path / 'sink_report.json').read_text())
+  assert len(result['summary']['sink']) == 5 and result['epsilon'] == 0.1
+  assert result['protocol']['sequences'] == 2 and result['protocol']['dtype'] == 'bfloat16'
+  again = result['provenance']['command']
+  assert '--sequences=2 --length=5 --epsilon=0.1 --dtype=bfloat16' in again
+  assert f"'--workdir={workdir}'" in again  # the blank in it is quoted
+
+
+def test_a_bad_workdir_is_one_line(tmp_path):
+  code, out, err = command(f'--workdir={tmp_path}')
+  assert code == 1 and not out
+  assert err.startswith('error: ') and err.count('\n') == 1 and 'not the workdir of a run' in err

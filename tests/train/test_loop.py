@@ -1,0 +1,285 @@
+"""Runs from the outside: resuming, stopping, diverging, refusing."""
+
+import json
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.train import loop
+from sink_jax.train.checksums import saved_steps, step_folder, verify
+from sink_jax.train.loop import Diverged, Interrupted, train
+from tests.train import runs
+
+
+def go(config, workdir):
+  return train(config, workdir, show_progress=False)
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The small run in one go; tests copy it before they change it."""
+  workdir = tmp_path_factory.mktemp('whole')
+  run = go(runs.config(), workdir)
+  return workdir, run
+
+
+def assert_same_run(workdir, whole):
+  other, run = whole
+  assert runs.rows(workdir) == runs.rows(other)
+  ours, theirs = sj.load_run(workdir), sj.load_run(other)
+  assert ours.step == theirs.step == 8
+  for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_leaves_a_full_record(whole):
+  workdir, run = whole
+  kinds = [(row['kind'], row['step']) for row in runs.rows(workdir)]
+  assert [s for k, s in kinds if k == 'train'] == list(range(1, 9))
+  assert [s for k, s in kinds if k == 'probe'] == [0, 4, 8]
+  assert [s for k, s in kinds if k == 'valid'] == [0, 4, 8]
+  status = json.loads((workdir / 'status.json').read_text())
+  assert status['status'] == 'done' and status['step'] == 8 and status['jax'] == jax.__version__
+  assert saved_steps(workdir) == [8, 4]
+  assert verify(workdir, 8) is None and (workdir / 'checksums' / '8.json').exists()
+  assert list((workdir / 'tensorboard').iterdir())
+  losses = [row['loss'] for row in runs.rows(workdir, 'train')]
+  assert losses[-1] < losses[0]
+  last = runs.rows(workdir, 'train')[-1]
+  assert {'loss', 'grad_norm', 'learning_rate'} <= set(last)
+
+
+def test_a_loaded_run_is_the_trained_one(whole):
+  workdir, run = whole
+  loaded = sj.load_run(workdir)
+  assert loaded.config == run.config
+  np.testing.assert_array_equal(loaded.logits(run.probe_tokens), run.logits(run.probe_tokens))
+  report = sj.probe(loaded, loaded.probe_tokens)
+  recorded = runs.rows(workdir, 'probe')[-1]
+  assert report.summary()['largest_importance'] == pytest.approx(recorded['largest_importance'])
+
+
+def stop_after(monkeypatch, step):
+  """Sends SIGTERM to ourselves while an update is under way."""
+  make_train_step = loop.make_train_step
+
+  def make(*args):
+    update = make_train_step(*args)
+
+    def update_and_stop(state, batch):
+      if int(state.step) + 1 == step:
+        signal.raise_signal(signal.SIGTERM)
+      return update(state, batch)
+
+    return update_and_stop
+
+  monkeypatch.setattr(loop, 'make_train_step', make)
+
+
+def test_stopped_and_resumed_equals_in_one_go(whole, tmp_path, monkeypatch):
+  for step in (6, 7):  # between two checkpoints, then right after resuming
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match='same command resumes'):
+      stop_after(patch, step)
+      go(runs.config(), tmp_path)
+    status = json.loads((tmp_path / 'status.json').read_text())
+    assert (status['status'], status['step']) == ('interrupted', step)
+  go(runs.config(), tmp_path)
+  assert_same_run(tmp_path, whole)
+
+
+def test_killed_and_resumed_equals_in_one_go(tmp_path, monkeypatch):
+  # kill -9 once the first checkpoint is there; the metrics may have gone beyond it.
+  killed, reference = tmp_path / 'killed', tmp_path / 'reference'
+  process = runs.start(killed, steps=100000, probe__every=0, validation__every=0)
+  deadline = time.monotonic() + 120
+  while not saved_steps(killed) and time.monotonic() < deadline:
+    assert process.poll() is None, process.communicate()[1]
+    time.sleep(0.01)
+  process.kill()
+  process.communicate()
+  stop = saved_steps(killed)[0] + 3
+  stop_after(monkeypatch, stop)
+  for workdir in (killed, reference):
+    with pytest.raises(Interrupted):
+      go(runs.config(steps=100000, probe__every=0, validation__every=0), workdir)
+  assert runs.rows(killed) == runs.rows(reference)
+  for a, b in zip(*(jax.tree.leaves(sj.load_run(w).params) for w in (killed, reference))):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_sigterm_saves_and_exits_42(tmp_path):
+  process = runs.start(tmp_path, steps=100000, checkpoint_every=0)
+  deadline = time.monotonic() + 120
+  while time.monotonic() < deadline:
+    if (tmp_path / 'metrics.jsonl').exists() and len(runs.rows(tmp_path, 'train')) > 3:
+      break
+    assert process.poll() is None, process.communicate()[1]
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 42, error
+  assert 'Stopped and saved at step' in error
+  status = json.loads((tmp_path / 'status.json').read_text())
+  assert saved_steps(tmp_path) == [status['step']] and verify(tmp_path, status['step']) is None
+
+
+def test_a_finished_run_is_left_alone(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  go(runs.config(), workdir)
+  assert_same_run(workdir, whole)
+
+
+def test_cadences_and_places_may_change_on_resume(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
+
+
+def test_a_workdir_of_another_config_is_refused_and_kept(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  with pytest.raises(ValueError) as error:
+    go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
+  for line in ('optimizer.learning_rate: 0.01 -> 0.001',
+               "attention.mask: 'Causal()' -> 'Window(size=4)'", '--workdir'):
+    assert line in str(error.value)
+  assert_same_run(workdir, whole)
+
+
+def damage(folder, how):
+  arrays = max((p for p in folder.rglob('*') if p.is_file()), key=lambda p: p.stat().st_size)
+  if how == 'flipped bit':
+    data = bytearray(arrays.read_bytes())
+    data[len(data) // 2] ^= 1
+    arrays.write_bytes(bytes(data))
+  elif how == 'truncated':
+    arrays.write_bytes(arrays.read_bytes()[:-10])
+  elif how == 'missing file':
+    arrays.unlink()
+  else:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize('how', ['flipped bit', 'truncated', 'missing file', 'empty folder'])
+def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, how, caplog):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  damage(step_folder(workdir, 8), how)
+  assert sj.load_run(workdir).step == 4
+  assert 'checkpoint 8 is damaged' in caplog.text
+  caplog.clear()
+  go(runs.config(), workdir)
+  assert 'checkpoint 8 is damaged' in caplog.text and 'using checkpoint 4 instead' in caplog.text
+  assert (workdir / 'damaged' / '8').is_dir()
+  assert_same_run(workdir, whole)
+
+
+def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  for step in (4, 8):
+    damage(step_folder(workdir, step), 'truncated')
+  with pytest.raises(RuntimeError, match='No usable checkpoint'):
+    sj.load_run(workdir)
+  go(runs.config(), workdir)
+  assert 'starting from step 0' in caplog.text
+  assert_same_run(workdir, whole)
+
+
+def test_a_checkpoint_of_another_model_is_no_damage(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  config = json.loads((workdir / 'config.json').read_text())
+  config['model']['ffn_hidden'] = 32
+  (workdir / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(RuntimeError, match=r'ffn.*\(2, 16, 24\) there and \(2, 16, 32\) here'):
+    sj.load_run(workdir)
+  assert saved_steps(workdir) == [8, 4]
+
+
+def test_divergence_is_recorded_with_the_last_good_checkpoint(tmp_path):
+  config = runs.config(optimizer__learning_rate=1e6, optimizer__name='sgd', optimizer__clip=0.0,
+                       optimizer__warmup_steps=0, steps=60, checkpoint_every=1, probe__every=0,
+                       validation__every=0, model__norm='none')
+  with pytest.raises(Diverged, match='The loss of step'):
+    go(config, tmp_path)
+  status = json.loads((tmp_path / 'status.json').read_text())
+  assert status['status'] == 'diverged'
+  assert status['last_good_checkpoint'] == status['step'] - 1
+  losses = [row['loss'] for row in runs.rows(tmp_path, 'train')]
+  assert np.isfinite(losses).all() and len(losses) == status['step'] - 1
+
+
+@pytest.mark.parametrize('changes, words', [
+    (dict(batch_size=8, microbatches=3), 'microbatches = 3 must divide'),
+    (dict(attention__similarity='Softmax()'), 'Choices: EluPlusOne, Exp, Linear, Sigmoid'),
+    (dict(attention__normalizer='Unnormalized()'), 'RowSum'),
+    (dict(data__source='Jsonle()'), 'Did you mean Jsonl'),
+    (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
+    (dict(data__context=17), 'length'),
+    (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
+    (dict(data__domain_weights='code:3'), 'domain=weight'),
+    (dict(model__size='2b'), 'tiny, 60m, 1b'),
+    (dict(model__ffn='glu'), 'swiglu'),
+    (dict(model__vocab_size=10), 'raise model.vocab_size'),
+    (dict(optimizer__schedule='linear'), 'cosine, constant'),
+    (dict(mesh__fsdp=5), 'do not fit'),
+    (dict(probe__length=99), 'length'),
+    (dict(steps=0), 'steps must be at least 1'),
+])
+def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, words):
+  with pytest.raises(ValueError, match=words):
+    go(runs.config(**changes), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_devices_that_do_not_divide_the_batch(tmp_path):
+  process = runs.start(tmp_path / 'run', devices=3)
+  _, error = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert 'error: 3 devices do not divide a micro-batch of 8 sequences' in error
+  assert 'batch_size = 9' in error and 'Traceback' not in error
+  assert not (tmp_path / 'run').exists()
+
+
+def test_an_unwritable_workdir_is_explained(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='Cannot use .* as a workdir'):
+    go(runs.config(), tmp_path / 'file' / 'run')
+
+
+def test_the_command_lists_keys_and_refuses_unknown_ones(tmp_path):
+  process = runs.start(tmp_path / 'run', '--config.optimizer.learning_rte=1')
+  _, error = process.communicate(timeout=120)
+  assert process.returncode != 0 and 'learning_rate' in error
+  process = runs.start(tmp_path / 'run', '--help')
+  out, _ = process.communicate(timeout=120)
+  assert '--workdir' in out and 'quickstart.py' in out
+
+
+def test_continuous_tasks_train_too(tmp_path):
+  config = runs.config(
+      data__source='TriggerAveraging()', steps=60, batch_size=32, model__layers=1, model__heads=1,
+      model__ffn='none', log_every=10, probe__every=30, validation__every=30)
+  run = go(config, tmp_path)
+  assert run.config.input_features and not run.config.vocab_size
+  losses = [row['loss'] for row in runs.rows(tmp_path, 'train')]
+  assert losses[-1] < 0.8 * losses[0]
+  assert sj.load_run(tmp_path).logits(run.probe_tokens).shape[-1] == run.config.output_features
+
+
+@pytest.mark.parametrize('changes', [
+    dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)'),
+    dict(model__norm_location='post', model__combine_heads='add', microbatches=2,
+         model__remat=True, attention__similarity='Linear()', attention__normalizer='AbsFloor()',
+         attention__feature_map='Mlp()')])
+def test_other_architectures_and_objectives_train(tmp_path, changes):
+  go(runs.config(steps=3, probe__every=0, validation__every=0, **changes), tmp_path)
+  assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()

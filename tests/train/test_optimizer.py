@@ -1,0 +1,97 @@
+"""The optimiser against PyTorch's formulas in NumPy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sink_jax.models.sizes import parameter_shapes, sized
+from sink_jax.train.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+
+
+def torch_adamw(config, steps, parameters, gradients):
+  """torch.optim.AdamW with torch's clip_grad_norm_, as the release uses them."""
+  schedule = learning_rate_schedule(config, steps)
+  p = {k: np.float64(v) for k, v in parameters.items()}
+  m, v = ({k: np.zeros_like(x) for k, x in p.items()} for _ in range(2))
+  for t, grads in enumerate(gradients, 1):
+    total = np.sqrt(sum((g.astype(np.float64)**2).sum() for g in grads.values()))
+    clip = min(1, config.clip / total) if config.clip else 1
+    lr = float(schedule(t - 1))
+    for k in p:
+      g = grads[k] * clip
+      p[k] = p[k] * (1 - lr * config.weight_decay)
+      m[k] = config.beta1 * m[k] + (1 - config.beta1) * g
+      v[k] = config.beta2 * v[k] + (1 - config.beta2) * g**2
+      mhat, vhat = m[k] / (1 - config.beta1**t), v[k] / (1 - config.beta2**t)
+      p[k] = p[k] - lr * mhat / (np.sqrt(vhat) + config.eps)
+  return p
+
+
+@pytest.mark.parametrize('clip', [0.0, 1.0])
+def test_adamw_is_torch_adamw_on_all_parameters(clip):
+  rng = np.random.default_rng(0)
+  shapes = {'kernel': (3, 4), 'gain': (4,)}
+  draw = lambda: {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+  parameters, gradients = draw(), [draw() for _ in range(6)]
+  config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, clip=clip, weight_decay=0.3)
+  optimizer = make_optimizer(config, 6)
+  p, state = jax.tree.map(jnp.asarray, parameters), optimizer.init(parameters)
+  for g in gradients:
+    updates, state = optimizer.update(g, state, p)
+    p = optax.apply_updates(p, updates)
+  expected = torch_adamw(config, 6, parameters, gradients)
+  for k in shapes:
+    np.testing.assert_allclose(p[k], expected[k], rtol=2e-5, atol=1e-6)
+
+
+def test_sgd_has_no_memory():
+  config = OptimizerConfig(name='sgd', learning_rate=0.1, schedule='constant', warmup_steps=0,
+                           weight_decay=0.5, clip=0.0)
+  optimizer = make_optimizer(config, 3)
+  p = {'w': jnp.array([2.0])}
+  updates, _ = optimizer.update({'w': jnp.array([3.0])}, optimizer.init(p), p)
+  np.testing.assert_allclose(updates['w'], -0.1 * (3.0 + 0.5 * 2.0), rtol=1e-6)
+
+
+def test_decay_on_matrices_spares_embeddings_gains_and_biases():
+  import sink_jax as sj
+
+  config = sized('tiny', vocab_size=10, attention=sj.AttentionSpec(
+      'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()'))
+  ones = jax.tree.map(lambda x: jnp.ones(x.shape), parameter_shapes(config))
+  zero = jax.tree.map(jnp.zeros_like, ones)
+  decayed = {}
+  for decay in ('matrices', 'all'):
+    optimizer = make_optimizer(OptimizerConfig(decay=decay, warmup_steps=0), 10)
+    updates, _ = optimizer.update(zero, optimizer.init(ones), ones)
+    decayed[decay] = {jax.tree_util.keystr(path, simple=True, separator='.')
+                      for path, u in jax.tree_util.tree_leaves_with_path(updates)
+                      if float(jnp.abs(u).max()) > 0}
+  everything = {jax.tree_util.keystr(path, simple=True, separator='.')
+                for path, _ in jax.tree_util.tree_leaves_with_path(ones)}
+  assert decayed['all'] == everything
+  assert everything - decayed['matrices'] == {
+      'embed', 'positions', 'final_norm.gain', 'blocks.norm1.gain', 'blocks.norm2.gain',
+      'blocks.attention.kv_bias_key'}
+
+
+def test_schedules():
+  cosine = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=10), 110)
+  values = np.array([float(cosine(s)) for s in range(111)])
+  np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-6)
+  np.testing.assert_allclose(values[10:], 0.1 + 0.45 * (1 + np.cos(np.pi * np.arange(101) / 100)),
+                             rtol=1e-5)
+  constant = learning_rate_schedule(
+      OptimizerConfig(learning_rate=1.0, schedule='constant', warmup_steps=0), 100)
+  assert [float(constant(s)) for s in (0, 50, 99)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(name='adam'), 'adamw, sgd'), (dict(schedule='linear'), 'cosine, constant'),
+    (dict(learning_rate=0.0), 'learning_rate'), (dict(weight_decay=-1.0), 'weight_decay'),
+    (dict(beta1=1.0), 'beta1'), (dict(learning_rate=float('nan')), 'learning_rate')])
+def test_bad_options_are_explained(options, words):
+  with pytest.raises(ValueError, match=words):
+    OptimizerConfig(**options)

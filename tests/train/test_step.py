@@ -1,0 +1,131 @@
+"""One training step: losses, microbatches, meshes, a golden number."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.data.batches import Batch
+from sink_jax.train.loss import token_losses, training_weights
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.sharding import make_mesh, state_shardings
+from sink_jax.train.step import init_state, make_train_step, make_validation_step
+from tests.train import runs
+
+
+def small_model(**options):
+  return sj.ModelConfig(**dict(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11,
+                               dtype='float32') | options)
+
+
+def batch(size=8, length=12, seed=0):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, 11, (size, length + 1)).astype(np.int32)
+  weights = (rng.random((size, length)) > 0.3).astype(np.float32)
+  return Batch(tokens[:, :-1], tokens[:, 1:], weights)
+
+
+def step(config, batch, microbatches=1, seed=0, **options):
+  optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, **options), 10)
+  mesh = make_mesh()
+  state = init_state(config, optimizer, seed, mesh)
+  return make_train_step(config, optimizer, mesh, microbatches)(state, batch)
+
+
+def test_cross_entropy():
+  rng = np.random.default_rng(0)
+  logits, targets = 5 * rng.standard_normal((2, 3, 7)), rng.integers(0, 7, (2, 3))
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  expected = -np.log(np.take_along_axis(p, targets[..., None], -1))[..., 0]
+  np.testing.assert_allclose(token_losses(jnp.asarray(logits), jnp.asarray(targets)), expected,
+                             rtol=1e-5, atol=1e-6)
+
+
+def test_squared_error():
+  a, b = np.random.default_rng(0).standard_normal((2, 2, 3, 4))
+  np.testing.assert_allclose(token_losses(jnp.asarray(a), jnp.asarray(b)),
+                             ((a - b)**2).sum(-1), rtol=1e-5)
+
+
+def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
+  ones = jnp.ones((2, 6))
+  kept = training_weights(ones, sj.Prefix(length=4))
+  np.testing.assert_array_equal(kept[0], [0, 0, 0, 1, 1, 1])  # x_5 is the first target
+  np.testing.assert_array_equal(training_weights(ones, sj.Prefix(length=1)), ones)
+  np.testing.assert_array_equal(training_weights(ones, sj.Window(size=4)), ones)
+
+
+def test_the_loss_is_the_weighted_mean():
+  config, data = small_model(), batch()
+  _, metrics = step(config, data)
+  params = init_state(config, make_optimizer(OptimizerConfig(), 10), 0, make_mesh()).params
+  losses = token_losses(sj.Run(config, params).logits(data.tokens), data.targets)
+  assert metrics['loss'] == pytest.approx(float((losses * data.weights).sum() / data.weights.sum()))
+  total, weight = make_validation_step(config, make_mesh())(params, data)
+  assert float(total / weight) == pytest.approx(float(metrics['loss']))
+
+
+@pytest.mark.parametrize('microbatches', [2, 8])
+def test_microbatches_change_nothing(microbatches):
+  # The weights differ between sequences, so that a mean of means would be wrong. SGD, because
+  # Adam's first step is the sign of the gradient, which magnifies rounding near zero.
+  whole, parts = (step(small_model(), batch(), m, name='sgd') for m in (1, microbatches))
+  for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_golden_step():
+  # Guards the whole step, initialisation included, against unnoticed changes.
+  state, metrics = step(small_model(), batch())
+  numbers = [float(metrics['loss']), float(metrics['grad_norm']),
+             float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(state.params)))]
+  np.testing.assert_allclose(numbers, GOLDEN, rtol=1e-5)
+
+
+GOLDEN = [2.5172600746154785, 0.5337172150611877, 762.8805541992188]
+
+
+def test_prefix_training_ignores_the_prefix_and_validation_does_not():
+  config = small_model(attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))
+  data = batch()._replace(weights=np.ones((8, 12), np.float32))
+  changed = data._replace(targets=np.where(np.arange(12) < 4, 0, data.targets))
+  assert step(config, data)[1]['loss'] == step(config, changed)[1]['loss']
+  params = step(config, data)[0].params
+  validate = make_validation_step(config, make_mesh())
+  assert validate(params, data)[0] != validate(params, changed)[0]
+
+
+def test_sharding_rule():
+  mesh = jax.sharding.AbstractMesh((1, 8), ('data', 'fsdp'))
+  expected = {
+      (10, 768, 1536): (None, None, 'fsdp'), (50432, 768): ('fsdp', None),
+      (10, 768): (None, 'fsdp'), (3, 5): (), (): (), (768,): ()}
+  for shape, spec in expected.items():
+    sharding = state_shardings(mesh, jax.ShapeDtypeStruct(shape, jnp.float32))
+    assert tuple(sharding.spec) == spec, shape
+
+
+@pytest.mark.parametrize('data, fsdp', [(-1, 1), (2, 4)])
+def test_eight_devices_equal_one(tmp_path, data, fsdp):
+  processes = [runs.start(tmp_path / str(n), devices=n, microbatches=m, **mesh) for n, m, mesh in (
+      (1, 1, {}), (8, 1, {'mesh.data': data, 'mesh.fsdp': fsdp}))]
+  for process in processes:
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+  one, eight = (runs.rows(tmp_path / str(n)) for n in (1, 8))
+  assert len(one) == len(eight) > 10
+  for a, b in zip(one, eight):
+    assert (a['kind'], a['step']) == (b['kind'], b['step'])
+    for key in ('loss', 'valid', 'backcopy', 'largest_importance', 'value_ratio'):
+      if key in a:  # sums over devices are rounded in another order
+        np.testing.assert_allclose(a[key], b[key], rtol=1e-6, err_msg=f'{key} at {a["step"]}')
+  assert json.loads((tmp_path / '8' / 'status.json').read_text())['status'] == 'done'
+
+
+def test_meshes_that_do_not_fit_are_explained():
+  for sizes in ((2, 1), (-1, 3), (0, 1), (-1, -1)):
+    with pytest.raises(ValueError, match='do not fit 1 devices'):
+      make_mesh(*sizes)
