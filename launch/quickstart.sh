@@ -24,9 +24,10 @@ esac
 out=${1:-quickstart}
 prepare_environment
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
+config=$ROOT/configs/quickstart.py
+if [[ $PWD -ef $ROOT ]]; then config=configs/quickstart.py; fi
 status=0
-"$RUN_PYTHON" -P -m sink_jax.sweep --config="$ROOT/configs/quickstart.py" --workdir="$out/runs" ||
-  status=$?
+"$RUN_PYTHON" -P -m sink_jax.sweep --config="$config" --workdir="$out/runs" || status=$?
 if ((status > 1)); then exit "$status"; fi # stopped; a failed trial is part of the report
 "$RUN_PYTHON" -P -m sink_jax.report --runs="$out/runs" --out="$out"
 exit "$status"

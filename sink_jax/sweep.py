@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from absl import app, flags
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
-from sink_jax.train.workdir import is_finished, read_status, write_status
+from sink_jax.train.workdir import OtherConfig, is_finished, read_status, write_status
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
-_ONLY = flags.DEFINE_list('only', [], 'Names of the trials to run, separated by commas; all if empty.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
+_ONLY = flags.DEFINE_list(
+    'only', [], 'Names of the trials to run, separated by commas; all if empty.')
 _LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
 
 
@@ -54,7 +57,8 @@ def load_trials(path) -> dict[str, Mapping]:
   return configs
 
 
-def run_trials(configs: Mapping[str, Mapping], workdir, show_progress: bool = True) -> dict[str, str]:
+def run_trials(configs: Mapping[str, Mapping], workdir,
+               show_progress: bool = True) -> dict[str, str]:
   """Trains every config in workdir/name; returns {name: status}."""
   began, statuses = time.monotonic(), {}
   for number, (name, config) in enumerate(configs.items(), 1):
@@ -67,15 +71,20 @@ def run_trials(configs: Mapping[str, Mapping], workdir, show_progress: bool = Tr
             file=sys.stderr, flush=True)
     try:
       train(config, folder, name=name, show_progress=show_progress)
+    except Interrupted:
+      raise
     except Diverged as error:  # recorded by the run itself
       print(f'{name}: {error}', file=sys.stderr)
-    except (ValueError, CheckpointError) as error:
+    except OtherConfig as error:  # whatever stands there keeps its own record
       print(f'{name}: error: {error}', file=sys.stderr)
       statuses[name] = 'failed'
-      if not (folder / 'config.json').exists():  # a run of another config keeps its own record
-        folder.mkdir(parents=True, exist_ok=True)
-        write_status(folder, 'failed', error=str(error))
       continue
+    except Exception as error:  # whatever it is, the other trials can still run
+      if not isinstance(error, (ValueError, CheckpointError)):
+        traceback.print_exc()
+      print(f'{name}: error: {error}', file=sys.stderr)
+      folder.mkdir(parents=True, exist_ok=True)
+      write_status(folder, 'failed', error=str(error))
     statuses[name] = read_status(folder)['status']
   return statuses
 

@@ -1,8 +1,7 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm when
-f = exp. A normalizer turns that statistic into the factor of the row. `LogRow` and
-`Row` below are the two forms; each normalizer states its factor in both.
+f = exp. A normalizer turns that statistic into the factor of the row, in both forms.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Sink metrics, the probe and its pictures."""

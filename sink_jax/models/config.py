@@ -31,6 +31,7 @@ class ModelConfig:
     Dh x D projection (Table 12 left).
   sink_tokens: learned vectors put before the embeddings of every sequence, without
     position embedding; they take part in attention and have no prediction (Table 4).
+    They count as positions of a rotary or ALiBi encoding, a prefix and a window.
   init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
     what the release's multi-device runs very probably used; 'tinyllama' is what its
     model files write: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for SwiGLU's last matrix.

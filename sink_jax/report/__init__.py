@@ -1,0 +1,1 @@
+"""Results side by side: tables, sentences, figures, one page."""

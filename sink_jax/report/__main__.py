@@ -13,7 +13,6 @@ from pathlib import Path
 from absl import app, flags
 
 from sink_jax.report.comparison import as_text, compare
-from sink_jax.train.provenance import command
 from sink_jax.train.loop import quiet_logs
 
 _RUNS = flags.DEFINE_string('runs', None, 'Folder of runs, such as the --workdir of a sweep.')
@@ -26,9 +25,8 @@ def main(argv):
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   runs, out = os.path.expanduser(_RUNS.value), os.path.expanduser(_OUT.value)
-  options = dict(runs=runs, out=out, maps=None if _MAPS.value else 'false')
   try:
-    report = compare(runs, out, command('sink_jax.report', options), _MAPS.value)
+    report = compare(runs, out, _MAPS.value)
   except (ValueError, OSError) as error:
     sys.exit('error: ' + ' '.join(str(error).split()))
   print(as_text(report))

@@ -11,7 +11,7 @@ from sink_jax.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.page import as_html, as_markdown
-from sink_jax.train.provenance import provenance
+from sink_jax.train.provenance import here_and_now
 from sink_jax.report.runs import EMERGENCE_LEVEL, baseline_of, differing_settings, read_runs
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import as_text as table_text
@@ -20,7 +20,7 @@ from sink_jax.train.checkpoint import CheckpointError
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
 
 
-def compare(directory, out, command: str, with_maps: bool = True) -> dict:
+def compare(directory, out, with_maps: bool = True) -> dict:
   """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
 
   Returns:
@@ -31,8 +31,13 @@ def compare(directory, out, command: str, with_maps: bool = True) -> dict:
   """
   directory, out = Path(directory), Path(out)
   report = build(read_runs(directory))
-  trained = sorted({run['trained'] for run in report['runs'].values() if run['trained']})
-  report['provenance'] = {'trained': ' and '.join(trained) or 'unknown', **provenance(command)}
+  told = lambda key: ' and '.join(sorted(
+      {run[key] for run in report['runs'].values() if run[key]})) or 'unknown'
+  now = here_and_now()
+  report['provenance'] = {
+      'trained by': told('trained_by'), 'trained on': told('trained_on'),
+      'reported by': now['command'], 'date': now['date'],
+      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'}
   out.mkdir(parents=True, exist_ok=True)
   for group in report['groups']:
     probed = [run for run in runs_of(report, group) if verdict(run) != 'unknown']

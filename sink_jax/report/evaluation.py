@@ -8,7 +8,7 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.load import load_run
 from sink_jax.report.jsontext import to_json
-from sink_jax.train.provenance import command, provenance
+from sink_jax.train.provenance import here_and_now
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_config
@@ -51,9 +51,7 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   plots.attention_maps(run, tokens, pictures['attention_maps'])
   plots.training_curves(read_metrics(workdir), pictures['training_curves'], settings.epsilon)
   result = _result(report, epsilon, config)
-  result['provenance'] = provenance(command('sink_jax.evaluate', dict(
-      workdir=workdir, out=out, sequences=len(tokens), length=tokens.shape[1], epsilon=epsilon,
-      dtype=report.protocol['dtype'])))
+  result['provenance'] = here_and_now()
   path = out / 'sink_report.json'
   path.write_text(to_json(result))
   return result, [path, *pictures.values()]

@@ -46,8 +46,8 @@ def read_run(folder, name: str) -> dict:
   """One run as a JSON-able dict.
 
   Always: name, status ('done', 'running', 'interrupted', 'diverged', 'failed', 'not run' or
-  'unreadable'), error and loss where the status has them, trained (on what and when, or None),
-  step (the last one on record).
+  'unreadable'), error and loss where the status has them, trained_on (hardware, jax, day) and
+  trained_by (the command) once it was started, step (the last one on record).
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
   scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon.
   With validation rows: losses {set: nats per token}. With probe rows: the last row's
@@ -57,7 +57,8 @@ def read_run(folder, name: str) -> dict:
   """
   status, rows = read_status(folder), finite(read_metrics(folder))
   run = {'name': name, 'status': status['status'], 'error': status.get('error'),
-         'loss': status.get('loss'), 'trained': _trained(status),
+         'loss': status.get('loss'), 'trained_on': _trained_on(status),
+         'trained_by': status.get('command'),
          'step': max([row['step'] for row in rows] + [status.get('step') or 0])}
   try:
     config = read_config(folder)
@@ -126,7 +127,7 @@ def baseline_of(run: dict, runs: list[dict]) -> dict | None:
   return runs[min(differences, key=differences.get)] if differences else None
 
 
-def _trained(status):
+def _trained_on(status):
   """'cpu, 2 cores; jax 0.10.2; 2026-11-21', or None before a run has started."""
   if 'hardware' not in status:
     return None

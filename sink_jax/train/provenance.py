@@ -6,30 +6,20 @@ import datetime
 import os
 import platform
 import shlex
-from collections.abc import Mapping
+import sys
 
 import jax
 
 
 def here_and_now() -> dict[str, str]:
-  """Date, hardware, jax and Python version of this process."""
+  """Date, hardware, jax and Python version of this process, and the command that started it."""
   return {
       'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
       'hardware': _hardware(),
       'jax': jax.__version__,
       'python': platform.python_version(),
+      'command': shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')]),
   }
-
-
-def provenance(command: str) -> dict[str, str]:
-  """The same, and the command that repeats what was made."""
-  return {**here_and_now(), 'command': command}
-
-
-def command(module: str, options: Mapping[str, object]) -> str:
-  """'python -m MODULE --name=value ...', ready to be pasted into a shell."""
-  words = [f'--{name}={value}' for name, value in options.items() if value is not None]
-  return shlex.join(['python', '-m', module, *words])
 
 
 def _hardware():

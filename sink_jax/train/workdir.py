@@ -14,12 +14,16 @@ from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now
 
 
+class OtherConfig(ValueError):
+  """The workdir holds a run of another config."""
+
+
 def claim(workdir, config: Mapping[str, Any]) -> Path:
   """Makes the folder, or checks that it holds a run of the same config.
 
   Raises:
-    ValueError: it holds a run of another config (the keys that differ are listed), or it
-      cannot be written.
+    OtherConfig: it holds a run of another config; the keys that differ are listed.
+    ValueError: it cannot be written.
   """
   workdir = Path(workdir)
   path = workdir / 'config.json'
@@ -28,8 +32,8 @@ def claim(workdir, config: Mapping[str, Any]) -> Path:
     if path.exists():
       changed = differences(read_config(workdir), config)
       if changed:
-        raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
-                         + '\nUse another --workdir, or the old values to resume it.')
+        raise OtherConfig(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
+                          + '\nUse another --workdir, or the old values to resume it.')
     write_atomically(path, json.dumps(config, indent=2))
   except OSError as error:
     raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another '

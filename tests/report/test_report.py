@@ -145,7 +145,7 @@ def report(tmp_path_factory):
     if 'backcopy' in name:
       losses = dict(valid=2.0, backcopy=0.5, bigram=3.0)
     write(base / 'runs' / name, name, probed, losses)
-  return base / 'out', compare(base / 'runs', base / 'out', 'python -m sink_jax.report')
+  return base / 'out', compare(base / 'runs', base / 'out')
 
 
 def test_groups_by_data(report):
