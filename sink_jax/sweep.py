@@ -1,8 +1,8 @@
 """python -m sink_jax.sweep --config=configs/quickstart.py --workdir=runs/quickstart
 
 Runs every trial of a config file, one after the other, each in its own folder. A trial
-that is done is skipped and an interrupted one continues; one that fails or diverges is
-recorded, and the rest go on.
+that is done or has diverged is skipped and an interrupted one continues; one that fails is
+recorded and tried again next time, and the rest go on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from absl import app, flags
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
-from sink_jax.train.workdir import OtherConfig, is_finished, read_status, write_status
+from sink_jax.train.workdir import OtherConfig, has_ended, read_status, write_status
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
 _WORKDIR = flags.DEFINE_string(
@@ -63,8 +63,8 @@ def run_trials(configs: Mapping[str, Mapping], workdir,
   began, statuses = time.monotonic(), {}
   for number, (name, config) in enumerate(configs.items(), 1):
     folder = Path(workdir) / name
-    if is_finished(folder, config):
-      statuses[name] = 'done'
+    if has_ended(folder, config):
+      statuses[name] = read_status(folder)['status']
       continue
     if show_progress:
       print(f'[{number}/{len(configs)}] {name}  ({time.monotonic() - began:.0f} s so far)',
@@ -113,7 +113,7 @@ def main(argv):
     sys.exit(f'error: {error}')
   for name, status in statuses.items():
     print(f'{name}: {status}')
-  if set(statuses.values()) != {'done'}:
+  if 'failed' in statuses.values():  # diverging is a result
     sys.exit(1)
 
 

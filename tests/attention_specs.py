@@ -38,11 +38,22 @@ def legal(**slots):
     return None
 
 
-def all_specs():
+def product_specs(similarity, normalizer):
+  """Every legal combination of slot classes with these two; of each class, any of its values."""
   values = slot_values()
-  specs = (legal(**dict(zip(values, combination)))
-           for combination in itertools.product(*values.values()))
-  return [spec for spec in specs if spec is not None]
+  by_class = {slot: {} for slot in values}
+  for slot, xs in values.items():
+    for x in xs:
+      by_class[slot].setdefault(type(x).__name__, []).append(x)
+  by_class |= {'similarity': {similarity: by_class['similarity'][similarity]},
+               'normalizer': {normalizer: by_class['normalizer'][normalizer]}}
+  rng = np.random.default_rng(0)
+  for classes in itertools.product(*(c.values() for c in by_class.values())):
+    for _ in range(8):  # another value of a class may be legal where the first is not
+      spec = legal(**{slot: xs[rng.integers(len(xs))] for slot, xs in zip(by_class, classes)})
+      if spec is not None:
+        yield spec
+        break
 
 
 def pairwise_specs():

@@ -23,7 +23,12 @@ from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from sink_jax.train.progress import Progress
 from sink_jax.train.sharding import batch_sharding, make_mesh
-from sink_jax.train.step import init_state, make_train_step, make_validation_step
+from sink_jax.train.step import (
+    init_state,
+    make_train_step,
+    make_validation_step,
+    state_layout,
+)
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 _log = logging.getLogger('sink_jax')
@@ -70,12 +75,11 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
   for line in checkpoints.damaged:
     _log.warning(line)
-  state = init_state(model, optimizer, experiment.seed, mesh)
-  saved = checkpoints.restore(jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state))
-  state = state if saved is None else saved
+  state = checkpoints.restore(state_layout(model, optimizer, mesh))
+  if state is None:
+    state = init_state(model, optimizer, experiment.seed, mesh)
   start = int(state.step)
-  if saved is not None:
+  if start:
     _log.warning('resuming from step %d of %d', start, experiment.steps)
 
   metrics = MetricsWriter(workdir, start)

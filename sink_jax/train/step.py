@@ -20,15 +20,23 @@ class TrainState(NamedTuple):
   opt_state: Any
 
 
-def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, seed, mesh):
+def state_layout(config: ModelConfig, optimizer: optax.GradientTransformation, mesh):
+  """The state as shapes with shardings: what a checkpoint is restored into."""
+  shapes = jax.eval_shape(lambda: _fresh(config, optimizer, 0))
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+                      shapes, state_shardings(mesh, shapes))
+
+
+def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, seed: int, mesh):
   """A fresh state, made where it belongs on the mesh."""
-
-  def init(seed):
-    params = init_params(config, seed)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-  shardings = state_shardings(mesh, jax.eval_shape(init, jnp.int32(seed)))
+  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  init = lambda seed: _fresh(config, optimizer, seed)
   return jax.jit(init, out_shardings=shardings)(jnp.int32(seed))
+
+
+def _fresh(config, optimizer, seed):
+  params = init_params(config, seed)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation, mesh,
@@ -67,9 +75,7 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
     metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  shapes = jax.eval_shape(lambda: TrainState(
-      jnp.zeros((), jnp.int32), p := init_params(config, 0), optimizer.init(p)))
-  state_sharding = state_shardings(mesh, shapes)
+  state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh)),
                  out_shardings=(state_sharding, replicated(mesh)))

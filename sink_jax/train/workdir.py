@@ -70,9 +70,9 @@ def read_status(workdir) -> dict[str, Any]:
     return {'status': 'not run'}
 
 
-def is_finished(workdir, config: Mapping[str, Any]) -> bool:
-  """Has this very config been trained to its end here?"""
-  if read_status(workdir)['status'] != 'done':
+def has_ended(workdir, config: Mapping[str, Any]) -> bool:
+  """Has this very config been trained here to its end, or until it diverged?"""
+  if read_status(workdir)['status'] not in ('done', 'diverged'):
     return False
   saved = read_config(workdir)
   # Sizes that are empty in a config come from the data; the saved one has them filled in.

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.attention.spec import SLOTS
 from sink_jax.kernels.dispatch import IMPLEMENTATIONS
+from sink_jax.slot import choices
 from tests import attention_oracle as oracle
-from tests.attention_specs import PAPER, all_specs, pairwise_specs, random_inputs
+from tests.attention_specs import PAPER, pairwise_specs, product_specs, random_inputs
 
 # Float32 rounding of sums of 7 to 20 terms of order one, relative to the largest entry.
 TOLERANCE = 1e-5
@@ -80,7 +82,16 @@ def test_every_pair_of_slot_values():
 
 
 @pytest.mark.full
-def test_every_combination():
-  for spec in all_specs():
-    check_values(spec, length=5, heads=2)
+@pytest.mark.parametrize('normalizer', choices(SLOTS['normalizer']))
+@pytest.mark.parametrize('similarity', choices(SLOTS['similarity']))
+def test_every_combination_of_slot_classes(similarity, normalizer):
+  specs = list(product_specs(similarity, normalizer))
+  if not specs:
+    pytest.skip('refused, whatever the other slots are')
+  for spec in specs:
+    q, k, v, params = random_inputs(spec, length=5, heads=2)
+    out = oracle.attention(spec, q, k, v, params)[0]
+    for implementation in IMPLEMENTATIONS:
+      assert_close(sj.attend(spec, q, k, v, params, implementation=implementation), out,
+                   f'{implementation} {spec}')
     check_gradient(spec, 'chunked')
