@@ -49,14 +49,15 @@ class Transformer(nn.Module):
 
   `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
   (B, T, V). With `want=Want()` it returns (logits, Record): the same parameters and
-  the same forward pass, shown. Layers are scanned: parameters and record leaves have
+  the same forward pass, shown. With `unembed=False` it returns what the unembedding
+  would see, (B, T, D). Layers are scanned: parameters and record leaves have
   a leading layer axis.
   """
 
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, inputs, want: Want | None = None):
+  def __call__(self, inputs, want: Want | None = None, unembed: bool = True):
     config = self.config
     dtype = jnp.dtype(config.dtype)
     h_BxTxD = self._embed(inputs).astype(dtype)
@@ -73,6 +74,8 @@ class Transformer(nn.Module):
     h_BxTxD = h_BxTxD[:, config.sink_tokens:]
     if config.norm_location == 'pre':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
+    if not unembed:
+      return h_BxTxD
     logits = Linear(config.vocab_size or config.output_features, config,
                     out_dtype=jnp.float32, name='unembed')(h_BxTxD)
     return (logits, Record(layers, embedding_norm_BxT)) if want else logits

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.mask import Mask, Prefix
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.transformer import Transformer
+
+_LOGITS = 2**24  # logits that may exist at a time: 64 MiB in float32
 
 
-def token_losses(outputs, targets):
-  """Loss of every position (B, T), float32.
+def summed_loss(config: ModelConfig, params, batch, weights_BxT):
+  """Sum over positions of weight times loss, float32.
 
-  Cross-entropy in nats for logits (B, T, V) and integer targets (B, T); the squared
-  error, summed over features, for float targets (B, T, F).
+  The loss of a position is the cross-entropy in nats for integer targets (B, T), and the
+  squared error summed over features for float targets (B, T, F).
   """
-  outputs = outputs.astype(jnp.float32)
-  if jnp.issubdtype(targets.dtype, jnp.integer):
-    chosen = jnp.take_along_axis(outputs, targets[..., None], -1)[..., 0]
-    return jax.nn.logsumexp(outputs, -1) - chosen
-  return jnp.sum((outputs - targets) ** 2, -1)
+  apply = functools.partial(Transformer(config).apply, {'params': params}, batch.tokens)
+  if jnp.issubdtype(batch.targets.dtype, jnp.integer):
+    return cross_entropy(apply(unembed=False), params['unembed']['kernel'], batch.targets,
+                         weights_BxT)
+  return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
 def training_weights(weights_BxT, mask: Mask):
@@ -30,3 +36,75 @@ def training_weights(weights_BxT, mask: Mask):
   if not isinstance(mask, Prefix):
     return weights_BxT
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= mask.length - 1)
+
+
+@jax.custom_vjp
+def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
+  """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
+
+  A few positions of every sequence at a time. Differentiable in h and W: their
+  gradients are computed along with the loss, so that no logits are computed twice.
+  """
+  def chunk(h, targets, weights):
+    return _chunk_loss(h, kernel_DxV, targets, weights)[0], None
+
+  return _over_chunks(chunk, kernel_DxV, h_BxTxD, targets_BxT, weights_BxT)[0]
+
+
+def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+  def chunk(h, targets, weights):
+    loss, logits, lse = _chunk_loss(h, kernel_DxV, targets, weights)
+    chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+    dlogits = ((jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]).astype(h.dtype)
+    dh = product('btv,dv->btd', dlogits, kernel_DxV.astype(h.dtype)).astype(h.dtype)
+    return (loss, product('btd,btv->dv', h, dlogits)), dh
+
+  (loss, dkernel), dh = _over_chunks(chunk, kernel_DxV, h_BxTxD, targets_BxT, weights_BxT)
+  return loss, (dh, dkernel.astype(kernel_DxV.dtype))
+
+
+def _backward(gradients, cotangent):
+  dh, dkernel = gradients
+  return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+def _chunk_loss(h, kernel_DxV, targets, weights):
+  logits = jnp.einsum('btd,dv->btv', h, kernel_DxV.astype(h.dtype),
+                      preferred_element_type=jnp.float32)
+  lse = jax.nn.logsumexp(logits, -1)
+  chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+  return jnp.sum((lse - chosen) * weights), logits, lse
+
+
+def _over_chunks(f, kernel_DxV, *arrays_BxT):
+  """Runs `summed, joined = f(*chunks)` over chunks of the position axis.
+
+  Positions are cut, not sequences, because the sequences lie on different devices.
+  """
+  batch, length = arrays_BxT[0].shape[:2]
+  size = max(1, min(length, _LOGITS // (batch * kernel_DxV.shape[1])))
+  if size == length:
+    return f(*arrays_BxT)
+  count = -(-length // size)
+
+  def split(x):  # positions of padding have weight 0
+    x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+  def join(x):
+    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :length]
+
+  def step(totals, chunks):
+    summed, joined = f(*chunks)
+    return jax.tree.map(jnp.add, totals, summed), joined
+
+  chunks = tuple(map(split, arrays_BxT))
+  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype),
+                       jax.eval_shape(f, *(x[0] for x in chunks))[0])
+  totals, joined = jax.lax.scan(step, zeros, chunks)
+  return totals, jax.tree.map(join, joined)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.transformer import Transformer, init_params
-from sink_jax.train.loss import token_losses, training_weights
+from sink_jax.models.transformer import init_params
+from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 
 
@@ -47,12 +47,10 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
   summed over equal slices of the batch, each divided by the weight of the whole.
   metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
   """
-  model = Transformer(config)
 
   def loss(params, batch, total):
-    outputs = model.apply({'params': params}, batch.tokens)
-    losses = token_losses(outputs, batch.targets)
-    return jnp.sum(losses * training_weights(batch.weights, config.attention.mask)) / total
+    weights = training_weights(batch.weights, config.attention.mask)
+    return summed_loss(config, params, batch, weights) / total
 
   def step(state, batch):
     total = jnp.sum(training_weights(batch.weights, config.attention.mask))
@@ -83,11 +81,8 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
 
 def make_validation_step(config: ModelConfig, mesh):
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`."""
-  model = Transformer(config)
 
   def losses(params, batch):
-    outputs = model.apply({'params': params}, batch.tokens)
-    weighted = token_losses(outputs, batch.targets) * batch.weights
-    return jnp.sum(weighted), jnp.sum(batch.weights)
+    return summed_loss(config, params, batch, batch.weights), jnp.sum(batch.weights)
 
   return jax.jit(losses, out_shardings=replicated(mesh))

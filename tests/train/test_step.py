@@ -9,7 +9,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.batches import Batch
-from sink_jax.train.loss import token_losses, training_weights
+from sink_jax.models.transformer import init_params
+from sink_jax.train import loss
+from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
@@ -35,19 +37,49 @@ def step(config, batch, microbatches=1, seed=0, **options):
   return make_train_step(config, optimizer, mesh, microbatches)(state, batch)
 
 
-def test_cross_entropy():
+def plain_cross_entropy(h, kernel, targets, weights):
+  logits = (h @ kernel).astype(jnp.float32)
+  chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+  return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights)
+
+
+@pytest.mark.parametrize('logits', [2**24, 3 * 5 * 11, 1])
+def test_cross_entropy_in_chunks(monkeypatch, logits):
+  monkeypatch.setattr(loss, '_LOGITS', logits)  # all 7 positions, 5 of them, 1 at a time
   rng = np.random.default_rng(0)
-  logits, targets = 5 * rng.standard_normal((2, 3, 7)), rng.integers(0, 7, (2, 3))
-  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  expected = -np.log(np.take_along_axis(p, targets[..., None], -1))[..., 0]
-  np.testing.assert_allclose(token_losses(jnp.asarray(logits), jnp.asarray(targets)), expected,
-                             rtol=1e-5, atol=1e-6)
+  h, kernel = rng.standard_normal((3, 7, 4)), 3 * rng.standard_normal((4, 11))
+  targets, weights = rng.integers(0, 11, (3, 7)), rng.random((3, 7))
+  p = np.exp(h @ kernel) / np.exp(h @ kernel).sum(-1, keepdims=True)
+  nats = -np.log(np.take_along_axis(p, targets[..., None], -1))[..., 0]
+  inputs = [jnp.asarray(x, jnp.float32) for x in (h, kernel)]
+  value, (dh, dkernel) = jax.value_and_grad(lambda h, k: 2 * loss.cross_entropy(
+      h, k, targets, jnp.asarray(weights)), argnums=(0, 1))(*inputs)
+  dlogits = 2 * (p - np.eye(11)[targets]) * weights[..., None]
+  np.testing.assert_allclose(loss.cross_entropy(*inputs, targets, weights),
+                             (nats * weights).sum(), rtol=1e-5)
+  np.testing.assert_allclose(value, 2 * (nats * weights).sum(), rtol=1e-5)
+  np.testing.assert_allclose(dh, dlogits @ kernel.T, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(dkernel, np.einsum('btd,btv->dv', h, dlogits), rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_needs_no_logits_of_all_positions():
+  h, kernel = jnp.zeros((4, 256, 8)), jnp.zeros((8, 50432))
+  targets, weights = jnp.zeros((4, 256), jnp.int32), jnp.ones((4, 256))
+  size = lambda f: jax.jit(jax.grad(f, argnums=(0, 1))).lower(
+      h, kernel, targets, weights).compile().memory_analysis().temp_size_in_bytes
+  all_logits = 4 * 256 * 50432 * 4
+  assert size(plain_cross_entropy) > all_logits  # the comparison can tell
+  assert size(loss.cross_entropy) < all_logits
 
 
 def test_squared_error():
-  a, b = np.random.default_rng(0).standard_normal((2, 2, 3, 4))
-  np.testing.assert_allclose(token_losses(jnp.asarray(a), jnp.asarray(b)),
-                             ((a - b)**2).sum(-1), rtol=1e-5)
+  rng = np.random.default_rng(0)
+  config = small_model(vocab_size=0, input_features=5, output_features=3)
+  params = init_params(config, 0)
+  data = Batch(*(rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 5), (2, 4, 3), (2, 4))))
+  outputs = sj.Run(config, params).logits(data.tokens)
+  expected = (((outputs - data.targets)**2).sum(-1) * data.weights).sum()
+  assert loss.summed_loss(config, params, data, data.weights) == pytest.approx(float(expected))
 
 
 def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
@@ -62,8 +94,9 @@ def test_the_loss_is_the_weighted_mean():
   config, data = small_model(), batch()
   _, metrics = step(config, data)
   params = init_state(config, make_optimizer(OptimizerConfig(), 10), 0, make_mesh()).params
-  losses = token_losses(sj.Run(config, params).logits(data.tokens), data.targets)
-  assert metrics['loss'] == pytest.approx(float((losses * data.weights).sum() / data.weights.sum()))
+  logits = sj.Run(config, params).logits(data.tokens)
+  total = plain_cross_entropy(logits, jnp.eye(11), data.targets, data.weights)
+  assert metrics['loss'] == pytest.approx(float(total / data.weights.sum()))
   total, weight = make_validation_step(config, make_mesh())(params, data)
   assert float(total / weight) == pytest.approx(float(metrics['loss']))
 
