@@ -38,7 +38,7 @@ def get_config():
   config.model.implementation = config_dict.placeholder(str)  # of attention; empty: chunked
   config.model.remat = False  # recompute blocks in the backward pass
 
-  # One variant of attention; `python -m sink_jax.train --help` and the README list the slots.
+  # One variant of attention; the README explains the slots.
   config.attention = ConfigDict()
   config.attention.similarity = 'Exp()'  # Exp, Sigmoid, EluPlusOne, Linear
   config.attention.normalizer = 'RowSum()'  # RowSum, PNorm, Unnormalized, AbsFloor

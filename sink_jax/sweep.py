@@ -20,7 +20,7 @@ from absl import app, flags
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
-from sink_jax.train.workdir import OtherConfig, has_ended, read_status, write_status
+from sink_jax.train.workdir import has_ended, read_status, write_status
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
 _WORKDIR = flags.DEFINE_string(
@@ -44,11 +44,13 @@ def load_trials(path) -> dict[str, Mapping]:
     spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if not hasattr(module, 'TRIALS'):
+      raise ValueError('it has no table TRIALS; run it with python -m sink_jax.train')
+    configs = {name: module.get_config(name).to_dict() for name in module.TRIALS}
+  except Exception as error:  # it is somebody's program: anything can be wrong with it
+    raise ValueError(f'Cannot use {path}: {type(error).__name__}: {error}.') from error
   finally:
     sys.path.pop(0)
-  if not hasattr(module, 'TRIALS'):
-    raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax.train.')
-  configs = {name: module.get_config(name).to_dict() for name in module.TRIALS}
   for name, config in configs.items():
     try:
       from_dict(config)
@@ -63,28 +65,27 @@ def run_trials(configs: Mapping[str, Mapping], workdir,
   began, statuses = time.monotonic(), {}
   for number, (name, config) in enumerate(configs.items(), 1):
     folder = Path(workdir) / name
-    if has_ended(folder, config):
-      statuses[name] = read_status(folder)['status']
-      continue
-    if show_progress:
-      print(f'[{number}/{len(configs)}] {name}  ({time.monotonic() - began:.0f} s so far)',
-            file=sys.stderr, flush=True)
     try:
+      if has_ended(folder, config):
+        statuses[name] = read_status(folder)['status']
+        continue
+      if show_progress:
+        print(f'[{number}/{len(configs)}] {name}  ({time.monotonic() - began:.0f} s so far)',
+              file=sys.stderr, flush=True)
       train(config, folder, name=name, show_progress=show_progress)
     except Interrupted:
       raise
     except Diverged as error:  # recorded by the run itself
       print(f'{name}: {error}', file=sys.stderr)
-    except OtherConfig as error:  # whatever stands there keeps its own record
-      print(f'{name}: error: {error}', file=sys.stderr)
-      statuses[name] = 'failed'
-      continue
     except Exception as error:  # whatever it is, the other trials can still run
       if not isinstance(error, (ValueError, CheckpointError)):
         traceback.print_exc()
       print(f'{name}: error: {error}', file=sys.stderr)
-      folder.mkdir(parents=True, exist_ok=True)
-      write_status(folder, 'failed', error=str(error))
+      statuses[name] = 'failed'
+      if not (folder / 'config.json').exists():  # what stands there keeps its own record
+        folder.mkdir(parents=True, exist_ok=True)
+        write_status(folder, 'failed', error=str(error))
+      continue
     statuses[name] = read_status(folder)['status']
   return statuses
 

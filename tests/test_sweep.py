@@ -33,9 +33,23 @@ def test_a_finished_folder_of_another_config_is_not_taken_for_done(tmp_path, cap
   assert json.loads((tmp_path / 'a' / 'config.json').read_text())['seed'] == 0
 
 
+def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys):
+  run_trials({'a': runs.config(**FAST), 'b': runs.config(**FAST)}, tmp_path, show_progress=False)
+  (tmp_path / 'a' / 'config.json').write_text('{')
+  kept = (tmp_path / 'b' / 'status.json').read_text()
+  statuses = run_trials({
+      'a': runs.config(**FAST), 'b': runs.config(**FAST, data__source="Jsonl(path='none')"),
+      'c': runs.config(**FAST)}, tmp_path, show_progress=False)
+  assert statuses == {'a': 'failed', 'b': 'failed', 'c': 'done'}
+  assert (tmp_path / 'b' / 'status.json').read_text() == kept
+
+
 def test_bad_config_files_are_explained(tmp_path):
   with pytest.raises(ValueError, match='does not exist'):
     load_trials(tmp_path / 'none.py')
+  (tmp_path / 'wrong.py').write_text('TRIALS = {')
+  with pytest.raises(ValueError, match='wrong.py: SyntaxError'):
+    load_trials(tmp_path / 'wrong.py')
   (tmp_path / 'empty.py').write_text('')
   with pytest.raises(ValueError, match='no table TRIALS'):
     load_trials(tmp_path / 'empty.py')

@@ -32,6 +32,15 @@ class Normalizer(Slot):
     raise NotImplementedError
 
 
+def _floor(p: float) -> float:
+  """The least row sum x that counts: x^(-1/p) and its derivative stay within float32.
+
+  Only rows whose similarities all but vanish reach it, such as a sigmoid of scores below
+  -40 (p = 1) or -16 (p = 4); their output then shrinks instead of becoming infinite.
+  """
+  return 10 ** (-36 / (1 / p + 1))
+
+
 @dataclasses.dataclass(frozen=True)
 class RowSum(Normalizer):
   """Z_i = (sum_j f_ij + eps) / scale.
@@ -50,7 +59,7 @@ class RowSum(Normalizer):
       raise ValueError(f'{self}: eps must be >= 0 and scale > 0.')
 
   def factor(self, row_sum):
-    return self.scale / (row_sum + self.eps)
+    return self.scale / jnp.maximum(row_sum + self.eps, _floor(1.0))
 
   def log_factor(self, lse, power_lse):
     return jnp.full_like(lse, jnp.log(self.scale))
@@ -73,7 +82,7 @@ class PNorm(Normalizer):
     return self.p
 
   def factor(self, row_sum):
-    return row_sum ** (-1 / self.p)
+    return jnp.maximum(row_sum, _floor(self.p)) ** (-1 / self.p)
 
   def log_factor(self, lse, power_lse):
     return lse - power_lse / self.p

@@ -53,6 +53,10 @@ class Rope(Position):
 
   base: float = 10000.0
 
+  def __post_init__(self):
+    if not self.base > 0:
+      raise ValueError(f'{self}: base must be > 0; 10000 is usual.')
+
   def rotate(self, x_BxTxHxDh):
     length, head_dim = x_BxTxHxDh.shape[1], x_BxTxHxDh.shape[-1]
     if head_dim % 2:

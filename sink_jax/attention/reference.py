@@ -75,8 +75,13 @@ def _additive(spec, s, keep):
   power = spec.normalizer.power
   if power is None:
     return f, proxy
-  density = f if power == 1 else jnp.where(keep, jnp.where(keep, f, 1) ** power, 0)
+  density = f if power == 1 else jnp.where(keep, powered(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
+
+
+def powered(f, power):
+  """f^power of a similarity that is not negative; its derivative is finite at 0 as well."""
+  return jnp.maximum(f, 1e-30) ** power
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):

@@ -121,8 +121,17 @@ def _write(folder, source, encoder, settings):
   manifest = settings | {
       'vocab_size': encoder.vocab_size, 'dtype': _dtype(encoder).name,
       'special_ids': {'eos': encoder.eos_id, 'bos': encoder.bos_id, 'pad': encoder.pad_id},
-      'domains': entries}
+      'content': _digest(folder), 'domains': entries}
   (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _digest(folder) -> str:
+  """Identifies the chunks and probe prompts by what they hold."""
+  digest = hashlib.sha256()
+  for path in sorted(folder.glob('*.npy')):
+    with open(path, 'rb') as file:
+      digest.update(hashlib.file_digest(file, 'sha256').digest())
+  return digest.hexdigest()[:32]
 
 
 def _encoded(source, encoder) -> Iterator[tuple[Document, np.ndarray]]:
@@ -242,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
   try:
     cache = open_cache(build(DocumentSource, args.source), build(Tokenizer, args.tokenizer),
                        args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir)
-  except ValueError as error:
+  except (ValueError, OSError, MemoryError, RuntimeError) as error:
     parser.exit(2, f'{parser.prog}: {error}\n')
   print(cache.folder)
   print(json.dumps(cache.manifest['domains'], indent=1))

@@ -6,12 +6,13 @@ import functools
 import json
 import os
 import pathlib
+import zipfile
 
 import numpy as np
 
 from sink_jax.data.tokenizer import Encoder, load_encoder
 
-FORMAT = 1  # raise it when the files change their meaning
+FORMAT = 2  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 
 
@@ -55,11 +56,15 @@ class Cache:
     try:
       self.manifest = json.loads((folder / 'manifest.json').read_text())
     except (OSError, ValueError) as error:
-      raise ValueError(f'{folder} is not a chunk cache ({error}); '
-                       'build one with python -m sink_jax.data.build.') from None
+      raise ValueError(f'{folder} is not a chunk cache ({error}); delete it, and build one with '
+                       'python -m sink_jax.data.build.') from None
+    if not isinstance(self.manifest, dict):
+      raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
     if self.manifest.get('format') != FORMAT:
       raise ValueError(f'{folder} has cache format {self.manifest.get("format")}, this program '
                        f'reads {FORMAT}; delete the folder and build it again.')
+    if not {'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest):
+      raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
     self.domains = list(self.manifest['domains'])
     self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
                    for split in SPLITS}
@@ -74,9 +79,13 @@ class Cache:
 
     The domains take turns, each in the order of its documents.
     """
-    with np.load(self.folder / 'probe.npz') as stored:
-      long_enough = stored['lengths'] >= length
-      tokens, domains = stored['tokens'][long_enough], stored['domains'][long_enough]
+    path = self.folder / 'probe.npz'
+    try:
+      with np.load(path) as stored:
+        long_enough = stored['lengths'] >= length
+        tokens, domains = stored['tokens'][long_enough], stored['domains'][long_enough]
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+      raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
     rank = np.zeros(len(domains), np.int64)
     for d in np.unique(domains):
       rank[domains == d] = np.arange((domains == d).sum())
@@ -87,7 +96,7 @@ class Cache:
     path = self.folder / entry['file']
     try:
       chunks = np.load(path, mmap_mode='r')
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
       raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
     wanted = (entry['chunks'], self.manifest['context'] + 1)
     if chunks.shape != wanted or chunks.dtype != self.manifest['dtype']:

@@ -77,7 +77,7 @@ class CorpusData(Data):
     chunks = sum(stop - start for start, stop in self._parts)
     context = self._chunk_length - 1
     return {
-        'source': self._cache.manifest['source'], 'cache': str(self._cache.folder),
+        'source': self._cache.manifest['source'], 'content': self._cache.manifest['content'],
         'vocab_size': self.vocab_size, 'context': context,
         'domains': self._cache.manifest['domains'],
         'training_chunks': chunks,

@@ -92,7 +92,7 @@ class SyntheticData(Data):
     return self.task.batch('valid', 0, np.arange(sequences)).tokens[:, :length]
 
   def summary(self):
-    return {'source': repr(self.task), 'vocab_size': self.vocab_size,
+    return {'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
             'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
             **self.task.facts()}
 

@@ -60,6 +60,9 @@ class SinkReport:
   def norm_ratio(self, kind: str, position: int = 1) -> np.ndarray:
     """Mean norm at a position over the mean norm at all others, per layer (N,)."""
     norms = self.norms[kind]
+    if not 1 <= position <= norms.shape[-1]:
+      raise ValueError(f'position {position} is outside 1..{norms.shape[-1]}; positions are '
+                       '1-based.')
     at = norms[..., position - 1]
     others = np.delete(norms, position - 1, -1).mean(-1)
     axes = tuple(a for a in range(at.ndim) if a != 1)

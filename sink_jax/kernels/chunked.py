@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import scores
+from sink_jax.attention.reference import powered, scores
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.finish import KernelRows
 
@@ -30,7 +30,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh) -> KernelRows:
 
 def _forward(spec, q, k, v):
   def block(q_block, keys, values, i, j):
-    s, keep = _scores(spec, q_block, keys, i, j)
+    s, keep = _scores(spec, q_block, keys, i, j, q.shape[1])
     f, stat, power_stat = _similarities(spec, s, keep)
     out = jnp.einsum('bhlt,bthd->blhd', f.astype(v.dtype), values,
                      preferred_element_type=jnp.float32)
@@ -64,7 +64,7 @@ def _backward(spec, saved, cotangents):
 
     def block(q_block, do, delta, stat, power_stat, dstat, dpower_stat, i, keys=keys,
               values=values, j=j):
-      s, keep = _scores(spec, q_block, keys, i, j)
+      s, keep = _scores(spec, q_block, keys, i, j, q.shape[1])
       dp = jnp.einsum('blhd,bthd->bhlt', do, values, preferred_element_type=jnp.float32)
       f, ds = _score_cotangent(spec, s, keep, dp, *map(
           _rows_first, (delta, stat, power_stat, dstat, dpower_stat)))
@@ -85,8 +85,10 @@ def _backward(spec, saved, cotangents):
 rows.defvjp(_forward, _backward)
 
 
-def _scores(spec, q_block, keys, i, j):
-  return scores(spec, q_block, keys, i, j), spec.mask.keep(i[:, None], j[None, :])
+def _scores(spec, q_block, keys, i, j, length):
+  """Scores of a block and which of them count; rows of padding (i >= length) see nothing."""
+  keep = spec.mask.keep(i[:, None], j[None, :]) & (i < length)[:, None]
+  return scores(spec, q_block, keys, i, j), keep
 
 
 def _similarities(spec, s, keep):
@@ -103,7 +105,7 @@ def _similarities(spec, s, keep):
   elif power == 1:
     total = f.sum(-1)
   else:
-    total = jnp.where(keep, spec.similarity(s) ** power, 0).sum(-1)
+    total = jnp.where(keep, powered(f, power), 0).sum(-1)
   return f, total, total
 
 
@@ -115,11 +117,11 @@ def _score_cotangent(spec, s, keep, dp, delta, stat, power_stat, dstat, dpower_s
     ds = p * (dp - delta + dstat)
     if power == 1:
       return p, ds + p * dpower_stat
-    powered = jnp.where(keep, jnp.exp(jnp.where(keep, power * s, _MASKED) - power_stat), 0)
-    return p, ds + power * powered * dpower_stat
+    shares = jnp.where(keep, jnp.exp(jnp.where(keep, power * s, _MASKED) - power_stat), 0)
+    return p, ds + power * shares * dpower_stat
   f, df = jax.jvp(spec.similarity, (s,), (jnp.ones_like(s),))
   if power is not None:
-    density = 1 if power == 1 else power * jnp.maximum(f, 1e-30) ** (power - 1)
+    density = 1 if power == 1 else power * powered(f, power - 1)
     dp = dp + (dstat + dpower_stat) * density
   return jnp.where(keep, f, 0), jnp.where(keep, df * dp, 0)
 
@@ -136,9 +138,9 @@ def _spans(spec, length):
 def _map_blocks(f, first, arrays, totals=()):
   """Runs `joined, summed = f(*blocks, i=positions)` over blocks of rows (axis 1).
 
-  Returns the joined results, and `totals` plus the sums of the summed ones. A span
-  that is no multiple of the block is padded with rows of zeros: their results are cut
-  off, and they add nothing to the sums, because their cotangents are zero.
+  Returns the joined results, and `totals` plus the sums of the summed ones. The last
+  span is padded to whole blocks with rows of zeros, at positions past the last token;
+  f lets them see nothing, and their results are cut off.
   """
   length = arrays[0].shape[1]
   count = -(-length // _BLOCK)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.reference import powered
 from sink_jax.attention.spec import AttentionSpec, Dims, slot_score
 
 
@@ -64,7 +65,7 @@ def _additive(spec, rows, slot, value):
     if value is not None:
       out = out + _per_row(weight) * value
     if power is not None:
-      total = total + (weight if power == 1 else weight ** power)
+      total = total + (weight if power == 1 else powered(weight, power))
   return out, None if power is None else spec.normalizer.factor(total)
 
 

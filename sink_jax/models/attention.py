@@ -44,10 +44,11 @@ class Attention(nn.Module):
     tokens = slice(config.sink_tokens, None)
     importance = streaming_importance(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     if config.sink_tokens:
-      # A learned sink token is an ordinary key; it takes the place of the bias slot.
-      first = importance.normalized[..., 0]
+      # A learned sink token is an ordinary key; it takes the place of the bias slot. Its own
+      # row, which gives it weight one, is what the release counts and the mean leaves out.
+      released, rows = importance.normalized[..., 0], q_BxTxHxDh.shape[1]
       importance = Importance(importance.raw[..., tokens], importance.normalized[..., tokens],
-                              first, first)
+                              (released * rows - 1) / (rows - 1), released)
     maps = [None, None]
     if want.maps:
       maps = [attention_map(spec, q_BxTxHxDh, k_BxTxHkvxDh, params,

@@ -29,9 +29,9 @@ class ModelConfig:
   norm_location: 'pre' (Eq. 2) or 'post' (Eq. 3, without a final norm).
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
     Dh x D projection (Table 12 left).
-  sink_tokens: learned vectors put before the embeddings of every sequence, without
-    position embedding; they take part in attention and have no prediction (Table 4).
-    They count as positions of a rotary or ALiBi encoding, a prefix and a window.
+  sink_tokens: 1 puts a learned vector before the embeddings of every sequence, without
+    position embedding; it takes part in attention and has no prediction (Table 4). It
+    counts as a position of a rotary or ALiBi encoding, a prefix and a window.
   init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
     what the release's multi-device runs very probably used; 'tinyllama' is what its
     model files write: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
@@ -69,10 +69,17 @@ class ModelConfig:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
     if self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
+    if self.kv_heads is not None and self.kv_heads < 1:
+      raise ValueError(f'model.kv_heads must be at least 1, or empty, not {self.kv_heads}.')
+    if not self.norm_eps > 0:
+      raise ValueError(f'model.norm_eps must be > 0, not {self.norm_eps}.')
     if self.heads % (self.kv_heads or self.heads):
       raise ValueError(f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
-    if self.sink_tokens < 0:
-      raise ValueError(f'model.sink_tokens must not be negative, not {self.sink_tokens}.')
+    if self.sink_tokens not in (0, 1):
+      raise ValueError(f'model.sink_tokens must be 0 or 1, not {self.sink_tokens}.')
+    if self.sink_tokens and self.attention.kv_bias.has_slot:
+      raise ValueError(f'model.sink_tokens = 1 and {self.attention.kv_bias} both take the place '
+                       'of the bias slot: choose one.')
     if not self.vocab_size and not (self.input_features and self.output_features):
       raise ValueError('A model needs a vocab_size, or input_features and output_features.')
     check_implementation(self.implementation)

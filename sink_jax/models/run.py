@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, Want
@@ -31,11 +32,11 @@ class Run:
 
   def logits(self, tokens):
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
-    return _logits(self.config, self.params, tokens)
+    return _logits(self.config, self.params, jnp.asarray(tokens))
 
   def record(self, tokens, want: Want = Want()) -> Record:
     """What the model shows of its forward pass on tokens (S, T)."""
-    return _record(self.config, want, self.params, tokens)
+    return _record(self.config, want, self.params, jnp.asarray(tokens))
 
 
 @functools.partial(jax.jit, static_argnums=0)

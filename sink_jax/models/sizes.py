@@ -34,9 +34,9 @@ def sized(size: str, **overrides) -> ModelConfig:
 def parameter_shapes(config: ModelConfig):
   """The parameter tree as shapes, without allocating anything."""
   if config.vocab_size:
-    inputs = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    inputs = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   else:
-    inputs = jax.ShapeDtypeStruct((1, 8, config.input_features), jnp.float32)
+    inputs = jax.ShapeDtypeStruct((1, 1, config.input_features), jnp.float32)
   return jax.eval_shape(Transformer(config).init, jax.random.key(0), inputs)['params']
 
 

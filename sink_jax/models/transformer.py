@@ -103,7 +103,7 @@ class Transformer(nn.Module):
 def init_params(config: ModelConfig, seed):
   """Fresh float32 parameters; a pure function of the config and an integer seed."""
   if config.vocab_size:
-    inputs = jnp.zeros((1, 2), jnp.int32)
+    inputs = jnp.zeros((1, 1), jnp.int32)
   else:
-    inputs = jnp.zeros((1, 2, config.input_features))
+    inputs = jnp.zeros((1, 1, config.input_features))
   return Transformer(config).init(jax.random.key(seed), inputs)['params']

@@ -26,7 +26,7 @@ def main(argv):
   except Interrupted as stop:
     print(stop, file=sys.stderr)
     sys.exit(EXIT_SAVED)
-  except (ValueError, Diverged, CheckpointError) as error:
+  except (ValueError, OSError, Diverged, CheckpointError) as error:
     sys.exit(f'error: {error}')
 
 

@@ -6,9 +6,9 @@ It does not notice flipped bits; checksums written after the commit do.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import shutil
 import threading
 from pathlib import Path
 
@@ -43,21 +43,28 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The newest good step; None if there is none."""
-    return self._manager.latest_step()
+    """The newest committed step; None if there is none."""
+    return max(saved_steps(self._workdir), default=None)
 
   def save(self, step: int, state) -> None:
-    """Starts saving; the state may be donated as soon as this returns."""
+    """Starts saving; the state may be donated as soon as this returns.
+
+    Raises:
+      CheckpointError: this save or the one before could not be written.
+    """
+    self.poll(wait=True)
     if step == self.latest:
       return
-    self.poll(wait=True)
-    self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)), force=True)
+    with self._explained(step):
+      self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
+                         force=True)
     self._pending = step
 
   def poll(self, wait: bool = False) -> None:
     """Writes the checksums of a save once it is committed; cheap, call it every step."""
     if wait:
-      self._manager.wait_until_finished()
+      with self._explained(self._pending):
+        self._manager.wait_until_finished()
     if self._pending is not None and not self._manager.is_saving_in_progress():
       self._hashing = threading.Thread(target=write_checksums, args=(self._workdir, self._pending))
       self._hashing.start()
@@ -79,8 +86,20 @@ class Checkpoints:
         self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state']
 
   def close(self) -> None:
+    """Waits for what is being saved."""
     self.poll(wait=True)
     self._manager.close()
+
+  @contextlib.contextmanager
+  def _explained(self, step):
+    try:
+      yield
+    except Exception as error:  # Orbax raises bare Exceptions, and others' own
+      self._pending = None
+      raise CheckpointError(
+          f'Checkpoint {step} could not be written below {self._workdir}: '
+          f'{" ".join(str(error).split())[:300]}. Is the disk full? The newest good checkpoint '
+          f'is {self.latest}; once there is room, the same command resumes from it.') from error
 
 
 def restore_params(workdir, target):
@@ -118,10 +137,11 @@ def _set_damaged_aside(workdir) -> list[str]:
       used = step
       break
     aside = workdir / 'damaged' / str(step)
-    shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(exist_ok=True)
+    while aside.exists():  # an earlier copy of the same step
+      aside = aside.with_name(aside.name + '.again')
     os.replace(step_folder(workdir, step), aside)
-    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to {aside.parent.name}/{step}')
+    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to {aside.parent.name}/{aside.name}')
   instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
   return [f'{line}; {instead}' for line in damaged]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 from pathlib import Path
+
+_log = logging.getLogger('sink_jax')
 
 
 def saved_steps(workdir: Path) -> list[int]:
   """Committed steps of a workdir, newest first."""
-  return sorted((int(p.name) for p in step_folder(workdir, 0).parent.glob('*')
-                 if p.name.isdigit()), reverse=True)
+  names = (p.name for p in step_folder(workdir, 0).parent.glob('*'))
+  return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
 
 
 def step_folder(workdir: Path, step: int) -> Path:
@@ -38,16 +42,16 @@ def write_checksums(workdir: Path, step: int) -> None:
 def verify(workdir: Path, step: int) -> str | None:
   """What is wrong with a saved step; None if every file is as it was written.
 
-  A step without checksums was committed by a run that was killed right afterwards.
-  The commit is atomic, so such a step is accepted if its array data are there.
+  A step without (readable) checksums was committed by a run that was killed right
+  afterwards. The commit is atomic, so it is accepted if its array data are there.
   """
   folder, path = step_folder(workdir, step), _sums_path(workdir, step)
-  if not path.exists():
-    return None if any(folder.rglob('manifest.ocdbt')) else 'its array data are missing'
   try:
-    sums = json.loads(path.read_text())
-  except (json.JSONDecodeError, UnicodeDecodeError):
-    return f'{path.name} is unreadable'
+    sums = dict(json.loads(path.read_text()))
+  except (OSError, ValueError, TypeError):
+    if path.exists():
+      _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
+    return None if any(folder.rglob('manifest.ocdbt')) else 'its array data are missing'
   for name, digest in sums.items():
     file = folder / name
     if not file.is_file():
@@ -58,9 +62,12 @@ def verify(workdir: Path, step: int) -> str | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-  """Writes a whole file or nothing."""
+  """Writes a whole file or nothing, also through a power cut."""
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-  temporary.write_text(text)
+  with open(temporary, 'w', encoding='utf-8') as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
   os.replace(temporary, path)
 
 

@@ -33,6 +33,13 @@ class ProbeConfig:
   epsilon: float = 0.3
   dtype: str = 'float32'
 
+  def __post_init__(self):
+    if self.every < 0 or self.sequences < 1 or self.length < 2 or not 0 < self.epsilon < 1:
+      raise ValueError(f'{self}: every must be 0 (first and last step only) or more, sequences at '
+                       'least 1, length at least 2 and epsilon between 0 and 1.')
+    if self.dtype not in ('float32', 'bfloat16'):
+      raise ValueError(f'probe.dtype = {self.dtype!r}; choices: float32, bfloat16.')
+
 
 @dataclasses.dataclass(frozen=True)
 class ValidationConfig:
@@ -40,6 +47,11 @@ class ValidationConfig:
 
   every: int = 1000
   batches: int = 50
+
+  def __post_init__(self):
+    if self.every < 0 or self.batches < 1:
+      raise ValueError(f'{self}: every must be 0 (first and last step only) or more, batches at '
+                       'least 1.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +85,11 @@ class Experiment:
     for name in ('steps', 'batch_size', 'microbatches', 'log_every', 'checkpoints_kept'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} must be at least 1, not {getattr(self, name)}.')
-    for name, value in (('checkpoint_every', self.checkpoint_every),
-                        ('probe.every', self.probe.every),
-                        ('validation.every', self.validation.every)):
-      if value < 0:
-        raise ValueError(f'{name} must be 0 (only at the end) or more, not {value}.')
+    if self.checkpoint_every < 0:
+      raise ValueError('checkpoint_every must be 0 (only after the last step) or more, not '
+                       f'{self.checkpoint_every}.')
+    if not 0 <= self.seed < 2**31:
+      raise ValueError(f'seed must be between 0 and 2**31 - 1, not {self.seed}.')
     if self.batch_size % self.microbatches:
       raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
                        f'{self.batch_size}.')

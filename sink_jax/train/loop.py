@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import absl.logging
 import jax
+import jax.numpy as jnp
 
 from sink_jax.data.pipeline import open_data
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
-from sink_jax.models.sizes import flops_per_token
+from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
-from sink_jax.train.checkpoint import Checkpoints
+from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
@@ -38,11 +42,22 @@ EXIT_SAVED = 42  # exit code of a stopped job: "saved, start me again"
 
 
 class Diverged(RuntimeError):
-  """The loss of a step was not finite."""
+  """The loss, the gradient or the state of a step was not finite."""
+
+  def __init__(self, step: int, loss):
+    self.step, self.loss = step, float(loss)
+    super().__init__(
+        f'Step {step} diverged: its loss is {self.loss:g}, and the loss, the gradient or the '
+        'parameters after it are not finite. status.json names the last good checkpoint. A lower '
+        'optimizer.learning_rate or a lower optimizer.clip may help.')
 
 
 class Interrupted(RuntimeError):
   """The run was asked to stop, and has saved its state."""
+
+  def __init__(self, step: int, steps: int):
+    self.step = step
+    super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
 
 
 def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: bool = True) -> Run:
@@ -61,16 +76,27 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
       compute, and nothing is lost.
     Diverged: a loss was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
   """
-  experiment = from_dict(config)
-  experiment.check_devices()
-  mesh = make_mesh(experiment.mesh.data, experiment.mesh.fsdp)
-  data = open_data(experiment.data)
-  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
-  workdir = runs.claim(workdir, resolved(config, data))
-  runs.write_probe_tokens(workdir, probe_tokens)
+  with _StopSignal() as stop:
+    experiment = from_dict(config)
+    experiment.check_devices()
+    mesh = make_mesh(experiment.mesh.data, experiment.mesh.fsdp)
+    data = open_data(experiment.data)
+    model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
+    parameter_shapes(model)  # traces the model: what does not fit is found before any file is made
+    probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
+    name = name or Path(workdir).name
+    with runs.claimed(workdir, resolved(config, data), data.summary()) as workdir:
+      runs.write_probe_tokens(workdir, probe_tokens)
+      progress = functools.partial(Progress, name=name, enabled=show_progress)
+      evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
+      params = _train(experiment, model, data, mesh, workdir, evaluation, progress, stop)
+  return Run(model, params, name, experiment.steps, probe_tokens=probe_tokens)
 
+
+def _train(experiment, model, data, mesh, workdir, evaluation, progress, stop):
+  """From the newest checkpoint to the last step, or to where the run has to stop."""
   optimizer = make_optimizer(experiment.optimizer, experiment.steps)
+  learning_rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
   train_step = make_train_step(model, optimizer, mesh, experiment.microbatches)
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
   for line in checkpoints.damaged:
@@ -83,67 +109,83 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     _log.warning('resuming from step %d of %d', start, experiment.steps)
 
   metrics = MetricsWriter(workdir, start)
-  name = name or workdir.name
-  progress = Progress(experiment.steps, start, name, show_progress)
-  evaluate = Evaluation(experiment, model, data, mesh, probe_tokens, name, metrics)
+  progress = progress(experiment.steps, start)
+  evaluate = evaluation(metrics)
   clock = Throughput(experiment.batch_size * experiment.data.context,
                      flops_per_token(model, experiment.data.context),
                      measured_matmul_rate(model.dtype))
-  rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
-  runs.write_status(workdir, 'running', step=start)
+  batches = data.batches(start, experiment.batch_size, experiment.seed,
+                         jax.process_index(), jax.process_count())
 
   def report(step, values):
     """Checks and logs the metrics of an update; waits for the device to finish it."""
     values = {k: float(v) for k, v in values.items()}
     clock.step()
-    if not math.isfinite(values['loss']):
-      runs.write_status(workdir, 'diverged', step=step, loss=str(values['loss']),
-                        last_good_checkpoint=checkpoints.latest)
-      raise Diverged(f'The loss of step {step} is {values["loss"]}; the last good checkpoint is '
-                     f'{checkpoints.latest}. A lower optimizer.learning_rate or a lower '
-                     'optimizer.clip may help; the record is in status.json.')
+    if not all(map(math.isfinite, values.values())):
+      raise Diverged(step, values['loss'])
     if step % experiment.log_every == 0 or step == experiment.steps:
       speed = clock.read()
-      metrics.write('train', step, {**values, 'learning_rate': float(rate(step - 1)), **speed})
+      metrics.write('train', step, {
+          **values, 'learning_rate': float(learning_rate(step - 1)), **speed})
       show = lambda x, form: x if isinstance(x, str) else format(x, form)
       progress.update(step, loss=f'{values["loss"]:.3f}',
                       **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
                          'MFU': show(speed['mfu'], '.0%'), 'Sink_1': evaluate.sink_1})
 
-  batches = data.batches(start, experiment.batch_size, experiment.seed,
-                         jax.process_index(), jax.process_count())
+  with contextlib.closing(metrics), contextlib.closing(progress), _recorded(
+      workdir, checkpoints, start, experiment.steps):
+    if stop.requested and start < experiment.steps:
+      raise Interrupted(start, experiment.steps)
+    if start == 0:
+      evaluate(0, state.params)
+    pending = None  # metrics are read one step late, so that the device never waits
+    for step in range(start + 1, experiment.steps + 1):
+      state, values = train_step(state, _global_batch(next(batches), mesh))
+      if pending is not None:
+        report(*pending)
+      pending = (step, values)
+      checkpoints.poll()
+      finished = step == experiment.steps
+      stopping = stop.requested and not finished  # asked once: it may change at any moment
+      saving = finished or stopping or _due(step, experiment.checkpoint_every)
+      if saving or evaluate.due(step):
+        report(*pending)
+        pending = None
+        evaluate(step, state.params)
+        if saving:
+          if not _all_finite(state):
+            raise Diverged(step, values['loss'])
+          checkpoints.save(step, state)
+        clock.pause()
+      if stopping:
+        raise Interrupted(step, experiment.steps)
+  return state.params
+
+
+@contextlib.contextmanager
+def _recorded(workdir, checkpoints, start, steps):
+  """Leaves a status behind whatever happens, when what is being saved is on the disk."""
+  runs.write_status(workdir, 'running', step=start)
+  status, details = 'done', {'step': steps}
   try:
-    with _StopSignal() as stop:
-      if start == 0:
-        evaluate(0, state.params)
-      pending = None  # metrics are read one step late, so that the device never waits
-      for step in range(start + 1, experiment.steps + 1):
-        state, values = train_step(state, _global_batch(next(batches), mesh))
-        if pending is not None:
-          report(*pending)
-        pending = (step, values)
-        checkpoints.poll()
-        finished = step == experiment.steps
-        stopping = stop.requested and not finished  # asked once: it may change at any moment
-        saving = finished or stopping or _due(step, experiment.checkpoint_every)
-        if saving or evaluate.due(step):
-          report(*pending)
-          pending = None
-          evaluate(step, state.params)
-          if saving:
-            checkpoints.save(step, state)
-          clock.pause()
-        if stopping:
-          checkpoints.close()
-          runs.write_status(workdir, 'interrupted', step=step)
-          raise Interrupted(f'Stopped and saved at step {step} of {experiment.steps}; '
-                            'the same command resumes.')
-    checkpoints.close()
-    runs.write_status(workdir, 'done', step=experiment.steps)
+    yield
+  except Interrupted as stop:
+    status, details = 'interrupted', {'step': stop.step}
+    raise
+  except Diverged as diverged:
+    status, details = 'diverged', {'step': diverged.step, 'loss': str(diverged.loss)}
+    raise
+  except BaseException as error:
+    status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
+    raise
   finally:
-    progress.close()
-    metrics.close()
-  return Run(model, state.params, name, experiment.steps, probe_tokens=probe_tokens)
+    try:
+      checkpoints.close()
+    except CheckpointError as error:
+      status, details = 'failed', {'error': str(error)}
+      raise
+    finally:
+      runs.write_status(workdir, status, **details, last_good_checkpoint=checkpoints.latest)
 
 
 class Evaluation:
@@ -182,6 +224,12 @@ def quiet_logs() -> None:
   """Keeps the libraries' own progress reports out of a command's output."""
   absl.logging.set_verbosity(absl.logging.ERROR)
   logging.getLogger('sink_jax').setLevel(logging.INFO)
+
+
+@jax.jit
+def _all_finite(state):
+  """Are all floating-point numbers of a state finite?"""
+  return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
 
 
 def _due(step, every):

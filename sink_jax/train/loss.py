@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.mask import Mask, Prefix
+from sink_jax.attention.mask import Prefix
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
@@ -27,15 +27,18 @@ def summed_loss(config: ModelConfig, params, batch, weights_BxT):
   return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
-def training_weights(weights_BxT, mask: Mask):
+def training_weights(weights_BxT, config: ModelConfig):
   """Weights of the positions in the training loss.
 
   Under a prefix of length p the first p - 1 targets are dropped, so that x_{p+1} is
-  the first to be predicted (Section 6). Validation keeps them, as the release does.
+  the first to be predicted (Section 6). A learned sink token is part of the prefix.
+  Validation keeps them, as the release does.
   """
+  mask = config.attention.mask
   if not isinstance(mask, Prefix):
     return weights_BxT
-  return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= mask.length - 1)
+  dropped = mask.length - 1 - config.sink_tokens
+  return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)
 
 
 @jax.custom_vjp

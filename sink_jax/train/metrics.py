@@ -42,15 +42,15 @@ class MetricsWriter:
 
 
 def read_metrics(workdir, kind: str | None = None) -> list[dict]:
-  """The events of a run in order; a line cut off by a kill is left out."""
+  """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
   path, rows = Path(workdir) / 'metrics.jsonl', []
   if not path.exists():
     return rows
-  for line in path.read_text().splitlines():
+  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
     try:
       row = json.loads(line)
-    except json.JSONDecodeError:
+      if kind in (None, row['kind']) and row['step'] >= 0:
+        rows.append(row)
+    except (json.JSONDecodeError, TypeError, KeyError):
       continue
-    if kind in (None, row['kind']):
-      rows.append(row)
   return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import optax
@@ -21,11 +22,11 @@ class OptimizerConfig:
   name: 'adamw' (decoupled decay lr * weight_decay, as PyTorch's) or 'sgd' (plain, with
     the same decay).
   schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
-    at the last step (what the paper says) or 'constant' (what all of its release's
+    after the last step (what the paper says) or 'constant' (what all of its release's
     configs amount to).
   decay: 'all' parameters, embeddings, gains and biases included, as released; or
-    'matrices' only, the textbook form: weights with two axes or more per layer,
-    embeddings excluded.
+    'matrices' only, the textbook form: the weights of linear layers and of the MLP feature
+    map, not embeddings, gains, k*, v* and sink logits.
   clip: largest global gradient norm; 0 does not clip.
   """
 
@@ -47,8 +48,8 @@ class OptimizerConfig:
         raise ValueError(f'optimizer.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
     for name in ('learning_rate', 'eps'):
-      if not getattr(self, name) > 0:
-        raise ValueError(f'optimizer.{name} must be > 0, not {getattr(self, name)}.')
+      if not 0 < getattr(self, name) < math.inf:
+        raise ValueError(f'optimizer.{name} must be > 0 and finite, not {getattr(self, name)}.')
     for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
       if not getattr(self, name) >= 0:
         raise ValueError(f'optimizer.{name} must be >= 0, not {getattr(self, name)}.')

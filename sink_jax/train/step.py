@@ -49,11 +49,11 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
   """
 
   def loss(params, batch, total):
-    weights = training_weights(batch.weights, config.attention.mask)
+    weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights) / total
 
   def step(state, batch):
-    total = jnp.sum(training_weights(batch.weights, config.attention.mask))
+    total = jnp.sum(training_weights(batch.weights, config))
     total = jnp.maximum(total, 1)
     if microbatches == 1:
       value, grads = jax.value_and_grad(loss)(state.params, batch, total)

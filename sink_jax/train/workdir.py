@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,27 +22,52 @@ class OtherConfig(ValueError):
   """The workdir holds a run of another config."""
 
 
-def claim(workdir, config: Mapping[str, Any]) -> Path:
-  """Makes the folder, or checks that it holds a run of the same config.
+@contextlib.contextmanager
+def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
+  """Holds a workdir for one run: makes it, or checks that it holds this very run.
+
+  Args:
+    data: `Data.summary()`; what it says of the content of the data must not change.
 
   Raises:
-    OtherConfig: it holds a run of another config; the keys that differ are listed.
-    ValueError: it cannot be written.
+    OtherConfig: it holds a run of another config or other data; what differs is listed.
+    ValueError: it cannot be written, or another process is training in it.
   """
   workdir = Path(workdir)
-  path = workdir / 'config.json'
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-      changed = differences(read_config(workdir), config)
-      if changed:
-        raise OtherConfig(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
-                          + '\nUse another --workdir, or the old values to resume it.')
-    write_atomically(path, json.dumps(config, indent=2))
+    lock = open(workdir / 'lock', 'a+')
   except OSError as error:
     raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another '
                      '--workdir.') from None
-  return workdir
+  with lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      lock.seek(0)
+      raise ValueError(f'Another process ({lock.read().strip()}) is training in {workdir}: wait '
+                       'for it, or use another --workdir.') from None
+    except OSError:  # a file system without locks
+      pass
+    lock.truncate(0)
+    lock.write(f'{socket.gethostname()}, process {os.getpid()}')
+    lock.flush()
+    _check_same(workdir, config, data)
+    write_atomically(workdir / 'config.json', json.dumps(config, indent=2))
+    write_atomically(workdir / 'data.json', json.dumps(data, indent=2))
+    yield workdir
+
+
+def _check_same(workdir, config, data):
+  changed = []
+  if (workdir / 'config.json').exists():
+    changed = differences(read_config(workdir), config)
+  content = (_read_object(workdir / 'data.json') or {}).get('content', data['content'])
+  if content != data['content']:
+    changed.append('the content of the data, since the run began')
+  if changed:
+    raise OtherConfig(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
+                      + '\nUse another --workdir, or the old values to resume it.')
 
 
 def read_config(workdir) -> dict[str, Any]:
@@ -48,12 +77,13 @@ def read_config(workdir) -> dict[str, Any]:
     ValueError: there is none, or it is unreadable.
   """
   path = Path(workdir) / 'config.json'
-  try:
-    return json.loads(path.read_text())
-  except FileNotFoundError:
-    raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.') from None
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
-    raise ValueError(f'{path} is not readable as JSON ({error}).') from None
+  if not path.exists():
+    raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
+  config = _read_object(path)
+  if config is None:
+    raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
+                     'of the run back, or use another workdir.')
+  return config
 
 
 def write_status(workdir, status: str, **details) -> None:
@@ -64,10 +94,8 @@ def write_status(workdir, status: str, **details) -> None:
 
 def read_status(workdir) -> dict[str, Any]:
   """{'status': 'not run'} where there is none."""
-  try:
-    return json.loads((Path(workdir) / 'status.json').read_text())
-  except (FileNotFoundError, json.JSONDecodeError):
-    return {'status': 'not run'}
+  status = _read_object(Path(workdir) / 'status.json') or {}
+  return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 
 def has_ended(workdir, config: Mapping[str, Any]) -> bool:
@@ -81,10 +109,34 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
 
 
 def write_probe_tokens(workdir, tokens) -> None:
-  np.save(Path(workdir) / 'probe_tokens.npy', tokens, allow_pickle=False)
+  """Stores the probe inputs of a run, once."""
+  path = Path(workdir) / 'probe_tokens.npy'
+  if not path.exists():
+    temporary = path.with_suffix('.part.npy')
+    np.save(temporary, tokens, allow_pickle=False)
+    os.replace(temporary, path)
 
 
 def read_probe_tokens(workdir):
-  """The probe inputs of a run; None if it has none."""
+  """The probe inputs of a run; None if it has none.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
   path = Path(workdir) / 'probe_tokens.npy'
-  return np.load(path, allow_pickle=False) if path.exists() else None
+  if not path.exists():
+    return None
+  try:
+    return np.load(path, allow_pickle=False)
+  except (OSError, EOFError, ValueError) as error:
+    raise ValueError(f'{path} is damaged ({error}). Delete it: training again with the same '
+                     'config writes it anew.') from None
+
+
+def _read_object(path):
+  """A JSON object; None where the file is missing or holds anything else."""
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return None
+  return value if isinstance(value, dict) else None

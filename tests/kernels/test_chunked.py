@@ -48,6 +48,34 @@ def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length
     np.testing.assert_allclose(alpha.raw, direct, rtol=1e-5, atol=1e-6)
 
 
+def test_padding_stays_finite_under_a_growing_bias(monkeypatch):
+  # A row of padding has statistic 0, far below what the bias of its position gives.
+  small_blocks(monkeypatch, 64, 1)
+  spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
+  inputs = random_inputs(spec, length=200, heads=1)
+  grads = [jax.grad(lambda *x: sj.attend(spec, *x, implementation=i).sum(), argnums=(0, 1, 2))(
+      *inputs) for i in ('chunked', 'reference')]
+  assert all(np.isfinite(g).all() for g in grads[0])
+  assert relative_error(*grads) < 1e-4
+
+
+@pytest.mark.parametrize('implementation', ['chunked', 'reference'])
+@pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.RowSum(eps=1e-8), sj.PNorm(p=0.25),
+                                        sj.PNorm(p=2.0), sj.PNorm(p=4.0), sj.AbsFloor()])
+@pytest.mark.parametrize('similarity', [sj.Sigmoid(), sj.EluPlusOne()])
+def test_vanishing_similarities_stay_finite(similarity, normalizer, implementation):
+  for bias in (sj.NoBias(), sj.SinkLogit()):
+    spec = sj.AttentionSpec(similarity, normalizer, position=sj.Nope(), kv_bias=bias)
+    q, k, v, params = random_inputs(spec)
+    if params:
+      params['kv_bias']['logit'][:] = -200.0
+    for scale in (5, 12, 30, 200):
+      loss = lambda *x: jnp.sum(sj.attend(spec, *x, implementation=implementation) ** 2)
+      value, grads = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(
+          -scale * np.abs(q), np.abs(k), v, params)
+      assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
 @pytest.mark.parametrize('spec', [
     PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
     PAPER['sigmoid, normalized (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],

@@ -42,7 +42,7 @@ def test_parameter_counts_of_the_paper(size, body, total):
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias())), 3 * 2 * 4 * 4),
     (dict(attention=sj.AttentionSpec(feature_map=sj.Mlp())), 3 * 2 * 4 * 4),
     (dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=9))), 9 * 16),
-    (dict(sink_tokens=2), 2 * 16),
+    (dict(sink_tokens=1), 16),
     (dict(combine_heads='add'), -3 * (16 - 4) * 16),
     (dict(kv_heads=2), -3 * 2 * 16 * 8),
     (dict(ffn='relu'), -3 * 16 * 24),
@@ -152,7 +152,7 @@ def test_layers_start_different_and_seeds_matter():
   np.testing.assert_array_equal(params['embed'], init_params(config, 0)['embed'])
 
 
-SHOWN = [dict(), dict(norm_location='post'), dict(sink_tokens=2), dict(kv_heads=2),
+SHOWN = [dict(), dict(norm_location='post'), dict(sink_tokens=1), dict(kv_heads=2),
          dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
          dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'))]
 
@@ -211,7 +211,9 @@ def test_a_sink_token_is_the_first_key_of_all():
   np.testing.assert_allclose(full[:, 1:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
   ours = sj.Run(config, params).record(inputs).layers.importance
   theirs = record.layers.importance.normalized
-  np.testing.assert_allclose(ours.bias_slot, theirs[..., 0], rtol=1e-5)
+  np.testing.assert_allclose(ours.bias_slot_released, theirs[..., 0], rtol=1e-5)
+  maps = sj.Run(config, params).record(inputs, sj.Want(maps=True)).layers.maps_BxHxTxT
+  np.testing.assert_allclose(ours.bias_slot, 1 - maps.sum(-1).mean(-1), rtol=1e-4)
   np.testing.assert_allclose(ours.normalized, theirs[..., 1:], rtol=1e-4, atol=1e-6)
 
 
@@ -247,7 +249,9 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(ffn='swigloo'), 'model.ffn.*swiglu'), (dict(heads=3), 'must divide model.d_model'),
     (dict(kv_heads=3), 'must divide model.heads'), (dict(init='zero'), 'torch_default'),
     (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
-    (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=-1), 'negative'),
+    (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=2), '0 or 1'),
+    (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
+    (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
 def test_bad_options_are_explained(options, words):
   with pytest.raises(ValueError, match=words):

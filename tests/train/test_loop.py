@@ -204,17 +204,99 @@ def test_a_checkpoint_of_another_model_is_no_damage(whole, tmp_path):
   assert saved_steps(workdir) == [8, 4]
 
 
-def test_divergence_is_recorded_with_the_last_good_checkpoint(tmp_path):
-  config = runs.config(optimizer__learning_rate=1e6, optimizer__name='sgd', optimizer__clip=0.0,
-                       optimizer__warmup_steps=0, steps=60, checkpoint_every=1, probe__every=0,
-                       validation__every=0, model__norm='none')
-  with pytest.raises(Diverged, match='The loss of step'):
-    go(config, tmp_path)
+DIVERGING = dict(
+    optimizer__learning_rate=1e6, optimizer__name='sgd', optimizer__clip=0.0,
+    optimizer__warmup_steps=0, steps=60, checkpoint_every=1, probe__every=0, validation__every=0,
+    model__norm='none')
+
+
+def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_path):
+  process = runs.start(tmp_path, **DIVERGING)
+  _, error = process.communicate(timeout=120)
+  assert process.returncode == 1 and 'diverged' in error and 'Traceback' not in error
   status = json.loads((tmp_path / 'status.json').read_text())
-  assert status['status'] == 'diverged'
-  assert status['last_good_checkpoint'] == status['step'] - 1
+  assert status['status'] == 'diverged' and status['step'] > 1
+  assert status['last_good_checkpoint'] == status['step'] - 1 == sj.load_run(tmp_path).step
   losses = [row['loss'] for row in runs.rows(tmp_path, 'train')]
   assert np.isfinite(losses).all() and len(losses) == status['step'] - 1
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+  # The loss of step 1 is finite; its update is not.
+  with pytest.raises(Diverged, match='Step 1 diverged'):
+    go(runs.config(**DIVERGING | dict(optimizer__learning_rate=3e38),
+                   optimizer__weight_decay=10.0), tmp_path)
+  assert saved_steps(tmp_path) == []
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+  corpus = tmp_path / 'corpus'
+  corpus.mkdir()
+  write = lambda word: [(corpus / f'{i}.txt').write_text(f'{word} {i} ' * 40) for i in range(30)]
+  config = runs.config(data__source=f'TextFolder(path={str(corpus)!r})', steps=2,
+                       data__cache_dir=str(tmp_path / 'cache'), data__valid_fraction=0.3)
+  write('some')
+  go(config, tmp_path / 'run')
+  probe_tokens = (tmp_path / 'run' / 'probe_tokens.npy').read_bytes()
+  write('some')  # the same text with other times: nothing has changed
+  go(config, tmp_path / 'run')
+  write('other')
+  with pytest.raises(ValueError, match='the content of the data'):
+    go(config, tmp_path / 'run')
+  assert (tmp_path / 'run' / 'probe_tokens.npy').read_bytes() == probe_tokens
+
+
+def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
+  open_data = loop.open_data
+
+  def slow(config):
+    signal.raise_signal(signal.SIGTERM)
+    return open_data(config)
+
+  monkeypatch.setattr(loop, 'open_data', slow)
+  with pytest.raises(Interrupted, match='at step 0 of 8'):
+    go(runs.config(), tmp_path)
+  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
+
+
+def test_two_processes_cannot_train_in_one_workdir(tmp_path):
+  process = runs.start(tmp_path, steps=100000)
+  deadline = time.monotonic() + 120
+  while not (tmp_path / 'metrics.jsonl').exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  try:
+    with pytest.raises(ValueError, match=f'Another process .*process {process.pid}'):
+      go(runs.config(steps=100000), tmp_path)
+  finally:
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize('name, content, words', [
+    ('config.json', b'[]', 'config.json is damaged'),
+    ('config.json', b'{"steps": ', 'config.json is damaged'),
+    ('probe_tokens.npy', b'', 'probe_tokens.npy is damaged'),
+    ('probe_tokens.npy', b'\x93NUMPY', 'probe_tokens.npy is damaged')])
+def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  (workdir / name).write_bytes(content)
+  with pytest.raises(ValueError, match=words):
+    sj.load_run(workdir)
+  assert saved_steps(workdir) == [8, 4]
+
+
+@pytest.mark.parametrize('name, content', [
+    ('status.json', b'null'), ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'),
+    ('checksums/8.json', b''), ('checksums/8.json', b'[1]'), ('data.json', b'{'),
+    ('checkpoints/00009/file', b'x'), ('checkpoints/\u00b2/file', b'x')])
+def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  (workdir / name).parent.mkdir(exist_ok=True)
+  (workdir / name).write_bytes(content)
+  go(runs.config(), workdir)
+  assert sj.load_run(workdir).step == 8
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -233,6 +315,10 @@ def test_divergence_is_recorded_with_the_last_good_checkpoint(tmp_path):
     (dict(mesh__fsdp=5), 'do not fit'),
     (dict(probe__length=99), 'length'),
     (dict(steps=0), 'steps must be at least 1'),
+    (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'sequences at least 1'),
+    (dict(probe__dtype='float16'), 'float32, bfloat16'), (dict(validation__batches=0), 'batches'),
+    (dict(model__d_model=12), 'even head dimension'), (dict(model__kv_heads=-1), 'kv_heads'),
+    (dict(optimizer__learning_rate=float('inf')), 'finite'),
 ])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, words):
   with pytest.raises(ValueError, match=words):

@@ -84,10 +84,13 @@ def test_squared_error():
 
 def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
   ones = jnp.ones((2, 6))
-  kept = training_weights(ones, sj.Prefix(length=4))
+  weights = lambda mask, **options: training_weights(ones, small_model(
+      attention=sj.AttentionSpec(mask=mask), **options))
+  kept = weights(sj.Prefix(length=4))
   np.testing.assert_array_equal(kept[0], [0, 0, 0, 1, 1, 1])  # x_5 is the first target
-  np.testing.assert_array_equal(training_weights(ones, sj.Prefix(length=1)), ones)
-  np.testing.assert_array_equal(training_weights(ones, sj.Window(size=4)), ones)
+  np.testing.assert_array_equal(weights(sj.Prefix(length=4), sink_tokens=1)[0], [0, 0, 1, 1, 1, 1])
+  np.testing.assert_array_equal(weights(sj.Prefix(length=1)), ones)
+  np.testing.assert_array_equal(weights(sj.Window(size=4)), ones)
 
 
 def test_the_loss_is_the_weighted_mean():
