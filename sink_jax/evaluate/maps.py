@@ -19,7 +19,7 @@ class HeadMaps:
 
   raw: the attention weights (N, H, T, T), queries then keys. normalized: the proxy
   scores; the same for softmax. importance: of the first token (N, H), from `normalized`.
-  proxy: whether the two differ. slot: mean weight of the bias slot or learned sink tokens,
+  proxy: whether the two differ. slot: mean weight of the bias slot or learned sink token,
   which the maps leave out (N, H); None without one.
   """
 

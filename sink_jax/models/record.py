@@ -25,7 +25,7 @@ class Want:
 class LayerRecord(NamedTuple):
   """One layer of a record; every leaf has a leading layer axis in a `Record`.
 
-  T counts tokens without learned sink tokens; those are `importance.bias_slot`.
+  T counts tokens without a learned sink token, which is `importance.bias_slot`.
   Norms are l2 norms in float32: of queries and keys after their QK norm, of the
   block's output H^l, and of what enters the last norm of a post-norm block
   (equal to the output in a pre-norm block).

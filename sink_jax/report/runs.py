@@ -93,7 +93,7 @@ def describe_attention(experiment: Experiment) -> str:
     bare = spec.kv_bias == type(spec.kv_bias)()
     parts.append(_SLOTS.get(slot, slot) if bare else str(spec.kv_bias))
   if tokens:
-    parts.append('a learned sink token' if tokens == 1 else f'{tokens} learned sink tokens')
+    parts.append('a learned sink token')
   return ', '.join(parts)
 
 

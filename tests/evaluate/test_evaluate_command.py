@@ -15,7 +15,7 @@ from sink_jax.report.evaluation import as_text, evaluate_run
 from sink_jax.sweep import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.workdir import claim, write_probe_tokens
+from sink_jax.train.workdir import claimed, write_probe_tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,8 @@ def workdir(tmp_path_factory):
   config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
              'probe': config['probe'] | {'epsilon': 0.2}}
   path = tmp_path_factory.mktemp('runs') / 'a run'
-  claim(path, config)
+  with claimed(path, config, {'content': 'random'}):
+    pass
   write_probe_tokens(path, np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(path)
   checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})

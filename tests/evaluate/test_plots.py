@@ -16,7 +16,7 @@ SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
 K_BIAS = sj.AttentionSpec(kv_bias=sj.KBias())
 MODELS = {
     'one head and layer': dict(layers=1, heads=1), 'sigmoid': dict(attention=SIGMOID),
-    'bias slot': dict(attention=K_BIAS, norm_location='post'), 'sink tokens': dict(sink_tokens=2),
+    'bias slot': dict(attention=K_BIAS, norm_location='post'), 'sink token': dict(sink_tokens=1),
 }
 
 
@@ -71,7 +71,7 @@ def test_maps_are_what_the_probe_measured(probed):
   np.testing.assert_allclose(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0),
                              rtol=1e-4, atol=1e-5)
   assert maps.proxy == (name == 'sigmoid')
-  assert (maps.slot is None) == (name not in ('bias slot', 'sink tokens'))
+  assert (maps.slot is None) == (name not in ('bias slot', 'sink token'))
   if name == 'bias slot':
     np.testing.assert_allclose(maps.slot, report.bias_slot.mean(0), rtol=1e-4)
   assert maps.importance[maps.head(strongest=True)] == maps.importance.max()
