@@ -26,8 +26,11 @@ def main(argv):
   except Interrupted as stop:
     print(stop, file=sys.stderr)
     sys.exit(EXIT_SAVED)
-  except (ValueError, OSError, Diverged, CheckpointError) as error:
+  except (ValueError, Diverged, CheckpointError) as error:
     sys.exit(f'error: {error}')
+  except OSError as error:  # a full disk, a lost mount
+    sys.exit(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
+             'this is mended, the same command resumes.')
 
 
 if __name__ == '__main__':

@@ -74,7 +74,8 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any
       compute, and nothing is lost.
-    Diverged: a loss was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
+    Diverged: a step was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
+    CheckpointError: a checkpoint could not be written, or holds another model.
   """
   with _StopSignal() as stop:
     experiment = from_dict(config)
@@ -185,7 +186,8 @@ def _recorded(workdir, checkpoints, start, steps):
       status, details = 'failed', {'error': str(error)}
       raise
     finally:
-      runs.write_status(workdir, status, **details, last_good_checkpoint=checkpoints.latest)
+      with contextlib.suppress(OSError):  # on a full disk the error itself has to do
+        runs.write_status(workdir, status, **details, last_good_checkpoint=checkpoints.latest)
 
 
 class Evaluation:
