@@ -13,7 +13,6 @@ from sink_jax.slot import choices
 MORE = {
     'RowSum': [sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3)],
     'PNorm': [sj.PNorm(p=2.0)],
-    'Mlp': [],
     'Relative': [sj.Relative(decreasing=True, buckets=4, max_distance=5)],
     'Window': [sj.Window(size=1), sj.Window(size=3)],
     'Prefix': [sj.Prefix(length=1), sj.Prefix(length=3)],

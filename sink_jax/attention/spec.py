@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.kv_bias import KBias, KvBias, NoBias, SinkLogit
 from sink_jax.attention.mask import Causal, Mask
-from sink_jax.attention.normalizer import Normalizer, RowSum, Unnormalized
+from sink_jax.attention.normalizer import Normalizer, RowSum
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.position import Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm

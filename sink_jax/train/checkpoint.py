@@ -141,7 +141,7 @@ def _set_damaged_aside(workdir) -> list[str]:
     while aside.exists():  # an earlier copy of the same step
       aside = aside.with_name(aside.name + '.again')
     os.replace(step_folder(workdir, step), aside)
-    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to {aside.parent.name}/{aside.name}')
+    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}')
   instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
   return [f'{line}; {instead}' for line in damaged]
 

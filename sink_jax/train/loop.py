@@ -106,6 +106,9 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, stop):
   if state is None:
     state = init_state(model, optimizer, experiment.seed, mesh)
   start = int(state.step)
+  if start == experiment.steps and runs.read_status(workdir)['status'] == 'done':
+    checkpoints.close()
+    return state.params  # its record stays as it is: when, where and by what it was trained
   if start:
     _log.warning('resuming from step %d of %d', start, experiment.steps)
 

@@ -18,10 +18,6 @@ from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now
 
 
-class OtherConfig(ValueError):
-  """The workdir holds a run of another config."""
-
-
 @contextlib.contextmanager
 def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
@@ -30,8 +26,8 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     data: `Data.summary()`; what it says of the content of the data must not change.
 
   Raises:
-    OtherConfig: it holds a run of another config or other data; what differs is listed.
-    ValueError: it cannot be written, or another process is training in it.
+    ValueError: it holds a run of another config or other data (what differs is listed), it
+      cannot be written, or another process is training in it.
   """
   workdir = Path(workdir)
   try:
@@ -66,8 +62,8 @@ def _check_same(workdir, config, data):
   if content != data['content']:
     changed.append('the content of the data, since the run began')
   if changed:
-    raise OtherConfig(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
-                      + '\nUse another --workdir, or the old values to resume it.')
+    raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
+                     + '\nUse another --workdir, or the old values to resume it.')
 
 
 def read_config(workdir) -> dict[str, Any]:

@@ -131,8 +131,10 @@ def test_sigterm_saves_and_exits_42(tmp_path):
 def test_a_finished_run_is_left_alone(whole, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(whole[0], workdir)
+  before = (workdir / 'status.json').read_bytes()
   go(runs.config(), workdir)
   assert_same_run(workdir, whole)
+  assert (workdir / 'status.json').read_bytes() == before
 
 
 def test_cadences_and_places_may_change_on_resume(whole, tmp_path):
