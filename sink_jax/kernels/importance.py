@@ -47,11 +47,11 @@ def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=N
     block, first = inputs
     i = first + jnp.arange(size)
     rows = reference.rows(spec, block, k, params, i)
-    real = i < length  # rows of padding count nothing
-    add = lambda x, axis: jnp.sum(jnp.where(real[:, None] if axis == 2 else real, x, 0), axis)
-    sums = [add(rows.weights_BxHxLxT, 2), add(rows.proxy_BxHxLxT, 2)]
+    real_L = i < length  # rows of padding count nothing
+    columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a, 0), axis=-2)
+    sums = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
     if rows.slot_proxy_BxHxL is not None:
-      sums.append(add(rows.slot_proxy_BxHxL, -1))
+      sums.append(jnp.sum(jnp.where(real_L, rows.slot_proxy_BxHxL, 0), axis=-1))
     return tuple(map(jnp.add, totals, sums)), None
 
   zeros = [jnp.zeros((batch, heads, length))] * 2
