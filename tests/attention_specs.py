@@ -55,9 +55,12 @@ def product_specs(similarity, normalizer):
         break
 
 
-def pairwise_specs():
-  """Few specs in which every legal pair of slot values occurs; the same at every call."""
-  values = slot_values()
+def pairwise_specs(values=None):
+  """Few specs in which every legal pair of slot values occurs; the same at every call.
+
+  values: {slot: values}, by default all of every slot.
+  """
+  values = values or slot_values()
   names = list(values)
   rng = np.random.default_rng(0)
   pairs_of = lambda s: {(a, getattr(s, a), b, getattr(s, b))

@@ -9,7 +9,7 @@ from sink_jax.slot import Slot
 
 @dataclasses.dataclass(frozen=True)
 class Mask(Slot):
-  """A predicate of two 0-based positions."""
+  """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
   def keep(self, i, j):
     """True where query i sees key j; i and j are integer arrays."""
@@ -18,7 +18,8 @@ class Mask(Slot):
   def key_range(self, first, last, keys):
     """Half-open range of keys that queries first..last can see, out of `keys`.
 
-    Python integers in, Python integers out: chunks and tiles outside are skipped.
+    Python integers in, Python integers out: chunks and tiles outside are skipped, and
+    tiles that lie in the range of each of their queries are not masked at all.
     """
     return 0, min(last + 1, keys)
 

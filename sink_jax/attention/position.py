@@ -149,7 +149,7 @@ class Relative(Position):
   def distance_bias(self, distance):
     exact = self.buckets // 2
     d = jnp.maximum(distance, 0).astype(jnp.float32)
-    span = math.log(self.max_distance / exact)
-    beyond = exact + jnp.floor(jnp.log(jnp.maximum(d, exact) / exact) / span * exact)
+    span = math.log2(self.max_distance / exact)
+    beyond = exact + jnp.floor(jnp.log2(jnp.maximum(d, exact) / exact) / span * exact)
     bucket = jnp.where(d < exact, d, jnp.minimum(beyond, self.buckets - 1))
     return -bucket if self.decreasing else bucket

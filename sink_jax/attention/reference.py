@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sink_jax.attention.spec import AttentionSpec, Dims, prepare, repeat_heads, slot_score
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
-_PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
+PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
 
 
 class Rows(NamedTuple):
@@ -42,10 +42,9 @@ def scores(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T):
   return s
 
 
-def rows(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, params, i_L) -> Rows:
-  """Attention of the prepared queries at positions i_L to all prepared keys."""
-  j_T = jnp.arange(k_BxTxHxDh.shape[1])
-  s = scores(spec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T)
+def rows(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T) -> Rows:
+  """Attention of the prepared queries at positions i_L to the prepared keys at j_T."""
+  s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
   slot = slot_score(spec, q_BxLxHxDh, params)
   if slot is not None:
@@ -71,7 +70,7 @@ def _additive(spec, s, keep):
   # The inner where keeps f's own derivative finite where it is not used.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
   size = jnp.abs(f)
-  proxy = size / (size.sum(-1, keepdims=True) + _PROXY_EPS)
+  proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
   power = spec.normalizer.power
   if power is None:
     return f, proxy
@@ -88,7 +87,8 @@ def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
   """Attention output (B, T, H, Dh) by the definition; materialises T x T."""
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   v = repeat_heads(v_BxTxHkvxDh, q.shape[2])
-  a = rows(spec, q, k, params, jnp.arange(q.shape[1]))
+  tokens = jnp.arange(q.shape[1])
+  a = rows(spec, q, k, params, tokens, tokens)
   out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
   own, dims = params.get('kv_bias', {}), Dims(q.shape[2], k_BxTxHkvxDh.shape[2], q.shape[3])
   value = spec.kv_bias.value_HxDh(own, dims)
@@ -108,5 +108,6 @@ def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
   """
   params = params or {}
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  a = rows(spec, q, k, params, jnp.arange(q.shape[1]))
+  tokens = jnp.arange(q.shape[1])
+  a = rows(spec, q, k, params, tokens, tokens)
   return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT

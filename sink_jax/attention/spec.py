@@ -99,7 +99,7 @@ class AttentionSpec:
 def prepare(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params):
   """Queries and keys as the scores see them: normalised, rotated, mapped.
 
-  Grouped keys are repeated to H heads. Scores are their products over sqrt(Dh).
+  Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
   """
   check_params(spec, dims_of(q_BxLxHxDh, k_BxTxHkvxDh), params)
   own = lambda slot: params.get(slot, {})
@@ -107,7 +107,7 @@ def prepare(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params):
   k = spec.position.rotate(spec.qk_norm.keys(k_BxTxHkvxDh, own('qk_norm')))
   q = spec.feature_map.features(q, own('feature_map'))
   k = spec.feature_map.features(k, own('feature_map'))
-  return q, repeat_heads(k, q.shape[2])
+  return q, k
 
 
 def slot_score(spec: AttentionSpec, q_BxLxHxDh, params):

@@ -1,15 +1,26 @@
-"""`attend`: one entry to every implementation of attention."""
+"""`attend`: one entry to every implementation of attention, and the choice among them."""
 
 from __future__ import annotations
+
+import functools
+import logging
 
 import jax
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads
-from sink_jax.kernels import chunked
-from sink_jax.kernels.finish import finish
+from sink_jax.kernels import chunked, delegated, flash, linear
+from sink_jax.kernels.finish import finish, finish_softmax
+from sink_jax.kernels.sharded import over_batch
 
-IMPLEMENTATIONS = ('chunked', 'reference')
+IMPLEMENTATIONS = ('reference', 'chunked', 'linear', 'pallas', 'cudnn', 'splash')
+
+# What a platform is given by default: the first that runs the case.
+_PREFERRED = {
+    'cuda': ('linear', 'cudnn', 'pallas'),
+    'tpu': ('linear', 'splash', 'pallas'),
+}
+_log = logging.getLogger('sink_jax')
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
@@ -22,22 +33,87 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   Args:
     params: {slot: {name: array}} for the slots that own parameters; their shapes are
       `spec.params(Dims(heads, kv_heads, head_dim))`.
-    implementation: 'chunked' (memory linear in T; the default) or 'reference' (the
-      T x T definition). They agree to rounding; nothing falls back to another one.
+    implementation: by default what `choose` says. All agree to rounding:
+      'reference': the T x T definition.
+      'chunked': plain XLA with memory linear in T, on every platform.
+      'linear': time linear in T as well, for similarity Linear and mask Causal.
+      'pallas': our kernels for TPUs and NVIDIA GPUs, every variant; interpreted, and very
+        slow, elsewhere.
+      'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
   Raises:
     ValueError: shapes that do not fit, missing parameters, unknown implementation.
+    NotImplementedError: an implementation that does not run this case, with the reason;
+      nothing falls back to another one.
   """
   params = params or {}
   check_implementation(implementation)
   if v_BxTxHkvxDh.shape != k_BxTxHkvxDh.shape:
     raise ValueError('keys and values must have the same shape: '
                      f'{k_BxTxHkvxDh.shape}, {v_BxTxHkvxDh.shape}.')
-  if implementation == 'reference':
-    return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  rows = chunked.rows(spec, q, k, repeat_heads(v_BxTxHkvxDh, q.shape[2]))
-  return finish(spec, q, rows, params).astype(q_BxTxHxDh.dtype)
+  v = v_BxTxHkvxDh
+  name = implementation or choose(spec, q, k)
+  reason = unsupported(name, spec, q, k)
+  if reason:
+    raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
+  if name == 'reference':
+    return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v, params)
+  if name == 'cudnn':  # it splits its batch over devices by itself
+    out = finish_softmax(spec, delegated.cudnn(spec, q, k, v), params)
+  elif name == 'splash':
+    rows = over_batch(lambda *share: (delegated.splash(spec, *share), ()), q, k, v)[0]
+    out = finish_softmax(spec, rows, params)
+  else:
+    if name == 'chunked':
+      k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+    if name == 'pallas' and platform() not in _PREFERRED:
+      _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
+    rows = {'chunked': chunked, 'linear': linear, 'pallas': flash}[name].rows
+    out = finish(spec, q, rows(spec, q, k, v), params)
+  return out.astype(q_BxTxHxDh.dtype)
+
+
+def choose(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
+  """The implementation that this platform uses by default; logged once for each case.
+
+  Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
+  """
+  candidates = _PREFERRED.get(platform(), ('linear',))
+  reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh) for name in candidates}
+  name = next((name for name in candidates if not reasons[name]), 'chunked')
+  _log_once(f'attention: {name} on {platform()}' + ''.join(
+      f'; not {other}: {reason}' for other, reason in reasons.items()
+      if reason and other != 'linear'))
+  return name
+
+
+def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
+  """'pallas' or 'chunked', for `streaming_importance`."""
+  reason = flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
+  if implementation is None:
+    return 'pallas' if platform() in _PREFERRED and not reason else 'chunked'
+  if implementation not in ('chunked', 'pallas'):
+    raise ValueError(f'Unknown implementation {implementation!r} of importance. Choices: '
+                     'chunked, pallas.')
+  if implementation == 'pallas' and reason:
+    raise NotImplementedError(f"implementation 'pallas': {reason}. 'chunked' runs every case.")
+  return implementation
+
+
+def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
+  """Why an implementation does not run a case on this platform, or None."""
+  if name == 'linear':
+    return linear.unsupported(spec)
+  if name == 'pallas':
+    return flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
+  if name == 'cudnn' and platform() != 'cuda' or name == 'splash' and platform() != 'tpu':
+    return f'it needs {"an NVIDIA GPU" if name == "cudnn" else "a TPU"}, not {platform()}'
+  if name == 'cudnn':
+    return delegated.cudnn_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
+  if name == 'splash':
+    return delegated.splash_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
+  return None
 
 
 def check_implementation(implementation: str | None) -> None:
@@ -45,3 +121,15 @@ def check_implementation(implementation: str | None) -> None:
   if implementation not in (None, *IMPLEMENTATIONS):
     raise ValueError(f'Unknown implementation {implementation!r}. Choices: '
                      f'{", ".join(IMPLEMENTATIONS)}.')
+
+
+def platform() -> str:
+  """'cpu', 'tpu', 'cuda' or another one that has no kernels here."""
+  device = jax.devices()[0]
+  version = device.client.platform_version.lower()
+  return 'cuda' if device.platform == 'gpu' and 'cuda' in version else device.platform
+
+
+@functools.lru_cache(maxsize=None)
+def _log_once(message: str) -> None:
+  _log.info(message)

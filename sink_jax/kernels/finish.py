@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import powered
+from sink_jax.attention.reference import PROXY_EPS, powered
 from sink_jax.attention.spec import AttentionSpec, Dims, slot_score
 
 
@@ -42,6 +42,39 @@ def finish(spec: AttentionSpec, q_BxTxHxDh, rows: KernelRows, params):
   out = out if factor is None else out * _per_row(factor)
   added = spec.kv_bias.output_HxDh(own, dims)
   return out if added is None else out + added
+
+
+def finish_softmax(spec: AttentionSpec, out_BxTxHxDh, params):
+  """The same for softmax rows of a library, which gives no statistic: no bias slot."""
+  heads, head_dim = out_BxTxHxDh.shape[2:]
+  out = out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale
+  added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
+  return out if added is None else out + added
+
+
+def row_weights(spec: AttentionSpec, q_BxTxHxDh, stat, power_stat, sizes, params):
+  """Factors (B, H, T) that turn f_ij, or exp(s_ij - lse_i), into attention.
+
+  sizes: sum_j |f_ij|, unused for exp. Returns the factor of the weights, the factor of
+  |f_ij| in row-normalised scores, and the score of the bias slot (None without one).
+  """
+  slot, power = slot_score(spec, q_BxTxHxDh, params), spec.normalizer.power
+  if spec.similarity.exponential:
+    lse, power_lse = stat, power_stat
+    if slot is not None:
+      lse = jnp.logaddexp(stat, slot)
+      power_lse = lse if power == 1 else jnp.logaddexp(power_stat, power * slot)
+    share = jnp.exp(stat - lse)
+    raw = share * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
+    return raw, share, None if slot is None else jnp.exp(slot - lse)
+  total = stat
+  if slot is not None:
+    weight = spec.similarity(slot)
+    sizes = sizes + jnp.abs(weight)
+    if power is not None:
+      total = total + (weight if power == 1 else powered(weight, power))
+  share = 1 / (sizes + PROXY_EPS)
+  return spec.normalizer.factor(total), share, None if slot is None else jnp.abs(weight) * share
 
 
 def _exponential(spec, rows, slot, value):

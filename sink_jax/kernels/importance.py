@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare
-
-_BLOCK = 128
+from sink_jax.kernels import chunked, flash
+from sink_jax.kernels.dispatch import choose_importance
+from sink_jax.kernels.finish import row_weights
 
 
 class Importance(NamedTuple):
@@ -29,39 +30,69 @@ class Importance(NamedTuple):
   bias_slot_released: jax.Array | None  # (B, H)
 
 
-def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None) -> Importance:
+def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
+                         keys: int | None = None,
+                         implementation: str | None = None) -> Importance:
   """Column means of attention in memory linear in T.
 
-  Rows are computed by the reference definition, a block of queries at a time. All
-  rows count, and the divisor of key k is T - k + 1 under every mask, as released.
+  All rows count, and the divisor of key k is T - k + 1 under every mask, as released.
+
+  Args:
+    keys: only the first so many keys, such as 4 for Sink_1 to Sink_4: the rows are then
+      normalised in one pass over the scores, and a second one over T x keys suffices.
+    implementation: 'chunked', or 'pallas' (statistics of the rows, then sums over the
+      columns, in two kernels); by default the one for this platform.
+
+  Raises:
+    ValueError: shapes or params that do not fit, `keys` outside 1..T.
+    NotImplementedError: an implementation that does not run this case, with the reason.
   """
   params = params or {}
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  batch, length, heads, _ = q.shape
-  count = -(-length // _BLOCK)
-  size = min(length, _BLOCK)
-  q = jnp.pad(q, ((0, 0), (0, count * size - length), (0, 0), (0, 0)))
-  blocks = jnp.moveaxis(q.reshape(batch, count, size, heads, -1), 1, 0)
-
-  def step(totals, inputs):
-    block, first = inputs
-    i = first + jnp.arange(size)
-    rows = reference.rows(spec, block, k, params, i)
-    real_L = i < length  # rows of padding count nothing
-    columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a, 0), axis=-2)
-    sums = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
-    if rows.slot_proxy_BxHxL is not None:
-      sums.append(jnp.sum(jnp.where(real_L, rows.slot_proxy_BxHxL, 0), axis=-1))
-    return tuple(map(jnp.add, totals, sums)), None
-
-  zeros = [jnp.zeros((batch, heads, length))] * 2
-  if spec.kv_bias.has_slot:
-    zeros.append(jnp.zeros((batch, heads)))
-  sums, _ = jax.lax.scan(step, tuple(zeros), (blocks, size * jnp.arange(count)))
-  rows_seeing_k = length - jnp.arange(length)  # T - k + 1
-  slot = sums[2] if spec.kv_bias.has_slot else None
+  length = q.shape[1]
+  keys = length if keys is None else keys
+  if not 1 <= keys <= length:
+    raise ValueError(f'keys = {keys} is outside 1..{length}.')
+  sums = {'chunked': _chunked, 'pallas': _pallas}[choose_importance(implementation, q, k)]
+  raw, normalized, slot = sums(spec, q, k, params, keys)
+  rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   return Importance(
-      raw=sums[0] / rows_seeing_k,
-      normalized=sums[1] / rows_seeing_k,
+      raw=raw / rows_seeing_k,
+      normalized=normalized / rows_seeing_k,
       bias_slot=None if slot is None else slot / length,
       bias_slot_released=None if slot is None else (1 + slot) / (length + 1))
+
+
+def _chunked(spec, q, k, params, keys):
+  """Rows by the reference definition, a block of queries at a time."""
+  batch, length, heads, _ = q.shape
+
+  def block(q_block, i, key_block, j, seen):
+    rows = reference.rows(spec, q_block, key_block, params, i, j)
+    real_L = i < length  # rows of padding count nothing
+    columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :seen], 0), axis=-2)
+    sums = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
+    if spec.kv_bias.has_slot:
+      sums.append(jnp.sum(jnp.where(real_L, rows.slot_proxy_BxHxL, 0), axis=-1))
+    return (), tuple(sums)
+
+  totals = [jnp.zeros((batch, heads, keys))] * 2
+  slot = jnp.zeros((batch, heads)) if spec.kv_bias.has_slot else None
+  for first, last, lo, hi in chunked.spans(spec, length):
+    seen = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
+    see = lambda q_block, i: block(q_block, i, k[:, lo:hi], jnp.arange(lo, hi), seen)
+    zeros = (jnp.zeros((batch, heads, seen)),) * 2 + (() if slot is None else (slot * 0,))
+    sums = chunked.map_blocks(see, first, (q[:, first:last],), zeros)[1]
+    totals = [total.at[..., lo:lo + seen].add(x) for total, x in zip(totals, sums)]
+    slot = None if slot is None else slot + sums[2]
+  return *totals, slot
+
+
+def _pallas(spec, q, k, params, keys):
+  stats = flash.statistics(spec, q, k)
+  raw, share, slot = row_weights(spec, q, *stats, params)
+  if spec.similarity.exponential and spec.rows_sum_to_one:
+    columns = flash.columns(spec, keys, q, k, stats[0], share) * 2  # both are the same
+  else:
+    columns = flash.columns(spec, keys, q, k, stats[0], raw, share)
+  return *columns, None if slot is None else slot.sum(-1)

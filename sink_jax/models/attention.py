@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import attention_map
-from sink_jax.kernels.dispatch import attend
+from sink_jax.kernels.dispatch import attend, choose, unsupported
 from sink_jax.kernels.importance import Importance, streaming_importance
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import Linear, initializer
@@ -42,7 +43,8 @@ class Attention(nn.Module):
       return out, None
 
     tokens = slice(config.sink_tokens, None)
-    importance = streaming_importance(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+    own = config.implementation if config.implementation in ('chunked', 'pallas') else None
+    importance = streaming_importance(spec, q_BxTxHxDh, k_BxTxHkvxDh, params, implementation=own)
     if config.sink_tokens:
       # A learned sink token is an ordinary key; it takes the place of the bias slot. Its own
       # row, which gives it weight one, is what the release counts and the mean leaves out.
@@ -59,6 +61,22 @@ class Attention(nn.Module):
     return out, dict(importance=importance, query_norm_BxHxT=norms[0], key_norm_BxHxT=norms[1],
                      value_norm_BxHxT=norms[2], maps_BxHxTxT=maps[0],
                      proxy_maps_BxHxTxT=maps[1])
+
+
+def training_implementation(config: ModelConfig, length: int) -> str:
+  """Name of the implementation of attention for sequences of so many tokens.
+
+  Raises:
+    ValueError: `config.implementation` does not run the model here, with the reason.
+  """
+  q, k = (jax.ShapeDtypeStruct((1, length + config.sink_tokens, heads, config.dims.head_dim),
+                               config.dtype) for heads in (config.dims.heads, config.dims.kv_heads))
+  name = config.implementation or choose(config.attention, q, k)
+  reason = unsupported(name, config.attention, q, k)
+  if reason:
+    raise ValueError(f"model.implementation = '{name}' does not run this model: {reason}. "
+                     "Leave it empty for the choice of the platform; 'chunked' runs everywhere.")
+  return name
 
 
 def norm(x):

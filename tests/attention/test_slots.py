@@ -189,7 +189,7 @@ def test_shapes_that_do_not_fit_are_explained(shapes, words):
 
 def test_an_unknown_implementation_lists_the_choices():
   x = np.zeros((1, 4, 2, 4), np.float32)
-  with pytest.raises(ValueError, match='chunked, reference'):
+  with pytest.raises(ValueError, match='reference, chunked, linear, pallas'):
     sj.attend(sj.AttentionSpec(), x, x, x, implementation='flash')
 
 

@@ -7,14 +7,13 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.reference import scores
-from sink_jax.kernels import chunked, importance
+from sink_jax.kernels import chunked
 from tests.attention_specs import PAPER, random_inputs
 
 
 def small_blocks(monkeypatch, block, spans):
   monkeypatch.setattr(chunked, '_BLOCK', block)
   monkeypatch.setattr(chunked, '_SPANS', spans)
-  monkeypatch.setattr(importance, '_BLOCK', block)
 
 
 def relative_error(a, b):

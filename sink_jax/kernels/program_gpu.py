@@ -1,0 +1,231 @@
+"""Blocks, grids, loops and loads of the GPU kernels.
+
+The only file that names Pallas' Triton back end, which JAX deprecates from 0.11 on. Triton
+tiles have sizes that are powers of two, so a head dimension is taken in such parts, 96 as
+64 + 32, without padding. Letters in comments: q and k are the sizes of a tile, d of a part
+of the head dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from sink_jax.kernels.tile import Tile
+from sink_jax.kernels.tiles import key_tiles, query_tiles
+
+_PROGRAMS = 1024  # that keep a GPU busy: sums over few columns are split into that many
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """Size of a program's own tile, of the tiles it goes through, warps, pipeline stages."""
+
+  own: int
+  other: int
+  warps: int
+  stages: int
+
+
+# By kernel and largest head dimension, for bfloat16. Chosen by the registers and spills that
+# ptxas reports for sm_90a; `python -m sink_jax.benchmark attention --sweep` measures them.
+BLOCKS = {
+    'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
+    'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
+    'dkv': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 32, 8, 2)},
+    'columns': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 32, 8, 2)},
+}
+_FLOAT32 = Blocks(32, 16, 4, 1)  # products at full precision, without tensor cores
+
+
+class Program:
+  """Blocks, grid and loops of a kernel for one set of queries and keys.
+
+  A program owns one tile of queries or keys of one head and goes through the tiles of the
+  other kind. Inputs and outputs are (array or shape, BlockSpec).
+  """
+
+  def __init__(self, kernel, spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=False):
+    self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
+    self.kv_heads = k_BxTxHkvxDh.shape[2]
+    limit = min(limit for limit in BLOCKS[kernel] if head_dim <= limit)
+    self.blocks = _FLOAT32 if q_BxTxHxDh.dtype == jnp.float32 else BLOCKS[kernel][limit]
+    block = max(self.blocks.own, self.blocks.other)
+    self.padded = -(-self.length // block) * block
+    self.tile = Tile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
+                     length=self.length if self.padded != self.length else None)
+    self.dims = _powers_of_two(head_dim)
+    self.parts, self.tiles = 1, self.padded // self.blocks.own
+    self.owns_queries = kernel in ('forward', 'dq')
+    self.per_head, self.interpret = kernel != 'dkv', interpret
+
+  def split(self, keys):
+    """Takes the first `keys` keys only, the queries of each tile in parts if they are few."""
+    self.tiles = -(-keys // self.blocks.own)
+    programs = self.tiles * self.heads * self.batch
+    self.parts = max(1, min(_PROGRAMS // programs, self.padded // self.blocks.other // 8))
+
+  def own_tile(self, n):
+    """The tile of program n; queries from the last, which under a causal mask see most."""
+    return self.tiles - 1 - n if self.owns_queries else lax.div(n, self.parts)
+
+  # In these index maps n numbers programs of a head, h heads.
+
+  def own(self, x_BxTxHxDh, dtype=None):
+    heads, head = x_BxTxHxDh.shape[2], self._head(x_BxTxHxDh.shape[2])
+    shape = self.batch, self.padded, heads, self.tile.head_dim
+    x = self._pad(x_BxTxHxDh) if dtype is None else jax.ShapeDtypeStruct(shape, dtype)
+    return x, pl.BlockSpec((None, self.blocks.own, None, shape[-1]),
+                           lambda n, h, b: (b, self.own_tile(n), head(h), 0))
+
+  def whole(self, x_BxTxHxDh):
+    head = self._head(x_BxTxHxDh.shape[2])
+    return self._pad(x_BxTxHxDh), pl.BlockSpec(
+        (None, self.padded, None, self.tile.head_dim), lambda n, h, b: (b, 0, head(h), 0))
+
+  def group(self, x_BxTxHxDh):
+    """All heads that share the program's keys."""
+    group = self.heads // self.kv_heads
+    return self._pad(x_BxTxHxDh), pl.BlockSpec(
+        (None, self.padded, group, self.tile.head_dim), lambda n, h, b: (b, 0, h, 0))
+
+  def own_row(self, x_BxHxT=None):
+    return self._row(x_BxHxT), pl.BlockSpec(
+        (None, None, self.blocks.own), lambda n, h, b: (b, h, self.own_tile(n)))
+
+  def whole_row(self, x_BxHxT):
+    return self._row(x_BxHxT), pl.BlockSpec(
+        (None, None, self.padded), lambda n, h, b: (b, h, 0))
+
+  def group_row(self, x_BxHxT):
+    group = self.heads // self.kv_heads
+    return self._row(x_BxHxT), pl.BlockSpec(
+        (None, group, self.padded), lambda n, h, b: (b, h, 0))
+
+  def part(self):
+    shape = self.batch, self.heads, self.parts, self.tiles * self.blocks.own
+    return jax.ShapeDtypeStruct(shape, jnp.float32), pl.BlockSpec(
+        (None, None, None, self.blocks.own),
+        lambda n, h, b: (b, h, lax.rem(n, self.parts), self.own_tile(n)))
+
+  def _head(self, heads):
+    """From a program's head to the one of an array with so many heads."""
+    shared = (self.heads if self.per_head else self.kv_heads) // heads
+    return lambda h: lax.div(h, shared)
+
+  def _pad(self, x_BxTxHxDh):
+    return jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padded - self.length), (0, 0), (0, 0)))
+
+  def _row(self, x_BxHxT):
+    if x_BxHxT is None:
+      return jax.ShapeDtypeStruct((self.batch, self.heads, self.padded), jnp.float32)
+    return jnp.pad(x_BxHxT, ((0, 0), (0, 0), (0, self.padded - self.length)))
+
+  def over_queries(self, kernel, inputs, outputs):
+    ranges = key_tiles(self.tile.spec.mask, self.length, self.blocks.own, self.blocks.other)
+    return self._call(kernel, ranges, inputs, outputs)
+
+  def over_keys(self, kernel, inputs, outputs):
+    ranges = query_tiles(self.tile.spec.mask, self.length, self.blocks.other, self.blocks.own)
+    return self._call(kernel, ranges, inputs, outputs)
+
+  def _call(self, kernel, ranges, inputs, outputs):
+    # Loops that no tile needs, such as that over masked tiles before the full ones under a
+    # causal mask, are left out of the program.
+    self.head = bool((ranges.first < ranges.first_full).any())
+    self.tail = bool((ranges.last_full < ranges.last).any())
+    tables = jnp.asarray(np.stack(ranges)), jnp.asarray(
+        self.tile.spec.position.slopes(self.heads), jnp.float32)
+    table = lambda x: pl.BlockSpec(x.shape, lambda n, h, b: (0,) * x.ndim)
+    call = pl.pallas_call(
+        functools.partial(kernel, self),
+        grid=(self.tiles * self.parts, self.heads if self.per_head else self.kv_heads, self.batch),
+        in_specs=[*map(table, tables), *(spec for _, spec in inputs)],
+        out_specs=[spec for _, spec in outputs],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in outputs],
+        compiler_params=plgpu.CompilerParams(
+            num_warps=self.blocks.warps, num_stages=self.blocks.stages),
+        interpret=self.interpret)
+    results = call(*tables, *(x for x, _ in inputs))
+    return [x[:, :self.length] if x.ndim == 4 and x.shape[1] == self.padded else
+            x[..., :self.length] if x.ndim == 3 else x for x in results]
+
+  # Inside a kernel.
+
+  def load(self, ref, start, size, *head):
+    """Parts (size, d) of some rows of a reference to (T, Dh) or (T, H, Dh)."""
+    return [ref[(pl.ds(start, size), *head, pl.ds(first, d))] for first, d in self.dims]
+
+  def zeros(self):
+    return [jnp.zeros((self.blocks.own, d), jnp.float32) for _, d in self.dims]
+
+  def store(self, ref, parts):
+    for (first, d), part in zip(self.dims, parts):
+      ref[:, pl.ds(first, d)] = part.astype(ref.dtype)
+
+  def loop(self, bounds, step, carry):
+    """carry = step(number of the other tile, is it masked?, carry) over all it needs."""
+    first, first_full, last_full, last = bounds
+    for lo, hi, masked, needed in ((first, first_full, True, self.head),
+                                   (first_full, last_full, False, True),
+                                   (last_full, last, True, self.tail)):
+      if needed:
+        carry = lax.fori_loop(lo, hi, lambda n, carry: step(n, masked, carry), carry)
+    return carry
+
+  def scores(self, slope, q_parts, k_parts, i, j, masked, keys_first=False):
+    """Scores (q, k), or (k, q) for keys_first, and which of them count (None: all)."""
+    product = products(k_parts, q_parts) if keys_first else products(q_parts, k_parts)
+    return self.tile.scores(product, slope, i, j), self.tile.keep(i, j) if masked else None
+
+  def own_queries(self, ranges_ref, slopes_ref):
+    """Slope, positions (q, 1) and bounds of the loop of a program that owns queries."""
+    own = self.own_tile(pl.program_id(0))
+    i = own * self.blocks.own + jnp.arange(self.blocks.own)
+    return slopes_ref[pl.program_id(1)], i[:, None], [ranges_ref[n, own] for n in range(4)]
+
+  def own_keys(self, ranges_ref):
+    """Positions (k, 1) and bounds of the loop of a program that owns keys."""
+    own = self.own_tile(pl.program_id(0))
+    j = own * self.blocks.own + jnp.arange(self.blocks.own)
+    return j[:, None], [ranges_ref[n, own] for n in range(4)]
+
+  def other(self, ref, n, *head):
+    return self.load(ref, n * self.blocks.other, self.blocks.other, *head)
+
+  def other_row(self, ref, n, *head):
+    return ref[(*head, pl.ds(n * self.blocks.other, self.blocks.other))][None, :]
+
+  def other_keys(self, n):
+    return (n * self.blocks.other + jnp.arange(self.blocks.other))[None, :]
+
+  other_queries = other_keys  # along the second axis in either case
+
+
+def _dot(a, b, axis):
+  """a (m, d) times b, summed over the given axis of b; float32 inputs at full precision."""
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), precision=precision,
+                         preferred_element_type=jnp.float32)
+
+
+def products(a_parts, b_parts):
+  """Products of rows with rows, summed over the parts of the head dimension."""
+  return sum(_dot(a, b, 1) for a, b in zip(a_parts, b_parts))
+
+
+def weighted(p, parts):
+  return [_dot(p, x, 0) for x in parts]
+
+
+def _powers_of_two(head_dim):
+  """((first channel, size), ...) of the parts of a head dimension, largest first."""
+  sizes = [1 << n for n in reversed(range(head_dim.bit_length())) if head_dim >> n & 1]
+  return [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]

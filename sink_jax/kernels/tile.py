@@ -1,0 +1,152 @@
+"""The arithmetic inside a tile of scores, the same in every kernel.
+
+A tile holds the products q.k of some queries and some keys; quantities of rows (queries)
+have size one along the axis of the keys. A similarity is used as it is, its derivative is
+taken by `jax.jvp` in the kernel, so that a new one needs no change here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.reference import powered
+from sink_jax.attention.spec import AttentionSpec
+
+_LOG2E = math.log2(math.e)
+_MASKED = -1e30  # finite, so that a row without any key so far stays finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+  """Rows of attention, accumulated tile by tile.
+
+  axis: of the keys. length: tokens that exist where arrays are padded, else None.
+  sizes: accumulate sum_j |f_ij| as well (for similarities other than exp).
+
+  Exp is computed in base 2 and in the units of the product, q.k + g sqrt(Dh), so that the
+  scale and the change of base are one factor. Differences come before that factor: large
+  scores then lose nothing.
+  """
+
+  spec: AttentionSpec
+  head_dim: int
+  axis: int
+  length: int | None = None
+  sizes: bool = False
+
+  @property
+  def scale(self) -> float:
+    return 1 / math.sqrt(self.head_dim)
+
+  @property
+  def _base2(self) -> float:
+    return self.scale * _LOG2E
+
+  def scores(self, product, slope, i, j):
+    """The score s = q.k / sqrt(Dh) + g(i - j); s sqrt(Dh) for exp."""
+    exponential = self.spec.similarity.exponential
+    s = product if exponential else product * self.scale
+    if self.spec.position.has_bias:
+      slope = slope / self.scale if exponential else slope
+      s = s + slope * self.spec.position.distance_bias(i - j)
+    return s
+
+  def keep(self, i, j):
+    """Which scores count; padding sees nothing and is seen by nobody."""
+    keep = self.spec.mask.keep(i, j)
+    return keep if self.length is None else keep & (i < self.length) & (j < self.length)
+
+  # Forward. A row's state is (maximum, sum[, sum of powers]) for exp, else the statistics
+  # that are asked for.
+
+  def start(self, shape) -> tuple:
+    """The state of rows that have seen no key."""
+    power, zeros = self.spec.normalizer.power, jnp.zeros(shape, jnp.float32)
+    if self.spec.similarity.exponential:
+      return (jnp.full(shape, _MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
+    return (zeros,) * ((power is not None) + self.sizes)
+
+  def update(self, state, s, keep=None):
+    """Returns (weights of the values, factor of what was summed before, new state).
+
+    keep: None where all scores of the tile count. The factor is None where it is one.
+    """
+    power, total = self.spec.normalizer.power, lambda x: jnp.sum(x, self.axis, keepdims=True)
+    if self.spec.similarity.exponential:
+      s = s if keep is None else jnp.where(keep, s, _MASKED)
+      old, *sums = state
+      new = jnp.maximum(old, jnp.max(s, self.axis, keepdims=True))
+      exponent = (s - new) * self._base2
+      p, factor = jnp.exp2(exponent), jnp.exp2((old - new) * self._base2)
+      sums[0] = sums[0] * factor + total(p)
+      if power != 1:
+        sums[1] = (sums[1] * jnp.exp2((old - new) * (self._base2 * power))
+                   + total(jnp.exp2(exponent * power)))
+      return p, factor, (new, *sums)
+    f = self.weights(s, keep)
+    added = [] if power is None else [f if power == 1 else self._where(keep, powered(f, power))]
+    added += [jnp.abs(f)] * self.sizes
+    return f, None, tuple(old + total(new) for old, new in zip(state, added))
+
+  def finish(self, state):
+    """Returns (factor of the rows or None, stat, power_stat, sizes or None)."""
+    power = self.spec.normalizer.power
+    if self.spec.similarity.exponential:
+      maximum, *sums = state
+      lse = maximum * self.scale + jnp.log(sums[0])
+      power_lse = lse if power == 1 else power * self.scale * maximum + jnp.log(sums[1])
+      return 1 / sums[0], lse, power_lse, None
+    sums = list(state)
+    total = None if power is None else sums.pop(0)
+    return None, total, total, sums.pop() if self.sizes else None
+
+  # Whole rows are known: backward, and sums over columns.
+
+  def weights(self, s, keep=None, stat=None):
+    """f_ij; for exp exp(s_ij - lse_i), given stat = lse_i."""
+    if self.spec.similarity.exponential:
+      return self._where(keep, jnp.exp2((s * self.scale - stat) * _LOG2E))
+    # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
+    return self._where(keep, self.spec.similarity(s))
+
+  def cotangent(self, s, keep, dp, rows):
+    """Weights and the cotangent of the scores; dp = do.v, rows as `row_cotangents` gives."""
+    power = self.spec.normalizer.power
+    if self.spec.similarity.exponential:
+      p = self.weights(s, keep, rows[0])
+      ds = p * (dp + rows[1])
+      if power != 1:
+        shares = jnp.exp2((s * (self.scale * power) - rows[2]) * _LOG2E)
+        ds = ds + self._where(keep, shares) * rows[3]
+      return p, ds
+    f, df = jax.jvp(self.spec.similarity, (s,), (jnp.ones_like(s),))
+    if power is not None:
+      dp = dp + (rows[0] if power == 1 else rows[0] * powered(f, power - 1))
+    return self._where(keep, f), self._where(keep, df * dp)
+
+  def _where(self, keep, x):
+    return x if keep is None else jnp.where(keep, x, 0)
+
+
+def row_cotangents(spec: AttentionSpec, result, cotangents) -> tuple[jax.Array, ...]:
+  """The rows (B, H, T) that the backward pass of a tile needs, from two KernelRows.
+
+  For exp, sum_j P_ij (do.v_j) = do.o, so that one number per row holds the cotangents of
+  the output and of the statistic (the delta of FlashAttention, less one subtraction).
+  """
+  power = spec.normalizer.power
+  dstat, dpower = cotangents.stat_BxHxT, cotangents.power_stat_BxHxT
+  if not spec.similarity.exponential:
+    if power is None:
+      return ()
+    return ((dstat + dpower) * (1 if power == 1 else power),)
+  float32 = lambda x: x.astype(jnp.float32)
+  delta = jnp.einsum('bthd,bthd->bht', float32(cotangents.out_BxTxHxDh),
+                     float32(result.out_BxTxHxDh))
+  if power == 1:
+    return result.stat_BxHxT, dstat + dpower - delta
+  return result.stat_BxHxT, dstat - delta, result.power_stat_BxHxT, power * dpower

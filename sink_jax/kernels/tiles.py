@@ -1,0 +1,62 @@
+"""Which tiles of scores a mask leaves, as ranges of tile numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from sink_jax.attention.mask import Mask
+
+
+class Ranges(NamedTuple):
+  """For every tile along one axis, the tiles along the other; int32 arrays, half open.
+
+  Tiles first..last hold everything that is visible; in first_full..last_full, a part
+  of it, nothing is hidden and nothing is padding.
+  """
+
+  first: np.ndarray
+  first_full: np.ndarray
+  last_full: np.ndarray
+  last: np.ndarray
+
+
+@functools.lru_cache(maxsize=64)
+def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
+  """The tiles of keys that every tile of queries needs."""
+  lo, hi = np.array([mask.key_range(i, i, length) for i in range(length)]).T
+  starts = np.arange(0, length, block_q)
+  first = np.minimum.reduceat(lo, starts) // block_k
+  last = -(-np.maximum.reduceat(hi, starts) // block_k)
+  first_full = -(-np.maximum.reduceat(lo, starts) // block_k)
+  last_full = np.minimum.reduceat(hi, starts) // block_k
+  if length % block_q:
+    first_full[-1] = last_full[-1]
+  return _ranges(first, first_full, last_full, last)
+
+
+@functools.lru_cache(maxsize=64)
+def query_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
+  """The tiles of queries that every tile of keys needs."""
+  keys = key_tiles(mask, length, block_q, block_k)
+  tiles = np.arange(-(-length // block_k))[:, None]
+  first, last = _span((keys.first <= tiles) & (tiles < keys.last))
+  full = (keys.first_full <= tiles) & (tiles < keys.last_full)
+  first_full, last_full = _span(full)
+  holes = full.sum(1) != last_full - first_full
+  return _ranges(first, np.where(holes, last_full, first_full), last_full, last)
+
+
+def _span(chosen):
+  """First and one past the last chosen column of each row; (0, 0) without any."""
+  first = chosen.argmax(1)
+  last = np.where(chosen.any(1), chosen.shape[1] - chosen[:, ::-1].argmax(1), 0)
+  return first, last
+
+
+def _ranges(first, first_full, last_full, last):
+  none = first_full >= last_full
+  first_full, last_full = np.where(none, first, first_full), np.where(none, first, last_full)
+  return Ranges(*(x.astype(np.int32) for x in (first, first_full, last_full, last)))

@@ -1,0 +1,97 @@
+"""Checks of attention against the oracle: values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sink_jax as sj
+from sink_jax.kernels import linear
+from tests import attention_oracle as oracle
+from tests.attention_specs import random_inputs
+
+# Float32 rounding of sums of 7 to 20 terms of order one, relative to the largest entry.
+TOLERANCE = 1e-5
+
+
+def assert_close(actual, expected, what):
+  scale = max(np.abs(expected).max(), 1e-3)
+  error = np.abs(np.asarray(actual, np.float64) - expected).max() / scale
+  assert error < TOLERANCE, f'{what}: relative error {error:.2e}'
+
+
+def check_values(spec, implementations, **sizes):
+  """Outputs of each implementation, maps and importance, against the oracle."""
+  q, k, v, params = random_inputs(spec, **sizes)
+  out, weights, proxy, slot = oracle.attention(spec, q, k, v, params)
+  for implementation in implementations:
+    assert_close(sj.attend(spec, q, k, v, params, implementation=implementation), out,
+                 f'{implementation} {spec}')
+  assert_close(sj.attention_map(spec, q, k, params), weights, f'map {spec}')
+  assert_close(sj.attention_map(spec, q, k, params, proxy=True), proxy, f'proxy {spec}')
+  assert_importance(sj.streaming_importance(spec, q, k, params), weights, proxy, slot, spec)
+
+
+def assert_importance(alpha, weights, proxy, slot, spec):
+  assert_close(alpha.raw, sj.importance(weights), f'raw importance {spec}')
+  assert_close(alpha.normalized, sj.importance(proxy), f'importance {spec}')
+  if spec.kv_bias.has_slot:
+    assert_close(alpha.bias_slot, slot.mean(-1), f'slot {spec}')
+    assert_close(alpha.bias_slot_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
+
+
+def random_derivative(spec, inputs):
+  """(projection of the output, direction of the inputs, derivative by central differences)."""
+  rng = np.random.default_rng(1)
+  projection = rng.standard_normal(inputs[0].shape)
+  direction = jax.tree.map(lambda x: rng.standard_normal(x.shape), inputs)
+
+  def along(step):
+    moved = jax.tree.map(lambda x, d: np.asarray(x, np.float64) + step * d, inputs, direction)
+    return (oracle.attention(spec, *moved)[0] * projection).sum()
+
+  return projection, direction, (along(1e-6) - along(-1e-6)) / 2e-6
+
+
+def assert_derivative(gradients, direction, expected, what):
+  products = jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction))
+  # Relative to the sum of the parts, which may cancel; differences are good to about 1e-8.
+  scale = sum(abs(float(p)) for p in products) + 1e-3
+  error = abs(sum(float(p) for p in products) - expected) / scale
+  assert error < 5e-5, f'{what}: relative error {error:.2e}'
+
+
+def check_gradient(spec, implementation):
+  """The directional derivative of a random projection, against central differences."""
+  inputs = random_inputs(spec, length=5, heads=2)
+  projection, direction, expected = random_derivative(spec, inputs)
+  loss = lambda *args: jnp.sum(
+      sj.attend(spec, *args, implementation=implementation) * projection)
+  gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs)
+  assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
+
+
+def check_at_once(spec, implementation, **sizes):
+  """Output, gradient and importance of one compiled function, for implementations that are
+  slow to compile."""
+  inputs = random_inputs(spec, **sizes)
+  projection, direction, expected = random_derivative(spec, inputs)
+  out, weights, proxy, slot = oracle.attention(spec, *inputs)
+
+  @jax.jit
+  def run(q, k, v, params):
+    loss = lambda *x: (lambda o: (jnp.sum(o * projection), o))(
+        sj.attend(spec, *x, implementation=implementation))
+    (_, o), gradients = jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(
+        q, k, v, params)
+    alpha = sj.streaming_importance(spec, q, k, params, implementation=implementation)
+    return o, gradients, alpha
+
+  o, gradients, alpha = run(*inputs)
+  assert_close(o, out, f'{implementation} {spec}')
+  assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
+  assert_importance(alpha, weights, proxy, slot, spec)
+
+
+def plain_implementations(spec):
+  """The implementations without kernels that run a spec."""
+  return ['reference', 'chunked'] + ['linear'] * (linear.unsupported(spec) is None)

@@ -1,0 +1,227 @@
+"""The Pallas kernels, interpreted: those for TPUs and those for GPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+import sink_jax as sj
+from sink_jax.attention.reference import powered, scores
+from sink_jax.attention.spec import prepare, repeat_heads
+from sink_jax.kernels import flash, flash_gpu, flash_tpu, program_gpu, program_tpu
+from sink_jax.kernels.finish import KernelRows
+from tests.attention_checks import check_at_once
+from tests.attention_specs import PAPER, pairwise_specs, random_inputs
+
+KERNELS = {'tpu': flash_tpu, 'gpu': flash_gpu}
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request, monkeypatch):
+  """Both families in turn, with tiles so small that a few tokens need many of them."""
+  use(request.param, monkeypatch)
+  return request.param
+
+
+def use(name, monkeypatch, block=8, other=4):
+  monkeypatch.setattr(flash, '_INTERPRETED', KERNELS[name])
+  monkeypatch.setattr(program_tpu, '_BLOCK', block)
+  monkeypatch.setattr(program_tpu, '_LANES', block)
+  monkeypatch.setattr(program_gpu, '_FLOAT32', program_gpu.Blocks(block, other, 4, 1))
+
+
+def plain_rows(spec, q, k, v):
+  """KernelRows by the formulas, for automatic differentiation."""
+  k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+  i = jnp.arange(q.shape[1])
+  s, power = scores(spec, q, k, i, i), spec.normalizer.power
+  keep = spec.mask.keep(i[:, None], i[None, :])
+  if spec.similarity.exponential:
+    s = jnp.where(keep, s, -jnp.inf)
+    stat, power_stat = (jax.nn.logsumexp(p * s, -1) for p in (1, power))
+    f = jnp.exp(s - stat[..., None])
+  else:
+    f = jnp.where(keep, spec.similarity(s), 0)
+    total = 0 * f if power is None else f if power == 1 else jnp.where(keep, powered(f, power), 0)
+    stat = power_stat = total.sum(-1)
+  return KernelRows(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
+
+
+# One of each way through a tile; what acts outside it makes no difference here.
+TILES = ['softmax', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid (Table 15)', 'alibi (Table 3)',
+         'sigmoid, normalized (Table 15)', 'p-norm sigmoid 2 (Figure 29)',
+         'identity, normalized (Table 15)']
+
+
+@pytest.mark.parametrize('name', TILES)
+def test_rows_and_all_cotangents(kernels, name):
+  spec = PAPER[name]
+  q, k, v, params = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
+  q, k = prepare(spec, q, k, params)
+  rng = np.random.default_rng(1)
+  cotangents = KernelRows(rng.standard_normal(q.shape), *rng.standard_normal((2, 2, 4, 19)))
+  cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), cotangents)
+
+  def rows_and_cotangents(rows):
+    result, pull = jax.vjp(lambda *inputs: rows(spec, *inputs), q, k, v)
+    return result, pull(cotangents)
+
+  actual, expected = (jax.jit(rows_and_cotangents, static_argnums=0)(rows)
+                      for rows in (flash.rows, plain_rows))
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    # Sums of up to 19 products of float32 numbers, which may cancel.
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(jnp.abs(b).max()) + 1e-7)
+
+
+def with_kernels(specs, monkeypatch, request):
+  """Each spec with one family of kernels prepared, in turn; with both under --full."""
+  for number, spec in enumerate(specs):
+    for n, name in enumerate(KERNELS):
+      if number % 2 == n or request.config.getoption('--full'):
+        use(name, monkeypatch)
+        yield spec
+
+
+@pytest.mark.parametrize('part', range(6))
+def test_paper_variants(part, monkeypatch, request):
+  for spec in with_kernels(list(PAPER.values())[part::6], monkeypatch, request):
+    check_at_once(spec, 'pallas', length=11, heads=2, kv_heads=1, head_dim=8)
+
+
+# The values that differ inside a tile. The rest acts before or after it, and is the same code
+# for the chunked implementation, which test_oracle.py takes through all pairs.
+IN_TILES = dict(
+    similarity=[sj.Exp(), sj.Sigmoid(), sj.EluPlusOne(), sj.Linear()],
+    normalizer=[sj.RowSum(), sj.PNorm(p=0.5), sj.PNorm(p=2.0), sj.Unnormalized(), sj.AbsFloor()],
+    position=[sj.Rope(), sj.Alibi(), sj.Relative(decreasing=True, buckets=4, max_distance=5)],
+    mask=[sj.Causal(), sj.Window(size=1), sj.Window(size=3), sj.Prefix(length=3)])
+
+
+@pytest.mark.parametrize('part', range(6))
+def test_every_pair_of_slot_values(part, monkeypatch, request):
+  """Pairs of what differs inside a tile; pairs of all slots under --full."""
+  values = None if request.config.getoption('--full') else IN_TILES
+  specs = pairwise_specs(values)[0]
+  assert len(specs) >= 20
+  for spec in with_kernels(specs[part::6], monkeypatch, request):
+    check_at_once(spec, 'pallas', length=9, heads=2, head_dim=8)
+
+
+MASKS = [sj.Causal(), sj.Window(size=1), sj.Window(size=5), sj.Window(size=99), sj.Prefix(length=1),
+         sj.Prefix(length=6), sj.Prefix(length=99)]
+
+
+@pytest.mark.parametrize('mask', MASKS, ids=repr)
+def test_tiles_and_padding_change_nothing(kernels, mask, monkeypatch):
+  spec = sj.AttentionSpec(mask=mask, normalizer=sj.PNorm(p=0.5), position=sj.Alibi())
+  q, k, v, _ = random_inputs(spec, length=13, heads=2, head_dim=8)
+  weight = np.random.default_rng(2).standard_normal(q.shape)
+
+  def value_and_grad(implementation):
+    f = lambda *x: jnp.sum(sj.attend(spec, *x, implementation=implementation) * weight)
+    return jax.tree.leaves(jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(q, k, v))
+
+  expected = value_and_grad('reference')
+  for blocks in ((8, 4), (4, 8)):
+    use(kernels, monkeypatch, *blocks)
+    for a, b in zip(value_and_grad('pallas'), expected, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
+def test_one_token(kernels):
+  check_at_once(sj.AttentionSpec(kv_bias=sj.KVBias()), 'pallas', length=1, head_dim=8)
+
+
+def test_the_first_keys_alone(kernels):
+  for spec in (sj.AttentionSpec(kv_bias=sj.KBias()), sj.AttentionSpec('Linear()', 'AbsFloor()'),
+               sj.AttentionSpec(mask=sj.Window(size=3))):
+    q, k, _, params = random_inputs(spec, length=40, heads=2, head_dim=8)
+    whole = sj.streaming_importance(spec, q, k, params, implementation='chunked')
+    for implementation in ('chunked', 'pallas'):
+      first = sj.streaming_importance(spec, q, k, params, keys=3, implementation=implementation)
+      np.testing.assert_allclose(first.raw, whole.raw[..., :3], rtol=1e-5, atol=1e-6)
+      np.testing.assert_allclose(first.normalized, whole.normalized[..., :3], rtol=1e-5, atol=1e-6)
+      if whole.bias_slot is not None:
+        np.testing.assert_allclose(first.bias_slot, whole.bias_slot, rtol=1e-5)
+
+
+def test_few_columns_are_summed_in_parts(monkeypatch):
+  use('gpu', monkeypatch)
+  q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
+  program = program_gpu.Program('columns', sj.AttentionSpec(), q, k, True)
+  program.split(4)
+  assert program.parts > 1
+  parts = sj.streaming_importance(sj.AttentionSpec(), q, k, keys=4, implementation='pallas')
+  whole = sj.streaming_importance(sj.AttentionSpec(), q, k, implementation='chunked')
+  np.testing.assert_allclose(parts.raw, whole.raw[..., :4], rtol=1e-5)
+
+
+def test_no_token_sees_its_future(kernels):
+  for spec in (sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)')):
+    q, k, v, _ = random_inputs(spec, length=13, head_dim=8)
+    before = np.asarray(sj.attend(spec, q, k, v, implementation='pallas'))
+    for x in (q, k, v):
+      x[:, 6:] += 1.0
+    after = np.asarray(sj.attend(spec, q, k, v, implementation='pallas'))
+    np.testing.assert_array_equal(before[:, :6], after[:, :6])
+    assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-3
+
+
+def test_importance_is_the_gradient_of_the_values(kernels):
+  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=12, head_dim=8)
+  channel = lambda v: sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas')[..., 0].sum()
+  sums_HxT = np.asarray(jax.grad(channel)(v))[0, :, :, 0].T
+  alpha = sj.streaming_importance(sj.AttentionSpec(), q, k, implementation='pallas').raw[0]
+  np.testing.assert_allclose(sums_HxT / (12 - np.arange(12)), alpha, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose((alpha * (12 - np.arange(12))).sum(-1), 12, rtol=1e-5)
+
+
+def test_bfloat16_is_rounded_once(kernels, monkeypatch):
+  monkeypatch.setattr(program_gpu, 'BLOCKS', dict.fromkeys(
+      program_gpu.BLOCKS, {256: program_gpu.Blocks(16, 8, 4, 1)}))
+  spec = sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)')
+  q, k, v, _ = (jnp.asarray(x, jnp.bfloat16) if x is not None else x for x in (
+      *random_inputs(spec, length=40, head_dim=16)[:3], None))
+  exact = sj.attend(spec, *(x.astype(jnp.float32) for x in (q, k, v)), implementation='reference')
+  low = sj.attend(spec, q, k, v, implementation='pallas')
+  assert low.dtype == jnp.bfloat16
+  # q and k are rotated in bfloat16, the weights are rounded for their product with v, and
+  # the row is rounded before and after its normalisation: 2^-9 each.
+  error = jnp.linalg.norm(low.astype(jnp.float32) - exact) / jnp.linalg.norm(exact)
+  assert error < 4 * 2**-9
+
+
+def test_padding_stays_finite_under_a_growing_bias(kernels, monkeypatch):
+  use(kernels, monkeypatch, 64, 64)
+  spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
+  q, k, v, _ = random_inputs(spec, length=100, heads=1, head_dim=8)
+  grads = jax.grad(lambda *x: sj.attend(spec, *x, implementation='pallas').sum(), (0, 1, 2))(q, k, v)
+  assert all(np.isfinite(g).all() for g in grads)
+
+
+def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
+  use('tpu', monkeypatch)
+  mode = pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
+  for spec in (sj.AttentionSpec(mask=sj.Window(size=6)), sj.AttentionSpec('Linear()', 'AbsFloor()')):
+    q, k, v, _ = random_inputs(spec, length=21, heads=2, kv_heads=1, head_dim=8)
+    out, stat, _ = flash_tpu.forward(spec, q, k, v, interpret=mode)
+    np.testing.assert_allclose(out, plain_rows(spec, q, k, v)[0], rtol=1e-4, atol=1e-5)
+    rows = (stat, 0 * stat) if spec.similarity.exponential else (0 * stat,)
+    results = (*flash_tpu.backward(spec, q, k, v, q, *rows, interpret=mode),
+               *flash_tpu.statistics(spec, q, k, interpret=mode),
+               *flash_tpu.columns(spec, 21, q, k, stat, stat, stat, interpret=mode))
+    assert all(np.isfinite(x).all() for x in results)
+    assert not pltpu.interpret_mode_races_found() if hasattr(
+        pltpu, 'interpret_mode_races_found') else True
+
+
+def test_the_platform_is_told_what_does_not_run():
+  q = jax.ShapeDtypeStruct((1, 8, 2, 40), jnp.bfloat16)
+  assert flash.unsupported('tpu', q, q) is None
+  assert 'multiple of 16' in flash.unsupported('cuda', q, q)
+  half = jax.ShapeDtypeStruct((1, 8, 2, 64), jnp.float16)
+  assert 'bfloat16 or float32' in flash.unsupported('cuda', half, half)
+  x = np.zeros((1, 4, 2, 4), np.float32)
+  with pytest.raises(NotImplementedError, match="head_dim = 4 .* 'chunked' runs every case"):
+    sj.attend(sj.AttentionSpec(), x, x, x, implementation='pallas')
