@@ -35,7 +35,8 @@ def get_config():
   config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4)
   config.model.init = 'torch_default'  # torch_default, tinyllama
   config.model.dtype = 'bfloat16'  # of activations: bfloat16, float32
-  config.model.implementation = config_dict.placeholder(str)  # of attention; empty: chunked
+  # Of attention: reference, chunked, linear, pallas, cudnn, splash; empty: the platform's best.
+  config.model.implementation = config_dict.placeholder(str)
   config.model.remat = False  # recompute blocks in the backward pass
 
   # One variant of attention; the README explains the slots.

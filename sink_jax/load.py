@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -17,11 +18,13 @@ def load_run(workdir) -> Run:
   """The model of a training run at its newest good checkpoint.
 
   Needs neither the data nor the devices the run was trained with, and writes nothing.
+  Attention runs by the implementation of this platform, whichever the run was trained with.
 
   Raises:
     ValueError: not the workdir of a run. CheckpointError: no usable checkpoint in it.
   """
   config = from_dict(read_config(workdir)).model_config()
+  config = dataclasses.replace(config, implementation=None)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from sink_jax.data.pipeline import open_data
 from sink_jax.evaluate.probe import probe
+from sink_jax.models.attention import training_implementation
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
@@ -84,17 +85,19 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     data = open_data(experiment.data)
     model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
     parameter_shapes(model)  # traces the model: what does not fit is found before any file is made
+    attention = training_implementation(model, experiment.data.context)
     probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
     name = name or Path(workdir).name
     with runs.claimed(workdir, resolved(config, data), data.summary()) as workdir:
       runs.write_probe_tokens(workdir, probe_tokens)
       progress = functools.partial(Progress, name=name, enabled=show_progress)
       evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
-      params = _train(experiment, model, data, mesh, workdir, evaluation, progress, stop)
+      recorded = functools.partial(_recorded, attention=attention)
+      params = _train(experiment, model, data, mesh, workdir, evaluation, progress, recorded, stop)
   return Run(model, params, name, experiment.steps, probe_tokens=probe_tokens)
 
 
-def _train(experiment, model, data, mesh, workdir, evaluation, progress, stop):
+def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorded, stop):
   """From the newest checkpoint to the last step, or to where the run has to stop."""
   optimizer = make_optimizer(experiment.optimizer, experiment.steps)
   learning_rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
@@ -136,7 +139,7 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, stop):
                       **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
                          'MFU': show(speed['mfu'], '.0%'), 'Sink_1': evaluate.sink_1})
 
-  with contextlib.closing(metrics), contextlib.closing(progress), _recorded(
+  with contextlib.closing(metrics), contextlib.closing(progress), recorded(
       workdir, checkpoints, start, experiment.steps):
     if stop.requested and start < experiment.steps:
       raise Interrupted(start, experiment.steps)
@@ -167,9 +170,12 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, stop):
 
 
 @contextlib.contextmanager
-def _recorded(workdir, checkpoints, start, steps):
-  """Leaves a status behind whatever happens, when what is being saved is on the disk."""
-  runs.write_status(workdir, 'running', step=start)
+def _recorded(workdir, checkpoints, start, steps, attention):
+  """Leaves a status behind whatever happens, when what is being saved is on the disk.
+
+  attention: name of the implementation, a part of how the result was made.
+  """
+  runs.write_status(workdir, 'running', step=start, attention=attention)
   status, details = 'done', {'step': steps}
   try:
     yield
@@ -190,7 +196,8 @@ def _recorded(workdir, checkpoints, start, steps):
       raise
     finally:
       with contextlib.suppress(OSError):  # on a full disk the error itself has to do
-        runs.write_status(workdir, status, **details, last_good_checkpoint=checkpoints.latest)
+        runs.write_status(workdir, status, **details, attention=attention,
+                          last_good_checkpoint=checkpoints.latest)
 
 
 class Evaluation:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
+from sink_jax.kernels.sharded import over_batch
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
-_LOGITS = 2**24  # logits that may exist at a time: 64 MiB in float32
+_LOGITS = 2**26  # logits that may exist at a time on a device: 256 MiB in float32
 
 
 def summed_loss(config: ModelConfig, params, batch, weights_BxT):
@@ -45,26 +46,34 @@ def training_weights(weights_BxT, config: ModelConfig):
 def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
-  A few positions of every sequence at a time. Differentiable in h and W: their
-  gradients are computed along with the loss, so that no logits are computed twice.
+  Every device goes through its own sequences, a few positions of each at a time.
+  Differentiable in h and W: their gradients are computed along with the loss, so that no
+  logits are computed twice.
   """
-  def chunk(h, targets, weights):
-    return _chunk_loss(h, kernel_DxV, targets, weights)[0], None
+  def share(h, targets, weights, kernel):
+    chunk = lambda *chunks: (_chunk_loss(*chunks, kernel)[0], None)
+    return (), _over_chunks(chunk, kernel.shape[1], h, targets, weights)[0]
 
-  return _over_chunks(chunk, kernel_DxV, h_BxTxD, targets_BxT, weights_BxT)[0]
+  return over_batch(share, h_BxTxD, targets_BxT, weights_BxT,
+                    whole=(kernel_DxV.astype(h_BxTxD.dtype),))[1]
 
 
 def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def chunk(h, targets, weights):
-    loss, logits, lse = _chunk_loss(h, kernel_DxV, targets, weights)
-    chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
-    dlogits = ((jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]).astype(h.dtype)
-    dh = product('btv,dv->btd', dlogits, kernel_DxV.astype(h.dtype)).astype(h.dtype)
-    return (loss, product('btd,btv->dv', h, dlogits)), dh
+  def share(h, targets, weights, kernel):
+    def chunk(h, targets, weights):
+      loss, logits, lse = _chunk_loss(h, targets, weights, kernel)
+      chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+      dlogits = ((jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]).astype(h.dtype)
+      dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
+      return (loss, product('btd,btv->dv', h, dlogits)), dh
 
-  (loss, dkernel), dh = _over_chunks(chunk, kernel_DxV, h_BxTxD, targets_BxT, weights_BxT)
+    totals, dh = _over_chunks(chunk, kernel.shape[1], h, targets, weights)
+    return dh, totals
+
+  dh, (loss, dkernel) = over_batch(share, h_BxTxD, targets_BxT, weights_BxT,
+                                   whole=(kernel_DxV.astype(h_BxTxD.dtype),))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 
@@ -76,21 +85,17 @@ def _backward(gradients, cotangent):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _chunk_loss(h, kernel_DxV, targets, weights):
-  logits = jnp.einsum('btd,dv->btv', h, kernel_DxV.astype(h.dtype),
-                      preferred_element_type=jnp.float32)
+def _chunk_loss(h, targets, weights, kernel_DxV):
+  logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
   lse = jax.nn.logsumexp(logits, -1)
   chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
   return jnp.sum((lse - chosen) * weights), logits, lse
 
 
-def _over_chunks(f, kernel_DxV, *arrays_BxT):
-  """Runs `summed, joined = f(*chunks)` over chunks of the position axis.
-
-  Positions are cut, not sequences, because the sequences lie on different devices.
-  """
+def _over_chunks(f, vocab_size, *arrays_BxT):
+  """Runs `summed, joined = f(*chunks)` over chunks of the position axis."""
   batch, length = arrays_BxT[0].shape[:2]
-  size = max(1, min(length, _LOGITS // (batch * kernel_DxV.shape[1])))
+  size = max(1, min(length, _LOGITS // (batch * vocab_size)))
   if size == length:
     return f(*arrays_BxT)
   count = -(-length // size)
