@@ -10,6 +10,11 @@ import pytest
 # Before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+# Most of the time goes into compiling, so code is generated without optimisation; what XLA
+# does to the program before that is the same.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 '
+                      '--xla_llvm_disable_expensive_passes=true')
+
 # Small models are compiled over and over, also by subprocesses: they share the results.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _cache = tempfile.mkdtemp(prefix='sink_jax-compiled-')
