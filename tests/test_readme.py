@@ -40,10 +40,12 @@ def project(tmp_path_factory):
 
 def test_commands(project):
   folder, outputs = project
-  assert set(outputs) == {'sink_jax.train', 'sink_jax.evaluate', 'sink_jax.sweep', 'sink_jax.report'}
+  assert set(outputs) == {'sink_jax.train', 'sink_jax.evaluate', 'sink_jax.sweep', 'sink_jax.report',
+                          'sink_jax.benchmark'}
   assert 'Sink_1' in outputs['sink_jax.evaluate']
   assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
   assert (folder / 'runs/report/index.html').exists()
+  assert 'chunked' in outputs['sink_jax.benchmark']
 
 
 def test_snippets(project, monkeypatch):

@@ -16,7 +16,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.finish import KernelRows
 from sink_jax.kernels.tile import Tile, row_cotangents
 
-_BLOCK = 128  # query rows at a time
+BLOCK = 128  # query rows at a time
 _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 
 
@@ -94,41 +94,43 @@ def _scores(tile, q_block, keys, i_L, j_T):
 
 def spans(spec, length):
   """(first query, last query, first key, last key) of each span, half open."""
-  blocks = -(-length // _BLOCK)
-  size = -(-blocks // _SPANS) * _BLOCK
+  blocks = -(-length // BLOCK)
+  size = -(-blocks // _SPANS) * BLOCK
   for first in range(0, length, size):
     last = min(first + size, length)
     yield first, last, *spec.mask.key_range(first, last - 1, length)
 
 
-def map_blocks(f, first, arrays, totals=()):
+def map_blocks(f, first, arrays, totals=(), size=None):
   """Runs `joined, summed = f(*blocks, i=positions)` over blocks of rows (axis 1).
 
   Returns the joined results, and `totals` plus the sums of the summed ones. The last
   span is padded to whole blocks with rows of zeros, at positions past the last token;
   f lets them see nothing, and their results are cut off.
+
+  size: rows of a block, by default and at most BLOCK, which it must divide.
   """
-  length = arrays[0].shape[1]
-  count = -(-length // _BLOCK)
+  length, size = arrays[0].shape[1], size or BLOCK
+  count = -(-length // size)
   if count == 1:
     joined, summed = f(*arrays, i=first + jnp.arange(length))
     return joined, tuple(map(jnp.add, totals, summed))
-  pad = count * _BLOCK - length
+  pad = count * size - length
 
   def split(x):
     x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(x.shape[0], count, _BLOCK, *x.shape[2:]), 1, 0)
+    return jnp.moveaxis(x.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
 
   def join(x):
     x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0], count * _BLOCK, *x.shape[3:])[:, :length]
+    return x.reshape(x.shape[0], count * size, *x.shape[3:])[:, :length]
 
   def step(totals, inputs):
     offset, blocks = inputs
-    joined, summed = f(*blocks, i=offset + jnp.arange(_BLOCK))
+    joined, summed = f(*blocks, i=offset + jnp.arange(size))
     return tuple(map(jnp.add, totals, summed)), joined
 
-  offsets = first + _BLOCK * jnp.arange(count)
+  offsets = first + size * jnp.arange(count)
   totals, joined = jax.lax.scan(step, totals, (offsets, tuple(map(split, arrays))))
   return tuple(map(join, joined)), totals
 

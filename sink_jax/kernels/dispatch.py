@@ -92,7 +92,9 @@ def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> s
   """'pallas' or 'chunked', for `streaming_importance`."""
   reason = flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
-    return 'pallas' if platform() in _PREFERRED and not reason else 'chunked'
+    name = 'pallas' if platform() in _PREFERRED and not reason else 'chunked'
+    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))
+    return name
   if implementation not in ('chunked', 'pallas'):
     raise ValueError(f'Unknown implementation {implementation!r} of importance. Choices: '
                      'chunked, pallas.')

@@ -14,6 +14,9 @@ from sink_jax.kernels.dispatch import choose_importance
 from sink_jax.kernels.finish import row_weights
 
 
+_SCORES = 2**21  # of one head at a time where there are no kernels: 8 MiB, which stay cached
+
+
 class Importance(NamedTuple):
   """alpha_k = sum_{i >= k} A_ik / (T - k + 1) of every key, per head.
 
@@ -82,7 +85,10 @@ def _chunked(spec, q, k, params, keys):
     seen = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
     see = lambda q_block, i: block(q_block, i, k[:, lo:hi], jnp.arange(lo, hi), seen)
     zeros = (jnp.zeros((batch, heads, seen)),) * 2 + (() if slot is None else (slot * 0,))
-    sums = chunked.map_blocks(see, first, (q[:, first:last],), zeros)[1]
+    size = chunked.BLOCK
+    while size % 2 == 0 and size * (hi - lo) > _SCORES:
+      size //= 2
+    sums = chunked.map_blocks(see, first, (q[:, first:last],), zeros, size)[1]
     totals = [total.at[..., lo:lo + seen].add(x) for total, x in zip(totals, sums)]
     slot = None if slot is None else slot + sums[2]
   return *totals, slot

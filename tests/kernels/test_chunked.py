@@ -12,7 +12,7 @@ from tests.attention_specs import PAPER, random_inputs
 
 
 def small_blocks(monkeypatch, block, spans):
-  monkeypatch.setattr(chunked, '_BLOCK', block)
+  monkeypatch.setattr(chunked, 'BLOCK', block)
   monkeypatch.setattr(chunked, '_SPANS', spans)
 
 
