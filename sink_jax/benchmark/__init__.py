@@ -1,0 +1,1 @@
+"""Time and memory of attention, importance, the loss and a training step, beside others'."""

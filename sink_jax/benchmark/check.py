@@ -1,0 +1,176 @@
+"""`check`: correctness and speed on one GPU in one call, one process after another.
+
+Every part is a command of its own with its own time limit, which writes its document after
+every row: what a part had found when it failed or was stopped is kept. This process starts
+the parts and puts their documents together; it does not use JAX and so leaves the device
+to them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sink_jax.benchmark import processes, table
+from sink_jax.benchmark.summary import head, summary
+from sink_jax.benchmark.targets import targets
+from sink_jax.benchmark.verdict import passed, verdict
+
+SECONDS = 480
+_GRACE = 12  # seconds that a part may take to finish what it has begun
+_RESERVE = 8  # for stopping the last part and for the page
+
+
+class Part(NamedTuple):
+  """A command, the share of the time it may take (0: all that is left), its processes."""
+
+  name: str
+  share: float
+  arguments: list[str]
+  processes: int = 1
+
+
+def parts(smoke: bool, tolerance: float) -> list[Part]:
+  """What is run, in this order."""
+  allowed = f'--tolerance={tolerance}'
+  if smoke:
+    tiny = '--seconds=0.01'
+    return [
+        Part('correctness', 0.4, ['correctness', '--variants', 'softmax', '--lengths', '16',
+                                  allowed]),
+        Part('attention', 0.4, ['attention', '--shape', '1,1,32,16', tiny, '--variants=softmax',
+                                '--rivals=cudnn,release']),
+        Part('importance', 0.2, ['importance', '--length', '32', tiny]),
+        Part('loss', 0.2, ['loss', '--tokens=1,16', '--d_model=16', '--vocab=64', tiny]),
+        Part('train_60m', 0.2, ['train_step', '--size=tiny', '--batch', '1', '--length=16',
+                                '--steps=2', '--vocab=32']),
+        Part('sweep', 0, ['attention', '--sweep', '--shape', '1,1,32,16', tiny, '--limit=0.1']),
+    ]
+  return [
+      Part('correctness', 0.22, ['correctness', allowed],
+           max(1, min(12, (os.cpu_count() or 2) - 2))),
+      Part('attention', 0.30, [
+          'attention', '--shape', '8,8,2048,96', '8,16,2048,128', '8,8,2048,64', '1,8,32768,128',
+          '--seconds=0.2', '--implementations=pallas,linear,chunked',
+          '--rivals=cudnn,tokamax,reference,release,torch-flash,torch-flex,torch-eager']),
+      Part('importance', 0.06, ['importance', '--seconds=0.2']),
+      Part('loss', 0.05, ['loss', '--seconds=0.3']),
+      Part('train_60m', 0.15, ['train_step', '--size=60m', '--batch', '16', '8', '32',
+                               '--implementation=default,pallas']),
+      Part('train_1b', 0.14, ['train_step', '--size=1b', '--batch', '8', '4']),
+      Part('sweep', 0, ['attention', '--sweep', '--seconds=0.05', '--shape', '8,8,2048,96',
+                        '8,16,2048,128', '8,8,2048,64']),
+  ]
+
+
+def check(out: Path, options) -> int:
+  """Runs the parts, writes gpu_check.json and gpu_check.md; returns an exit code.
+
+  0: every correctness check that was made passed. 1: one failed, or none was made.
+  2: another part failed.
+  """
+  wanted = parts(options.smoke, options.tolerance)
+  names = [part.name for part in wanted]
+  unknown = [name for name in options.parts if name not in [*names, 'all']]
+  if unknown:
+    sys.exit(f'error: --parts: unknown {unknown[0]!r}. Choices: all, {", ".join(names)}.')
+  if 'all' not in options.parts:
+    wanted = [part for part in wanted if part.name in options.parts]
+  out.mkdir(parents=True, exist_ok=True)
+  seconds, began = options.limit or SECONDS, time.monotonic()
+  report: dict[str, Any] = {
+      'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+      'command': shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')]),
+      'seconds': seconds, 'smoke': options.smoke, 'complete': False, 'parts': {}}
+  for number, part in enumerate(wanted, 1):
+    left = seconds - (time.monotonic() - began) - _RESERVE
+    limit = min(left, part.share * seconds if part.share else left)
+    _say(f'== part {number}/{len(wanted)}: {part.name}, at most {max(0, limit):.0f} s; '
+         f'{max(0, left):.0f} s left of {seconds:.0f} s')
+    report['parts'][part.name] = _run(part, out, limit, options.seed)
+    report['complete'] = number == len(wanted)
+    _write(report, out)
+  print(head(report))
+  _say(f'wrote {out / "gpu_check.json"} and {out / "gpu_check.md"}')
+  return _exit_code(report)
+
+
+def _run(part, out, limit, seed):
+  """Runs the processes of a part and returns its record, with the document that they wrote."""
+  several = part.processes > 1
+  files = [f'{part.name}-{n}.json' if several else f'{part.name}.json'
+           for n in range(part.processes)]
+  log = out / f'{part.name}.log' if several else None
+  arguments = [*part.arguments, f'--seed={seed}']
+  if not any(word.startswith('--limit') for word in arguments):
+    arguments.append(f'--limit={max(1, limit - _GRACE):.0f}')
+  record: dict[str, Any] = {'command': shlex.join(
+      ['python', '-m', 'sink_jax.benchmark', *arguments]), 'processes': part.processes}
+  if limit < 2:
+    return record | {'status': 'not run: the time was up', 'seconds': 0, 'exit_codes': [],
+                     'result': None}
+  for path in (*(out / file for file in files), *filter(None, [log])):
+    path.unlink(missing_ok=True)
+  # Where several share the device, the compiler shall not tune anything by running it there.
+  environment = {'XLA_FLAGS': ' '.join(filter(None, [
+      os.environ.get('XLA_FLAGS'), '--xla_gpu_autotune_level=0']))} if several else {}
+  began, running = time.monotonic(), []
+  for n, file in enumerate(files):
+    share = [f'--share={n}/{part.processes}'] if several else []
+    running.append(processes.start([*arguments, *share, f'--json={file}'], out, log,
+                                   **environment))
+  paths = [out / file for file in files]
+  codes = processes.wait(running, paths, limit)
+  found = processes.documents(paths)
+  for path in paths:  # all of it goes into gpu_check.json
+    path.unlink(missing_ok=True)
+  return record | {'status': _status(codes, found, part), 'exit_codes': codes,
+                   'seconds': time.monotonic() - began, 'result': _together(found)}
+
+
+def _status(codes, found, part):
+  if any(code in (-signal.SIGTERM, -signal.SIGKILL) for code in codes):
+    return 'stopped: the time was up'
+  # A failed check is what `correctness` exits with 1 for; without a document it broke down.
+  if len(found) < len(codes) or any(codes) and part.name != 'correctness':
+    return f'failed: exit code {next((code for code in codes if code), 0)}'
+  return 'done'
+
+
+def _together(found):
+  """One document of those of a part's processes, None without any."""
+  if len(found) < 2:
+    return found[0] if found else None
+  rows = [row for one in found for row in one['rows']]
+  not_run = sum(one['not_run'] for one in found)
+  notes = found[0]['notes'][:-1]  # the last one counts the checks of one process
+  return found[0] | {'rows': rows, 'not_run': not_run, 'notes': [*notes, verdict(rows, not_run)],
+                     'complete': all(one['complete'] for one in found)}
+
+
+def _exit_code(report):
+  found = report['parts']
+  if 'correctness' in found:
+    result = found['correctness']['result']
+    if not result or not passed(result['rows']):
+      return 1
+  return 2 if any(part['status'].startswith('failed') for part in found.values()) else 0
+
+
+def _write(report, out):
+  """gpu_check.json and gpu_check.md, as far as they go."""
+  results = {name: part['result'] for name, part in report['parts'].items()}
+  report['machine'] = next((r['machine'] for r in results.values() if r), None)
+  report['targets'] = [target._asdict() for target in targets(results)]
+  table.write(report, out / 'gpu_check.json')
+  (out / 'gpu_check.md').write_text(summary(report))
+
+
+def _say(text):
+  print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""From a parsed command line to a benchmark: defaults of this machine, printing, JSON."""
+
+from __future__ import annotations
+
+from sink_jax.benchmark import (
+    attention,
+    correctness,
+    importance,
+    loss,
+    machine,
+    sweep,
+    table,
+    train_step,
+)
+from sink_jax.benchmark.verdict import passed
+
+
+def run(options) -> int:
+  """Runs a command, prints its table, writes its JSON after every row; returns an exit code.
+
+  Raises:
+    ValueError: an option that does not fit; says what would.
+  """
+  def save(result):
+    if options.json:
+      table.write(result, options.json)
+
+  name = 'sweep' if options.command == 'attention' and options.sweep else options.command
+  result = _COMMANDS[name](options, save)
+  save(result)
+  print(table.render(result))
+  return 0 if name != 'correctness' or passed(result['rows']) else 1
+
+
+def _attention(options, save):
+  return attention.run(
+      options.shape or attention.SHAPES[machine.accelerated()], options.variants, options.rivals,
+      options.implementations, options.dtype or machine.default_dtype(), options.seed,
+      options.seconds, options.limit, save)
+
+
+def _sweep(options, save):
+  variant = 'softmax' if options.variants == ['all'] else options.variants[0]
+  shapes = options.shape or [s for s in attention.SHAPES[True] if s[2] <= 2048]
+  return sweep.run(shapes, variant, options.seed, options.seconds, options.limit, save)
+
+
+def _importance(options, save):
+  fast = machine.accelerated()
+  return importance.run(
+      options.length or ([4096, 16384, 65536, 131072] if fast else [2048, 4096, 8192, 16384]),
+      options.heads or (8 if fast else 1), options.head_dim or ([128, 64] if fast else [64]),
+      options.keys, options.variant, options.dtype or machine.default_dtype(), options.seed,
+      options.seconds, options.limit, save)
+
+
+def _loss(options, save):
+  fast = machine.accelerated()
+  return loss.run(
+      options.tokens or ((8, 2048) if fast else (2, 256)),
+      options.d_model or (768 if fast else 256), options.vocab or (50432 if fast else 8192),
+      options.dtype or machine.default_dtype(), options.seed, options.seconds, options.limit, save)
+
+
+def _train_step(options, save):
+  fast = machine.accelerated()
+  slots = {key.removeprefix('attention.'): value for key, value in vars(options).items()
+           if key.startswith('attention.') and value is not None}
+  return train_step.run(
+      options.size or ('60m' if fast else 'tiny'), options.batch or ([8, 16, 32] if fast else [4]),
+      options.length or (2048 if fast else 256), options.vocab or (50432 if fast else 512),
+      options.dtype or machine.default_dtype(), options.implementation, options.remat, slots,
+      options.steps, options.seed, options.limit, save)
+
+
+def _correctness(options, save):
+  fast = machine.accelerated()
+  return correctness.run(
+      options.variants, options.head_dims or ([64, 96, 128] if fast else [16]),
+      options.lengths or ([1024, 1023] if fast else [32, 31]), options.tolerance, options.share,
+      options.seed, options.limit, save)
+
+
+_COMMANDS = {'attention': _attention, 'sweep': _sweep, 'importance': _importance, 'loss': _loss,
+             'train_step': _train_step, 'correctness': _correctness}

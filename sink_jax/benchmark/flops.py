@@ -1,0 +1,53 @@
+"""Floating-point operations that the benchmarks count, and datasheet peaks.
+
+Matrix products only, 2 per multiplication and addition; of T x T scores those that the mask
+leaves, T^2 / 2 under a causal one. A backward pass of attention counts 2.5 times the
+forward pass, its five products against two, however often a kernel computes the scores.
+"""
+
+from __future__ import annotations
+
+from sink_jax.attention.mask import Mask, Window
+
+_TERA = 1e12
+# Dense bfloat16 FLOP/s of one device as its maker states them, by a part of the device kind,
+# the first that fits. A device of a TPU v7x is one of the two cores of a chip (2307).
+_PEAKS = (
+    ('H100 PCIe', None), ('H100 NVL', None), ('H200 NVL', None),  # other clocks than these:
+    ('H100', 989 * _TERA), ('H200', 989 * _TERA), ('A100', 312 * _TERA),
+    ('TPU v5 lite', 197 * _TERA), ('TPU v5e', 197 * _TERA), ('TPU v5', 459 * _TERA),
+    ('TPU v6', 918 * _TERA), ('TPU7x', 2307 / 2 * _TERA), ('TPU v7', 2307 / 2 * _TERA),
+)
+
+
+def datasheet_peak(device_kind: str) -> float | None:
+  """Dense bfloat16 FLOP/s of one device; None for a kind that is not listed."""
+  return next((peak for part, peak in _PEAKS if part in device_kind), None)
+
+
+def scores(length: int, mask: Mask) -> float:
+  """Scores of one head that count: T^2 / 2, or w T - w^2 / 2 in a window of w < T keys."""
+  seen = min(mask.size, length) if isinstance(mask, Window) else length
+  return seen * length - seen**2 / 2
+
+
+def attention_flops(shape, mask: Mask) -> tuple[float, float]:
+  """Forward, and forward with backward, of shape (B, H, T, Dh): 4 B H Dh per score, x 3.5."""
+  batch, heads, length, head_dim = shape
+  forward = 4 * batch * heads * head_dim * scores(length, mask)
+  return forward, 3.5 * forward
+
+
+def importance_flops(shape, mask: Mask, keys: int | None = None) -> float:
+  """Statistics of the rows, then sums over the columns: a product q.k per score each.
+
+  With `keys` the second pass is over the first so many keys alone.
+  """
+  batch, heads, length, head_dim = shape
+  second = scores(length, mask) if keys is None else length * keys
+  return 2 * batch * heads * head_dim * (scores(length, mask) + second)
+
+
+def loss_flops(tokens: int, d_model: int, vocab: int) -> float:
+  """Cross-entropy with both gradients: three products of tokens x D x V."""
+  return 6.0 * tokens * d_model * vocab

@@ -1,0 +1,78 @@
+"""What a benchmark ran on, and what that machine can do at most."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.kernels.dispatch import platform
+from sink_jax.train.provenance import here_and_now
+from sink_jax.train.throughput import measured_matmul_rate
+
+
+def describe(seed: int) -> dict[str, object]:
+  """Hardware, versions, date, command and seed, ready for JSON."""
+  device = jax.devices()[0]
+  return here_and_now() | {
+      'device_kind': device.device_kind,
+      'device_count': jax.device_count(),
+      'jaxlib': importlib.metadata.version('jaxlib'),
+      'platform_version': ' '.join(device.client.platform_version.split()),
+      'driver': _driver(),
+      'seed': seed,
+  }
+
+
+def accelerated() -> bool:
+  """Is there a GPU or TPU for which we have kernels?"""
+  return platform() in ('cuda', 'tpu')
+
+
+def default_dtype() -> str:
+  return 'bfloat16' if accelerated() else 'float32'
+
+
+def matmul_rate(dtype: str) -> float | None:
+  """Measured FLOP/s of one device in large matrix products of random numbers."""
+  return measured_matmul_rate(dtype)
+
+
+def memory_limit() -> int:
+  """Bytes that a program may use: the device's, or half of the memory of a host."""
+  stats = jax.devices()[0].memory_stats() or {}
+  return stats.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
+
+
+def held() -> str:
+  """A clause about the memory of a GPU that JAX keeps to itself, for others that lack some."""
+  held = (jax.devices()[0].memory_stats() or {}).get('pool_bytes')
+  return f'; JAX holds {held / 1e9:.0f} GB' if held else ''
+
+
+def compiled_bytes(compiled) -> int | None:
+  """Peak memory of a compiled program beside its inputs: results and temporary arrays.
+
+  Results that take the place of donated inputs are not counted.
+  """
+  stats = compiled.memory_analysis()
+  if stats is None:
+    return None
+  return (stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes)
+
+
+def random(seed: int, shape, dtype):
+  """Standard normal numbers: matrix products of zeros run faster than those of data."""
+  return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+
+
+def _driver():
+  try:
+    shown = subprocess.run(['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
+                           capture_output=True, text=True, timeout=20, check=True).stdout
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return shown.split()[0] if shown.split() else None

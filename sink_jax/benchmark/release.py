@@ -1,0 +1,58 @@
+"""T x T attention as the paper's release computes it, every step in the dtype of the inputs.
+
+In bfloat16 that is the eager code that its sigmoid and linear models ran: scores, weights,
+row sums and products, all in bfloat16. Here XLA compiles it, which fuses elementwise steps
+that eager code makes one by one. A rival, not a definition: its rounding is coarse.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.param import Dims
+from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads, slot_score
+
+
+def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  """Attention output (B, T, H, Dh) of any variant."""
+  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  heads, dtype = q.shape[2], q.dtype
+  k, v = repeat_heads(k, heads), repeat_heads(v_BxTxHkvxDh, heads)
+  tokens = jnp.arange(q.shape[1])
+  i, j = tokens[:, None], tokens[None, :]
+  s = jnp.einsum('blhd,bthd->bhlt', q, k) * jnp.asarray(1 / math.sqrt(q.shape[-1]), dtype)
+  if spec.position.has_bias:
+    slopes_H = jnp.asarray(spec.position.slopes(heads))[:, None, None]
+    s = s + (slopes_H * spec.position.distance_bias(i - j)).astype(dtype)
+  keep = spec.mask.keep(i, j)
+  slot = slot_score(spec, q, params)
+  if slot is not None:
+    s = jnp.concatenate([slot.astype(dtype)[..., None], s], -1)
+    keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
+  weights = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
+  first = 0 if slot is None else 1
+  out = jnp.einsum('bhlt,bthd->blhd', weights[..., first:], v)
+  own, dims = params.get('kv_bias', {}), Dims(heads, heads, q.shape[-1])
+  value = spec.kv_bias.value_HxDh(own, dims)
+  if value is not None:
+    out = out + jnp.einsum('bhl,hd->blhd', weights[..., 0], value.astype(dtype))
+  added = spec.kv_bias.output_HxDh(own, dims)
+  return out if added is None else out + added.astype(dtype)
+
+
+def _exponential(spec, s, keep):
+  weights, power = jax.nn.softmax(jnp.where(keep, s, -jnp.inf), -1), spec.normalizer.power
+  if power != 1:
+    weights = weights / jnp.sum(weights**power, -1, keepdims=True) ** (1 / power)
+  return weights * getattr(spec.normalizer, 'scale', 1)
+
+
+def _additive(spec, s, keep):
+  f, power = jnp.where(keep, spec.similarity(s), 0), spec.normalizer.power
+  if power is None:
+    return f
+  total = jnp.sum(f if power == 1 else f**power, -1, keepdims=True)
+  return f * spec.normalizer.factor(total).astype(f.dtype)

@@ -1,0 +1,166 @@
+"""`attention --sweep`: block sizes of the GPU kernels, timed one kernel at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.benchmark import machine
+from sink_jax.benchmark.rivals import Work, random_inputs, runs
+from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.timing import Progress, measure, reason
+from sink_jax.benchmark.variants import VARIANTS, chosen
+from sink_jax.kernels import flash_gpu, program_gpu
+from sink_jax.kernels.dispatch import platform
+from sink_jax.kernels.finish import KernelRows
+from sink_jax.kernels.tile import row_cotangents
+
+KERNELS = ('forward', 'dq', 'dkv', 'columns')
+# (own, other, warps, stages), the likely ones first.
+CANDIDATES = (
+    (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (128, 32, 8, 2), (64, 64, 4, 2),
+    (128, 64, 8, 2), (128, 128, 8, 2), (64, 32, 4, 3), (128, 32, 4, 3), (128, 32, 4, 2),
+    (64, 128, 4, 2), (128, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 4), (32, 64, 4, 2),
+    (128, 128, 8, 3))
+COLUMNS = [
+    column('head_dim', 'Dh'), column('kernel', 'kernel'), column('own', 'own', 'd'),
+    column('other', 'other', 'd'), column('warps', 'warps', 'd'), column('stages', 'stages', 'd'),
+    column('call_ms', 'ms', '.3f'), column('vs_table', 'x of the table', '.2f'),
+    column('best', ''), column('note', ''),
+]
+
+
+def run(shapes, variant, seed, seconds, limit=None,
+        save: Callable[[dict[str, Any]], None] = lambda result: None,
+        kernels=KERNELS, candidates=CANDIDATES) -> dict[str, Any]:
+  """Times every candidate of every kernel at every shape (B, H, T, Dh), in bfloat16.
+
+  The present entry of the table comes first, and what does not compile is a row that says
+  why. Without an NVIDIA GPU the kernels are interpreted, which shows that the sweep works
+  and nothing else.
+  """
+  spec = chosen([variant], VARIANTS, '--variants')[variant]
+  interpret = platform() != 'cuda'
+  where = machine.describe(seed) | {'dtype': 'bfloat16'}
+  notes = [f'Kernels of {variant}, each on its own. x of the table: against the entry of BLOCKS.']
+  if interpret:
+    notes.append('INTERPRETED: these times say nothing about a GPU.')
+  options = {'shapes': [list(s) for s in shapes], 'variant': variant, 'kernels': list(kernels),
+             'candidates': [list(c) for c in candidates], 'seconds': seconds, 'limit': limit}
+  rows: list[dict[str, Any]] = []
+
+  def result(complete):
+    _mark_best(rows)
+    return document('sweep', where, options, COLUMNS, rows, notes + paste(rows), complete)
+
+  jobs = [(kernel, shape) for shape in shapes for kernel in kernels]
+  progress = Progress(len(jobs), limit)
+  for kernel, shape in jobs:
+    if progress.over():
+      break
+    progress.next(f'{kernel} at head dimension {shape[3]}')
+    calls = _calls(kernel, Work(spec, tuple(shape), 'bfloat16', seed), interpret)
+    present = _entry(kernel, shape[3])
+    tried = [present, *(c for c in (program_gpu.Blocks(*c) for c in candidates) if c != present)]
+    compiled = _compile(kernel, shape[3], tried, *calls)
+    base = None
+    for blocks, program in zip(tried, compiled):
+      row = {'head_dim': shape[3], 'kernel': kernel, 'own': blocks.own, 'other': blocks.other,
+             'warps': blocks.warps, 'stages': blocks.stages,
+             'note': 'in the table' if blocks == present else ''}
+      try:
+        row |= measure(runs(program.result(), *calls[1]), seconds).named('call')
+        base = base or (row['call_ms'] if blocks == present else None)
+        row['vs_table'] = row['call_ms'] / base if base else None
+      except Exception as error:  # too much shared memory, most of all
+        row['failed'] = reason(error)
+      rows.append(row)
+      if progress.over():
+        break
+    save(result(False))
+  return result(True)
+
+
+def paste(rows) -> list[str]:
+  """The best blocks as text for BLOCKS in kernels/program_gpu.py."""
+  best = [row for row in rows if row.get('best')]
+  lines = []
+  for kernel in dict.fromkeys(row['kernel'] for row in best):
+    entries = ', '.join(
+        f"{row['head_dim']}: Blocks({row['own']}, {row['other']}, {row['warps']}, {row['stages']})"
+        for row in sorted(best, key=lambda row: row['head_dim']) if row['kernel'] == kernel)
+    lines.append(f"    '{kernel}': {{{entries}}},")
+  return ['For BLOCKS in sink_jax/kernels/program_gpu.py:\n' + '\n'.join(lines)] if lines else []
+
+
+@contextlib.contextmanager
+def patched(kernel: str, head_dim: int, blocks):
+  """The table with another entry for this head dimension, while something is traced."""
+  table = program_gpu.BLOCKS[kernel]
+  before = dict(table)
+  table[head_dim] = blocks
+  try:
+    yield
+  finally:
+    table.clear()
+    table.update(before)
+
+
+def _entry(kernel, head_dim):
+  table = program_gpu.BLOCKS[kernel]
+  return table[min(limit for limit in table if head_dim <= limit)]
+
+
+def _calls(kernel, work, interpret):
+  """(function of a kernel, its inputs)."""
+  (q, k, v, _), do = random_inputs(work)
+  spec, options = work.spec, {'interpret': interpret}
+  if kernel == 'forward':
+    return lambda *x: flash_gpu.forward(spec, *x, **options), (q, k, v)
+  result = KernelRows(*jax.jit(lambda *x: tuple(flash_gpu.forward(spec, *x, **options)))(q, k, v))
+  if kernel == 'columns':
+    rows = result.stat_BxHxT, jnp.ones_like(result.stat_BxHxT)
+    length = work.shape[2]
+    return lambda *x: flash_gpu.columns(spec, length, *x, **options), (q, k, *rows)
+  zeros = jnp.zeros_like(result.stat_BxHxT)
+  rows = row_cotangents(spec, result, KernelRows(do, zeros, zeros))
+  wanted = slice(0, 1) if kernel == 'dq' else slice(1, 3)  # the other kernel is dropped
+  return lambda *x: flash_gpu.backward(spec, *x, **options)[wanted], (q, k, v, do, *rows)
+
+
+def _compile(kernel, head_dim, tried, f, arrays):
+  """Traces one candidate after the other, compiles them in threads; futures."""
+  with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+    return [pool.submit(_lower(kernel, head_dim, blocks, f, arrays)) for blocks in tried]
+
+
+def _lower(kernel, head_dim, blocks, f, arrays):
+  """A function that compiles; what tracing refuses, it raises."""
+  try:
+    with patched(kernel, head_dim, blocks):
+      # A new function each time: JAX would find the traced one of the last candidate again.
+      return jax.jit(lambda *x: tuple(f(*x))).lower(*arrays).compile
+  except Exception as error:
+    refused = error
+
+    def fail():
+      raise refused
+
+    return fail
+
+
+def _mark_best(rows):
+  best = {}
+  for row in rows:
+    row['best'] = ''
+    key = row['kernel'], row['head_dim']
+    if 'call_ms' in row and (key not in best or row['call_ms'] < best[key]['call_ms']):
+      best[key] = row
+  for row in best.values():
+    row['best'] = 'best'

@@ -1,0 +1,92 @@
+"""Timing of device work, progress with the time left, and why something did not run."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+_ENOUGH = 200  # repetitions, after which the median no longer moves
+
+
+class Timing(NamedTuple):
+  """Milliseconds per call over repetitions of `calls` calls each; spread is the distance of
+  the quartiles."""
+
+  median: float
+  min: float
+  spread: float
+  repetitions: int
+  calls: int
+
+  def named(self, name: str) -> dict[str, float]:
+    """As entries of a row: name_ms, name_min_ms, name_spread_ms, ..."""
+    return {f'{name}_ms': self.median, f'{name}_min_ms': self.min, f'{name}_spread_ms': self.spread,
+            f'{name}_repetitions': self.repetitions, f'{name}_calls': self.calls}
+
+
+def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,
+            batch_seconds: float = 0.02, most_calls: int = 50) -> Timing:
+  """Times calls for about so many seconds.
+
+  elapsed(n) makes n calls, waits for the last and returns the seconds they took. Short
+  calls are timed in batches of `batch_seconds`: they are then queued while others run, and
+  the time to start one does not count. A call longer than `seconds` is warmed up once and
+  timed once.
+  """
+  spent = 0.0
+  for _ in range(warmup):
+    once = elapsed(1)
+    spent += once
+    if spent > seconds:
+      break
+  calls = max(1, min(most_calls, int(batch_seconds / max(once, 1e-9))))
+  times, spent = [], 0.0
+  while spent < seconds and len(times) < _ENOUGH or len(times) < (3 if once < seconds else 1):
+    took = elapsed(calls)
+    times.append(took / calls)
+    spent += took
+  return summary(times, calls)
+
+
+def summary(seconds_per_call: list[float], calls: int) -> Timing:
+  """The Timing of repetitions that were measured elsewhere."""
+  ms = sorted(1000 * x for x in seconds_per_call)
+  low, _, high = statistics.quantiles(ms, n=4, method='inclusive') if len(ms) > 1 else ms * 3
+  return Timing(statistics.median(ms), ms[0], high - low, len(ms), calls)
+
+
+class Progress:
+  """Lines on stderr: what is next, how long it has been, and about how long it will be."""
+
+  def __init__(self, total: int, limit: float | None = None):
+    self._total, self._limit, self._done = total, limit, 0
+    self._began = time.monotonic()
+
+  def next(self, label: str) -> None:
+    spent = time.monotonic() - self._began
+    left = ''
+    if self._done:
+      estimate = spent / self._done * (self._total - self._done)
+      if self._limit is not None:
+        estimate = min(estimate, max(0, self._limit - spent))
+      left = f', about {estimate:.0f} s left'
+    self._done += 1
+    print(f'[{self._done}/{self._total}] {label}  ({spent:.0f} s{left})', file=sys.stderr,
+          flush=True)
+
+  def over(self) -> bool:
+    """Is the time up? Never without a limit."""
+    return self._limit is not None and time.monotonic() - self._began > self._limit
+
+
+def reason(error: Exception) -> str:
+  """Why something did not run, in one line."""
+  text = ' '.join(str(error).split())
+  if 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower():
+    return 'out of memory'
+  if isinstance(error, NotImplementedError) and text:
+    return text
+  return f'{type(error).__name__}: {text[:300]}' if text else type(error).__name__

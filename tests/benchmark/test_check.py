@@ -1,0 +1,189 @@
+"""launch/gpu_check.sh at tiny shapes, and what it makes of results."""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sink_jax.benchmark import check, processes
+from sink_jax.benchmark.summary import summary
+from sink_jax.benchmark.targets import targets
+
+ROOT = pathlib.Path(__file__).parents[2]
+PARTS = ['correctness', 'attention', 'importance', 'loss', 'train_60m', 'sweep']
+# What a machine with JAX, flax and optax alone lacks.
+ABSENT = ('grain', 'ml_collections', 'tensorflow_datasets', 'array_record', 'orbax', 'tensorboardX',
+          'tokenizers', 'matplotlib', 'tqdm', 'torch')
+SITE = f'''
+import sys
+
+class Absent:
+  def find_spec(self, name, path=None, target=None):
+    if name.split('.')[0] in {ABSENT}:
+      raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+
+sys.meta_path.insert(0, Absent())
+'''
+
+needs_bash = pytest.mark.skipif(
+    sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
+
+
+@pytest.fixture(scope='module')
+def environment(tmp_path_factory):
+  """One in which Python finds none of ABSENT, nor a GPU."""
+  site = tmp_path_factory.mktemp('site')
+  (site / 'sitecustomize.py').write_text(SITE)
+  variables = os.environ | {'PYTHON': sys.executable, 'PYTHONPATH': str(site),
+                            'JAX_PLATFORMS': 'cpu'}
+  refused = subprocess.run([sys.executable, '-c', 'import grain'], env=variables,
+                           capture_output=True, text=True)
+  assert refused.returncode and 'No module named' in refused.stderr
+  return variables
+
+
+def gpu_check(environment, *arguments, cwd=ROOT):
+  return subprocess.run(['bash', ROOT / 'launch' / 'gpu_check.sh', *arguments], cwd=cwd,
+                        env=environment, capture_output=True, text=True)
+
+
+@needs_bash
+def test_smoke_runs_to_the_end_without_what_only_training_needs(environment, tmp_path):
+  done = gpu_check(environment, 'a folder', '--smoke', cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  report = json.loads((tmp_path / 'a folder' / 'gpu_check.json').read_text())
+  assert report['complete'] and report['smoke'] and list(report['parts']) == PARTS
+  assert {part['status'] for part in report['parts'].values()} == {'done'}
+  for part in report['parts'].values():
+    assert part['result']['rows'] and part['result']['machine']['jaxlib']
+    assert part['command'].startswith('python -m sink_jax.benchmark ')
+  assert report['machine']['hardware'].startswith('cpu') and len(report['targets']) == 7
+  assert not any(target['met'] for target in report['targets'])
+  page = (tmp_path / 'a folder' / 'gpu_check.md').read_text()
+  assert page == summary(report)
+  assert 'Smoke run' in page and 'softmax fwd+bwd, times that of cuDNN' in page
+  assert sorted(p.name for p in (tmp_path / 'a folder').iterdir()) == [
+      'gpu_check.json', 'gpu_check.md']
+  assert str(tmp_path) not in json.dumps(report) and str(ROOT) not in json.dumps(report)
+  assert '== part 6/6: sweep' in done.stderr and 's left of 480 s' in done.stderr
+  assert '## Targets' in done.stdout
+
+
+@needs_bash
+def test_a_failed_correctness_check_gives_an_exit_code(environment, tmp_path):
+  done = gpu_check(environment, '.', '--smoke', '--parts=correctness', '--tolerance=-1',
+                   cwd=tmp_path)
+  assert done.returncode == 1
+  assert '**FAILED**: pallas, softmax' in done.stdout
+  report = json.loads((tmp_path / 'gpu_check.json').read_text())
+  assert report['parts']['correctness']['status'] == 'done'
+
+
+@needs_bash
+def test_help_and_unknown_parts(environment, tmp_path):
+  assert '--smoke' in gpu_check(environment, '--help').stdout
+  done = gpu_check(environment, str(tmp_path), '--parts=speed')
+  assert done.returncode == 1 and 'Choices: all, correctness' in done.stderr
+  assert not list(tmp_path.iterdir())
+
+
+class Scripted:
+  """Parts whose processes are small programs instead of benchmarks."""
+
+  def __init__(self, monkeypatch, tmp_path, **programs):
+    self.out = tmp_path
+    monkeypatch.setattr(check, 'parts', lambda *_: [
+        check.Part(name, 1, [program], count) for name, (program, count) in programs.items()])
+    monkeypatch.setattr(processes, 'start', self.start)
+
+  def start(self, arguments, folder, log, **environment):
+    file = next(a for a in arguments if a.startswith('--json=')).removeprefix('--json=')
+    return subprocess.Popen([sys.executable, '-c', arguments[0], file], cwd=folder,
+                            env=os.environ | environment, start_new_session=True)
+
+  def __call__(self, limit=30):
+    code = check.check(self.out, argparse.Namespace(
+        smoke=False, tolerance=0, parts=['all'], limit=limit, seed=0))
+    return code, json.loads((self.out / 'gpu_check.json').read_text())
+
+
+WRITE = '''
+import json, os, sys, time
+machine = {"hardware": "none", "jax": "0", "date": "today", "command": "c"}
+def write(*verdicts):
+  rows = [{"verdict": v, "implementation": "pallas", "variant": "softmax", "head_dim": 64,
+           "length": 9, "out": 0.1} for v in verdicts]
+  result = {"machine": machine, "rows": rows, "columns": [], "notes": ["n", "1 of 1"],
+            "not_run": 1, "complete": True}
+  open(sys.argv[1], "w").write(json.dumps(result))
+'''
+
+
+def test_parts_that_fail_or_hang_leave_what_they_found(monkeypatch, tmp_path):
+  run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok")', 2),
+                 attention=('raise SystemExit(7)', 1),
+                 loss=(WRITE + 'write("ok"); time.sleep(60)', 1))
+  began = time.monotonic()
+  code, report = run(limit=14)
+  assert time.monotonic() - began < 14
+  found = report['parts']
+  assert code == 2 and report['complete']
+  assert len(found['correctness']['result']['rows']) == 2
+  assert found['correctness']['result']['notes'] == [
+      'n', '2 of 2 checks passed. 2 combinations were not run: the time was up.']
+  assert found['attention']['status'] == 'failed: exit code 7' and not found['attention']['result']
+  assert found['loss']['status'] == 'stopped: the time was up' and found['loss']['result']['rows']
+  page = (tmp_path / 'gpu_check.md').read_text()
+  assert '2 of 2 checks passed' in page and 'exit code 7' in page
+
+
+@pytest.mark.parametrize('program', [
+    WRITE + 'write("ok", "FAILED"); sys.exit(1)', WRITE + 'write()', 'raise SystemExit(3)'])
+def test_no_correctness_no_success(monkeypatch, tmp_path, program):
+  code, report = Scripted(monkeypatch, tmp_path, correctness=(program, 1))()
+  assert code == 1
+  assert ('FAILED' in program) == ('**FAILED**' in summary(report))
+
+
+def row(variant, name, ms, shape='8,8,2048,96'):
+  return {'shape': shape, 'variant': variant, 'implementation': name, 'both_ms': ms}
+
+
+def test_targets():
+  attention = {'rows': [
+      row('softmax', 'pallas', 0.9), row('softmax', 'cudnn', 0.5), row('sigmoid', 'pallas', 0.8),
+      row('relative', 'pallas', 1.2), row('elu', 'pallas', 1.0), row('softmax', 'release', 5.0),
+      row('sigmoid', 'release', 3.2), row('softmax', 'torch-eager', 9.0),
+      {'shape': '8,8,2048,96', 'variant': 'alibi', 'implementation': 'pallas', 'failed': 'x'}]}
+  step = {'rows': [{'size': '60m', 'batch': 8, 'implementation': 'a', 'mfu': 0.4},
+                   {'size': '60m', 'batch': 16, 'implementation': 'b', 'mfu': 0.55},
+                   {'size': '60m', 'batch': 32, 'failed': 'out of memory'}]}
+  found = {target.text: target for target in targets({'attention': attention, 'train_60m': step})}
+  measured = {text: (target.measured and round(target.measured, 3), target.met)
+              for text, target in found.items()}
+  assert measured == {
+      'softmax fwd+bwd, times that of cuDNN': (1.8, True),
+      'sigmoid fwd+bwd, times that of our softmax': (0.889, True),
+      'slowest other variant (relative), times our softmax': (1.333, False),
+      'least gain of a variant (relative) over bfloat16 T x T code: eager PyTorch': (7.5, True),
+      'least gain of a variant (sigmoid) over bfloat16 T x T code: the same code compiled by XLA':
+          (4.0, False),
+      '60m training step, share of the measured matmul rate': (0.55, True),
+      '1b training step, share of the measured matmul rate': (None, None),
+  }
+
+
+def test_the_real_parts_fit_into_their_time():
+  wanted = check.parts(False, 0.01)
+  assert [part.name for part in wanted] == [
+      'correctness', 'attention', 'importance', 'loss', 'train_60m', 'train_1b', 'sweep']
+  assert 0.85 < sum(part.share for part in wanted) < 0.95 and wanted[-1].share == 0
+  from sink_jax.benchmark.__main__ import parser
+  for part in wanted:  # every command is one that the command line takes
+    parser().parse_args([*part.arguments, '--seed=0', '--limit=9', '--json=x'])

@@ -1,0 +1,222 @@
+"""The commands at tiny sizes: tables, JSON, rows that fail, options that are refused."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sink_jax.benchmark import attention, release, rivals, sweep, table
+from sink_jax.benchmark.__main__ import main
+from sink_jax.benchmark.loss import plain_cross_entropy
+from sink_jax.benchmark.variants import PAPER, VARIANTS
+from sink_jax.kernels import program_gpu
+from sink_jax.kernels.dispatch import attend
+from sink_jax.train.loss import cross_entropy
+from tests import attention_specs
+
+pytestmark = pytest.mark.skipif(
+    jax.default_backend() != 'cpu', reason='the rows are those of a CPU')
+
+MACHINE = {'date', 'hardware', 'device_kind', 'device_count', 'jax', 'jaxlib', 'python', 'driver',
+           'platform_version', 'command', 'seed', 'matmul_tflops', 'dtype'}
+TIMING = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+  """Runs a command; returns its document, read back from JSON, and what it printed."""
+  def run(command, *arguments):
+    path = tmp_path / f'{command}.json'
+    assert main([command, *arguments, f'--json={path}', '--seed=3']) == 0
+    result = json.loads(path.read_text())
+    printed = capsys.readouterr().out
+    assert printed == table.render(result) + '\n'
+    assert main(['show', str(path)]) == 0
+    assert capsys.readouterr().out == printed
+    assert result['command'] == command and result['complete'] and result['notes']
+    assert MACHINE <= set(result['machine']) and result['machine']['seed'] == 3
+    return result, printed
+
+  return run
+
+
+def assert_timed(row, *names):
+  for name in names:
+    for entry in TIMING:
+      assert row[f'{name}_{entry}'] >= 0
+    assert 0 < row[f'{name}_min_ms'] <= row[f'{name}_ms']
+
+
+def test_attention(run):
+  result, printed = run('attention', '--shape', '1,2,40,16', '--seconds=0.01',
+                        '--variants=softmax,k-bias', '--implementations=chunked',
+                        '--rivals=release,cudnn,xla')
+  rows = {(row['variant'], row['implementation']): row for row in result['rows']}
+  assert len(rows) == len(result['rows']) == 8
+  for variant in ('softmax', 'k-bias'):
+    assert 'NVIDIA' in rows[variant, 'cudnn']['failed']
+    for name in ('chunked', 'release'):
+      row = rows[variant, name]
+      assert_timed(row, 'forward', 'both')
+      assert row['both_bytes'] > 0 and row['forward_bytes'] > 0
+      assert row['both_flops'] == 3.5 * row['forward_flops'] == 3.5 * 2 * 2 * 40**2 * 16
+      assert row['both_tflops'] == pytest.approx(row['both_flops'] / row['both_ms'] / 1e9)
+      library = rows['softmax', 'xla']
+      assert row['both_vs_library'] == pytest.approx(row['both_ms'] / library['both_ms'])
+  assert 'softmax, causal or in a window' in rows['k-bias', 'xla']['failed']
+  assert rows['softmax', 'xla']['both_vs_library'] == 1
+  assert printed.count('needs an NVIDIA GPU, not cpu') == 2
+
+
+def test_our_kernels_are_left_out_on_a_cpu_and_the_table_says_so(run):
+  result, printed = run('attention', '--shape', '1,1,16,16', '--seconds=0.01',
+                        '--variants=sigmoid', '--rivals=none')
+  assert [row['implementation'] for row in result['rows']] == ['chunked']
+  assert "'pallas' is left out" in printed and '--implementations=pallas' in printed
+
+
+def test_without_names_only_what_fits_and_once_what_is_missing():
+  cases = attention.plan([(1, 1, 16, 16)], ['all'], ['all'], None, 'float32', 0)
+  names = {(case.variant, case.implementation) for case in cases}
+  assert ('linear', 'linear') in names and ('softmax', 'linear') not in names
+  assert ('softmax', 'cudnn') in names and ('window', 'cudnn') not in names
+  assert ('sigmoid', 'xla') not in names and ('window', 'xla') in names
+  assert {name for _, name in names} == set(rivals.RIVALS) - {'pallas'}
+
+
+def test_a_row_that_breaks_down_says_why(monkeypatch):
+  def broken(name, work):
+    raise RuntimeError('RESOURCE_EXHAUSTED: no room')
+
+  monkeypatch.setattr(rivals, 'prepare', broken)
+  saved = []
+  result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
+                         save=lambda result: saved.append(result['complete']))
+  assert [row['failed'] for row in result['rows']] == ['out of memory'] * 2
+  assert saved == [False, False] and result['complete']
+  assert 'out of memory' in table.render(result)
+
+
+def test_rows_for_which_there_is_no_time_are_named():
+  result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
+                         limit=-1)
+  assert not result['rows'] and len(result['not_run']) == 2
+  assert '2 rows were not run' in table.render(result)
+
+
+def test_importance(run):
+  result, _ = run('importance', '--length', '32', '48', '--seconds=0.01', '--keys=3',
+                  '--head_dim', '16')
+  rows = {(row['shape'], row['what']): row for row in result['rows']}
+  assert set(what for _, what in rows) == {'all keys', 'first 3 keys', 'T x T'} and len(rows) == 6
+  for row in rows.values():
+    assert_timed(row, 'call')
+    assert row['bytes'] > 0 and row['tflops'] > 0
+    assert row['seconds'] == row['call_ms'] / 1000
+  for shape in ('1,1,32,16', '1,1,48,16'):
+    first = [rows[shape, what]['alpha_1'] for what in ('all keys', 'first 3 keys', 'T x T')]
+    np.testing.assert_allclose(first, first[2], rtol=1e-5)
+  assert rows['1,1,48,16', 'T x T']['map_gb'] == 4 * 48**2 / 1e9
+
+
+def test_loss(run):
+  result, _ = run('loss', '--tokens=2,8', '--d_model=16', '--vocab=32', '--seconds=0.01')
+  ours, plain = result['rows']
+  for row in (ours, plain):
+    assert_timed(row, 'both')
+    assert row['bytes'] > 0 and row['flops'] == 6 * 16 * 16 * 32
+  assert ours['loss'] == pytest.approx(plain['loss'], rel=1e-5)
+  assert plain['vs_plain'] == 1 and ours['vs_plain'] == ours['both_ms'] / plain['both_ms']
+
+
+def test_train_step(run):
+  result, printed = run(
+      'train_step', '--size=tiny', '--batch', '2', '--length=12', '--vocab=32', '--steps=3',
+      '--attention.similarity=Sigmoid', '--attention.normalizer=Unnormalized()',
+      '--implementation=default,cudnn')
+  row, failed = result['rows']
+  assert_timed(row, 'step')
+  assert row['implementation'] == 'chunked (default)' and row['loss'] < row['loss_after_warmup']
+  assert row['tokens_per_second'] == pytest.approx(2 * 12 * 1000 / row['step_ms'])
+  per_token, peak = result['machine']['flops_per_token'], result['machine']['matmul_tflops']
+  assert row['mfu'] == pytest.approx(row['tokens_per_second'] * per_token / peak / 1e12)
+  assert row['vs_floor'] == pytest.approx(1 / row['mfu'])
+  assert row['mfu_datasheet'] is None and row['mfu_datasheet_text'] == 'n/a'
+  assert row['bytes'] > 12 * result['machine']['parameters']  # parameters and two moments
+  assert 'NVIDIA' in failed['failed']
+  assert result['options']['attention']['similarity'] == 'Sigmoid()' and 'no peak' in printed
+
+
+def test_sweep_leaves_the_table_as_it_was():
+  before = {kernel: dict(table) for kernel, table in program_gpu.BLOCKS.items()}
+  result = sweep.run([(1, 1, 32, 16)], 'softmax', 0, 0.001, kernels=('forward',),
+                     candidates=((16, 16, 4, 1), (16, 12, 4, 1)))
+  assert program_gpu.BLOCKS == before
+  assert [row.get('own') for row in result['rows']] == [before['forward'][64].own, 16, 16]
+  assert 'call_ms' in result['rows'][0] and 'call_ms' in result['rows'][1]
+  assert sum(row['best'] == 'best' for row in result['rows']) == 1
+  assert "'forward': {16: Blocks(" in result['notes'][-1]
+
+
+@pytest.mark.parametrize('arguments, said', [
+    (['attention', '--shape', '8,8,2048'], '8,8,2048,96'),
+    (['attention', '--shape', '8,8,0,64'], '8,8,2048,96'),
+    (['attention', '--variants=softmax,tanh'], "--variants: unknown 'tanh'. Choices: all, softmax"),
+    (['attention', '--rivals=flash3'], '--rivals: unknown'),
+    (['attention', '--implementations=cudnn'], '--implementations: unknown'),
+    (['attention', '--seconds=0'], 'not greater than 0'),
+    (['importance', '--variant=tanh'], '--variant: unknown'),
+    (['importance', '--length', '2'], '--keys=4'),
+    (['loss', '--tokens=8'], '8,2048'),
+    (['train_step', '--size=7b'], 'tiny, 60m, 1b'),
+    (['train_step', '--implementation=flash'], 'chunked'),
+    (['train_step', '--attention.mask=Block()'], 'Causal'),
+    (['correctness', '--share=4/4'], '0/4'),
+    (['correctness', '--variants', 'tanh'], 'Choices'),
+    (['speed'], 'train_step'),
+])
+def test_options_that_do_not_fit_are_refused_with_the_remedy(arguments, said, capsys):
+  with pytest.raises(SystemExit) as stop:
+    main(arguments)
+  assert stop.value.code not in (0, None)
+  assert said in f'{stop.value.code} {capsys.readouterr().err}'
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_the_release_like_rival_computes_the_same(name):
+  spec = VARIANTS[name]
+  (q, k, v, params), _ = rivals.random_inputs(rivals.Work(spec, (1, 2, 24, 8), 'float32', 0))
+  expected = attend(spec, q, k, v, params, implementation='reference')
+  np.testing.assert_allclose(release.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plain_loss_is_the_loss():
+  rng = np.random.default_rng(0)
+  h, w = rng.standard_normal((2, 5, 4)), rng.standard_normal((4, 7))
+  arrays = jnp.float32(h), jnp.float32(w), rng.integers(0, 7, (2, 5)), jnp.ones((2, 5))
+  assert float(plain_cross_entropy(*arrays)) == pytest.approx(float(cross_entropy(*arrays)))
+
+
+def test_all_that_the_paper_trains_is_checked():
+  # Position embeddings are added before attention, which then is that of NoPE.
+  same = {'absolute (Table 3)', 'learnable (Table 3)'}
+  kinds = lambda specs: {tuple(type(x).__name__ for x in vars(spec).values()) for spec in specs}
+  wanted = [spec for name, spec in attention_specs.PAPER.items() if name not in same]
+  assert kinds(wanted) <= kinds(PAPER.values())
+
+
+def test_no_number_of_a_document_is_lost(tmp_path):
+  result = table.document('x', {'hardware': 'h', 'jax': '1', 'date': 'd', 'command': 'c'}, {},
+                          [table.column('a', 'A'), table.column('b', 'B', '.1f'),
+                           table.column('note', '')],
+                          [{'a': 'one', 'b': math.pi}, {'a': 'two', 'failed': 'x' * 500}], ['n'])
+  table.write(result, tmp_path / 'new' / 'x.json')
+  again = json.loads((tmp_path / 'new' / 'x.json').read_text())
+  assert again == result and table.render(again) == table.render(result)
+  assert '3.1' in table.render(result) and 'x...' in table.render(result)
+  assert '| two | - | xxx' in table.markdown(result)
+  with pytest.raises(ValueError):
+    table.write(result | {'rows': [{'b': math.nan}]}, tmp_path / 'nan.json')
