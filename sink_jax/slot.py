@@ -15,7 +15,8 @@ class Slot:
 
   A subclass is a frozen dataclass that can be constructed without arguments and
   whose fields are plain numbers, strings, booleans or tuples of them. `repr(slot)`
-  is then its config string, and `build(Base, repr(slot)) == slot`.
+  is then its config string, and `build(Base, repr(slot)) == slot`. A class that only
+  stands for its subclasses says `abstract = True` in its own body.
   """
 
 
@@ -23,7 +24,7 @@ def choices(base: type[Slot]) -> dict[str, type[Slot]]:
   """The concrete slot classes below `base`, by name."""
   found = {}
   for cls in base.__subclasses__():
-    found |= choices(cls) or {cls.__name__: cls}
+    found |= choices(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | choices(cls)
   return dict(sorted(found.items()))
 
 

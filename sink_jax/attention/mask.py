@@ -19,9 +19,10 @@ class Mask(Slot):
     """Half-open range of keys that queries first..last can see, out of `keys`.
 
     Python integers in, Python integers out: chunks and tiles outside are skipped, and
-    tiles that lie in the range of each of their queries are not masked at all.
+    tiles that lie in the range of each of their queries are not masked at all. For
+    first == last it must be exactly the keys for which `keep` is true.
     """
-    return 0, min(last + 1, keys)
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Causal(Mask):
 
   def keep(self, i, j):
     return j <= i
+
+  def key_range(self, first, last, keys):
+    return 0, min(last + 1, keys)
 
 
 @dataclasses.dataclass(frozen=True)

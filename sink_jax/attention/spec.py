@@ -80,7 +80,7 @@ class AttentionSpec:
   @property
   def rows_sum_to_one(self) -> bool:
     """Are a row's weights, with the bias slot's, shares of one, as those of softmax?"""
-    return isinstance(self.normalizer, RowSum) and self.normalizer.scale == 1
+    return type(self.normalizer) is RowSum and self.normalizer.scale == 1
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
     """What the slots own in one layer: {slot: {name: Param}}, empty slots left out.
@@ -136,6 +136,8 @@ def dims_of(q_BxLxHxDh, k_BxTxHkvxDh) -> Dims:
   if q_BxLxHxDh.ndim != 4 or k_BxTxHkvxDh.ndim != 4:
     raise ValueError('q, k and v must have the axes (batch, length, heads, head_dim), not '
                      f'{q_BxLxHxDh.shape} and {k_BxTxHkvxDh.shape}.')
+  if 0 in q_BxLxHxDh.shape or 0 in k_BxTxHkvxDh.shape:
+    raise ValueError(f'nothing to attend to: {q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.')
   heads, kv_heads = q_BxLxHxDh.shape[2], k_BxTxHkvxDh.shape[2]
   if heads % kv_heads or q_BxLxHxDh.shape[-1] != k_BxTxHkvxDh.shape[-1]:
     raise ValueError(f'{heads} query heads must be a multiple of {kv_heads} key heads, of '

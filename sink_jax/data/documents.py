@@ -30,6 +30,8 @@ class Document(NamedTuple):
 class DocumentSource(Source):
   """A corpus: an ordered, repeatable stream of documents."""
 
+  abstract = True
+
   def documents(self) -> Iterator[Document]:
     raise NotImplementedError
 

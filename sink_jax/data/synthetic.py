@@ -18,6 +18,8 @@ _TASK_STREAM = 2  # draws that define the task itself
 @dataclasses.dataclass(frozen=True)
 class SyntheticTask(Source):
   """A task: batches at random access, and named sets of targets."""
+
+  abstract = True
   vocab_size = 0
   input_features = 0
   output_features = 0

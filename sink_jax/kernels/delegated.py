@@ -31,7 +31,7 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | No
   if reason:
     return reason
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
-  if not isinstance(spec.mask, (Causal, Window)):
+  if type(spec.mask) not in (Causal, Window):  # a subclass may see other keys
     return f'cuDNN knows the masks Causal() and Window(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float16) or k_BxTxHkvxDh.dtype != dtype:
     return ('cuDNN takes queries, keys and values all in bfloat16 or all in float16, not '
@@ -62,7 +62,7 @@ def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | N
   if reason:
     return reason
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
-  if not isinstance(spec.mask, (Causal, Window, Prefix)):
+  if type(spec.mask) not in (Causal, Window, Prefix):
     return f'splash attention is set up for Causal(), Window() and Prefix(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float32) or k_BxTxHkvxDh.dtype != dtype:
     return ('splash attention takes queries, keys and values all in bfloat16 or all in float32, '
@@ -149,9 +149,9 @@ class _Lazy(splash_attention.Mask):
 
 
 def _not_plain_softmax(spec: AttentionSpec, kernel: str) -> str | None:
-  if not isinstance(spec.similarity, Exp):
+  if type(spec.similarity) is not Exp:
     return f'{kernel} computes softmax, so the similarity must be Exp(), not {spec.similarity}'
-  if not isinstance(spec.normalizer, RowSum):
+  if type(spec.normalizer) is not RowSum:
     return f'{kernel} computes softmax, so the normalizer must be RowSum(), not {spec.normalizer}'
   if spec.kv_bias.has_slot:
     return f'{kernel} gives no row statistics, which {spec.kv_bias} needs to join the softmax'

@@ -6,6 +6,7 @@ import functools
 import logging
 
 import jax
+import jax.numpy as jnp
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads
@@ -37,8 +38,8 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
       'reference': the T x T definition.
       'chunked': plain XLA with memory linear in T, on every platform.
       'linear': time linear in T as well, for similarity Linear and mask Causal.
-      'pallas': our kernels for TPUs and NVIDIA GPUs, every variant; interpreted, and very
-        slow, elsewhere.
+      'pallas': our kernels for TPUs and NVIDIA GPUs, every variant in float32 or bfloat16;
+        interpreted, and very slow, elsewhere. Inside a shard_map of your own: check_vma=False.
       'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
   Raises:
@@ -51,6 +52,10 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   if v_BxTxHkvxDh.shape != k_BxTxHkvxDh.shape:
     raise ValueError('keys and values must have the same shape: '
                      f'{k_BxTxHkvxDh.shape}, {v_BxTxHkvxDh.shape}.')
+  dtypes = {x.dtype for x in (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)}
+  if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
+    raise ValueError('queries, keys and values must have one floating-point dtype, not '
+                     f'{", ".join(sorted(map(str, dtypes)))}.')
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   v = v_BxTxHkvxDh
   name = implementation or choose(spec, q, k)
@@ -126,10 +131,13 @@ def check_implementation(implementation: str | None) -> None:
 
 
 def platform() -> str:
-  """'cpu', 'tpu', 'cuda' or another one that has no kernels here."""
-  device = jax.devices()[0]
-  version = device.client.platform_version.lower()
-  return 'cuda' if device.platform == 'gpu' and 'cuda' in version else device.platform
+  """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here."""
+  device = jax.config.jax_default_device or jax.devices()[0]
+  device = jax.devices(device)[0] if isinstance(device, str) else device
+  if device.platform != 'gpu':
+    return device.platform
+  runs = 'cuda' in device.client.platform_version.lower() and float(device.compute_capability) >= 8
+  return 'cuda' if runs else 'gpu'
 
 
 @functools.lru_cache(maxsize=None)

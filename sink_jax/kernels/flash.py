@@ -66,8 +66,20 @@ def _on_platform(name, static, *arrays):
     return lambda *arrays: tuple(getattr(module, name)(*static, *arrays, **options))
 
   def share(*arrays):
-    return jax.lax.platform_dependent(
-        *arrays, tpu=kernel(flash_tpu), cuda=kernel(flash_gpu),
-        default=kernel(_INTERPRETED, interpret=True)), ()
+    with jax.enable_x64(False):  # in which the kernels' positions would be 64 bits wide
+      return jax.lax.platform_dependent(
+          *arrays, tpu=kernel(flash_tpu), cuda=kernel(flash_gpu),
+          default=kernel(_INTERPRETED, interpret=True)), ()
 
-  return over_batch(share, *arrays)[0]
+  @jax.custom_jvp
+  def call(*arrays):
+    return over_batch(share, *arrays)[0]
+
+  @call.defjvp
+  def refuse(primals, tangents):
+    what = 'importance has no gradient' if name in ('statistics', 'columns') else (
+        'attention has no second derivative')
+    raise NotImplementedError(
+        f"{what} by implementation 'pallas': use implementation='chunked'.")
+
+  return call(*arrays)

@@ -22,17 +22,20 @@ def unsupported(head_dim: int) -> str | None:
 
 def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, interpret=False):
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  program = Program('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
-  outputs = [program.own(q_BxTxHxDh, dtype=v_BxTxHkvxDh.dtype), *[program.own_row()] * 2]
-  return program.over_queries(_forward_kernel, [
-      program.own(q_BxTxHxDh), program.whole(k_BxTxHkvxDh), program.whole(v_BxTxHkvxDh)], outputs)
+  q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
+  program = Program('forward', spec, q, k, interpret)
+  out, *stats = program.over_queries(
+      _forward_kernel, [program.own(q), program.whole(k), program.whole(v)],
+      [program.own(q, dtype=v.dtype), program.own_row(), program.own_row()])
+  return program.tokens(out) + program.rows(*stats)
 
 
 def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret=False):
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
   program = Program('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=True)
-  return program.over_queries(_statistics_kernel, [
-      program.own(q_BxTxHxDh), program.whole(k_BxTxHkvxDh)], [program.own_row()] * 3)
+  return program.rows(*program.over_queries(
+      _statistics_kernel, [program.own(q_BxTxHxDh), program.whole(k_BxTxHkvxDh)],
+      [program.own_row()] * 3))
 
 
 def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_BxHxT,
@@ -40,14 +43,13 @@ def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_Bx
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
   program = Program('dq', spec, q, k, interpret)
-  dq, = program.over_queries(_dq_kernel, [
-      program.own(q), program.whole(k), program.whole(v), program.own(do), *map(program.own_row, rows_BxHxT)],
-      [program.own(q)])
+  dq = program.tokens(*program.over_queries(
+      _dq_kernel, [program.own(q), program.whole(k), program.whole(v), program.own(do),
+                   *map(program.own_row, rows_BxHxT)], [program.own(q)]))
   program = Program('dkv', spec, q, k, interpret)
-  dk, dv = program.over_keys(_dkv_kernel, [
-      program.group(q), program.own(k), program.own(v), program.group(do),
-      *map(program.group_row, rows_BxHxT)], [program.own(k), program.own(v)])
-  return dq, dk, dv
+  return dq + program.tokens(*program.over_keys(
+      _dkv_kernel, [program.group(q), program.own(k), program.own(v), program.group(do),
+                    *map(program.group_row, rows_BxHxT)], [program.own(k), program.own(v)]))
 
 
 def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, interpret=False):
@@ -56,10 +58,10 @@ def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, in
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
   program = Program('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
-  program.split(keys)
-  sums = program.over_keys(_columns_kernel, [
-      program.whole(q_BxTxHxDh), program.own(k_BxTxHkvxDh),
-      *map(program.whole_row, (stat_BxHxT, *weights_BxHxT))],
+  program.only(keys)
+  sums = program.over_keys(
+      _columns_kernel, [program.whole(q_BxTxHxDh), program.own(k_BxTxHkvxDh),
+                        *map(program.whole_row, (stat_BxHxT, *weights_BxHxT))],
       [program.part()] * len(weights_BxHxT))
   return tuple(x.sum(2)[..., :keys] for x in sums)
 
@@ -70,13 +72,14 @@ def _forward_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_re
 
   def step(kj, masked, carry):
     out, state = carry
-    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.other_keys(kj), masked)
+    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.others(kj), masked)
     p, factor, state = program.tile.update(state, s, keep)
     v = program.other(v_ref, kj)
     added = weighted(p.astype(v_ref.dtype), v)
     return [o + x if factor is None else o * factor + x for o, x in zip(out, added)], state
 
-  out, state = program.loop(bounds, step, (program.zeros(), program.tile.start((program.blocks.own, 1))))
+  start = program.zeros(), program.tile.start((program.blocks.own, 1))
+  out, state = program.loop(bounds, step, start)
   factor, stat, power_stat, _ = program.tile.finish(state)
   program.store(out_ref, out if factor is None else [o * factor for o in out])
   _store_rows(stat_refs, stat, power_stat)
@@ -87,7 +90,7 @@ def _statistics_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, *stat_refs
   q = program.load(q_ref, 0, program.blocks.own)
 
   def step(kj, masked, state):
-    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.other_keys(kj), masked)
+    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.others(kj), masked)
     return program.tile.update(state, s, keep)[2]
 
   state = program.loop(bounds, step, program.tile.start((program.blocks.own, 1)))
@@ -102,7 +105,7 @@ def _dq_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *re
 
   def step(kj, masked, dq):
     k = program.other(k_ref, kj)
-    s, keep = program.scores(slope, q, k, i, program.other_keys(kj), masked)
+    s, keep = program.scores(slope, q, k, i, program.others(kj), masked)
     dp = products(do, program.other(v_ref, kj))
     _, ds = program.tile.cotangent(s, keep, dp, rows)
     return [x + y for x, y in zip(dq, weighted(ds.astype(k_ref.dtype), k))]
@@ -124,7 +127,7 @@ def _dkv_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *r
     def step(qi, masked, carry):
       dk, dv = carry
       q, do = program.other(q_ref, qi, g), program.other(do_ref, qi, g)
-      s, keep = program.scores(slope, q, k, program.other_queries(qi), j, masked, keys_first=True)
+      s, keep = program.scores(slope, q, k, program.others(qi), j, masked, keys_first=True)
       rows = [program.other_row(ref, qi, g) for ref in row_refs]
       p, ds = program.tile.cotangent(s, keep, products(v, do), rows)
       dv = [x + y for x, y in zip(dv, weighted(p.astype(do_ref.dtype), do))]
@@ -150,10 +153,11 @@ def _columns_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *re
   k = program.load(k_ref, 0, program.blocks.own)
 
   def step(qi, masked, sums):
-    s, keep = program.scores(slope, program.other(q_ref, qi), k, program.other_queries(qi), j, masked,
+    s, keep = program.scores(slope, program.other(q_ref, qi), k, program.others(qi), j, masked,
                           keys_first=True)
     f = program.tile.weights(s, keep, program.other_row(stat_ref, qi))
-    return [x + g * program.other_row(ref, qi) for x, g, ref in zip(sums, (f, jnp.abs(f)), weight_refs)]
+    return [x + g * program.other_row(ref, qi)
+            for x, g, ref in zip(sums, (f, jnp.abs(f)), weight_refs)]
 
   zeros = jnp.zeros((program.blocks.own, program.blocks.other), jnp.float32)
   for ref, x in zip(sum_refs, program.loop(bounds, step, [zeros] * len(sum_refs))):

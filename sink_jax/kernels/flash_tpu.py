@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 
 from sink_jax.kernels.program_tpu import SUBLANES, Program
 
+
 def unsupported(head_dim: int) -> str | None:
   """Why these kernels do not run, or None."""
   if head_dim % SUBLANES or head_dim > 256:
@@ -30,7 +31,7 @@ def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, interpret=False):
       functools.partial(_forward_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh)],
       [program.per_query(v_BxTxHkvxDh.dtype), program.per_row(2)],
-      [((program.head_dim, program.block), jnp.float32), *program.state])
+      [program.scratch(program.head_dim, program.block), *program.state])
   return program.tokens_first(out), *program.split(stats)
 
 
@@ -39,7 +40,8 @@ def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret=False):
   program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=True)
   stats, = program.over_queries(
       functools.partial(_statistics_kernel, program.tile),
-      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh)], [program.per_row(3)], program.state)
+      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh)], [program.per_row(3)],
+      program.state)
   return program.split(stats)
 
 
@@ -51,12 +53,13 @@ def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_Bx
             program.queries(do_BxTxHxDh), program.rows(rows_BxHxT)]
   dq, = program.over_queries(
       functools.partial(_dq_kernel, program.tile), inputs, [program.per_query(q_BxTxHxDh.dtype)],
-      [((program.head_dim, program.block), jnp.float32)])
+      [program.scratch(program.head_dim, program.block)])
   dk, dv = program.over_keys(
       functools.partial(_dkv_kernel, program.tile), inputs,
       [program.per_key(k_BxTxHkvxDh.dtype), program.per_key(v_BxTxHkvxDh.dtype)],
-      [((program.block, program.head_dim), jnp.float32)] * 2)
-  return tuple(program.tokens_first(x, turned) for x, turned in ((dq, True), (dk, False), (dv, False)))
+      [program.scratch(program.block, program.head_dim)] * 2)
+  return (program.tokens_first(dq), program.tokens_first(dk, turned=False),
+          program.tokens_first(dv, turned=False))
 
 
 def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, interpret=False):
@@ -70,7 +73,8 @@ def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, in
       functools.partial(_columns_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.rows([stat_BxHxT]),
        program.rows([*weights_BxHxT, *zeros])],
-      [program.per_column()], [((SUBLANES, program.block), jnp.float32)], per_head=True, keys=keys)
+      [program.per_column()], [program.scratch(SUBLANES, program.block)],
+      per_head=True, keys=keys)
   return tuple(sums[:, :, n, :keys] for n in range(len(weights_BxHxT)))
 
 

@@ -39,6 +39,7 @@ def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=N
   """Column means of attention in memory linear in T.
 
   All rows count, and the divisor of key k is T - k + 1 under every mask, as released.
+  'chunked' alone has a gradient.
 
   Args:
     keys: only the first so many keys, such as 4 for Sink_1 to Sink_4: the rows are then

@@ -66,7 +66,7 @@ class Program:
     self.owns_queries = kernel in ('forward', 'dq')
     self.per_head, self.interpret = kernel != 'dkv', interpret
 
-  def split(self, keys):
+  def only(self, keys):
     """Takes the first `keys` keys only, the queries of each tile in parts if they are few."""
     self.tiles = -(-keys // self.blocks.own)
     programs = self.tiles * self.heads * self.batch
@@ -153,9 +153,14 @@ class Program:
         compiler_params=plgpu.CompilerParams(
             num_warps=self.blocks.warps, num_stages=self.blocks.stages),
         interpret=self.interpret)
-    results = call(*tables, *(x for x, _ in inputs))
-    return [x[:, :self.length] if x.ndim == 4 and x.shape[1] == self.padded else
-            x[..., :self.length] if x.ndim == 3 else x for x in results]
+    return call(*tables, *(x for x, _ in inputs))
+
+  def tokens(self, *arrays_BxTxHxDh):
+    """Arrays without their padding."""
+    return tuple(x[:, :self.length] for x in arrays_BxTxHxDh)
+
+  def rows(self, *arrays_BxHxT):
+    return tuple(x[..., :self.length] for x in arrays_BxHxT)
 
   # Inside a kernel.
 
@@ -203,10 +208,10 @@ class Program:
   def other_row(self, ref, n, *head):
     return ref[(*head, pl.ds(n * self.blocks.other, self.blocks.other))][None, :]
 
-  def other_keys(self, n):
+  def others(self, n):
+    """Positions of another tile, along the second axis."""
     return (n * self.blocks.other + jnp.arange(self.blocks.other))[None, :]
 
-  other_queries = other_keys  # along the second axis in either case
 
 
 def _dot(a, b, axis):

@@ -33,7 +33,11 @@ class Program:
     self.interpret = interpret
     self.tile = Tile(spec, self.head_dim, axis=0, sizes=sizes and not spec.similarity.exponential,
                      length=self.length if self.padded != self.length else None)
-    self.state = [((1, self.block), jnp.float32)] * len(self.tile.start(()))
+    self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
+
+  def scratch(self, *shape):
+    """Memory of a kernel that lasts from one step of a grid to the next."""
+    return pltpu.VMEM(shape, jnp.float32)
 
   def queries(self, x_BxTxHxDh):
     return self._heads_first(x_BxTxHxDh), (self.block, self.head_dim), 'queries'
@@ -109,7 +113,7 @@ class Program:
             num_scalar_prefetch=2, grid=grid,
             in_specs=[spec(block, axis) for _, block, axis in inputs],
             out_specs=[spec(block, axis) for _, block, axis in outputs],
-            scratch_shapes=[pltpu.VMEM(*shape) for shape in scratch]),
+            scratch_shapes=scratch),
         out_shape=[shape for shape, _, _ in outputs],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel',) * (len(grid) - loops) + (_LOOP,) * loops),

@@ -2,15 +2,30 @@
 
 Kernels are opaque to the compiler's partitioner, which would gather their inputs on every
 device, and sums in a loop would cross the devices at every turn. The mesh is the one in
-context; `train.step` sets it.
+context, `in_mesh`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+@contextlib.contextmanager
+def in_mesh(mesh):
+  """A context, or decorator, in which kernels find the mesh to split their batch over."""
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh else contextlib.nullcontext():
+    yield
+
+
+def mesh_of(arrays):
+  """The mesh that a tree of arrays was laid out on, or None."""
+  leaf = jax.tree.leaves(arrays)[0]
+  sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, 'sharding', None)
+  return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
 def on_batch(x):
@@ -49,6 +64,9 @@ def over_batch(f, *arrays, whole=()):
 def _mesh():
   """Axes of the mesh in context that may still be split, and their number of devices."""
   mesh = jax.sharding.get_abstract_mesh()
+  if AxisType.Explicit in mesh.axis_types:
+    raise NotImplementedError('explicit mesh axes: make the mesh with axis_types Auto, as '
+                              'sink_jax.train.sharding.make_mesh does.')
   axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types)
                if kind == AxisType.Auto)
   return axes, math.prod(mesh.shape[name] for name in axes)

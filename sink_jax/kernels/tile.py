@@ -99,7 +99,9 @@ class Tile:
       maximum, *sums = state
       lse = maximum * self.scale + jnp.log(sums[0])
       power_lse = lse if power == 1 else power * self.scale * maximum + jnp.log(sums[1])
-      return 1 / sums[0], lse, power_lse, None
+      # A row that sees no key has summed its masked scores: its output is zero.
+      factor = jnp.where(maximum > _MASKED, 1 / sums[0], 0)
+      return factor, lse, power_lse, None
     sums = list(state)
     total = None if power is None else sums.pop(0)
     return None, total, total, sums.pop() if self.sizes else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from sink_jax.attention.mask import Mask
@@ -27,6 +28,7 @@ class Ranges(NamedTuple):
 def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   """The tiles of keys that every tile of queries needs."""
   lo, hi = np.array([mask.key_range(i, i, length) for i in range(length)]).T
+  _check(mask, lo, hi, length)
   starts = np.arange(0, length, block_q)
   first = np.minimum.reduceat(lo, starts) // block_k
   last = -(-np.maximum.reduceat(hi, starts) // block_k)
@@ -35,6 +37,19 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   if length % block_q:
     first_full[-1] = last_full[-1]
   return _ranges(first, first_full, last_full, last)
+
+
+def _check(mask, lo, hi, length):
+  """Raises a ValueError where key_range and keep differ at the ends and in the middle."""
+  i = np.arange(length)
+  with jax.ensure_compile_time_eval():
+    seen = lambda j: np.asarray(mask.keep(i, np.clip(j, 0, length - 1)))
+    fits = (seen(lo) & seen((lo + hi) // 2) & seen(hi - 1) | (lo >= hi)) & ~(
+        seen(lo - 1) & (lo > 0)) & ~(seen(hi) & (hi < length))
+  if not fits.all():
+    raise ValueError(f'{mask}: keep() and key_range() disagree about the keys of query '
+                     f'{fits.argmin()}, of {length}: the range must hold the visible keys, '
+                     'which must be contiguous, and no others.')
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sink_jax.kernels.sharded import in_mesh, mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, Want
 from sink_jax.models.transformer import Transformer
@@ -32,18 +33,20 @@ class Run:
 
   def logits(self, tokens):
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
-    return _logits(self.config, self.params, jnp.asarray(tokens))
+    return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def record(self, tokens, want: Want = Want()) -> Record:
     """What the model shows of its forward pass on tokens (S, T)."""
-    return _record(self.config, want, self.params, jnp.asarray(tokens))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _logits(config, params, tokens):
-  return Transformer(config).apply({'params': params}, tokens)
+    return _record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _record(config, want, params, tokens):
-  return Transformer(config).apply({'params': params}, tokens, want)[1]
+def _logits(config, mesh, params, tokens):
+  with in_mesh(mesh):
+    return Transformer(config).apply({'params': params}, tokens)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _record(config, want, mesh, params, tokens):
+  with in_mesh(mesh):
+    return Transformer(config).apply({'params': params}, tokens, want)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -94,6 +95,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
       evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
       recorded = functools.partial(_recorded, attention=attention)
       params = _train(experiment, model, data, mesh, workdir, evaluation, progress, recorded, stop)
+  model = dataclasses.replace(model, implementation=None)  # of training; see load_run
   return Run(model, params, name, experiment.steps, probe_tokens=probe_tokens)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
@@ -53,7 +53,7 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
     weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights) / total
 
-  @_on_mesh(mesh)
+  @in_mesh(mesh)
   def step(state, batch):
     total = jnp.sum(training_weights(batch.weights, config))
     total = jnp.maximum(total, 1)
@@ -81,21 +81,10 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
                  out_shardings=(state_sharding, replicated(mesh)))
 
 
-def _on_mesh(mesh):
-  """Decorates a function so that kernels inside it find the mesh to split their batch over."""
-  def decorate(f):
-    @functools.wraps(f)
-    def traced(*args):
-      with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return f(*args)
-    return traced
-  return decorate
-
-
 def make_validation_step(config: ModelConfig, mesh):
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`."""
 
-  @_on_mesh(mesh)
+  @in_mesh(mesh)
   def losses(params, batch):
     return summed_loss(config, params, batch, batch.weights), jnp.sum(batch.weights)
 

@@ -181,6 +181,8 @@ def test_params_must_be_those_of_the_slots():
     (((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4)), 'same batch and length'),
     (((1, 4, 2, 4), (1, 4, 2, 4), (1, 4, 1, 4)), 'same shape'),
     (((4, 2, 4), (4, 2, 4), (4, 2, 4)), 'axes'),
+    (((0, 4, 2, 4), (0, 4, 2, 4), (0, 4, 2, 4)), 'nothing to attend to'),
+    (((1, 0, 2, 4), (1, 0, 2, 4), (1, 0, 2, 4)), 'nothing to attend to'),
 ])
 def test_shapes_that_do_not_fit_are_explained(shapes, words):
   with pytest.raises(ValueError, match=words):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
 import sink_jax as sj
@@ -150,7 +151,7 @@ def test_few_columns_are_summed_in_parts(monkeypatch):
   use('gpu', monkeypatch)
   q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
   program = program_gpu.Program('columns', sj.AttentionSpec(), q, k, True)
-  program.split(4)
+  program.only(4)
   assert program.parts > 1
   parts = sj.streaming_importance(sj.AttentionSpec(), q, k, keys=4, implementation='pallas')
   whole = sj.streaming_importance(sj.AttentionSpec(), q, k, implementation='chunked')
@@ -196,14 +197,16 @@ def test_padding_stays_finite_under_a_growing_bias(kernels, monkeypatch):
   use(kernels, monkeypatch, 64, 64)
   spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
   q, k, v, _ = random_inputs(spec, length=100, heads=1, head_dim=8)
-  grads = jax.grad(lambda *x: sj.attend(spec, *x, implementation='pallas').sum(), (0, 1, 2))(q, k, v)
+  loss = lambda *x: sj.attend(spec, *x, implementation='pallas').sum()
+  grads = jax.grad(loss, (0, 1, 2))(q, k, v)
   assert all(np.isfinite(g).all() for g in grads)
 
 
 def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
   use('tpu', monkeypatch)
   mode = pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
-  for spec in (sj.AttentionSpec(mask=sj.Window(size=6)), sj.AttentionSpec('Linear()', 'AbsFloor()')):
+  for spec in (sj.AttentionSpec(mask=sj.Window(size=6)),
+               sj.AttentionSpec('Linear()', 'AbsFloor()')):
     q, k, v, _ = random_inputs(spec, length=21, heads=2, kv_heads=1, head_dim=8)
     out, stat, _ = flash_tpu.forward(spec, q, k, v, interpret=mode)
     np.testing.assert_allclose(out, plain_rows(spec, q, k, v)[0], rtol=1e-4, atol=1e-5)
@@ -212,8 +215,7 @@ def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
                *flash_tpu.statistics(spec, q, k, interpret=mode),
                *flash_tpu.columns(spec, 21, q, k, stat, stat, stat, interpret=mode))
     assert all(np.isfinite(x).all() for x in results)
-    assert not pltpu.interpret_mode_races_found() if hasattr(
-        pltpu, 'interpret_mode_races_found') else True
+    assert not interpreter.races.races_found
 
 
 def test_the_platform_is_told_what_does_not_run():
@@ -225,3 +227,37 @@ def test_the_platform_is_told_what_does_not_run():
   x = np.zeros((1, 4, 2, 4), np.float32)
   with pytest.raises(NotImplementedError, match="head_dim = 4 .* 'chunked' runs every case"):
     sj.attend(sj.AttentionSpec(), x, x, x, implementation='pallas')
+
+
+def test_columns_where_heads_and_padding_agree(monkeypatch):
+  use('gpu', monkeypatch, 8, 8)
+  q, k, _, _ = random_inputs(sj.AttentionSpec(), length=5, heads=8, head_dim=8)  # padded to 8
+  pallas, chunked = (sj.streaming_importance(sj.AttentionSpec(), q, k, implementation=name).raw
+                     for name in ('pallas', 'chunked'))
+  np.testing.assert_allclose(pallas, chunked, rtol=1e-5)
+
+
+def test_sixty_four_bit_mode_changes_nothing(kernels):
+  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=11, head_dim=8)
+  out = lambda: sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas')
+  expected = np.asarray(out())
+  with jax.enable_x64(True):
+    actual = out()
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_what_has_no_gradient_says_so():
+  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=5, head_dim=8)
+  alpha = lambda q: sj.streaming_importance(sj.AttentionSpec(), q, k, implementation='pallas')
+  with pytest.raises(NotImplementedError, match='importance has no gradient .*chunked'):
+    jax.grad(lambda q: alpha(q).raw.sum())(q)
+  out = lambda q: sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas').sum()
+  with pytest.raises(NotImplementedError, match='second derivative'):
+    jax.grad(lambda q: jax.grad(out)(q).sum())(q)
+
+
+def test_dtypes_must_agree():
+  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=5, head_dim=8)
+  with pytest.raises(ValueError, match='one floating-point dtype, not bfloat16, float32'):
+    sj.attend(sj.AttentionSpec(), q, k, jnp.asarray(v, jnp.bfloat16))

@@ -30,7 +30,8 @@ def start(workdir, *arguments, devices=1, **changes):
   """Starts `python -m sink_jax.train` on the small run; returns the process."""
   changes = {key.replace('__', '.'): value for key, value in changes.items()}
   flags = [f'--config.{key}={value}' for key, value in (SMALL | changes).items()]
-  flags_of_xla = os.environ.get('XLA_FLAGS', ''), f'--xla_force_host_platform_device_count={devices}'
+  flags_of_xla = (os.environ.get('XLA_FLAGS', ''),
+                  f'--xla_force_host_platform_device_count={devices}')
   environment = dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT),
                      XLA_FLAGS=' '.join(flags_of_xla))
   return subprocess.Popen(

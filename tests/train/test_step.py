@@ -1,6 +1,9 @@
 """One training step: losses, microbatches, meshes, a golden number."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +162,38 @@ def test_eight_devices_equal_one(tmp_path, data, fsdp):
       if key in a:  # sums over devices are rounded in another order
         np.testing.assert_allclose(a[key], b[key], rtol=1e-6, err_msg=f'{key} at {a["step"]}')
   assert json.loads((tmp_path / '8' / 'status.json').read_text())['status'] == 'done'
+
+
+SHARDED = """
+import jax.numpy as jnp, numpy as np, sink_jax as sj
+from sink_jax.data.batches import Batch
+from sink_jax.models.run import _record
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.sharding import make_mesh
+from sink_jax.train.step import init_state, make_train_step, make_validation_step
+
+mesh = make_mesh(2, 4)
+config = sj.sized('tiny', vocab_size=11, implementation='pallas')
+optimizer = make_optimizer(OptimizerConfig(), 10)
+state = init_state(config, optimizer, 0, mesh)
+tokens = np.zeros((8, 64), np.int32)
+batch = Batch(tokens, tokens, np.ones((8, 64), np.float32))
+lower = lambda f, *x: f.trace(*x).lower(lowering_platforms=('tpu',)).as_text()
+texts = [lower(make_train_step(config, optimizer, mesh), state, batch),
+         lower(make_validation_step(config, mesh), state.params, batch),
+         lower(_record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
+assert all('tpu_custom_call' in text for text in texts)
+assert sj.Run(config, state.params).record(tokens[:5]) is not None
+"""
+
+
+def test_kernels_are_not_left_to_the_partitioner():
+  # On a TPU that is refused, on a GPU it would gather the batch on every device.
+  done = subprocess.run(
+      [sys.executable, '-c', SHARDED], capture_output=True, text=True, cwd=runs.ROOT,
+      env=os.environ | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': os.environ['XLA_FLAGS']
+                        + ' --xla_force_host_platform_device_count=8'})
+  assert done.returncode == 0, done.stderr
 
 
 def test_meshes_that_do_not_fit_are_explained():

@@ -1,0 +1,12 @@
+"""A new similarity or mask needs no change of a kernel."""
+
+import subprocess
+import sys
+
+from tests.train.runs import ROOT
+
+
+def test_own_slots_run_everywhere():
+  done = subprocess.run([sys.executable, '-m', 'tests.kernels.own_slots'], cwd=ROOT,
+                        capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
