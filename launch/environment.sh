@@ -140,14 +140,20 @@ print(" ".join(m for m in ("jax", "flax", "optax", "orbax", "grain", "ml_collect
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 }
 
-install_requirements() {
-  local quiet=(--quiet)
+# pip_install PYTHON ARGUMENTS...
+pip_install() {
+  local python=$1 quiet=(--quiet)
+  shift
   if [[ -t 2 ]]; then quiet=(); fi
-  say "Installing requirements.txt into $VENV: once, a minute or two."
-  PIP_USER=0 "$VENV/bin/python" -I -m pip install --disable-pip-version-check --no-input \
-    ${quiet[@]+"${quiet[@]}"} --requirement "$ROOT/requirements.txt" >&2 ||
+  PIP_USER=0 "$python" -I -m pip install --disable-pip-version-check --no-input \
+    ${quiet[@]+"${quiet[@]}"} "$@" >&2 ||
     die 'the installation failed; the lines above say why. The next run repeats it.' \
       'Without a network: see "Offline" in BUILD.md.'
+}
+
+install_requirements() {
+  say "Installing requirements.txt into $VENV: once, a minute or two."
+  pip_install "$VENV/bin/python" --requirement "$ROOT/requirements.txt"
 }
 
 make_environment() {

@@ -1,8 +1,6 @@
 """The launch scripts, run with stand-ins for Python: nothing is installed here."""
 
 import os
-import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -12,83 +10,17 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests.launch_clone import ROOT, Clone, kinds, pinned
+
 SCRIPTS = sorted(p for p in (ROOT / 'launch').glob('*.sh')) + [ROOT / '.ci' / 'run']
-TOOLS = ('bash', 'env', 'cat', 'chmod', 'cp', 'dirname', 'flock', 'ls', 'mkdir', 'rm', 'sleep')
 
 pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
-
-# Answers what the scripts ask of a Python and writes down what it was told to do.
-PYTHON = '''#!/usr/bin/env bash
-case "$*" in
-  "-c import sys;"*) echo "{version} $0" ;;
-  "-I -c import ensurepip"*) exit {incomplete:d} ;;
-  "-c from importlib"*) echo "{missing}" ;;
-  "-I -m venv "*)
-    echo "venv {version}" >>"$LOG"
-    mkdir -p "$4/bin"
-    cp "$0" "$4/bin/python" ;;
-  "-I -m pip "*)
-    echo "pip $PIP_USER ${{*:4}}" >>"$LOG"
-    if [[ -n ${{SLOW_PIP:-}} ]]; then sleep 0.3; fi
-    exit ${{FAILING_PIP:-0}} ;;
-  "-P -m "*)
-    shift 2
-    printf 'run {version} %s' "$1" >>"$LOG"
-    shift
-    printf ' [%s]' "$@" >>"$LOG"
-    printf ' in %s with %s\\n' "$PWD" "$PYTHONPATH" >>"$LOG" ;;
-  *) echo "unexpected: $*" >>"$LOG"; exit 9 ;;
-esac
-'''
-
-
-class Clone:
-  """A copy of the scripts on a machine that has only the Pythons given to it."""
-
-  def __init__(self, directory):
-    self.root = directory / 'a clone'
-    self.bin = directory / 'bin'
-    self.log = directory / 'log'
-    self.venv = self.root / '.venv'
-    self.requirements = self.root / 'requirements.txt'
-    shutil.copytree(ROOT / 'launch', self.root / 'launch')
-    shutil.copytree(ROOT / '.ci', self.root / '.ci')
-    self.requirements.write_text('jax==1\n')
-    self.bin.mkdir()
-    for tool in TOOLS:
-      if path := shutil.which(tool):
-        (self.bin / tool).symlink_to(path)
-
-  def python(self, name, version, incomplete=False, missing='', directory=None):
-    path = (directory or self.bin) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(PYTHON.format(version=version, incomplete=incomplete, missing=missing))
-    path.chmod(0o755)
-    return path
-
-  def start(self, script, *arguments, cwd=None, **variables):
-    return subprocess.Popen(
-        ['bash', self.root / script, *arguments], cwd=cwd or self.root, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={'PATH': str(self.bin), 'LOG': str(self.log), **variables})
-
-  def __call__(self, *arguments, script='launch/test.sh', cwd=None, **variables):
-    """Runs a script: (return code, what it wrote, what the Pythons were told)."""
-    self.log.write_text('')
-    process = self.start(script, *arguments, cwd=cwd, **variables)
-    output, errors = process.communicate(timeout=30)
-    return process.returncode, output + errors, self.log.read_text().splitlines()
 
 
 @pytest.fixture
 def clone(tmp_path):
   return Clone(tmp_path)
-
-
-def kinds(log):
-  return [line.split()[0] for line in log]
 
 
 @pytest.mark.parametrize('script', ['launch/test.sh', 'launch/quickstart.sh'])
@@ -276,10 +208,12 @@ def test_without_an_environment(clone):
   assert code == 1 and not log and 'has no flax, grain' in output
 
 
-def test_continuous_integration_runs_the_tests(clone, tmp_path):
+@pytest.mark.parametrize('failing, code', [('', 0), ('tests', 1), ('compile', 1)])
+def test_continuous_integration_runs_the_tests(clone, tmp_path, failing, code):
   clone.python('python3', '3.12.1')
-  code, output, log = clone(script='.ci/run', cwd=tmp_path)
-  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'], output
+  returned, output, log = clone(script='.ci/run', cwd=tmp_path, FAILING_RUN=failing)
+  assert returned == code and kinds(log) == ['venv', 'pip', 'run', 'pip', 'run'], output
+  assert ' for ' not in log[2] and ' for v5e by ' in log[4]
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
@@ -295,16 +229,7 @@ def test_scripts_are_sound(script):
 
 @pytest.mark.parametrize('python', ['3.11', '3.12', '3.13'])
 def test_pins_are_exact_and_within_the_ranges(python):
-  pins = {}
-  for line in (ROOT / 'requirements.txt').read_text().splitlines():
-    if not line.partition('#')[0].strip():
-      continue
-    pin = Requirement(line)
-    if pin.marker is None or pin.marker.evaluate(
-        {'python_version': python, 'platform_machine': 'x86_64', 'platform_system': 'Linux'}):
-      assert re.fullmatch(r'==[\w.]+', str(pin.specifier)), line
-      assert canonicalize_name(pin.name) not in pins, f'{pin.name} is pinned twice'
-      pins[canonicalize_name(pin.name)] = str(pin.specifier)[2:]
+  pins = pinned(ROOT / 'requirements.txt', python)
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
   for line in project['dependencies'] + project['optional-dependencies']['dev']:
     wanted = Requirement(line)

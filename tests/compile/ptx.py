@@ -1,0 +1,79 @@
+"""What ptxas says of the kernels that XLA makes for an NVIDIA GPU."""
+
+import pathlib
+import re
+import subprocess
+import tempfile
+from typing import NamedTuple
+
+import jax
+
+from tests.compile.targets import compile_for, compiler_directory
+
+_SERIALIZED = 'wgmma.mma_async instructions are serialized'
+
+
+class Kernel(NamedTuple):
+  """One kernel on the GPU, by its name in the program."""
+
+  name: str
+  pallas: bool  # or one that XLA made for other operations?
+  threads: int  # of a block
+  registers: int  # of a thread, at most 255
+  spilled_bytes: int  # registers that had to be stored in memory
+  shared_bytes: int  # of a block
+  wgmma: bool  # uses the matrix instructions of Hopper
+  serialized: bool  # waits after each of them: ptxas warns, such as with C7515
+
+
+def ptx_report(f, *args):
+  """Compiles a function for an H200: (the `Compiled`, the Kernels in it, by name)."""
+  with tempfile.TemporaryDirectory() as directory:
+    dump = pathlib.Path(directory)
+    options = {'xla_dump_to': directory}
+    if jax.__version_info__ >= (0, 11):
+      options['xla_dump_emitter_re'] = 'ptx'
+    compiled = compile_for('h200', f, *args, options=options)
+    launches = _launches('\n'.join(p.read_text() for p in dump.glob('*.thunk_sequence.txt')))
+    pallas = set(re.findall(r'"__gpu\$xla\.gpu\.triton".* name = "(\w+)"', compiled.as_text()))
+    kernels = [kernel for path in sorted(dump.glob('*.ptx')) if '.entry' in path.read_text()
+               for kernel in _assemble(path, launches, pallas)]
+  return compiled, sorted(kernels)
+
+
+def _launches(text):
+  """{kernel: (threads of a block, bytes of shared memory)} of XLA's list of what it runs."""
+  line = re.compile(r' (\S+) +grid: .*threads: \[(\d+), (\d+), (\d+)\].*shared_memory: (\d+)')
+  return {m[1]: (int(m[2]) * int(m[3]) * int(m[4]), int(m[5]))
+          for m in map(line.search, text.splitlines()) if m}
+
+
+def _assemble(path, launches, pallas):
+  [ptxas] = compiler_directory('cuda').glob('nvidia/*/bin/ptxas')
+  done = subprocess.run([ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
+                        capture_output=True, text=True, check=False)
+  if done.returncode:
+    raise RuntimeError(f'ptxas refuses {path.name}:\n{done.stdout}{done.stderr}')
+  text = path.read_text()
+  for name, said in _by_kernel(done.stdout + done.stderr).items():
+    body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
+    number = lambda pattern: sum(map(int, re.findall(pattern, said)))
+    threads, shared = launches[name]
+    ours = name.partition('__')[0] in pallas or name in pallas  # a second one ends in __1
+    yield Kernel(
+        name, ours, threads, number(r'Used (\d+) registers'),
+        number(r'(\d+) bytes spill stores'), max(shared, number(r'(\d+) bytes smem')),
+        'wgmma.mma_async' in body, _SERIALIZED in said)
+
+
+def _by_kernel(output):
+  """{kernel: the lines of ptxas about it}."""
+  parts = re.split(r"Compiling entry function '(\S+)'", output)
+  said = dict(zip(parts[1::2], parts[2::2]))
+  # The warning stands outside of these parts and names its function.
+  for line in output.splitlines():
+    if _SERIALIZED in line:
+      for name in said:
+        if f"'{name}'" in line:
+          said[name] += line
+  return said

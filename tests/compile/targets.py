@@ -1,0 +1,173 @@
+"""Compiles for TPUs and NVIDIA GPUs that this machine does not have.
+
+The compilers are the ones of the real devices: libtpu, and the CUDA plugin of jax with
+ptxas. `bash launch/test.sh --compile` installs them beside the environment and sets
+
+  COMPILERS         where they lie, in tpu/ and cuda/
+  COMPILE_TARGETS   which targets to compile for, with commas between them
+
+They are loaded when a target is first used; jax itself stays on the CPU. Everything that
+uses private parts of jax is in this file.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import pathlib
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tpu7x:2x2x1'}
+TPUS = tuple(TOPOLOGIES)
+TARGETS = (*TPUS, 'h200')
+
+# Per device, which is a chip, but on v7x one of the two cores of a chip. HBM is what the
+# compiler lets a program use, a little less than the chip has.
+GIB = 2**30
+HBM_BYTES = {'v5e': 15.75 * GIB, 'v5p': 95.7 * GIB, 'v6e': 31.2 * GIB, 'v7x': 94.7 * GIB,
+             'h200': 139 * GIB}
+VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
+
+# What the compiler asks of a device, in place of the device.
+_H200 = '''
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 device_memory_size: 150121545728
+  cuda_compute_capability { major: 9 minor: 0 }
+}
+platform_name: "CUDA"
+device_description_str: "NVIDIA H200"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 8 patch: 0 }
+'''
+
+
+def asked_for():
+  """The targets of this run, none in an ordinary run of the tests."""
+  asked = os.environ.get('COMPILE_TARGETS', '').split(',')
+  return [target for target in TARGETS if target in asked]
+
+
+def compile_for(target, f, *args, options=None):
+  """The `jax.stages.Compiled` of a function for one device of the target.
+
+  Args:
+    f: a function; or a jitted one whose shardings name `topology_devices`, which is
+      compiled for these.
+    args: arrays, or `jax.ShapeDtypeStruct`s, in any tree.
+    options: of the compiler, such as {'xla_dump_to': directory}.
+  """
+  if not hasattr(f, 'lower'):
+    sharding = SingleDeviceSharding(topology_devices(target)[0])
+    args = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    f = jax.jit(f)
+  _topology(target)
+  with _tracing_for(target):
+    lowered = f.lower(*args)
+  return lowered.compile(compiler_options=options)
+
+
+def topology_devices(target, count=None):
+  """The first devices of the target's topology: 4, or 8 of v7x. They only compile."""
+  return _topology(target)[:count]
+
+
+def lowered_text(platform, f, *args):
+  """The lowered program for 'tpu' or 'cuda'; needs no compiler, so it runs everywhere.
+
+  Finds what a platform has no rule for, not what its compiler then refuses.
+  """
+  with _abstract_gpu() if platform == 'cuda' else contextlib.nullcontext():
+    return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+class Memory(NamedTuple):
+  """Bytes on one device."""
+
+  arguments: int
+  temporaries: int
+  total: int  # with the results that do not take the place of an argument
+
+
+def memory(compiled):
+  """What a compiled program needs in the memory of a device, without its code."""
+  m = compiled.memory_analysis()
+  results = m.output_size_in_bytes - m.alias_size_in_bytes
+  return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
+                m.argument_size_in_bytes + m.temp_size_in_bytes + results)
+
+
+def compiler_directory(kind):
+  """Where the 'tpu' or 'cuda' compiler lies; a RuntimeError where it is missing."""
+  path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
+  if 'COMPILERS' not in os.environ or not path.is_dir():
+    raise RuntimeError(f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
+                       'use bash launch/test.sh --compile')
+  return path
+
+
+@functools.cache
+def _topology(target):
+  # Compilers read the flags when they are loaded. Those of the tests are for CPUs and would
+  # change the kernels; and a compiled program from the cache would be without its dump.
+  os.environ['XLA_FLAGS'] = ''
+  jax.config.update('jax_enable_compilation_cache', False)
+  from jax.experimental.compilation_cache import compilation_cache
+  compilation_cache.reset_cache()
+  return _gpus() if target == 'h200' else _tpus(target)
+
+
+def _tpus(target):
+  os.environ |= {
+      'TPU_LIBRARY_PATH': str(compiler_directory('tpu') / 'libtpu' / 'libtpu.so'),
+      'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
+      'TPU_SKIP_MDS_QUERY': '1',  # no question to a metadata server
+      'TPU_ACCELERATOR_TYPE': 'v5litepod-4', 'TPU_WORKER_HOSTNAMES': 'localhost',
+      'TPU_LOG_DIR': 'disabled'}
+  return topologies.get_topology_desc(
+      platform='tpu', topology_name=TOPOLOGIES[target]).devices
+
+
+def _gpus():
+  from jax._src import xla_bridge
+
+  directory = compiler_directory('cuda')
+  jax.devices()  # the search for plugins is over before there is one to find
+  sys.path.append(str(directory))
+  [plugin] = (directory / 'jax_plugins').glob('xla_cuda*')
+  importlib.import_module(f'jax_plugins.{plugin.name}').initialize()
+  make = xla_bridge._topology_factories['cuda']
+  return make('', topology='1x1x4', target_config=_H200)._make_compile_only_devices()
+
+
+def _tracing_for(target):
+  """jax 0.11 lowers Triton kernels for the default device's kind, which is a CPU here."""
+  if target != 'h200' or jax.__version_info__ < (0, 11):
+    return contextlib.nullcontext()
+  from jax._src.pallas.triton import gpu_info
+  return mock.patch.object(gpu_info, 'get_device_kind', lambda: 'NVIDIA H200')
+
+
+def _abstract_gpu():
+  if jax.__version_info__ < (0, 11):
+    return contextlib.nullcontext()
+  from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+  device = AbstractDevice(device_kind='NVIDIA H200', num_cores=132, platform='gpu')
+  return use_abstract_mesh(AbstractMesh((1,), ('x',), abstract_device=device))
+
+
+def struct(*shape, dtype=jnp.bfloat16):
+  """An argument without its values."""
+  return jax.ShapeDtypeStruct(shape, dtype)
