@@ -26,7 +26,8 @@ class SinkReport:
   bias_slot: mean normalised weight of the bias slot or learned sink token (S, N, H);
     None without one. bias_slot_released counts the release's dummy row too.
   norms: l2 norms 'query', 'key', 'value' (S, N, H, T), 'hidden' (S, N + 1, T) where
-    entry 0 is the embedding, and 'hidden_before_norm' (S, N, T).
+    entry 0 is the embedding, and 'hidden_before_norm' (S, N, T); with a learned sink
+    token 'sink_token' (S, N + 1), of its own hidden states, which no other entry counts.
   protocol: how it was made; see `probe`.
   """
 
@@ -68,6 +69,15 @@ class SinkReport:
     axes = tuple(a for a in range(at.ndim) if a != 1)
     return at.mean(axes) / others.mean(axes)
 
+  def sink_token_ratio(self) -> np.ndarray | None:
+    """Mean norm of the learned sink token over that of the tokens (N + 1,); None without one.
+
+    Entry 0 is of the embeddings (Figure 7 middle).
+    """
+    if 'sink_token' not in self.norms:
+      return None
+    return self.norms['sink_token'].mean(0) / self.norms['hidden'].mean((0, 2))
+
   def raw_row_mass(self) -> float:
     """Mean over rows of sum_j A_ij between tokens: 1 for softmax without a bias slot."""
     length = self.raw_importance.shape[-1]
@@ -80,6 +90,7 @@ class SinkReport:
     rates = self.sink_rates(epsilon)
     ratios = {f'{kind}_ratio': self.norm_ratio(kind).tolist()
                    for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
+    sink_token = self.sink_token_ratio()
     return {
         'sink_1': percent(float(rates[0])),
         'sink': [percent(float(r)) for r in rates],
@@ -92,6 +103,7 @@ class SinkReport:
         'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0).max()),
         'raw_row_mass': self.raw_row_mass(),
         **ratios,
+        'sink_token_ratio': None if sink_token is None else sink_token.tolist(),
     }
 
   def plot(self, path: str) -> None:
@@ -149,13 +161,16 @@ def _to_host(record: Record) -> dict[str, Any]:
   """A record as NumPy arrays, sequences first, in the fields of SinkReport."""
   layers = record.layers
   first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
-  hidden = np.concatenate([np.asarray(record.embedding_norm_BxT)[:, None],
-                           first(layers.hidden_norm_BxT)], 1)
+  after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], first(h)], 1)
+  norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
+               value=first(layers.value_norm_BxHxT),
+               hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
+               hidden_before_norm=first(layers.hidden_before_norm_BxT))
+  if layers.sink_token_norm_B is not None:
+    norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
   return dict(
       importance=first(layers.importance.normalized),
       raw_importance=first(layers.importance.raw),
       bias_slot=first(layers.importance.bias_slot),
       bias_slot_released=first(layers.importance.bias_slot_released),
-      norms=dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
-                 value=first(layers.value_norm_BxHxT), hidden=hidden,
-                 hidden_before_norm=first(layers.hidden_before_norm_BxT)))
+      norms=norms)

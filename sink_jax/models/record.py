@@ -28,7 +28,8 @@ class LayerRecord(NamedTuple):
   T counts tokens without a learned sink token, which is `importance.bias_slot`.
   Norms are l2 norms in float32: of queries and keys after their QK norm, of the
   block's output H^l, and of what enters the last norm of a post-norm block
-  (equal to the output in a pre-norm block).
+  (equal to the output in a pre-norm block). sink_token_norm: of the learned sink
+  token's own H^l; None without one.
   """
 
   importance: Importance
@@ -37,6 +38,7 @@ class LayerRecord(NamedTuple):
   value_norm_BxHxT: jax.Array
   hidden_norm_BxT: jax.Array
   hidden_before_norm_BxT: jax.Array
+  sink_token_norm_B: jax.Array | None
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   hidden_BxTxD: jax.Array | None
@@ -44,7 +46,8 @@ class LayerRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-  """A forward pass: its layers, and the norm of the embeddings H^0."""
+  """A forward pass: its layers, and the norms of H^0, the embeddings and the sink token."""
 
   layers: LayerRecord
   embedding_norm_BxT: jax.Array
+  sink_embedding_norm_B: jax.Array | None

@@ -42,6 +42,7 @@ class Block(nn.Module):
     tokens = slice(config.sink_tokens, None)
     return out, LayerRecord(
         **seen, hidden_norm_BxT=norm(out)[:, tokens],
+        sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
         hidden_before_norm_BxT=norm(before)[:, tokens],
         hidden_BxTxD=out[:, tokens].astype(jnp.float32) if want.hidden else None,
         hidden_before_norm_BxTxD=before[:, tokens].astype(jnp.float32) if want.hidden else None)
@@ -64,12 +65,12 @@ class Transformer(nn.Module):
     config = self.config
     dtype = jnp.dtype(config.dtype)
     h_BxTxD = on_batch(self._embed(inputs).astype(dtype))
-    embedding_norm_BxT = norm(h_BxTxD) if want else None
     if config.sink_tokens:
       sinks_SxD = self.param('sink_tokens', initializer('embedding', config),
                              (config.sink_tokens, config.d_model), jnp.float32)
       h_BxTxD = jnp.concatenate([jnp.broadcast_to(
           sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
+    embedding_norms = norm(h_BxTxD) if want else None
     block = nn.remat(Block, prevent_cse=False, static_argnums=(2,)) if config.remat else Block
     blocks = nn.scan(block, variable_axes={'params': 0}, split_rngs={'params': True},
                      length=config.layers, in_axes=nn.broadcast)(config, name='blocks')
@@ -81,7 +82,10 @@ class Transformer(nn.Module):
       return h_BxTxD
     logits = Linear(config.vocab_size or config.output_features, config,
                     out_dtype=jnp.float32, name='unembed')(h_BxTxD)
-    return (logits, Record(layers, embedding_norm_BxT)) if want else logits
+    if want is None:
+      return logits
+    return logits, Record(layers, embedding_norms[:, config.sink_tokens:],
+                          embedding_norms[:, 0] if config.sink_tokens else None)
 
   def _embed(self, inputs):
     """H^0 = X W_E + P, float32; continuous inputs are projected instead."""

@@ -82,10 +82,13 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
 
 
 def make_validation_step(config: ModelConfig, mesh):
-  """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`."""
+  """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
+
+  mesh: None for parameters on one device, such as those of `load_run`.
+  """
 
   @in_mesh(mesh)
   def losses(params, batch):
     return summed_loss(config, params, batch, batch.weights), jnp.sum(batch.weights)
 
-  return jax.jit(losses, out_shardings=replicated(mesh))
+  return jax.jit(losses, out_shardings=replicated(mesh) if mesh else None)

@@ -1,5 +1,7 @@
 """The probe against a computation on the full maps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,27 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
   epsilon = float(np.median(slot))
   assert report.bias_slot_rate(epsilon, released=True) >= report.bias_slot_rate(epsilon) > 0
   assert sj.probe(run(), tokens()).bias_slot_rate() is None
+
+
+def test_the_norm_of_the_sink_token_itself():
+  model = run(sink_tokens=1, dtype='float32')
+  # The same as one more entry of the vocabulary, in front: then it is an ordinary token.
+  params = {k: v for k, v in model.params.items() if k != 'sink_tokens'}
+  params['embed'] = np.concatenate([params['embed'], model.params['sink_tokens']])
+  params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}
+  longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=12), params)
+  inputs = np.concatenate([np.full((5, 1), 11), tokens()], 1)
+  hidden = longer.record(inputs, sj.Want(hidden=True)).layers.hidden_BxTxD  # (N, S, 1 + T, D)
+  states = np.concatenate([params['embed'][inputs][None], hidden])
+  norms = np.linalg.norm(states.astype(np.float64), axis=-1)
+
+  report = sj.probe(model, tokens())
+  np.testing.assert_allclose(report.norms['sink_token'], norms[..., 0].T, rtol=1e-5)
+  np.testing.assert_allclose(report.norms['hidden'], np.moveaxis(norms[..., 1:], 1, 0), rtol=1e-5)
+  expected = norms[..., 0].mean(1) / norms[..., 1:].mean((1, 2))
+  np.testing.assert_allclose(report.summary()['sink_token_ratio'], expected, rtol=1e-5)
+  without = sj.probe(run(), tokens())
+  assert 'sink_token' not in without.norms and without.summary()['sink_token_ratio'] is None
 
 
 def test_batches_change_nothing():

@@ -217,16 +217,6 @@ def test_a_sink_token_is_the_first_key_of_all():
   np.testing.assert_allclose(ours.normalized, theirs[..., 1:], rtol=1e-4, atol=1e-6)
 
 
-def test_the_first_hidden_state_is_a_chain_of_mlps():
-  # Section 3.1: the first token attends to itself, so its states do not depend on the others.
-  config, params = model()
-  record = lambda t: sj.Run(config, params).record(t, sj.Want(hidden=True)).layers.hidden_BxTxD
-  a, b = tokens(seed=0), tokens(seed=1)
-  b[:, 0] = a[:, 0]
-  np.testing.assert_array_equal(record(a)[:, :, 0], record(b)[:, :, 0])
-  np.testing.assert_allclose(record(a)[:, :, 0], record(a[:, :1])[:, :, 0], rtol=1e-5, atol=1e-6)
-
-
 def test_repeated_tokens_spread_attention_evenly_without_positions():
   # Proposition 1.
   config, params = model(attention=sj.AttentionSpec(position=sj.Nope()))

@@ -1,0 +1,48 @@
+"""The first token as a chain of MLPs (Section 3.1)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.layers import FeedForward, Norm
+
+
+def first_token_chain(config: ModelConfig, params, inputs):
+  """Hidden states (N, B, D) of the first tokens after every block, without attention.
+
+  A token that sees itself alone, with a weight of one, gets the projection of its own
+  value: o = LN(h) W_V W_O; no queries, keys or scores. That is what a causal model of
+  normalised attention without biases does with its first token.
+
+  inputs: (B, T) token ids, or (B, T, F) continuous ones; the first of each is used.
+  """
+  first = jnp.asarray(inputs)[:, 0]
+  h_BxD = params['embed'][first] if config.vocab_size else first @ params['embed']['kernel']
+  position = config.attention.position
+  own = {name: params['positions'] for name in position.embedding_params(config.d_model)}
+  added_1xD = position.embedding(1, config.d_model, own)
+  h_BxD = (h_BxD if added_1xD is None else h_BxD + added_1xD).astype(config.dtype)
+
+  def block(h, own):
+    ln = lambda name, x: Norm(config).apply({'params': own.get(name, {})}, x)
+    ffn = lambda x: FeedForward(config).apply({'params': own.get('ffn', {})}, x)
+    if config.norm_location == 'pre':
+      x = h + _own_value(config, own['attention'], ln('norm1', h))
+      h = x + ffn(ln('norm2', x))
+    else:
+      x = ln('norm1', h + _own_value(config, own['attention'], h))
+      h = ln('norm2', x + ffn(x))
+    return h, h
+
+  return jax.lax.scan(block, h_BxD, params['blocks'])[1]
+
+
+def _own_value(config, params, x_BxD):
+  dims = config.dims
+  kernel = lambda name: params[name]['kernel'].astype(x_BxD.dtype)
+  v_BxHkvxDh = (x_BxD @ kernel('value')).reshape(-1, dims.kv_heads, dims.head_dim)
+  v_BxHxDh = jnp.repeat(v_BxHkvxDh, dims.heads // dims.kv_heads, axis=1)
+  o = v_BxHxDh.sum(1) if config.combine_heads == 'add' else v_BxHxDh.reshape(len(x_BxD), -1)
+  return o @ kernel('out')

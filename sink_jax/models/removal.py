@@ -1,0 +1,40 @@
+"""A model without the bias it was trained with (Section 7.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sink_jax.attention.kv_bias import KBias, KVBias, NoBias, SinkLogit, VBias
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.run import Run
+
+_WORDS = {KBias: 'the key bias k*', KVBias: 'the key and value biases k* and v*',
+          VBias: 'the value bias v*', SinkLogit: 'the sink logit'}
+
+
+def learned_bias(config: ModelConfig) -> str:
+  """What `without_bias` takes away, in words; empty where there is nothing."""
+  bias = config.attention.kv_bias
+  parts = ['the learned sink token x*'] * config.sink_tokens
+  parts += [] if isinstance(bias, NoBias) else [_WORDS.get(type(bias), repr(bias))]
+  return ' and '.join(parts)
+
+
+def without_bias(run: Run) -> Run:
+  """The same model with neither biases in attention nor a learned sink token.
+
+  Nothing else changes: a prefix or a window keeps its length.
+
+  Raises:
+    ValueError: it has none of them.
+  """
+  if not learned_bias(run.config):
+    raise ValueError('The model has no bias in attention and no learned sink token to remove.')
+  config = dataclasses.replace(
+      run.config, sink_tokens=0,
+      attention=dataclasses.replace(run.config.attention, kv_bias=NoBias()))
+  params = {name: own for name, own in run.params.items() if name != 'sink_tokens'}
+  attention = {name: x for name, x in params['blocks']['attention'].items()
+               if not name.startswith('kv_bias_')}
+  params['blocks'] = params['blocks'] | {'attention': attention}
+  return dataclasses.replace(run, config=config, params=params)
