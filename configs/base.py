@@ -89,6 +89,11 @@ def get_config():
   config.mesh.data = -1  # devices that split the batch; -1: all that remain
   config.mesh.fsdp = 1  # devices that also split the parameters
 
+  config.label = ConfigDict()  # where this config is from; reports read it, nothing else does
+  config.label.trial = ''
+  config.label.budget = ''
+  config.label.protocol = ''
+
   config.lock()
   return config
 
@@ -103,4 +108,5 @@ def trial(trials, name, config=None):
     raise ValueError(f'Unknown trial {name!r}. Choices: {", ".join(trials)}.')
   config = config or get_config()
   config.update_from_flattened_dict(trials[name])
+  config.label.trial = name
   return config

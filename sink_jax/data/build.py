@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 from sink_jax.data.cache import FORMAT, SPLITS, Cache, cache_root
 from sink_jax.data.documents import Document, DocumentSource, Prepared, held_out
 from sink_jax.data.packing import ChunkWriter, Packer, delimited

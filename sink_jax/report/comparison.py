@@ -69,7 +69,9 @@ def compare(directory, out, with_maps: bool = True) -> dict:
 def build(runs: list[dict]) -> dict:
   """The content of a report about runs of `read_run`; everything said follows from them."""
   report = {'title': 'Attention sinks side by side', 'emergence_level': EMERGENCE_LEVEL,
-            'runs': {run['name']: run for run in runs}, 'groups': []}
+            'runs': {run['name']: {key: value for key, value in run.items()
+                                   if key not in ('courses', 'analyses')} for run in runs},
+            'groups': []}
   sources = dict.fromkeys(run.get('source') for run in sorted(runs, key=_text_first))
   for source in sources:
     members = sorted((run for run in runs if run.get('source') == source), key=_plain_first)

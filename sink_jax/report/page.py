@@ -2,88 +2,76 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import re
 
-from sink_jax.report import tables
-from sink_jax.report.style import STYLE
+from sink_jax.report import markup, tables
+from sink_jax.report.markup import escaped, text, upper
 
 
 def as_html(report: dict, images: dict[str, bytes]) -> str:
   """A page without scripts or outside resources. images: PNGs by file name."""
-  parts = [f'<header><h1>{_text(report["title"])}</h1>', _facts(report), '</header>']
+  parts = [f'<header><h1>{text(report["title"])}</h1>', _facts(report), '</header>']
   for group in report['groups']:
     parts.append(_group(report, group, images))
-  parts += ['<section><h2>How it was made</h2>', _made(report), '</section>']
-  return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-          '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-          '<meta name="color-scheme" content="light dark">\n'
-          f'<title>{html.escape(report["title"])}</title>\n<style>\n{STYLE}</style>\n</head>\n'
-          '<body>\n' + '\n'.join(parts) + '\n</body>\n</html>\n')
+  made = {upper(key): markup.code(value) for key, value in report['provenance'].items()}
+  parts += ['<section><h2>How it was made</h2>', markup.definitions(made, 'made'), '</section>']
+  return markup.document(report['title'], parts)
 
 
 def as_markdown(report: dict) -> str:
   lines = [f'# {report["title"]}', '']
   for group in report['groups']:
     runs = [report['runs'][name] for name in group['runs']]
-    lines += [f'## {group["title"]}', '', _escape(group['overview']), '',
+    lines += [f'## {group["title"]}', '', escaped(group['overview']), '',
               tables.as_markdown(runs), '']
-    lines += [f'- **{name}**{_operation(report["runs"][name])}: {_escape(text)}'
-              for name, text in group['sentences'].items()]
-    lines += ['', *(_escape(note) + '\n' for note in group['notes'])]
+    lines += [f'- **{name}**{_operation(report["runs"][name])}: {escaped(words)}'
+              for name, words in group['sentences'].items()]
+    lines += ['', *(escaped(note) + '\n' for note in group['notes'])]
     for figure in group['figures']:
       lines += [f'![{figure["caption"]}]({figure["file"]})', '']
-    lines += [_escape(f'{column.heading}: {column.meaning}') + '  '
+    lines += [escaped(f'{column.heading}: {column.meaning}') + '  '
               for column in tables.columns(runs)[1:]]
     lines += ['', *_markdown_settings(group)]
   lines += ['## How it was made', '']
-  lines += [f'- {_upper(key)}: `{value}`' for key, value in report['provenance'].items()]
+  lines += [f'- {upper(key)}: `{value}`' for key, value in report['provenance'].items()]
   return '\n'.join(lines) + '\n'
 
 
 def _group(report, group, images):
   runs = [report['runs'][name] for name in group['runs']]
   shown = tables.columns(runs)
-  parts = ['<section>', f'<h2>{_text(group["title"])}</h2>',
-           f'<p class="overview">{_text(group["overview"])}</p>']
-  head = ''.join(f'<th scope="col" title="{html.escape(column.meaning)}">{_text(column.heading)}</th>'
-                 for column in shown)
+  parts = ['<section>', f'<h2>{text(group["title"])}</h2>',
+           f'<p class="overview">{text(group["overview"])}</p>']
+  head = '<tr>' + ''.join(
+      f'<th scope="col" title="{html.escape(column.meaning)}">{text(column.heading)}</th>'
+      for column in shown) + '</tr>'
   body = []
   for run, cells in zip(runs, tables.rows(runs, shown)):
-    about = f'<small>{_text(run.get("attention", ""))}</small>'
-    body.append(f'<tr><th scope="row">{_text(cells[0])}{about}</th>'
-                + ''.join(f'<td>{_text(cell)}</td>' for cell in cells[1:]) + '</tr>')
-  parts.append(f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-               f'<tbody>{"".join(body)}</tbody></table></div>')
-  parts.append('<ul>' + ''.join(f'<li><b>{_text(name)}</b>: {_text(text)}</li>'
-                                for name, text in group['sentences'].items()) + '</ul>')
-  parts += [f'<p class="note">{_text(note)}</p>' for note in group['notes']]
-  for figure in group['figures']:
-    data = base64.b64encode(images[figure['file']]).decode()
-    caption = html.escape(figure['caption'], quote=True)
-    parts.append(f'<figure><div class="wide"><img alt="{caption}" '
-                 f'src="data:image/png;base64,{data}"></div>'
-                 f'<figcaption>{_text(figure["caption"])}</figcaption></figure>')
-  terms = ''.join(f'<dt>{_text(column.heading)}</dt><dd>{_text(column.meaning)}</dd>'
-                  for column in shown[1:])
-  parts.append(f'<details open><summary>Columns</summary><dl>{terms}</dl></details>')
+    about = f'<small>{text(run.get("attention", ""))}</small>'
+    body.append(f'<th scope="row">{text(cells[0])}{about}</th>'
+                + ''.join(f'<td>{text(cell)}</td>' for cell in cells[1:]))
+  parts.append(markup.table(head, body))
+  parts.append('<ul>' + ''.join(f'<li><b>{text(name)}</b>: {text(words)}</li>'
+                                for name, words in group['sentences'].items()) + '</ul>')
+  parts += [f'<p class="note">{text(note)}</p>' for note in group['notes']]
+  parts += [markup.picture(images[figure['file']], figure['caption'])
+            for figure in group['figures']]
+  terms = {column.heading: text(column.meaning) for column in shown[1:]}
+  parts.append(f'<details open><summary>Columns</summary>{markup.definitions(terms)}</details>')
   parts.append(_settings(group))
   return '\n'.join([*parts, '</section>'])
 
 
 def _settings(group):
-  different = ''.join(
-      f'<tr><th scope="row">{_text(name)}</th><td class="left">'
-      + ('<br>'.join(f'<code>{html.escape(f"{k} = {v}")}</code>' for k, v in settings.items())
-         or 'as below') + '</td></tr>'
-      for name, settings in group['different_settings'].items())
-  shared = ''.join(f'<li><code>{html.escape(f"{k} = {v}")}</code></li>'
+  different = [
+      f'<th scope="row">{text(name)}</th><td class="left">'
+      + ('<br>'.join(markup.code(f'{k} = {v}') for k, v in settings.items()) or 'as below')
+      + '</td>' for name, settings in group['different_settings'].items()]
+  shared = ''.join(f'<li>{markup.code(f"{k} = {v}")}</li>'
                    for k, v in group['shared_settings'].items())
   if not shared:
     return ''
-  table = f'<div class="wide"><table>{different}</table></div>' if len(
-      group['different_settings']) > 1 else ''
+  table = markup.table('', different) if len(different) > 1 else ''
   return (f'<details><summary>Settings</summary>{table}<p>Shared by all:</p>'
           f'<ul class="settings">{shared}</ul></details>')
 
@@ -108,30 +96,17 @@ def _facts(report):
   if known:
     facts += [' and '.join(f'{n:,}' for n in span('steps')) + ' steps',
               ' and '.join(f'{n / 1e6:.1f} M' for n in span('tokens')) + ' tokens each',
+              *_amounts(known),
               'seed ' + ', '.join(map(str, span('seed'))),
               'epsilon ' + ', '.join(f'{e:g}' for e in span('epsilon'))]
-  return f'<p>{_text(", ".join(facts))}; report of {_text(report["provenance"]["date"])}</p>'
+  return f'<p>{text(", ".join(facts))}; report of {text(report["provenance"]["date"])}</p>'
 
 
-def _made(report):
-  items = ''.join(f'<dt>{_upper(key)}</dt><dd><code>{html.escape(value)}</code></dd>'
-                  for key, value in report['provenance'].items())
-  return f'<dl class="made">{items}</dl>'
+def _amounts(runs):
+  """Unique tokens of their texts and how often these were seen, where they are texts."""
+  found = sorted({(run['unique_tokens'], run['epochs']) for run in runs if run['unique_tokens']})
+  return [f'{unique / 1e6:.1f} M unique tokens seen {epochs:.2g} times' for unique, epochs in found]
 
 
 def _operation(run):
   return f' ({run["attention"]})' if 'attention' in run else ''
-
-
-def _text(text):
-  """Escaped, with the paper's subscripts; a percent sign stays with its number."""
-  text = re.sub(r'Sink_(1|\*)', r'Sink<sub>\1</sub>', html.escape(str(text)))
-  return re.sub(r'(?<=\d) %', '&nbsp;%', text)
-
-
-def _escape(text):
-  return re.sub(r'([*_|<])', r'\\\1', text)
-
-
-def _upper(text):
-  return text[0].upper() + text[1:]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from sink_jax.analyses import read_analyses
 from sink_jax.attention.normalizer import RowSum, Unnormalized
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.report.jsontext import finite
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.workdir import read_config, read_status
+from sink_jax.train.workdir import read_config, read_data_summary, read_status
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
 _SLOTS = {'KBias': 'K bias', 'KVBias': 'KV bias', 'VBias': 'V bias', 'SinkLogit': 'sink logit'}
@@ -21,6 +22,8 @@ _MEASURED = ('sink_1', 'sink_bias_slot', 'sink_bias_slot_released', 'largest_imp
              'mean_importance', 'mean_bias_slot', 'raw_mass_1', 'largest_raw_mass_1',
              'raw_row_mass')
 _CURVES = ('step', 'sink_1', 'sink_bias_slot', 'largest_importance')
+_RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm', 'sink_token')
+_REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
 
 
 def read_runs(directory) -> list[dict]:
@@ -29,15 +32,23 @@ def read_runs(directory) -> list[dict]:
   Raises:
     ValueError: there is no such folder, or no run in it.
   """
+  runs = find_runs(directory)
+  if not runs:
+    raise ValueError(f'There is no run in {directory}. Make some with {_REMEDY}{directory}')
+  return runs
+
+
+def find_runs(directory) -> list[dict]:
+  """The same for a folder that may hold none yet.
+
+  Raises:
+    ValueError: there is no such folder.
+  """
   directory = Path(directory)
   if not directory.is_dir():
-    raise ValueError(f'{directory} is not a folder. Make runs with python -m sink_jax.sweep '
-                     f'--config=configs/quickstart.py --workdir={directory}')
+    raise ValueError(f'{directory} is not a folder. Make runs with {_REMEDY}{directory}')
   folders = {path.parent for name in ('config.json', 'status.json', 'metrics.jsonl')
              for path in directory.rglob(name)}
-  if not folders:
-    raise ValueError(f'There is no run in {directory}. Make some with python -m sink_jax.sweep '
-                     f'--config=configs/quickstart.py --workdir={directory}')
   return [read_run(folder, folder.relative_to(directory).as_posix() if folder != directory
                    else folder.resolve().name) for folder in sorted(folders)]
 
@@ -45,24 +56,35 @@ def read_runs(directory) -> list[dict]:
 def read_run(folder, name: str) -> dict:
   """One run as a JSON-able dict.
 
-  Always: name, status ('done', 'running', 'interrupted', 'diverged', 'failed', 'not run' or
-  'unreadable'), error and loss where the status has them, trained_on (hardware, jax, day) and
-  trained_by (the command) once it was started, step (the last one on record).
+  Always: name, label {trial, budget, protocol} ('' where unknown), status ('done',
+  'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
+  'unreadable'), error, reason and loss where the status has them, trained_on (hardware, jax,
+  day) and trained_by (the command) once it was started, step (the last one on record),
+  courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
-  scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon.
+  scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon,
+  unique_tokens and epochs of its text (None for a synthetic task).
   With validation rows: losses {set: nats per token}. With probe rows: the last row's
   quantities, probe_step, value_ratio and value_ratio_block (the smallest over blocks, from
-  1), emergence_step (None: it did not emerge),
-  peak_sink_1 and peak_step, curves.
+  1), sink (Sink_k, k = 1, ...), ratios {kind: one number per block, or None},
+  emergence_step (None: it did not emerge), peak_sink_1 and peak_step, curves.
   """
+  folder = Path(folder)
   status, rows = read_status(folder), finite(read_metrics(folder))
-  run = {'name': name, 'status': status['status'], 'error': status.get('error'),
+  run = {'name': name, 'label': _label(status), 'status': status['status'],
+         'error': status.get('error'), 'reason': status.get('reason'),
          'loss': status.get('loss'), 'trained_on': _trained_on(status),
          'trained_by': status.get('command'),
-         'step': max([row['step'] for row in rows] + [status.get('step') or 0])}
+         'step': max([row['step'] for row in rows] + [status.get('step') or 0]),
+         'courses': {kind: _course([row for row in rows if row['kind'] == kind])
+                     for kind in ('train', 'valid')},
+         'analyses': finite(read_analyses(folder))}
+  if not (folder / 'config.json').exists() and run['status'] in ('failed', 'not expressible'):
+    return run  # it never began
   try:
     config = read_config(folder)
-    run |= {'config': config, **_settings(from_dict(config), config)}
+    run |= {'config': config, 'label': _label(config), **_settings(from_dict(config), config)}
+    run |= _amount(read_data_summary(folder), run['tokens'])
   except (ValueError, KeyError, TypeError) as error:
     return run | {'status': 'unreadable', 'error': ' '.join(str(error).split())}
   valid = [row for row in rows if row['kind'] == 'valid']
@@ -97,9 +119,14 @@ def describe_attention(experiment: Experiment) -> str:
   return ', '.join(parts)
 
 
+def settings_of(run: dict) -> dict:
+  """Dotted config keys and their values, but for the label, which changes nothing."""
+  return _flat({key: value for key, value in run['config'].items() if key != 'label'})
+
+
 def differing_settings(runs: list[dict]) -> tuple[dict, dict[str, dict]]:
   """Dotted config keys: what all runs share, and {run name: what it has differently}."""
-  flat = {run['name']: _flat(run['config']) for run in runs}
+  flat = {run['name']: settings_of(run) for run in runs}
   keys = dict.fromkeys(key for config in flat.values() for key in config)
   shared = {key: next(iter(flat.values())).get(key) for key in keys
             if len({json.dumps(config.get(key)) for config in flat.values()}) == 1}
@@ -120,11 +147,24 @@ def baseline_of(run: dict, runs: list[dict]) -> dict | None:
   differences = {}
   for i, other in enumerate(runs):
     if other.get('attention') == 'softmax':
-      mine, its = _flat(run['config']), _flat(other['config'])
+      mine, its = settings_of(run), settings_of(other)
       keys = [key for key in mine | its if mine.get(key) != its.get(key)]
       if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
         differences[i] = len(keys)
   return runs[min(differences, key=differences.get)] if differences else None
+
+
+def _label(record):
+  """Of a config, or of the status of a trial that has none."""
+  label = record.get('label') or {}
+  return {key: label.get(key) or '' for key in ('trial', 'budget', 'protocol')}
+
+
+def _course(rows):
+  """{key: a number or None for every row}, of the keys that hold numbers."""
+  number = lambda x: x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
+  keys = dict.fromkeys(key for row in rows for key in row if number(row[key]) is not None)
+  return {key: [number(row.get(key)) for row in rows] for key in keys}
 
 
 def _trained_on(status):
@@ -151,6 +191,13 @@ def _settings(experiment, config):
   }
 
 
+def _amount(data, tokens):
+  """How much text there was, and how often all of it was seen, or will have been."""
+  epoch = data.get('tokens_per_epoch')
+  return {'unique_tokens': data.get('unique_training_tokens'),
+          'epochs': tokens / epoch if epoch else None}
+
+
 def _measured(probed, run):
   """What the probe rows say: the last one, and the course of Sink_1."""
   last = probed[-1]
@@ -162,6 +209,8 @@ def _measured(probed, run):
       'probe_step': last['step'],
       'value_ratio': last['value_ratio'][block],
       'value_ratio_block': block + 1,
+      'sink': last['sink'],
+      'ratios': {kind: last.get(f'{kind}_ratio') for kind in _RATIOS},
       'emergence_step': emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
       'peak_sink_1': rates[peak],
       'peak_step': steps[peak],

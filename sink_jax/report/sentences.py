@@ -28,7 +28,7 @@ def sentences(run: dict, baseline: dict | None = None) -> str:
   """One run. baseline: the softmax run that it varies, where there is one."""
   parts = [_status(run)]
   if verdict(run) == 'unknown':
-    if run['status'] not in ('unreadable', 'not run'):
+    if run['status'] not in ('unreadable', 'not run', 'not expressible'):
       parts.append('It has no probe rows, so nothing can be said about a sink.')
   else:
     parts += [_first_token(run), _raw_mass(run), _slot(run, baseline)]
@@ -59,6 +59,7 @@ def _status(run):
   return {
       'done': '',
       'not run': 'Not run.',
+      'not expressible': f'Not expressible: {run.get("reason")}.',
       'running': f'Not finished: last heard of {of}{end}',
       'interrupted': f'Interrupted {of}{end}',
       'diverged': f'Diverged {of}{loss}{end}',

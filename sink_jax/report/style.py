@@ -27,7 +27,10 @@ ul { padding-left: 1.2rem; }
 li { margin: .4rem 0; }
 figure { margin: 1.4rem 0; }
 figure .wide { background: #ffffff; border: 1px solid var(--line); border-radius: 6px; }
+figure .single { overflow-x: auto; background: #ffffff; border: 1px solid var(--line);
+  border-radius: 6px; }
 img { display: block; width: 100%; min-width: 40rem; max-width: 62rem; margin: 0 auto; }
+.single img { min-width: 24rem; max-width: 44rem; }
 figcaption { margin-top: .4rem; }
 details { margin-top: .8rem; }
 summary { cursor: pointer; font-weight: 600; }
@@ -37,5 +40,16 @@ dd { margin: 0; }
 code { font: .85rem ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .settings { columns: 18rem; list-style: none; padding: 0; }
 .settings li { margin: 0; }
+h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
+h3 small { display: inline; }
+nav ul { list-style: none; padding: 0; }
+a { color: inherit; text-underline-offset: .15em; }
+article { margin: 1.6rem 0; }
+article p { margin: .3rem 0; }
+td small { min-width: 6rem; overflow-wrap: anywhere; }
+.verdict { display: inline-block; padding: 0 .5rem; border-radius: 1rem; font-weight: 600;
+  font-size: .85rem; border: 1px solid currentColor; }
+.yes { color: #00735a; } .no { color: #b34700; } .open { color: var(--soft); }
+@media (prefers-color-scheme: dark) { .yes { color: #3fd0a8; } .no { color: #ff9f5a; } }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dt { margin-top: .4rem; } }
 """

@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable
 
+from sink_jax.report import markup
 from sink_jax.report.runs import shown_losses
 
 WIDTH = 100  # columns of a terminal
@@ -69,10 +70,7 @@ def as_text(runs: list[dict]) -> str:
 
 def as_markdown(runs: list[dict]) -> str:
   shown = columns(runs)
-  safe = lambda text: text.replace('|', r'\|').replace('*', r'\*').replace('_', r'\_')
-  lines = [[safe(column.heading) for column in shown], ['---'] + ['---:'] * (len(shown) - 1)]
-  lines += [[safe(cell) for cell in row] for row in rows(runs, shown)]
-  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+  return '\n'.join(markup.markdown_table([column.heading for column in shown], rows(runs, shown)))
 
 
 def _losses(runs):

@@ -17,6 +17,15 @@ from sink_jax.models.sizes import sized
 from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
 
+class NotExpressible(ValueError):
+  """A trial has no counterpart at this budget, such as a window smaller than one token.
+
+  label: what its config's label would have been, for the record.
+  """
+
+  label: Mapping[str, str] = {}
+
+
 # Keys that may differ when a run is resumed: they change where and how often things
 # happen, not what is computed.
 RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'log_every', 'checkpoint_every',
@@ -63,6 +72,15 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Label:
+  """Where a config is from: a trial of a config file, its budget and protocol, if it has them."""
+
+  trial: str = ''
+  budget: str = ''
+  protocol: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
   """One training run. `configs/base.py` explains every field."""
 
@@ -80,6 +98,7 @@ class Experiment:
   probe: ProbeConfig
   validation: ValidationConfig
   mesh: MeshConfig
+  label: Label
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'microbatches', 'log_every', 'checkpoints_kept'):
@@ -144,7 +163,8 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
       optimizer=_section(OptimizerConfig, top, 'optimizer'),
       probe=_section(ProbeConfig, top, 'probe'),
       validation=_section(ValidationConfig, top, 'validation'),
-      mesh=_section(MeshConfig, top, 'mesh')))
+      mesh=_section(MeshConfig, top, 'mesh'),
+      label=_section(Label, top, 'label')))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> list[str]:

@@ -11,19 +11,40 @@ import sys
 import jax
 
 
+_COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one to help it
+
+
+def command() -> str:
+  """The command that a person gave to start this process, or the one that started it."""
+  mine = shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')])
+  return os.environ.get(_COMMAND, mine)
+
+
+def pass_on_command() -> None:
+  """Makes processes that this one starts name its command as their own."""
+  os.environ[_COMMAND] = command()
+
+
 def here_and_now() -> dict[str, str]:
   """Date, hardware, jax and Python version of this process, and the command that started it."""
   return {
       'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-      'hardware': _hardware(),
+      'hardware': hardware(),
       'jax': jax.__version__,
       'python': platform.python_version(),
-      'command': shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')]),
+      'command': command(),
   }
 
 
-def _hardware():
+def _cores():
+  """That this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+
+
+def hardware() -> str:
+  """The devices of this process, in words."""
   kind, count = jax.devices()[0].device_kind, jax.device_count()
   if jax.default_backend() == 'cpu':
-    return f'{kind}, {os.cpu_count()} cores'
+    cores = _cores()
+    return f'{kind}, {cores} core{"s" if cores > 1 else ""}'
   return f'{count} x {kind}'

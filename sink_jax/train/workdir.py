@@ -18,6 +18,10 @@ from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now
 
 
+class Busy(ValueError):
+  """Another process is training in the workdir."""
+
+
 @contextlib.contextmanager
 def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
@@ -26,8 +30,8 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     data: `Data.summary()`; what it says of the content of the data must not change.
 
   Raises:
-    ValueError: it holds a run of another config or other data (what differs is listed), it
-      cannot be written, or another process is training in it.
+    ValueError: it holds a run of another config or other data (what differs is listed), or
+      it cannot be written. Busy: another process is training in it.
   """
   workdir = Path(workdir)
   try:
@@ -41,8 +45,8 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       lock.seek(0)
-      raise ValueError(f'Another process ({lock.read().strip()}) is training in {workdir}: wait '
-                       'for it, or use another --workdir.') from None
+      raise Busy(f'Another process ({lock.read().strip()}) is training in {workdir}: wait for '
+                 'it, or use another --workdir.') from None
     except OSError:  # a file system without locks
       pass
     lock.truncate(0)
@@ -58,7 +62,7 @@ def _check_same(workdir, config, data):
   changed = []
   if (workdir / 'config.json').exists():
     changed = differences(read_config(workdir), config)
-  content = (_read_object(workdir / 'data.json') or {}).get('content', data['content'])
+  content = read_data_summary(workdir).get('content', data['content'])
   if content != data['content']:
     changed.append('the content of the data, since the run began')
   if changed:
@@ -80,6 +84,11 @@ def read_config(workdir) -> dict[str, Any]:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
   return config
+
+
+def read_data_summary(workdir) -> dict[str, Any]:
+  """`Data.summary()` of a run; {} where it has none."""
+  return _read_object(Path(workdir) / 'data.json') or {}
 
 
 def write_status(workdir, status: str, **details) -> None:

@@ -12,7 +12,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.models.transformer import init_params
 from sink_jax.report.evaluation import as_text, evaluate_run
-from sink_jax.sweep import load_trials
+from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.workdir import claimed, write_probe_tokens
@@ -29,7 +29,7 @@ def command(*options):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """The folder of a run at step 2, as training leaves it."""
-  config = load_trials(ROOT / 'configs/quickstart.py')['backcopy-sigmoid']
+  config = load_trials(ROOT / 'configs/quickstart.py')['backcopy-sigmoid'].config
   config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
              'probe': config['probe'] | {'epsilon': 0.2}}
   path = tmp_path_factory.mktemp('runs') / 'a run'

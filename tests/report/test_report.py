@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from configs import quickstart
 from sink_jax.report.comparison import as_text, build, compare, runs_of
 from sink_jax.report.runs import baseline_of, read_run, read_runs
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import columns, rows
-from sink_jax.sweep import load_trials
 
 ROOT = Path(__file__).parents[2]
-TRIALS = load_trials(ROOT / 'configs/quickstart.py')
+TRIALS = {name: quickstart.get_config(name).to_dict() for name in quickstart.TRIALS}
 
 
 def probe_row(step, sink_1, largest, **values):

@@ -1,0 +1,9 @@
+"""Sequences per batch, at equal steps (Table 10 left)."""
+
+from configs import budget
+
+TRIALS = {f'batch-{size}': {'batch_size': size} for size in (128, 256, 1024)}
+
+
+def get_config(argument='batch-128'):
+  return budget.config(TRIALS, argument)

@@ -1,0 +1,14 @@
+"""A learned sink token, and key and value biases per head (Table 4, Figure 7 middle)."""
+
+from configs import budget
+
+TRIALS = {
+    'sink-token': {'model.sink_tokens': 1},
+    'kv-bias': {'attention.kv_bias': 'KVBias()'},
+    'k-bias': {'attention.kv_bias': 'KBias()'},
+    'v-bias': {'attention.kv_bias': 'VBias()'},
+}
+
+
+def get_config(argument='k-bias'):
+  return budget.config(TRIALS, argument)

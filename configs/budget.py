@@ -1,0 +1,47 @@
+"""Trials of the paper: its data, its protocols, and a budget."""
+
+from configs import base
+from sink_jax.train.budget import scaled
+from sink_jax.train.experiment import NotExpressible
+
+# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; the README says where from.
+_PAPER_DATA = {
+    'data.source': "Jsonl(path='data/pile')",
+    'data.tokenizer': "HuggingFace(path='data/gpt-neox-20b/tokenizer.json')",
+    'model.vocab_size': 50432,
+}
+PROTOCOLS = {
+    'paper': {  # as the paper says
+        'optimizer.schedule': 'cosine', 'model.init': 'tinyllama', 'probe.dtype': 'float32'},
+    'released': {  # as its release does
+        'optimizer.schedule': 'constant', 'model.init': 'torch_default',
+        'probe.dtype': 'bfloat16'},
+}
+
+
+def config(trials, argument):
+  """The config that e.g. 'window-32,budget=smoke,protocol=released' names.
+
+  The budget is 'full' and the protocol 'paper' unless given.
+
+  Raises:
+    ValueError: unknown trial, option, budget or protocol; lists the choices.
+    NotExpressible: the trial has no counterpart at the budget.
+  """
+  name, *options = argument.split(',')
+  options = dict(part.partition('=')[::2] for part in options)
+  budget, protocol = options.pop('budget', 'full'), options.pop('protocol', 'paper')
+  if options:
+    raise ValueError(f'Unknown option {next(iter(options))!r}. Choices: budget, protocol.')
+  if protocol not in PROTOCOLS:
+    raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(PROTOCOLS)}.')
+  result = base.get_config()
+  result.update_from_flattened_dict(_PAPER_DATA | PROTOCOLS[protocol])
+  result = base.trial(trials, name, result)
+  result.label.update(budget=budget, protocol=protocol)
+  try:
+    result.update_from_flattened_dict(scaled(result.to_dict(), budget))
+  except NotExpressible as error:
+    error.label = result.label.to_dict()
+    raise
+  return result

@@ -1,0 +1,10 @@
+"""One token fixed at the first, second or third position of every chunk (Table 10 right)."""
+
+from configs import budget
+
+TRIALS = {f'fixed-{position}': {'data.interventions': f'FixedToken(position={position})'}
+          for position in (1, 2, 3)}
+
+
+def get_config(argument='fixed-1'):
+  return budget.config(TRIALS, argument)

@@ -1,0 +1,11 @@
+"""K biases with a fixed value m v' or m v'' (Table 5, Figure 7 right)."""
+
+from configs import budget
+
+TRIALS = {f'value-{value}-{norm}': {
+    'attention.kv_bias': f"KBias(value='{value}', value_norm={float(norm)})"}
+          for value in ('first', 'uniform') for norm in (1, 5, 20)}
+
+
+def get_config(argument='value-first-1'):
+  return budget.config(TRIALS, argument)

@@ -1,0 +1,10 @@
+"""Number of heads, and heads whose outputs are added (Table 12 left)."""
+
+from configs import budget
+
+TRIALS = {f'heads-{heads}': {'model.heads': heads} for heads in (4, 2, 1)}
+TRIALS['heads-added'] = {'model.combine_heads': 'add'}
+
+
+def get_config(argument='heads-1'):
+  return budget.config(TRIALS, argument)

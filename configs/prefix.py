@@ -1,0 +1,10 @@
+"""Prefix language models: all queries see the first p tokens (Section 6, Figure 5)."""
+
+from configs import budget
+
+TRIALS = {f'prefix-{length}': {'attention.mask': f'Prefix(length={length})'}
+          for length in (2, 3, 4, 5, 10)}
+
+
+def get_config(argument='prefix-5'):
+  return budget.config(TRIALS, argument)

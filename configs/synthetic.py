@@ -1,0 +1,89 @@
+"""Every kind of variant on Bigram-Backcopy: one layer, one head, one thing to do.
+
+After a trigger the token before it comes again; everything else is a Markov chain. The head
+has work at triggers only, so a sink tells how it rests. Names are those of the paper's
+trials where there is one; run it with --seeds=0,1,2.
+"""
+
+from configs import (
+    attention_operation,
+    base,
+    biases,
+    fixed_value,
+    normalization_scale,
+    position,
+    prefix,
+)
+
+_BACKCOPY = {
+    'model.size': 'tiny',
+    'model.dtype': 'float32',
+    'model.layers': 1,
+    'model.heads': 1,
+    'model.ffn': 'relu',
+    'model.ffn_hidden': 256,
+    'attention.position': 'Learned(max_length=64)',
+    'data.source': 'BigramBackcopy()',
+    'data.context': 64,
+    'steps': 800,
+    'batch_size': 32,
+    'optimizer.learning_rate': 1e-3,
+    'optimizer.schedule': 'constant',
+    'optimizer.warmup_steps': 0,
+    'optimizer.beta2': 0.99,
+    'optimizer.weight_decay': 1e-4,
+    'probe.every': 20,
+    'validation.every': 200,
+    'validation.batches': 20,
+    'checkpoint_every': 0,
+}
+
+
+def _attention(**slots):
+  return {f'attention.{name}': value for name, value in slots.items()}
+
+
+_SIGMOID = dict(similarity='Sigmoid()')
+_VARIANTS = {
+    'default': {},
+    **attention_operation.TRIALS,
+    **normalization_scale.TRIALS,
+    'softmax-p-half': _attention(normalizer='PNorm(p=0.5)'),
+    'softmax-p-quarter': _attention(normalizer='PNorm(p=0.25)'),
+    'softmax-p-2': _attention(normalizer='PNorm(p=2.0)'),
+    'sigmoid-p-half': _attention(**_SIGMOID, normalizer='PNorm(p=0.5)'),
+    'sigmoid-p-2': _attention(**_SIGMOID, normalizer='PNorm(p=2.0)'),
+    **biases.TRIALS,
+    'sink-logit': _attention(kv_bias='SinkLogit()'),
+    'learnable-dims-1': _attention(kv_bias='KBias(learnable_dims=1)'),
+    'learnable-dims-4': _attention(kv_bias='KBias(learnable_dims=4)'),
+    **fixed_value.TRIALS,
+    'qk-norm': _attention(qk_norm='QKNorm()'),
+    'window-8': _attention(mask='Window(size=8)'),
+    'window-32': _attention(mask='Window(size=32)'),
+    'prefix-2': prefix.TRIALS['prefix-2'],
+    'prefix-5': prefix.TRIALS['prefix-5'],
+    **{name: changes for name, changes in position.TRIALS.items() if name != 'learned'},
+    'rotary': _attention(position='Rope()'),
+    'lr-3e-4': {'optimizer.learning_rate': 3e-4},
+    'lr-3e-3': {'optimizer.learning_rate': 3e-3},
+    'cosine': {'optimizer.schedule': 'cosine'},
+    'beta2-0.95': {'optimizer.beta2': 0.95},
+    'weight-decay-0': {'optimizer.weight_decay': 0.0},
+    'weight-decay-0.1': {'optimizer.weight_decay': 0.1},
+    'weight-decay-1': {'optimizer.weight_decay': 1.0},
+    'sgd': {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.3},
+    'tinyllama-init': {'model.init': 'tinyllama'},
+    'post-norm': {'model.norm_location': 'post'},
+    'no-norm': {'model.norm': 'none'},
+    'no-ffn': {'model.ffn': 'none'},
+    'ffn-swiglu': {'model.ffn': 'swiglu'},
+    'heads-4': {'model.heads': 4},
+    'heads-4-added': {'model.heads': 4, 'model.combine_heads': 'add'},
+    'layers-2': {'model.layers': 2},
+}
+TRIALS = {f'synthetic-{name}': _BACKCOPY | changes for name, changes in _VARIANTS.items()}
+
+
+def get_config(argument='synthetic-default'):
+  return base.trial(TRIALS, argument)

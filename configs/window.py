@@ -1,0 +1,10 @@
+"""Window attention (Section 6, Figure 6)."""
+
+from configs import budget
+
+TRIALS = {f'window-{size}': {'attention.mask': f'Window(size={size})'}
+          for size in (32, 64, 128, 256, 512, 1024)}
+
+
+def get_config(argument='window-32'):
+  return budget.config(TRIALS, argument)

@@ -1,0 +1,201 @@
+"""What the paper's text says of trained runs beyond the probe: analyses.json of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.attention.kv_bias import NoBias
+from sink_jax.attention.mask import Causal, Prefix, Window
+from sink_jax.data.pipeline import Data, open_data
+from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.kernels.sharded import mesh_of
+from sink_jax.load import load_run
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.first_token import first_token_chain
+from sink_jax.models.record import Want
+from sink_jax.models.removal import learned_bias, without_bias
+from sink_jax.models.run import Run
+from sink_jax.train.checksums import write_atomically
+from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.step import make_validation_step
+from sink_jax.train.workdir import read_config, read_status
+
+_SEQUENCES = 8  # whose attention maps and first tokens are looked at
+_SHORTEST_MAP = 64  # tokens, as the probes have, where the context allows them
+_LONGEST_MAP = 128  # tokens of a map that is kept: 16,384 numbers
+_TOKENS_AT_A_TIME = 2**17  # of the validation: one device may follow up on a run of many
+_PREFIX_SEQUENCES = 5  # of Figure 5 middle
+
+
+def write_analyses(workdir) -> None:
+  """Makes sure that a finished run has its analyses.json, if an analysis applies to it.
+
+  Nothing is done where the file is there already, and for a run that is not done.
+
+  Raises:
+    ValueError: the workdir or its data cannot be read. CheckpointError: no usable checkpoint.
+  """
+  path = _path(workdir)
+  if path.exists() or read_status(workdir)['status'] != 'done':
+    return
+  experiment = from_dict(read_config(workdir))
+  if applicable(experiment.model_config(), experiment.data.context):
+    found = analyse(load_run(workdir), experiment)
+    write_atomically(path, json.dumps(found, allow_nan=False) + '\n')
+
+
+def read_analyses(workdir) -> dict[str, Any]:
+  """What `analyse` found for a run; {} where there is nothing, or nothing readable."""
+  try:
+    found = json.loads(_path(workdir).read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def applicable(config: ModelConfig, context: int) -> list[str]:
+  """Names of the analyses that apply to a model trained on sequences of `context` tokens."""
+  spec, mask = config.attention, config.attention.mask
+  alone = (spec.rows_sum_to_one and isinstance(spec.kv_bias, NoBias) and not config.sink_tokens
+           and isinstance(mask, (Causal, Window)))  # the first token sees itself with weight one
+  applies = {'removed': bool(learned_bias(config)),
+             'window': isinstance(mask, Window) and context > mask.size,
+             'prefix': isinstance(mask, Prefix),
+             'first_token_chain': alone}
+  return [name for name, does in applies.items() if does]
+
+
+def analyse(run: Run, experiment: Experiment, data: Data | None = None) -> dict[str, Any]:
+  """{name: findings} of the analyses that apply, as plain numbers, strings and lists.
+
+  Args:
+    data: of the experiment; opened by it where an analysis needs some and none is given.
+
+  Raises:
+    ValueError: the data cannot be opened.
+  """
+  opened = functools.cache(lambda: data or open_data(experiment.data))
+  measures = {'removed': removed, 'window': window, 'prefix': prefix,
+              'first_token_chain': first_token}
+  return {name: measures[name](run, experiment, opened)
+          for name in applicable(run.config, experiment.data.context)}
+
+
+def removed(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
+  """The trained model without its bias or sink token (end of Section 7.3)."""
+  bare = without_bias(run)
+  summary = _probe(bare, experiment).summary(experiment.probe.epsilon)
+  size = _divisor(experiment.batch_size, _TOKENS_AT_A_TIME // experiment.data.context)
+  # The sequences of the validation during training, in batches that fit one device.
+  batches = data().validation(
+      size, experiment.validation.batches * experiment.batch_size // size)['valid']
+  return {'what': learned_bias(run.config), 'sink_1': summary['sink_1'],
+          'largest_importance': _number(summary['largest_importance']),
+          'valid_loss': _validation_loss(bare, batches),
+          'valid_loss_before': _validation_loss(run, batches)}
+
+
+def window(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
+  """Attention to the absolute and to the relative first token (Figure 6).
+
+  Means over layers, heads and sequences, of row-normalised scores. A query at i <= w
+  sees token 1; the first token that one at i > w sees is token i - w + 1.
+  """
+  size, context = experiment.attention.mask.size, experiment.data.context
+  length = min(context, max(2 * size, _SHORTEST_MAP))
+  # The inputs of the probe where they are long enough, else the validation sequences.
+  tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
+  if from_probe := tokens.shape[1] >= length:
+    tokens = tokens[:, :length]
+  else:
+    batch = data().validation(_SEQUENCES, 1)['valid'][0]
+    tokens = batch.tokens[batch.weights.any(1), :length]
+  run = _in_float32(run)
+  mean_TxT = np.zeros((length, length))
+  for i in range(len(tokens)):  # one at a time, for the memory of its maps
+    maps = run.record(tokens[i:i + 1], Want(maps=True)).layers.proxy_maps_BxHxTxT
+    mean_TxT += np.asarray(jnp.mean(maps, (0, 1, 2)), np.float64) / len(tokens)
+  queries = np.arange(length)
+  seeing, beyond = queries[1:size], queries[size:]
+  found = {'size': size, 'length': length, 'sequences': len(tokens),
+           'inputs': 'probe' if from_probe else 'validation',
+           'absolute_first': float(mean_TxT[seeing, 0].mean()) if size > 1 else None,
+           'absolute_uniform': float((1 / (seeing + 1)).mean()) if size > 1 else None,
+           'relative_first': float(mean_TxT[beyond, beyond - size + 1].mean()),
+           'uniform': 1 / size}
+  if length <= _LONGEST_MAP:
+    found['map'] = mean_TxT.round(4).tolist()
+  return found
+
+
+def prefix(run, experiment, data=None) -> dict[str, Any]:
+  """Sink_k of single sequences, and where their strongest sinks are (Figure 5 middle).
+
+  Importances of late keys are means of few rows, so the first half of the keys competes.
+  """
+  length, epsilon = experiment.attention.mask.length, experiment.probe.epsilon
+  alpha_SxNxHxT = _probe(run, experiment).importance
+  rates = (alpha_SxNxHxT[:_PREFIX_SEQUENCES, ..., :length + 5] > epsilon).mean((1, 2))
+  early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]
+  strongest = early.argmax(-1)[(early > epsilon).any(-1)]
+  within = strongest < length - run.config.sink_tokens  # which count as part of the prefix
+  return {'length': length, 'sequences': (100 * rates).tolist(),
+          'strongest_in_prefix': float(within.mean()) if len(within) else None}
+
+
+def first_token(run, experiment=None, data=None) -> dict[str, Any]:
+  """How far the first token's hidden states are from those of a chain of MLPs (Section 3.1).
+
+  largest_relative_difference: over sequences and blocks, of vectors; rounding of float32
+  if the statement holds.
+  """
+  # The kernels and the matrix units of accelerators round more than the statement allows.
+  run = _in_float32(run, implementation='chunked')
+  tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
+  with jax.default_matmul_precision('highest'):
+    seen_NxBxD = run.record(tokens, Want(hidden=True)).layers.hidden_BxTxD[:, :, 0]
+    chain_NxBxD = first_token_chain(run.config, run.params, tokens)
+  seen, chain = np.asarray(seen_NxBxD, np.float64), np.asarray(chain_NxBxD, np.float64)
+  difference = np.linalg.norm(seen - chain, axis=-1) / np.linalg.norm(seen, axis=-1)
+  return {'largest_relative_difference': _number(difference.max())}
+
+
+def _probe(run: Run, experiment: Experiment) -> SinkReport:
+  """As during training, a part of the sequences at a time."""
+  size = max(1, _TOKENS_AT_A_TIME // run.probe_tokens.shape[1])
+  return probe(run, run.probe_tokens, dtype=experiment.probe.dtype, batch_size=size)
+
+
+def _validation_loss(run: Run, batches):
+  step = make_validation_step(run.config, mesh_of(run.params))
+  totals = [step(run.params, batch) for batch in batches]
+  return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
+
+
+def _in_float32(run: Run, **options) -> Run:
+  return dataclasses.replace(
+      run, config=dataclasses.replace(run.config, dtype='float32', **options))
+
+
+def _divisor(number: int, limit: int) -> int:
+  """The largest divisor up to a limit, at least 1."""
+  return next((n for n in range(min(number, limit), 1, -1) if number % n == 0), 1)
+
+
+def _number(x) -> float | None:
+  """A number that JSON can hold."""
+  return float(x) if math.isfinite(x) else None
+
+
+def _path(workdir):
+  return Path(workdir) / 'analyses.json'

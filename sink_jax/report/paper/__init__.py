@@ -1,0 +1,1 @@
+"""Every table, figure and claim of the paper beside our runs."""

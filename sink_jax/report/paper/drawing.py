@@ -1,0 +1,171 @@
+"""Pictures of the figures: panels of series, maps, masks, and the synthetic task."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from PIL import Image
+
+from sink_jax.attention.mask import Prefix, Window
+from sink_jax.evaluate import plots
+
+_COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
+_MARKERS = 'osD^vPXh*<>'
+_ACROSS = 3
+_LEGEND = 10
+
+
+def panels(content: dict) -> bytes:
+  """The PNG of what `figure_data` found."""
+  shown = content['panels']
+  across = min(_ACROSS, len(shown))
+  down = -(-len(shown) // across)
+  wide = {1: 7.2, 2: 10.5, 3: 12.5}[across]
+  names = list(dict.fromkeys(one['name'] for panel in shown for one in panel['series']))
+  columns = 2 if len(names) in (2, 4) or max(map(len, names), default=0) > 30 else 3
+  height = (3.4 if across > 1 else 3.8) * down + 0.24 * -(-len(names) // columns)
+  figure, axes = plots.canvas(wide, height, down, across)
+  for ax in axes.flat[len(shown):]:
+    ax.set_axis_off()
+  lines = {}
+  for ax, panel in zip(axes.flat, shown):
+    if 'map' in panel:
+      plots.attention_panel(figure, ax, panel['map'], panel['title'], 'attention')
+    else:
+      lines = _panel(ax, panel, names) | lines
+  if lines:
+    figure.legend([lines[name] for name in names], list(map(_mathematical, names)), frameon=False,
+                  fontsize=_LEGEND, ncols=min(columns, len(names)), loc='outside lower center')
+  return png(figure)
+
+
+def masks(of: str) -> bytes:
+  """Which keys a query sees: of 'prefix' or 'window'."""
+  length, slots = 12, {'prefix': (Prefix(1), Prefix(5)), 'window': (Window(12), Window(5))}[of]
+  titles = {'prefix': ('causal, p = 1', 'prefix, p = 5'),
+            'window': ('causal', 'window, w = 5')}[of]
+  figure, axes = plots.canvas(7.2, 3.9, columns=2)
+  query, key = np.mgrid[:length, :length]
+  for ax, mask, title in zip(axes[0], slots, titles):
+    ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3,
+              extent=(0.5, length + 0.5, length + 0.5, 0.5))
+    ax.set_xticks(np.arange(0.5, length), minor=True)
+    ax.set_yticks(np.arange(0.5, length), minor=True)
+    ax.grid(which='minor', color='white', linewidth=1.5)
+    ax.tick_params(which='minor', length=0)
+    plots.label(ax, title, 'key', 'query')
+  return png(figure)
+
+
+def rates(names: list[str], rows: list[dict]) -> bytes:
+  """Sink_1 and Sink_* by variant, with the range over seeds.
+
+  rows: {'sink_1': summary dict or None, 'sink_star': the same}.
+  """
+  figure, axes = plots.canvas(8.0, 1.5 + 0.36 * len(names))
+  ax, places = axes[0, 0], np.arange(len(names))
+  for shift, (measure, name, colour, marker) in zip((-0.13, 0.13), (
+      ('sink_1', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
+      ('sink_star', plots.SINK_SLOT + ', bias slot', plots.COLOURS[1], 'D'))):
+    found = [(place, row[measure]) for place, row in zip(places, rows) if row.get(measure)]
+    if not found:
+      continue
+    y = [place + shift for place, _ in found]
+    ax.hlines(y, [cell['least'] for _, cell in found], [cell['largest'] for _, cell in found],
+              color=colour, linewidth=2)
+    ax.plot([cell['mean'] for _, cell in found], y, marker, color=colour, markersize=8, label=name)
+  ax.set_yticks(places, names)
+  ax.set_ylim(len(names) - 0.4, -0.6)
+  ax.set_xlim(-4, 104)
+  ax.grid(alpha=0.25)
+  plots.label(ax, '', '% of heads, mean and range over seeds', '')
+  figure.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=_LEGEND)
+  return png(figure)
+
+
+def png(figure) -> bytes:
+  """A picture with a palette."""
+  raw, small = io.BytesIO(), io.BytesIO()
+  plots.save(figure, raw)
+  image = Image.open(raw).convert('RGB')
+  image.quantize(_COLOURS_OF_A_PICTURE).save(small, 'png', optimize=True)
+  return small.getvalue()
+
+
+def shrunk(pictures: dict[str, bytes], limit: int) -> dict[str, bytes]:
+  """Pictures by name, made smaller together until they take about `limit` bytes at most."""
+  while (total := sum(map(len, pictures.values()))) > limit:
+    scale = max(0.5, min(0.9, (limit / total) ** 0.5))
+    pictures = {name: _scaled(picture, scale) for name, picture in pictures.items()}
+  return pictures
+
+
+def _scaled(picture, scale):
+  image = Image.open(io.BytesIO(picture)).convert('RGB')
+  size = [max(1, round(scale * side)) for side in image.size]
+  small = io.BytesIO()
+  image.resize(size, Image.Resampling.LANCZOS).quantize(_COLOURS_OF_A_PICTURE).save(
+      small, 'png', optimize=True)
+  return small.getvalue()
+
+
+def _panel(ax, panel, names):
+  """Lines with the range over seeds, {name: line}; a name has one colour on both axes."""
+  right = ax.twinx() if any(one['axis'] == 'right' for one in panel['series']) else None
+  lines = {}
+  for one in panel['series']:
+    i = names.index(one['name'])
+    style = dict(color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
+                 linestyle='--' if one['dashed'] else '-' if i < len(plots.COLOURS) else '-.')
+    if len(one['x']) <= 40:
+      style |= dict(marker=_MARKERS[i % len(_MARKERS)], markersize=5)
+    on = right if one['axis'] == 'right' else ax
+    x = [np.nan if v is None else v for v in one['x']]
+    y = [np.nan if v is None else v for v in one['y']]
+    line, = on.plot(x, y, **style)
+    lines.setdefault(one['name'], line)
+    if one['low'] != one['high']:
+      on.fill_between(x, one['low'], one['high'], color=style['color'], alpha=0.2, linewidth=0)
+  _scales(ax, panel)
+  if right is not None:
+    right.set_ylim(-4, 104)
+    plots.label(right, '', '', _mathematical(panel['right']))
+  ax.grid(alpha=0.25)
+  plots.label(ax, _mathematical(panel['title']), panel['x'], _mathematical(panel['y']))
+  return lines
+
+
+def _scales(ax, panel):
+  plain = FuncFormatter(lambda value, _: f'{value:g}')
+  if 'x' in panel['log']:
+    ticks = sorted({x for one in panel['series'] for x in one['x'] if x})
+    ax.set_xscale('log')
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xticks(ticks, [_short(x) for x in ticks], minor=False)
+    ax.minorticks_off()
+  elif panel['x'].startswith(('block', 'position')):
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  if 'y' in panel['log']:
+    ax.set_yscale('log')
+    if panel['y'] == 'hidden norm ratio':
+      ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
+      low, high = ax.get_ylim()
+      ax.set_ylim(min(low, 0.5), max(high, 3))
+      ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+      ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(plain)
+
+
+def _short(number):
+  """5000000000 -> '5B', 1024 -> '1024'."""
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+    if number >= max(size, 1e4):
+      return f'{number / size:.3g}{letter}'
+  return f'{number:g}'
+
+
+def _mathematical(text):
+  return re.sub(r'Sink_(\w)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)

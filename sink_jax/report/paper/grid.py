@@ -1,0 +1,123 @@
+"""Tables as cells, the same for HTML and Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+_MARKS = '†‡§'
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """head and rows of cells; a cell is a text, or (text, small print). left: columns of words."""
+
+  head: list[str]
+  rows: list[list]
+  notes: list[str]
+  left: tuple[int, ...] = (0,)
+
+
+def table_grid(table: dict, groups: list[dict]) -> Grid | None:
+  """A table of `rows.tables`; None where the paper's has no numbers."""
+  if not table['rows']:
+    return None
+  measures, headings = table['measures'], table['headings']
+  notes = [table['note']] if table.get('note') else []
+  if table['needs'] != 'training':
+    return Grid(['setting', *(headings[m] for m in measures)],
+                [[_setting(row), *(row['paper'][m] for m in measures)] for row in table['rows']],
+                notes)
+  several = len(groups) > 1
+  head = ['setting'] + ['budget, protocol'] * several
+  for m in measures:
+    head += [f'{headings[m]}: paper', 'ours', *(['difference'] if m != 'converges' else ['agrees'])]
+  head += ['steps', 'tokens', 'status and runs']
+  remarks, rows = {}, []
+  for row in table['rows']:
+    for ours in row['ours'] or [None]:
+      rows.append([_setting(row)] + [_group(ours)] * several
+                  + [cell for m in measures for cell in _measure(row, ours, m, remarks)]
+                  + _cost(ours))
+  notes += [f'{mark}: {words}.' for words, mark in remarks.items()]
+  if any('*' in str(cell) for row in rows for cell in row[1:]):
+    notes.append('*: of proxy scores.')
+  return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
+
+
+def synthetic_grid(axis: dict) -> Grid:
+  """The table of the synthetic axis."""
+  head = ['variant', *axis['columns'], 'status and runs']
+  rows = [[row['variant'], *(_spread(row['cells'].get(heading)) for heading in axis['columns']),
+           (row['status'], ', '.join(row['runs']))] for row in axis['rows']]
+  notes = ['*: of proxy scores.'] if any('*' in str(cell) for row in rows for cell in row) else []
+  return Grid(head, rows, notes, (0, len(head) - 1))
+
+
+def runs_grid(report: dict) -> Grid:
+  """Every run, with the label, the status and the main numbers."""
+  head = ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss']
+  number = lambda value, form: '' if value is None else format(value, form)
+  rows = []
+  for name, run in report['runs'].items():
+    loss = (run['losses'] or {}).get('valid')
+    rows.append([name, run['trial'], run['budget'], run['protocol'], number(run['seed'], 'd'),
+                 (run['status'], run['error'] or run['reason'] or ''), number(run['step'], ',d'),
+                 number((run['sink'] or [None])[0], '.2f') + ('*' if run['proxy'] else ''),
+                 number(loss, '.3f')])
+  return Grid(head, rows, [], (0, 1, 2, 3, 5))
+
+
+def _setting(row):
+  note = '' if row.get('note') == 'illegible' else row.get('note')
+  small = '; '.join(filter(None, [row['trial'], note]))
+  return (row['setting'], small) if small else row['setting']
+
+
+def _group(ours):
+  return '' if ours is None else f'{ours["budget"]}, {ours["protocol"]}'
+
+
+def _measure(row, ours, measure, remarks):
+  """Cells: the paper's value, ours, the difference."""
+  cell = ours['measures'].get(measure) if ours else None
+  if cell is None:
+    return [row['paper'][measure], '', '']
+  told = cell['remark']
+  if cell['agrees'] is not None:
+    apart = 'yes' if cell['agrees'] else 'no'
+  elif cell['difference'] is None:
+    apart, told = (told or ''), ''
+  else:
+    steps = measure.endswith('step')
+    apart = f'{cell["difference"]:+,.0f}' if steps else f'{cell["difference"]:+.2f}'
+  if told:
+    mark = remarks.setdefault(told, _MARKS[len(remarks) % len(_MARKS)])
+    apart += mark
+  return [row['paper'][measure], _spread(cell), apart]
+
+
+def _spread(cell):
+  if cell is None:
+    return ''
+  words, _, spread = cell['text'].partition(' (')
+  return (words, spread.removesuffix(')')) if spread else words
+
+
+def _cost(ours):
+  if ours is None:
+    return ['', '', 'not run']
+  tokens = short(ours['tokens'])
+  if ours['unique_tokens']:
+    tokens = (tokens, f'{short(ours["unique_tokens"])} unique')
+  steps = '' if ours['steps'] is None else f'{ours["steps"]:,}'
+  return [steps, tokens, (ours['status'], ', '.join(ours['runs']))]
+
+
+def short(tokens: int | None) -> str:
+  """1228800 -> '1.23 M'."""
+  if tokens is None:
+    return ''
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+    if tokens >= size:
+      return f'{tokens / size:.3g} {letter}'
+  return str(tokens)

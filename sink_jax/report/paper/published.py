@@ -1,0 +1,57 @@
+"""What the paper reports: tables, numbers of the text, figures; data from numbers.json.
+
+A table or a group of numbers: key, number and half ('' in the text), title, section, needs
+('training', 'open models' or 'nothing'), measures, rows, and a note where it needs one. A
+row: setting, trial (of configs/, or None), values {measure: a number, True or False, a range
+[low, high] with None for an open end, or None where the paper gives none}, and where it
+applies proxy (the paper's scores are proxies), failed (its training failed) and a note. A
+figure: key, number, half, kind, needs, caption, trials.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+
+
+@functools.cache
+def _published():
+  path = resources.files('sink_jax.report.paper') / 'numbers.json'
+  return json.loads(path.read_text(encoding='utf-8'))
+
+
+def title() -> str:
+  return _published()['paper']
+
+
+def tables() -> list[dict]:
+  """Tables 1 to 15, halves apart."""
+  return _published()['tables']
+
+
+def text_numbers() -> list[dict]:
+  """Numbers that only the running text has, in groups."""
+  return _published()['text']
+
+
+def figures() -> list[dict]:
+  """Figures 1 to 30, panels apart, and Figure 12 of StreamingLLM."""
+  return _published()['figures']
+
+
+def trials() -> set[str]:
+  """Every trial that some row or figure needs."""
+  rows = {row['trial'] for table in tables() + text_numbers() for row in table['rows']}
+  return (rows | {trial for figure in figures() for trial in figure['trials']}) - {None}
+
+
+def name_of(item: dict) -> str:
+  """'Table 10 (left)', 'Figure 3', 'StreamingLLM, Figure 12'; the title of a group of numbers."""
+  if not item['number']:
+    return item['title']
+  kind = 'Figure' if 'caption' in item else 'Table'
+  half = f' ({item["half"]})' if item['half'] else ''
+  paper = f'{item["paper"]}, ' if 'paper' in item else ''
+  return f'{paper}{kind} {item["number"]}{half}'
+

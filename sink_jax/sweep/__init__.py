@@ -1,0 +1,1 @@
+"""Tables of trials: which there are, what they cost, running them, and how far they are."""

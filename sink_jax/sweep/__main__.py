@@ -1,0 +1,143 @@
+"""python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
+
+Runs every trial of a config file, each in its own folder of the workdir. A trial that is
+done or has diverged is skipped and an interrupted one continues; one that fails is
+recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
+all of them are, at any time; so does --status.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+from sink_jax.sweep import plan
+from sink_jax.sweep.pool import Stopped, run_at_once
+from sink_jax.sweep.runner import ENDED, run_trial
+from sink_jax.sweep.summary import Clock, as_markdown, read_states, write_summary
+from sink_jax.sweep.trials import load_trials, parse_settings, sharded
+from sink_jax.train.loop import EXIT_SAVED, Interrupted, quiet_logs
+
+_CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
+_BUDGET = flags.DEFINE_string(
+    'budget', None, 'Of the configs of the paper: smoke, tenth, quarter or full.')
+_PROTOCOL = flags.DEFINE_string(
+    'protocol', None, 'Of the configs of the paper: paper, or released, as its code has it.')
+_SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, such as 0,1,2: a trial for each.')
+_SET = flags.DEFINE_multi_string(
+    'set', [], 'A config key for all trials, such as --set=data.source="Stdlib()"; repeatable.')
+_ONLY = flags.DEFINE_list(
+    'only', [], 'Names of the trials to run, separated by commas; all if empty.')
+_SHARD = flags.DEFINE_string('shard', '1/1', 'k/n: the k-th of n parts, for jobs in an array.')
+_PROCESSES = flags.DEFINE_integer(
+    'processes', 1, 'Trials at a time on this machine, for small ones. On TPUs only 1 works.')
+_LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
+_DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
+_STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
+
+_SAY_EVERY = 30  # seconds
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
+  quiet_logs()
+  try:
+    table = _table()
+    trials = _selected(table)
+    if _LIST.value:
+      print('\n'.join(trials))
+    elif _DRY_RUN.value:
+      print(plan.as_text(plan.make(trials, _PROCESSES.value), _BUDGET.value))
+    elif not _WORKDIR.value:
+      raise ValueError('--workdir is needed to run trials.')
+    elif _STATUS.value:
+      root = os.path.expanduser(_WORKDIR.value)
+      print(as_markdown(read_states(trials, root), f'Sweep in {root}'), end='')
+    else:
+      _run(trials, table, Path(os.path.expanduser(_WORKDIR.value)))
+  except (Interrupted, Stopped):
+    print('Stopped and saved; the same command resumes.', file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except ValueError as error:
+    sys.exit(f'error: {error}')
+
+
+def _table():
+  """Every trial of the config file, for all seeds."""
+  options = {'budget': _BUDGET.value, 'protocol': _PROTOCOL.value}
+  try:
+    seeds = _SEEDS.value and [int(seed) for seed in _SEEDS.value]
+  except ValueError:
+    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write numbers, such as 0,1,2.') from None
+  if _PROCESSES.value < 1:
+    raise ValueError(f'--processes={_PROCESSES.value} must be at least 1.')
+  return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
+                     parse_settings(_SET.value))
+
+
+def _selected(trials):
+  """Those that --only and --shard leave."""
+  unknown = sorted(set(_ONLY.value) - set(trials))
+  if unknown:
+    raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(trials)}.')
+  if _ONLY.value:
+    trials = {name: trials[name] for name in _ONLY.value}
+  return sharded(trials, _SHARD.value)
+
+
+def _run(trials, table, root):
+  """Says what it will cost, runs what is left, and says how it went."""
+  root.mkdir(parents=True, exist_ok=True)
+  left = {state.name: trials[state.name] for state in read_states(trials, root)
+          if state.status not in ENDED}
+  made = plan.make(left, _PROCESSES.value)
+  print(plan.headline(made, _BUDGET.value), file=sys.stderr)
+  clock = Clock(made.work(), made.seconds)
+  statuses, said = {}, [time.monotonic()]
+
+  def summarise():
+    headline = f'{len(statuses)} of {len(trials)} trials ended'
+    write_summary(table, root, ', '.join(filter(None, [headline, clock.left()])))
+
+  def at_rest(running):
+    if time.monotonic() - said[0] > _SAY_EVERY:
+      said[0] = time.monotonic()
+      states = read_states({n: trials[n] for n in running}, root)
+      steps = ', '.join(f'{s.name} {s.step or 0}/{s.steps}' for s in states)
+      print(f'  {steps}  {clock.left()}', file=sys.stderr, flush=True)
+      summarise()
+
+  summarise()
+  for trial, status in _outcomes(trials, root, at_rest):
+    statuses[trial] = status
+    clock.ended(trial)
+    if trial in left:
+      print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}', file=sys.stderr,
+            flush=True)
+      summarise()
+  summarise()
+  for trial in trials:
+    print(f'{trial}: {statuses[trial]}')
+  if {'failed', 'busy'} & set(statuses.values()):  # diverging is a result
+    sys.exit(1)
+
+
+def _outcomes(trials, root, at_rest):
+  """(name, status) of every trial, as each ends."""
+  if _PROCESSES.value > 1:
+    yield from run_at_once(trials, root, _PROCESSES.value, at_rest)
+  else:
+    for name, trial in trials.items():
+      yield name, run_trial(trial, root)
+
+
+if __name__ == '__main__':
+  flags.mark_flag_as_required('config')
+  app.run(main)

@@ -1,0 +1,131 @@
+"""How far a sweep is, from what its trials have written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sink_jax.sweep.trials import Trial
+from sink_jax.train.checksums import write_atomically
+from sink_jax.train.workdir import read_status
+
+_TAIL = 32768  # bytes of metrics that hold the last row of every kind
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+  """One trial as it stands on the disk; None where there is no number yet."""
+
+  name: str
+  status: str
+  step: int | None
+  steps: int | None
+  sink_1: float | None  # percent
+  valid: float | None  # nats per token
+  note: str
+
+
+def read_states(trials: Mapping[str, Trial], root) -> list[State]:
+  """The state of every trial, in their order; reads the ends of files only."""
+  return [_read_state(trial, Path(root) / name) for name, trial in trials.items()]
+
+
+def as_markdown(states: list[State], headline: str) -> str:
+  """A table to read while the sweep runs."""
+  counts = dict.fromkeys(state.status for state in states)
+  counts = {status: sum(state.status == status for state in states) for status in counts}
+  lines = [f'# {headline}', '', ', '.join(f'{n} {status}' for status, n in counts.items()), '',
+           '| trial | status | step | Sink_1 % | valid loss | |', '|---|---|---:|---:|---:|---|']
+  for state in states:
+    step = '' if state.step is None else f'{state.step:,}' + (f' of {state.steps:,}' if state.steps else '')
+    lines.append(f'| {state.name} | {state.status} | {step} | {_number(state.sink_1, ".1f")} | '
+                 f'{_number(state.valid, ".3f")} | {state.note.replace("|", "/")} |')
+  return '\n'.join(lines) + '\n'
+
+
+def write_summary(trials: Mapping[str, Trial], root, headline: str) -> None:
+  """Writes ROOT/summary.md, a table of these trials and of all others in the folder.
+
+  Parts of a sweep that run side by side write the same one.
+  """
+  states = read_states(trials | _others(trials, root), root)
+  write_atomically(Path(root) / 'summary.md', as_markdown(states, headline))
+
+
+class Clock:
+  """Time left, by the work of the trials that have ended and of those that have not."""
+
+  def __init__(self, work: Mapping[str, float], expected: float | None):
+    """work: of every trial still to run, in any unit. expected: seconds in all, if known."""
+    self._work, self._expected = dict(work), expected
+    self._all = sum(self._work.values())
+    self._began = time.monotonic()
+
+  def ended(self, name: str) -> None:
+    self._work.pop(name, None)
+
+  def left(self) -> str:
+    """'about 12 min left', or '' where nothing is known yet."""
+    remaining = sum(self._work.values())
+    done = self._all - remaining
+    if done > 0:
+      seconds = (time.monotonic() - self._began) / done * remaining
+    elif self._expected is None:
+      return ''
+    else:
+      seconds = max(0.0, self._expected - (time.monotonic() - self._began))
+    return f'about {duration(seconds)} left'
+
+
+def duration(seconds: float) -> str:
+  """'40 s', '12 min', '3.5 h', '12 days'."""
+  for limit, size, form in ((90, 1, '{:.0f} s'), (5400, 60, '{:.0f} min'),
+                            (72 * 3600, 3600, '{:.1f} h')):
+    if seconds < limit:
+      return form.format(seconds / size)
+  return f'{seconds / 86400:,.0f} days'
+
+
+def _others(trials, root):
+  found = sorted(path.parent for path in Path(root).glob('*/config.json'))
+  return {folder.name: Trial(folder.name, None) for folder in found if folder.name not in trials}
+
+
+def _read_state(trial, folder):
+  status = read_status(folder)
+  rows = _last_rows(folder / 'metrics.jsonl')
+  step = max((row['step'] for row in rows.values()), default=None)
+  note = status.get('error') or status.get('reason') or ''
+  steps = trial.config['steps'] if trial.config else None
+  return State(trial.name, status['status'], step, steps,
+               rows.get('probe', {}).get('sink_1'), rows.get('valid', {}).get('valid'),
+               ' '.join(str(note).split())[:200])
+
+
+def _last_rows(path) -> dict[str, dict]:
+  """{kind: last row} of the end of a metrics file, which may be being written."""
+  try:
+    with open(path, 'rb') as file:
+      file.seek(0, 2)
+      file.seek(max(0, file.tell() - _TAIL))
+      lines = file.read().decode('utf-8', 'replace').splitlines()
+  except OSError:
+    return {}
+  return {row['kind']: row for row in _objects(lines) if 'kind' in row and 'step' in row}
+
+
+def _objects(lines: Iterable[str]):
+  for line in lines:
+    try:
+      row = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(row, dict):
+      yield row
+
+
+def _number(value, form):
+  return '' if value is None else format(value, form)

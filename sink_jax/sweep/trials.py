@@ -1,0 +1,129 @@
+"""The trials of a config file, at a budget, for some seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sink_jax.train.experiment import NotExpressible, from_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A run to make: its folder's name and its config dict.
+
+  config: None where the budget has no counterpart of it; `reason` then says why.
+  label: that of the config, or what it would have been.
+  """
+
+  name: str
+  config: Mapping[str, Any] | None
+  label: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  reason: str = ''
+
+
+def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[int] | None = None,
+                settings: Mapping[str, str] | None = None) -> dict[str, Trial]:
+  """{name: trial} of a config file, in its order, a trial for every seed.
+
+  Args:
+    options: of the file's own, such as {'budget': 'smoke', 'protocol': 'released'}.
+    seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
+    settings: dotted config keys and values as text, the same for all.
+
+  Raises:
+    ValueError: no such file, no table TRIALS in it, or a trial that cannot be built.
+  """
+  path, options = Path(path), dict(options or {})
+  if not path.is_file():
+    raise ValueError(f'Config file {path} does not exist.')
+  module = _load(path)
+  trials = {}
+  for name in module.TRIALS:
+    try:
+      config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
+      for key, value in (settings or {}).items():
+        _set(config, key, value)
+      config = config.to_dict()
+      from_dict(config)
+    except NotExpressible as error:
+      trials |= _for_seeds(Trial(name, None, error.label, str(error)), seeds)
+      continue
+    except Exception as error:  # it is somebody's program: anything can be wrong with it
+      raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
+    trials |= _for_seeds(Trial(name, config, config['label']), seeds)
+  return trials
+
+
+def sharded(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
+  """The k-th of n parts of the trials, 'k/n', k from 1: every n-th one.
+
+  Raises:
+    ValueError: not of that form.
+  """
+  part, _, parts = shard.partition('/')
+  if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+    raise ValueError(f'--shard={shard}: write k/n with k from 1 to n, such as 2/8.')
+  names = list(trials)[int(part) - 1::int(parts)]
+  return {name: trials[name] for name in names}
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+  """['data.source=Stdlib()', ...] -> {'data.source': 'Stdlib()', ...}."""
+  settings = {}
+  for text in texts:
+    key, equals, value = text.partition('=')
+    if not equals or not key.strip():
+      raise ValueError(f"--set={text}: write key=value, such as --set=data.source='Stdlib()'.")
+    settings[key.strip()] = value.strip()
+  return settings
+
+
+def _load(path):
+  """The module of a config file, which may import others beside it as configs.NAME."""
+  sys.path.insert(0, str(path.resolve().parent.parent))
+  try:
+    spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+  except Exception as error:  # as above
+    raise ValueError(f'Cannot use {path}: {type(error).__name__}: {error}.') from error
+  finally:
+    sys.path.pop(0)
+  if not hasattr(module, 'TRIALS'):
+    raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax.train')
+  return module
+
+
+def _for_seeds(trial, seeds):
+  if seeds is None:
+    return {trial.name: trial}
+  named = {}
+  for seed in seeds:
+    name = f'{trial.name}-seed-{seed}'
+    config = trial.config and dict(trial.config, seed=seed)
+    named[name] = dataclasses.replace(trial, name=name, config=config)
+  return named
+
+
+def _set(config, key, text):
+  """Sets one dotted key of a ConfigDict, with the type that it has."""
+  section, _, last = key.rpartition('.')
+  try:
+    owner = config[section] if section else config
+    if last not in owner:
+      raise KeyError(key)
+    value = text if isinstance(owner[last], str) else json.loads(text)
+    config.update_from_flattened_dict({key: value})
+  except KeyError:
+    raise ValueError(f'--set: unknown config key {key}; configs/base.py lists all keys') from None
+  except json.JSONDecodeError:
+    if owner[last] is not None:
+      raise ValueError(f'--set={key}={text}: {owner[last]!r} is a {type(owner[last]).__name__}, '
+                       'so it takes a number, true, false or null') from None
+    config.update_from_flattened_dict({key: text})

@@ -1,0 +1,127 @@
+"""The sweep as a command: several processes, kills, what a person sees."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sink_jax.train.workdir import read_status
+from tests.train import runs
+
+ROOT = Path(__file__).parents[2]
+TABLE = '''
+from configs import base
+from tests.train.runs import SMALL
+
+SLOW = SMALL | {{'steps': 150, 'checkpoint_every': 5, 'log_every': 5, 'probe.every': 50,
+                'validation.every': 0}}
+TRIALS = {trials}
+
+
+def get_config(name):
+  return base.trial(TRIALS, name)
+'''
+THREE = """{'a': SMALL, 'b': SMALL | {'seed': 1},
+            'bad': SMALL | {'data.source': "Jsonl(path='x')"}}"""
+SLOW = "{name: SLOW | {'seed': i} for i, name in enumerate('abc')}"
+
+
+def start(folder, trials, *options):
+  (folder / 'table.py').write_text(TABLE.format(trials=trials))
+  return subprocess.Popen(
+      [sys.executable, '-m', 'sink_jax.sweep', f'--config={folder / "table.py"}',
+       f'--workdir={folder / "runs"}', *options], text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)))
+
+
+def finish(process):
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def wait_for(condition, process, seconds=120):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert process.poll() is None, process.communicate()
+    assert time.monotonic() < deadline, 'it did not happen'
+    time.sleep(0.05)
+
+
+def steps_of(folder, name):
+  path = folder / 'runs' / name / 'metrics.jsonl'
+  lines = path.read_text().splitlines() if path.exists() else []
+  return max([json.loads(line)['step'] for line in lines if line.endswith('}')], default=0)
+
+
+def workers_of(process):
+  found = []
+  for stat in Path('/proc').glob('[0-9]*/stat'):
+    try:
+      fields = stat.read_text().rpartition(')')[2].split()
+      if int(fields[1]) == process.pid and b'spawn_main' in (stat.parent / 'cmdline').read_bytes():
+        found.append(int(stat.parent.name))
+    except (OSError, IndexError):
+      continue
+  return found
+
+
+def test_two_at_a_time_equal_one_after_the_other(tmp_path):
+  (tmp_path / 'one').mkdir()
+  (tmp_path / 'two').mkdir()
+  code, out, err = finish(start(tmp_path / 'two', THREE, '--processes=2'))
+  assert code == 1 and out.splitlines() == ['a: done', 'b: done', 'bad: failed']
+  assert '3 trials' in err and re.search(r'\[3/3\] \w+: \w+', err)
+  one = start(tmp_path / 'one', THREE)
+  assert finish(one)[1] == out
+  for name in ('a', 'b'):
+    assert runs.rows(tmp_path / 'one/runs' / name) == runs.rows(tmp_path / 'two/runs' / name)
+    command = read_status(tmp_path / 'two/runs' / name)['command']
+    assert command.startswith('python -m sink_jax.sweep') and '--processes=2' in command
+  summary = (tmp_path / 'two/runs/summary.md').read_text()
+  assert '3 of 3 trials ended' in summary and '2 done, 1 failed' in summary
+  assert re.search(r'\| a \| done \| 8 of 8 \| \d+\.\d \| \d\.\d+ \|', summary)
+  assert re.search(r"\| bad \| failed \|.*x does not exist", summary)
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
+  (tmp_path / 'whole').mkdir()
+  assert finish(start(tmp_path / 'whole', SLOW, '--processes=2'))[0] == 0
+  sweep = start(tmp_path, SLOW, '--processes=2')
+  wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
+  os.kill(workers_of(sweep)[0], signal.SIGKILL)  # as the kernel does when memory is short
+  wait_for(lambda: steps_of(tmp_path, 'c') > 20, sweep)
+  sweep.kill()
+  assert 'died (SIGKILL)' in sweep.communicate()[1] or 'failed' in {
+      read_status(tmp_path / 'runs' / name)['status'] for name in 'ab'}
+  code, out, _ = finish(start(tmp_path, SLOW, '--processes=2'))
+  assert code == 0 and out.splitlines() == ['a: done', 'b: done', 'c: done']
+  for name in 'abc':
+    assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole/runs' / name)
+
+
+@pytest.mark.parametrize('options', [(), ('--processes=2',)], ids=['one', 'two'])
+def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
+  sweep = start(tmp_path, SLOW, *options)
+  wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
+  sweep.send_signal(signal.SIGTERM)
+  code, _, err = finish(sweep)
+  assert code == 42 and 'resumes' in err
+  status = read_status(tmp_path / 'runs/a')
+  assert status['status'] == 'interrupted' and status['step'] == status['last_good_checkpoint']
+
+
+def test_status_shards_and_costs_without_running(tmp_path):
+  code, out, _ = finish(start(tmp_path, THREE, '--status', '--shard=1/2'))
+  assert code == 0 and '2 not run' in out and '| bad |' in out and '| b |' not in out
+  code, out, _ = finish(start(tmp_path, THREE, '--dry_run', '--only=a,b'))
+  assert code == 0 and not (tmp_path / 'runs').exists()
+  assert re.search(r'^a +[\d,]+ +8 +1,024 ', out, re.M) and 'device-hours' in out
+  code, _, err = finish(start(tmp_path, THREE, '--processes=0'))
+  assert code == 1 and 'error: --processes=0' in err

@@ -1,0 +1,116 @@
+"""Trials of config files, and one trial after the other."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
+from sink_jax.train.workdir import claimed, read_config, read_status
+from tests.train import runs
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+FAST = dict(steps=2, probe__every=0, validation__every=0)
+
+
+def run(root, **configs):
+  return {name: run_trial(Trial(name, config), root, show_progress=False)
+          for name, config in configs.items()}
+
+
+def test_failures_do_not_stop_the_rest(tmp_path, capsys):
+  statuses = run(
+      tmp_path, bad=runs.config(**FAST, data__source="TextFolder(path='no/such/folder')"),
+      diverging=runs.config(**FAST | dict(steps=40), optimizer__name='sgd', model__norm='none',
+                            optimizer__learning_rate=1e7, optimizer__clip=0.0),
+      good=runs.config(**FAST))
+  assert statuses == {'bad': 'failed', 'diverging': 'diverged', 'good': 'done'}
+  assert 'no/such/folder' in read_status(tmp_path / 'bad')['error']
+  before = (tmp_path / 'good' / 'metrics.jsonl').stat().st_mtime_ns
+  assert run(tmp_path, good=read_config(tmp_path / 'good')) == {'good': 'done'}
+  assert (tmp_path / 'good' / 'metrics.jsonl').stat().st_mtime_ns == before
+
+
+def test_a_finished_folder_of_another_config_is_not_taken_for_done(tmp_path, capsys):
+  run(tmp_path, a=runs.config(**FAST))
+  assert run(tmp_path, a=runs.config(**FAST, seed=1)) == {'a': 'failed'}
+  assert 'seed: 0 -> 1' in capsys.readouterr().err
+  assert json.loads((tmp_path / 'a' / 'config.json').read_text())['seed'] == 0
+
+
+def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys):
+  run(tmp_path, a=runs.config(**FAST), b=runs.config(**FAST))
+  (tmp_path / 'a' / 'config.json').write_text('{')
+  kept = (tmp_path / 'b' / 'status.json').read_text()
+  statuses = run(tmp_path, a=runs.config(**FAST),
+                 b=runs.config(**FAST, data__source="Jsonl(path='none')"), c=runs.config(**FAST))
+  assert statuses == {'a': 'failed', 'b': 'failed', 'c': 'done'}
+  assert (tmp_path / 'b' / 'status.json').read_text() == kept
+
+
+def test_a_trial_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
+  monkeypatch.setattr('sink_jax.sweep.runner._PATIENCE', 0.1)
+  with claimed(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
+    assert run(tmp_path, a=runs.config(**FAST)) == {'a': 'busy'}
+  assert not (tmp_path / 'a' / 'status.json').exists()
+
+
+def test_what_a_budget_cannot_express_is_recorded(tmp_path):
+  trial = load_trials(CONFIGS / 'heads.py', {'budget': 'smoke', 'protocol': 'released'})['heads-1']
+  assert run_trial(trial, tmp_path) == 'not expressible'
+  status = read_status(tmp_path / 'heads-1')
+  assert status['label'] == {'trial': 'heads-1', 'budget': 'smoke', 'protocol': 'released'}
+  assert '0.5 of 4' in status['reason']
+
+
+def test_bad_config_files_are_explained(tmp_path):
+  with pytest.raises(ValueError, match='does not exist'):
+    load_trials(tmp_path / 'none.py')
+  (tmp_path / 'wrong.py').write_text('TRIALS = {')
+  with pytest.raises(ValueError, match='wrong.py: SyntaxError'):
+    load_trials(tmp_path / 'wrong.py')
+  (tmp_path / 'empty.py').write_text('')
+  with pytest.raises(ValueError, match='no table TRIALS'):
+    load_trials(tmp_path / 'empty.py')
+  with pytest.raises(ValueError, match='trial text-softmax.*Unknown trial'):
+    load_trials(CONFIGS / 'quickstart.py', {'budget': 'smoke'})
+
+
+def test_options_seeds_and_settings_reach_the_config():
+  trials = load_trials(CONFIGS / 'window.py', {'budget': 'smoke', 'protocol': 'released'}, [3, 5],
+                       {'steps': '7', 'optimizer.clip': '2', 'model.vocab_size': 'null',
+                        'data.source': 'Stdlib(max_files=3)', 'model.remat': 'true'})
+  assert list(trials)[:2] == ['window-32-seed-3', 'window-32-seed-5'] and len(trials) == 12
+  config = trials['window-64-seed-5'].config
+  assert (config['seed'], config['steps'], config['optimizer']['clip']) == (5, 7, 2.0)
+  assert config['data']['source'] == 'Stdlib(max_files=3)' and config['model']['remat'] is True
+  assert config['attention']['mask'] == 'Window(size=2)'
+  assert config['label'] == {'trial': 'window-64', 'budget': 'smoke', 'protocol': 'released'}
+
+
+@pytest.mark.parametrize('setting, words', [
+    ({'step': '1'}, 'unknown config key step'), ({'data.sources': 'x'}, 'data.sources'),
+    ({'steps': 'many'}, 'takes a number'), ({'steps': '1.5'}, 'steps'),
+    ({'batch_size': '0'}, 'batch_size must be at least 1'),
+    ({'data.source': 'Nothing()'}, 'Nothing')])
+def test_bad_settings_are_refused_before_anything_runs(setting, words):
+  with pytest.raises(ValueError, match=words):
+    load_trials(CONFIGS / 'default.py', settings=setting)
+
+
+def test_settings_are_read_from_the_command_line():
+  assert parse_settings(["data.source=TextFolder(path='a=b')", 'steps = 3']) == {
+      'data.source': "TextFolder(path='a=b')", 'steps': '3'}
+  with pytest.raises(ValueError, match='key=value'):
+    parse_settings(['steps'])
+
+
+def test_shards_are_a_partition():
+  trials = {str(i): Trial(str(i), None) for i in range(11)}
+  parts = [sharded(trials, f'{k}/4') for k in range(1, 5)]
+  assert sorted(name for part in parts for name in part) == sorted(trials)
+  assert {len(part) for part in parts} == {2, 3}
+  for wrong in ('0/4', '5/4', '2', 'a/b', '1/0', '-1/2'):
+    with pytest.raises(ValueError, match='k/n'):
+      sharded(trials, wrong)
