@@ -31,7 +31,11 @@ def project(tmp_path_factory):
   outputs = {}
   for line in '\n'.join(blocks('bash')).splitlines():
     if line.startswith('python -m sink_jax.'):
-      command = [sys.executable, *shlex.split(line)[1:]]
+      command = [sys.executable, *shlex.split(line, comments=True)[1:]]
+      if 'synthetic' in line:
+        command += ['--only=synthetic-default-seed-0', '--set=steps=12']
+      elif '--budget=smoke' in line and '--dry_run' not in line:
+        command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
       done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
       assert done.returncode == 0, f'{line}\n{done.stderr}'
       outputs[command[2]] = done.stdout
@@ -44,7 +48,9 @@ def test_commands(project):
                           'sink_jax.benchmark'}
   assert 'Sink_1' in outputs['sink_jax.evaluate']
   assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
+  assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
   assert (folder / 'runs/report/index.html').exists()
+  assert 'Table 15' in (folder / 'paper/report.md').read_text()
   assert 'chunked' in outputs['sink_jax.benchmark']
 
 
