@@ -104,6 +104,8 @@ def trial(trials, name, config=None):
   Raises:
     ValueError: unknown trial; lists the choices.
   """
+  if name not in trials and ',' in name:
+    raise ValueError(f'{name!r}: the trials of this file have neither budgets nor protocols.')
   if name not in trials:
     raise ValueError(f'Unknown trial {name!r}. Choices: {", ".join(trials)}.')
   config = config or get_config()

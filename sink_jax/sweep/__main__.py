@@ -9,8 +9,8 @@ all of them are, at any time; so does --status.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-import time
 from pathlib import Path
 
 from absl import app, flags
@@ -18,7 +18,7 @@ from absl import app, flags
 from sink_jax.sweep import plan
 from sink_jax.sweep.pool import Stopped, run_at_once
 from sink_jax.sweep.runner import ENDED, run_trial
-from sink_jax.sweep.summary import Clock, as_markdown, read_states, write_summary
+from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
 from sink_jax.sweep.trials import load_trials, parse_settings, sharded
 from sink_jax.train.loop import EXIT_SAVED, Interrupted, quiet_logs
 
@@ -41,13 +41,13 @@ _LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
 _STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
 
-_SAY_EVERY = 30  # seconds
-
 
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
+  # Between trials there is nothing to save; a trial that trains has its own answer.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
   try:
     table = _table()
     trials = _selected(table)
@@ -62,7 +62,7 @@ def main(argv):
       print(as_markdown(read_states(trials, root), f'Sweep in {root}'), end='')
     else:
       _run(trials, table, Path(os.path.expanduser(_WORKDIR.value)))
-  except (Interrupted, Stopped):
+  except (Interrupted, Stopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
   except ValueError as error:
@@ -82,13 +82,19 @@ def _table():
                      parse_settings(_SET.value))
 
 
-def _selected(trials):
-  """Those that --only and --shard leave."""
-  unknown = sorted(set(_ONLY.value) - set(trials))
+def _selected(table):
+  """Those that --only and --shard leave; --only takes a trial's name or that of one seed."""
+  names = lambda name, trial: {name, trial.label.get('trial')}
+  known = set().union(*(names(*item) for item in table.items()))
+  unknown = sorted(set(_ONLY.value) - known)
   if unknown:
-    raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(trials)}.')
-  if _ONLY.value:
-    trials = {name: trials[name] for name in _ONLY.value}
+    raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(table)}.')
+  trials = {name: trial for name, trial in table.items()
+            if not _ONLY.value or names(name, trial) & set(_ONLY.value)}
+  for name, trial in trials.items():
+    if trial.spoiled:
+      raise ValueError(f'--set={trial.spoiled[0]}: trial {name} is about it. Leave that out, or '
+                       'choose other trials with --only.')
   return sharded(trials, _SHARD.value)
 
 
@@ -99,40 +105,24 @@ def _run(trials, table, root):
           if state.status not in ENDED}
   made = plan.make(left, _PROCESSES.value)
   print(plan.headline(made, _BUDGET.value), file=sys.stderr)
-  clock = Clock(made.work(), made.seconds)
-  statuses, said = {}, [time.monotonic()]
-
-  def summarise():
-    headline = f'{len(statuses)} of {len(trials)} trials ended'
-    write_summary(table, root, ', '.join(filter(None, [headline, clock.left()])))
-
-  def at_rest(running):
-    if time.monotonic() - said[0] > _SAY_EVERY:
-      said[0] = time.monotonic()
-      states = read_states({n: trials[n] for n in running}, root)
-      steps = ', '.join(f'{s.name} {s.step or 0}/{s.steps}' for s in states)
-      print(f'  {steps}  {clock.left()}', file=sys.stderr, flush=True)
-      summarise()
-
-  summarise()
-  for trial, status in _outcomes(trials, root, at_rest):
-    statuses[trial] = status
-    clock.ended(trial)
-    if trial in left:
-      print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}', file=sys.stderr,
-            flush=True)
-      summarise()
-  summarise()
+  clock, statuses = Clock(made.work(), made.seconds), {}
+  with reporting(table, root, clock, lines=_PROCESSES.value > 1):
+    for trial, status in _outcomes(trials, root):
+      statuses[trial] = status
+      clock.ended(trial)
+      if trial in left:
+        print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}',
+              file=sys.stderr, flush=True)
   for trial in trials:
     print(f'{trial}: {statuses[trial]}')
-  if {'failed', 'busy'} & set(statuses.values()):  # diverging is a result
+  if set(statuses.values()) - set(ENDED):  # diverging is a result
     sys.exit(1)
 
 
-def _outcomes(trials, root, at_rest):
+def _outcomes(trials, root):
   """(name, status) of every trial, as each ends."""
   if _PROCESSES.value > 1:
-    yield from run_at_once(trials, root, _PROCESSES.value, at_rest)
+    yield from run_at_once(trials, root, _PROCESSES.value)
   else:
     for name, trial in trials.items():
       yield name, run_trial(trial, root)

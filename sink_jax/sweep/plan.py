@@ -60,7 +60,9 @@ def headline(plan: Plan, budget: str | None = None) -> str:
   name, peak = REFERENCE
   lines = [f'{len(plan.costs)} trials{f" at budget {budget}" if budget else ""}, '
            f'{tokens / 1e9:,.4g} billion tokens, {flops:.2g} FLOPs in matrix products']
-  if plan.seconds:
+  if not plan.rate:
+    lines.append(plan.devices)
+  else:
     lines.append(f'{plan.devices}, {plan.rate / 1e12:,.3g} TFLOP/s in large matrices: about '
                  f'{duration(plan.seconds)} with {plan.processes} at a time, start-ups included')
   lines.append(f'one {name} at {UTILISATION:.0%} of its {peak / 1e12:.0f} TFLOP/s: '
@@ -86,4 +88,7 @@ def as_text(plan: Plan, budget: str | None = None) -> str:
 
 def _count_and_measure(configs):
   costs = {name: cost_of(config) for name, config in configs.items()}
-  return costs, *devices_rate(config['model']['dtype'] for config in configs.values())
+  try:
+    return costs, *devices_rate(config['model']['dtype'] for config in configs.values())
+  except RuntimeError as error:  # another process holds them, say
+    return costs, f'devices unknown ({error})', None

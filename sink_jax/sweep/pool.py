@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import connection
 
 from sink_jax.sweep.runner import record_failure, run_trial
@@ -17,6 +18,8 @@ from sink_jax.train.loop import EXIT_SAVED, Interrupted, quiet_logs
 from sink_jax.train.provenance import pass_on_command
 
 _LOOK_EVERY = 0.5  # seconds
+_PATIENCE = 60  # seconds that a process gets to save its state
+_ASKED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(RuntimeError):
@@ -29,54 +32,59 @@ class _Worker:
   pipe: connection.Connection
   trial: str | None = None
 
+  def take(self, trial: Trial) -> None:
+    self.trial = trial.name
+    with contextlib.suppress(OSError):  # it is dead already, which the next look will find
+      self.pipe.send(trial)
 
-def run_at_once(trials: Mapping[str, Trial], root, processes: int,
-                at_rest: Callable[[list[str]], None]) -> Iterator[tuple[str, str]]:
+  def outcome(self) -> str | None:
+    """The status of its trial, once the pipe has something; None if the process died."""
+    try:
+      return self.pipe.recv()
+    except (EOFError, OSError):
+      self.process.join()
+      return None
+
+
+def run_at_once(trials: Mapping[str, Trial], root,
+                processes: int) -> Iterator[tuple[str, str]]:
   """Runs trials in so many processes; yields (name, status) as each ends.
 
   A process that dies takes only its trial with it, which is recorded as failed.
 
-  Args:
-    at_rest: called about twice a second with the names of the trials that are running.
-
   Raises:
     Stopped: SIGTERM or SIGINT came; the trials that were running have saved their states.
   """
-  os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / processes:.3f}')
+  processes = min(processes, len(trials))
+  os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / max(1, processes):.3f}')
   pass_on_command()
-  waiting, workers, stopped = list(trials), [], []
-  before = {number: signal.signal(number, lambda *_: stopped.append(True))
-            for number in (signal.SIGTERM, signal.SIGINT)}
+  waiting, workers, stopped = list(trials), [], threading.Event()
+  before = {number: signal.signal(number, lambda *_: stopped.set()) for number in _ASKED}
   try:
-    workers = [_started(i, processes, root) for i in range(min(processes, len(waiting)))]
-    while True:
+    for i in range(processes):
+      workers.append(_started(i, processes, root))
+    while not stopped.is_set():
       for worker in workers:
-        if worker.trial is None and waiting and not stopped:
-          worker.trial = waiting.pop(0)
-          worker.pipe.send(trials[worker.trial])
+        if worker.trial is None and waiting:
+          worker.take(trials[waiting.pop(0)])
       busy = [worker for worker in workers if worker.trial is not None]
-      if stopped or not busy:
-        break
-      at_rest([worker.trial for worker in busy])
+      if not busy:
+        return
       for pipe in connection.wait([worker.pipe for worker in busy], _LOOK_EVERY):
-        worker = next(worker for worker in busy if worker.pipe is pipe)
-        name, worker.trial = worker.trial, None
-        try:
-          yield name, pipe.recv()
-        except EOFError:
-          worker.process.join()
-          code = worker.process.exitcode
-          if code == EXIT_SAVED:
-            stopped.append(True)
-            continue
-          error = (f'its process died ({signal.Signals(-code).name})' if code < 0
-                   else f'its process ended with exit code {code}')
-          record_failure(trials[name], root, error + '; out of memory? Try fewer --processes.')
-          i = workers.index(worker)
-          workers[i] = _started(i, processes, root)
-          yield name, 'failed'
-    if stopped:
-      raise Stopped
+        i = next(i for i, worker in enumerate(workers) if worker.pipe is pipe)
+        name, status = workers[i].trial, workers[i].outcome()
+        workers[i].trial = None
+        if status is None:
+          code = workers[i].process.exitcode
+          if code == EXIT_SAVED:  # somebody asked the process itself to stop
+            stopped.set()
+          if stopped.is_set():
+            break
+          record_failure(trials[name], root, f'its process died ({_cause(code)}); out of memory? '
+                         'Try fewer --processes.')
+          status, workers[i] = 'failed', _started(i, processes, root)
+        yield name, status
+    raise Stopped
   finally:
     _end(workers)
     for number, handler in before.items():
@@ -87,25 +95,38 @@ def _started(number, processes, root):
   context = multiprocessing.get_context('spawn')  # a forked jax does not work
   ours, theirs = context.Pipe()
   started = context.Process(target=_work, args=(theirs, os.getpid(), number, processes, str(root)))
-  started.start()
+  # It inherits this, so that Ctrl-C does not end it while it is still starting; we tell it.
+  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  try:
+    started.start()
+  finally:
+    signal.signal(signal.SIGINT, handler)
   theirs.close()
   return _Worker(started, ours)
 
 
+def _cause(code):
+  return signal.Signals(-code).name if code < 0 else f'exit code {code}'
+
+
 def _end(workers):
-  """Lets idle workers go, asks the others to save, and waits for them."""
+  """Lets idle workers go, asks the others to save, and waits for them, but not for ever."""
   for worker in workers:
     worker.pipe.close()
     if worker.trial is not None and worker.process.is_alive():
       worker.process.terminate()
+  deadline = time.monotonic() + _PATIENCE
   for worker in workers:
-    worker.process.join()
+    worker.process.join(max(0.1, deadline - time.monotonic()))
+    if worker.process.is_alive():
+      worker.process.kill()
 
 
 def _work(pipe, parent, number, processes, root):
   """Runs the trials that come through a pipe, until it is closed."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and tells us
   threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+  # Between trials there is nothing to save; a trial that trains has its own answer.
+  signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_SAVED))
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
@@ -114,7 +135,7 @@ def _work(pipe, parent, number, processes, root):
   while True:
     try:
       trial = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
       return
     try:
       pipe.send(run_trial(trial, root, show_progress=False))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checksums import write_atomically
-from sink_jax.train.workdir import read_status
+from sink_jax.train.workdir import in_use, read_status
 
 _TAIL = 32768  # bytes of metrics that hold the last row of every kind
+_SAY_EVERY = 30  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +50,42 @@ def as_markdown(states: list[State], headline: str) -> str:
   return '\n'.join(lines) + '\n'
 
 
+@contextlib.contextmanager
+def reporting(trials: Mapping[str, Trial], root, clock: Clock, lines: bool) -> Iterator[None]:
+  """Keeps ROOT/summary.md up to date for as long as the trials run.
+
+  lines: also say on the terminal how far the running ones are.
+  """
+  over = threading.Event()
+
+  def keep():
+    while not over.wait(_SAY_EVERY):
+      write_summary(trials, root, f'Running, {clock.left() or "no estimate yet"}')
+      running = [f'{state.name} {state.step or 0:,}/{state.steps:,}'
+                 for state in read_states(trials, root) if state.status == 'running']
+      if lines and running:
+        print(f'  {", ".join(running)}  {clock.left()}', file=sys.stderr, flush=True)
+
+  thread = threading.Thread(target=keep, daemon=True)
+  write_summary(trials, root, 'Started')
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+    thread.join()
+    write_summary(trials, root, 'Not running')
+
+
 def write_summary(trials: Mapping[str, Trial], root, headline: str) -> None:
   """Writes ROOT/summary.md, a table of these trials and of all others in the folder.
 
   Parts of a sweep that run side by side write the same one.
   """
   states = read_states(trials | _others(trials, root), root)
-  write_atomically(Path(root) / 'summary.md', as_markdown(states, headline))
+  headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
+  with contextlib.suppress(OSError):  # a full disk is for the trials to tell
+    write_atomically(Path(root) / 'summary.md', as_markdown(states, headline))
 
 
 class Clock:
@@ -100,7 +133,10 @@ def _read_state(trial, folder):
   step = max((row['step'] for row in rows.values()), default=None)
   note = status.get('error') or status.get('reason') or ''
   steps = trial.config['steps'] if trial.config else None
-  return State(trial.name, status['status'], step, steps,
+  told = status['status']
+  if told == 'running' and not in_use(folder):
+    told = 'killed'
+  return State(trial.name, told, step, steps,
                rows.get('probe', {}).get('sink_1'), rows.get('valid', {}).get('valid'),
                ' '.join(str(note).split())[:200])
 

@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sink_jax.train.experiment import NotExpressible, from_dict
+from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
+
+# Keys that change neither the model nor its training; which data there was is told elsewhere.
+_NEUTRAL = (*RESUMABLE, 'data.source', 'data.tokenizer', 'data.domain_weights', 'model.vocab_size',
+            'model.implementation', 'model.remat', 'microbatches', 'probe.every',
+            'validation.every', 'validation.batches')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +24,14 @@ class Trial:
 
   config: None where the budget has no counterpart of it; `reason` then says why.
   label: that of the config, or what it would have been.
+  spoiled: keys of `settings` that the trial itself is about.
   """
 
   name: str
   config: Mapping[str, Any] | None
   label: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reason: str = ''
+  spoiled: tuple[str, ...] = ()
 
 
 def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[int] | None = None,
@@ -34,7 +41,8 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
   Args:
     options: of the file's own, such as {'budget': 'smoke', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
-    settings: dotted config keys and values as text, the same for all.
+    settings: dotted config keys and values as text, the same for all. What changes the
+      computation becomes a part of the label's budget: 'smoke with steps=50'.
 
   Raises:
     ValueError: no such file, no table TRIALS in it, or a trial that cannot be built.
@@ -42,13 +50,16 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
   path, options = Path(path), dict(options or {})
   if not path.is_file():
     raise ValueError(f'Config file {path} does not exist.')
-  module = _load(path)
+  module, settings = _load(path), dict(settings or {})
+  changes = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
   trials = {}
   for name in module.TRIALS:
     try:
       config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
-      for key, value in (settings or {}).items():
+      for key, value in settings.items():
         _set(config, key, value)
+      if config.label.budget and changes:
+        config.label.budget += f' with {changes}'
       config = config.to_dict()
       from_dict(config)
     except NotExpressible as error:
@@ -56,7 +67,8 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
       continue
     except Exception as error:  # it is somebody's program: anything can be wrong with it
       raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
-    trials |= _for_seeds(Trial(name, config, config['label']), seeds)
+    spoiled = tuple(key for key in settings if key in module.TRIALS[name])
+    trials |= _for_seeds(Trial(name, config, config['label'], spoiled=spoiled), seeds)
   return trials
 
 
@@ -116,11 +128,11 @@ def _set(config, key, text):
   section, _, last = key.rpartition('.')
   try:
     owner = config[section] if section else config
-    if last not in owner:
+    if not hasattr(owner, 'keys') or last not in owner:
       raise KeyError(key)
     value = text if isinstance(owner[last], str) else json.loads(text)
     config.update_from_flattened_dict({key: value})
-  except KeyError:
+  except (KeyError, AttributeError):
     raise ValueError(f'--set: unknown config key {key}; configs/base.py lists all keys') from None
   except json.JSONDecodeError:
     if owner[last] is not None:

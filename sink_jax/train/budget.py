@@ -37,13 +37,18 @@ def scaled(config: Mapping[str, Any], budget: str) -> dict[str, Any]:
   return BUDGETS[budget].changes(config)
 
 
+_PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further
+
+
 def _share(share: float):
-  """The paper's models and batches for a share of the steps."""
+  """The paper's models and batches for a share of the steps and of the unique tokens."""
   def changes(config):
     steps = max(1, round(config['steps'] * share))
+    often = lambda section: min(config[section]['every'], max(1, steps // 20))
     return {'steps': steps,
             'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
-            'data.max_tokens': round(config['data']['max_tokens'] * share)}
+            'probe.every': often('probe'), 'validation.every': often('validation'),
+            'data.max_tokens': round((config['data']['max_tokens'] or _PAPER_TOKENS) * share)}
   return changes
 
 
@@ -61,6 +66,7 @@ _SMOKE = {
     'data.source': 'Stdlib()',
     'data.tokenizer': 'TrainedBpe(vocab_size=512)',
     'data.context': 64,
+    'data.valid_fraction': 0.05,
     'checkpoint_every': 250,
     'checkpoints_kept': 1,
     'optimizer.warmup_steps': 100,
@@ -130,7 +136,7 @@ def _smoke_slots(config, context, head_dim):
 
 
 BUDGETS = {
-    'full': Budget(_share(1), ('everything as in the paper',)),
+    'full': Budget(lambda config: {}, ('everything as in the paper',)),
     'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
     'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
     'smoke': Budget(_smoke, (
@@ -142,12 +148,17 @@ BUDGETS = {
         'without one no sink emerges at this cost',
         f'steps times {_SMOKE_STEPS:g} (20,000 become 1,000), sequences per batch times 1/32 (512 '
         'become 16)',
-        f'learning rate times {_SMOKE_LEARNING_RATE}, weight decay times {_SMOKE_WEIGHT_DECAY}',
-        'unique tokens: the paper\'s share of all tokens seen, so that epochs stay the same',
+        f'learning rate times {_SMOKE_LEARNING_RATE}, weight decay times {_SMOKE_WEIGHT_DECAY}: '
+        'all steps together take away 12.5 times what the paper\'s do; with less no sink emerges '
+        'here',
+        'warm-up: 100 steps, as in the paper, of fewer',
+        'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
+        'epochs stay the same; the others see all of the text',
         'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
         'heads times 1/2; a single head has no counterpart',
         'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
         'counterpart',
-        'positions of fixed and random tokens and prefix lengths: as in the paper',
+        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets of '
+        'relative positions: as in the paper',
     )),
 }

@@ -25,14 +25,19 @@ def pass_on_command() -> None:
   os.environ[_COMMAND] = command()
 
 
+def now() -> dict[str, str]:
+  """Date and command; asks no device."""
+  return {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+          'command': command()}
+
+
 def here_and_now() -> dict[str, str]:
   """Date, hardware, jax and Python version of this process, and the command that started it."""
   return {
-      'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+      **now(),
       'hardware': hardware(),
       'jax': jax.__version__,
       'python': platform.python_version(),
-      'command': command(),
   }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sink_jax.train.checksums import write_atomically
 from sink_jax.train.experiment import differences
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import here_and_now, now
 
 
 class Busy(ValueError):
@@ -93,8 +93,25 @@ def read_data_summary(workdir) -> dict[str, Any]:
 
 def write_status(workdir, status: str, **details) -> None:
   """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
-  record = {'status': status, **details, **here_and_now()}
-  write_atomically(Path(workdir) / 'status.json', json.dumps(record, indent=2))
+  _write_status(workdir, {'status': status, **details, **here_and_now()})
+
+
+def write_outcome(workdir, status: str, **details) -> None:
+  """Records what became of a trial that did not train; asks no device, makes the folder."""
+  Path(workdir).mkdir(parents=True, exist_ok=True)
+  _write_status(workdir, {'status': status, **details, **now()})
+
+
+def in_use(workdir) -> bool:
+  """Is a process training in the workdir? Yes, too, where the file system has no locks."""
+  try:
+    with open(Path(workdir) / 'lock', 'rb') as lock:
+      fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except FileNotFoundError:
+    return False
+  except OSError:
+    return True
+  return False
 
 
 def read_status(workdir) -> dict[str, Any]:
@@ -136,6 +153,10 @@ def read_probe_tokens(workdir):
   except (OSError, EOFError, ValueError) as error:
     raise ValueError(f'{path} is damaged ({error}). Delete it: training again with the same '
                      'config writes it anew.') from None
+
+
+def _write_status(workdir, record):
+  write_atomically(Path(workdir) / 'status.json', json.dumps(record, indent=2))
 
 
 def _read_object(path):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.trials import load_trials
 from sink_jax.train.workdir import read_status
 from tests.train import runs
 
@@ -72,27 +74,23 @@ def workers_of(process):
 
 
 def test_two_at_a_time_equal_one_after_the_other(tmp_path):
-  (tmp_path / 'one').mkdir()
-  (tmp_path / 'two').mkdir()
-  code, out, err = finish(start(tmp_path / 'two', THREE, '--processes=2'))
+  code, out, err = finish(start(tmp_path, THREE, '--processes=2'))
   assert code == 1 and out.splitlines() == ['a: done', 'b: done', 'bad: failed']
   assert '3 trials' in err and re.search(r'\[3/3\] \w+: \w+', err)
-  one = start(tmp_path / 'one', THREE)
-  assert finish(one)[1] == out
+  for name, trial in load_trials(tmp_path / 'table.py').items():
+    assert f'{name}: {run_trial(trial, tmp_path / "one", show_progress=False)}' in out
   for name in ('a', 'b'):
-    assert runs.rows(tmp_path / 'one/runs' / name) == runs.rows(tmp_path / 'two/runs' / name)
-    command = read_status(tmp_path / 'two/runs' / name)['command']
+    assert runs.rows(tmp_path / 'one' / name) == runs.rows(tmp_path / 'runs' / name)
+    command = read_status(tmp_path / 'runs' / name)['command']
     assert command.startswith('python -m sink_jax.sweep') and '--processes=2' in command
-  summary = (tmp_path / 'two/runs/summary.md').read_text()
-  assert '3 of 3 trials ended' in summary and '2 done, 1 failed' in summary
+  summary = (tmp_path / 'runs/summary.md').read_text()
+  assert '# Not running' in summary and '2 done, 1 failed' in summary
   assert re.search(r'\| a \| done \| 8 of 8 \| \d+\.\d \| \d\.\d+ \|', summary)
   assert re.search(r"\| bad \| failed \|.*x does not exist", summary)
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
-  (tmp_path / 'whole').mkdir()
-  assert finish(start(tmp_path / 'whole', SLOW, '--processes=2'))[0] == 0
   sweep = start(tmp_path, SLOW, '--processes=2')
   wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # as the kernel does when memory is short
@@ -102,8 +100,18 @@ def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
       read_status(tmp_path / 'runs' / name)['status'] for name in 'ab'}
   code, out, _ = finish(start(tmp_path, SLOW, '--processes=2'))
   assert code == 0 and out.splitlines() == ['a: done', 'b: done', 'c: done']
-  for name in 'abc':
-    assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole/runs' / name)
+  for name, trial in load_trials(tmp_path / 'table.py').items():
+    run_trial(trial, tmp_path / 'whole', show_progress=False)
+    assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+def test_a_worker_that_dies_before_it_began_costs_one_trial(tmp_path):
+  sweep = start(tmp_path, THREE, '--processes=2', '--only=a,b')
+  wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
+  os.kill(workers_of(sweep)[0], signal.SIGKILL)
+  code, out, err = finish(sweep)
+  assert code == 1 and sorted(out.split()[1::2]) == ['done', 'failed'] and 'Traceback' not in err
 
 
 @pytest.mark.parametrize('options', [(), ('--processes=2',)], ids=['one', 'two'])
@@ -112,7 +120,8 @@ def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
   sweep.send_signal(signal.SIGTERM)
   code, _, err = finish(sweep)
-  assert code == 42 and 'resumes' in err
+  assert code == 42 and 'resumes' in err and 'Traceback' not in err
+  assert '1 interrupted' in (tmp_path / 'runs/summary.md').read_text() or options
   status = read_status(tmp_path / 'runs/a')
   assert status['status'] == 'interrupted' and status['step'] == status['last_good_checkpoint']
 
@@ -120,6 +129,8 @@ def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
 def test_status_shards_and_costs_without_running(tmp_path):
   code, out, _ = finish(start(tmp_path, THREE, '--status', '--shard=1/2'))
   assert code == 0 and '2 not run' in out and '| bad |' in out and '| b |' not in out
+  code, out, _ = finish(start(tmp_path, THREE, '--list', '--seeds=0,1', '--only=a,b-seed-1'))
+  assert out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
   code, out, _ = finish(start(tmp_path, THREE, '--dry_run', '--only=a,b'))
   assert code == 0 and not (tmp_path / 'runs').exists()
   assert re.search(r'^a +[\d,]+ +8 +1,024 ', out, re.M) and 'device-hours' in out

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
 from sink_jax.train.workdir import claimed, read_config, read_status
 from tests.train import runs
@@ -56,6 +56,25 @@ def test_a_trial_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
   assert not (tmp_path / 'a' / 'status.json').exists()
 
 
+def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
+  run(tmp_path, a=runs.config(**FAST))
+  record_failure(Trial('a', None), tmp_path, 'its process died')
+  assert read_status(tmp_path / 'a')['status'] == 'done'
+  assert run(tmp_path, a=None) == {'a': 'failed'}  # of a budget that cannot express it
+  assert 'another budget' in capsys.readouterr().err
+  assert read_status(tmp_path / 'a')['status'] == 'done'
+  monkeypatch.setattr('sink_jax.sweep.runner.write_analyses', lambda folder: 1 / 0)
+  assert run(tmp_path, a=read_config(tmp_path / 'a')) == {'a': 'not analysed'}
+  assert read_status(tmp_path / 'a')['status'] == 'done'
+
+
+def test_a_failure_is_recorded_without_asking_a_device(tmp_path, monkeypatch):
+  monkeypatch.setattr('jax.devices', None)  # a parent that took them would starve its processes
+  record_failure(Trial('a', None, {'trial': 'a'}), tmp_path, 'its process died')
+  status = read_status(tmp_path / 'a')
+  assert (status['status'], status['label']) == ('failed', {'trial': 'a'})
+
+
 def test_what_a_budget_cannot_express_is_recorded(tmp_path):
   trial = load_trials(CONFIGS / 'heads.py', {'budget': 'smoke', 'protocol': 'released'})['heads-1']
   assert run_trial(trial, tmp_path) == 'not expressible'
@@ -73,7 +92,7 @@ def test_bad_config_files_are_explained(tmp_path):
   (tmp_path / 'empty.py').write_text('')
   with pytest.raises(ValueError, match='no table TRIALS'):
     load_trials(tmp_path / 'empty.py')
-  with pytest.raises(ValueError, match='trial text-softmax.*Unknown trial'):
+  with pytest.raises(ValueError, match='trial text-softmax.*neither budgets nor protocols'):
     load_trials(CONFIGS / 'quickstart.py', {'budget': 'smoke'})
 
 
@@ -86,17 +105,26 @@ def test_options_seeds_and_settings_reach_the_config():
   assert (config['seed'], config['steps'], config['optimizer']['clip']) == (5, 7, 2.0)
   assert config['data']['source'] == 'Stdlib(max_files=3)' and config['model']['remat'] is True
   assert config['attention']['mask'] == 'Window(size=2)'
-  assert config['label'] == {'trial': 'window-64', 'budget': 'smoke', 'protocol': 'released'}
+  assert config['label'] == {'trial': 'window-64', 'protocol': 'released',
+                             'budget': 'smoke with steps=7, optimizer.clip=2'}
+  assert not trials['window-64-seed-5'].spoiled
 
 
 @pytest.mark.parametrize('setting, words', [
     ({'step': '1'}, 'unknown config key step'), ({'data.sources': 'x'}, 'data.sources'),
-    ({'steps': 'many'}, 'takes a number'), ({'steps': '1.5'}, 'steps'),
+    ({'steps': 'many'}, 'takes a number'), ({'steps': '1.5'}, 'steps'), ({'steps.x': '1'}, 'unknown config key steps.x'),
     ({'batch_size': '0'}, 'batch_size must be at least 1'),
     ({'data.source': 'Nothing()'}, 'Nothing')])
 def test_bad_settings_are_refused_before_anything_runs(setting, words):
   with pytest.raises(ValueError, match=words):
     load_trials(CONFIGS / 'default.py', settings=setting)
+
+
+def test_settings_do_not_replace_what_a_trial_is_about():
+  trials = load_trials(CONFIGS / 'learning_rate.py', settings={'steps': '50'})
+  assert {name for name, trial in trials.items() if trial.spoiled == ('steps',)} == {
+      'lr-8e-4-10k', 'lr-2e-4-40k', 'lr-1e-4-80k', 'lr-1e-5-80k'}
+  assert trials['lr-2e-4'].config['label']['budget'] == 'full with steps=50'
 
 
 def test_settings_are_read_from_the_command_line():
