@@ -54,9 +54,10 @@ def escaped(words) -> str:
   return re.sub(r'([*_|<])', r'\\\1', str(words))
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-  """Lines of a Markdown table; the first `left` columns to the left, the others to the right."""
-  lines = [head, ['---'] * left + ['---:'] * (len(head) - left), *rows]
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]],
+                   left: Iterable[int] = (0,)) -> list[str]:
+  """Lines of a Markdown table; columns in `left` to the left, the others to the right."""
+  lines = [head, ['---' if i in left else '---:' for i in range(len(head))], *rows]
   safe = lambda i, cell: cell if i == 1 else escaped(cell).replace('\n', ' ')
   return ['| ' + ' | '.join(safe(i, cell) for cell in line) + ' |' for i, line in enumerate(lines)]
 

@@ -63,7 +63,8 @@ def read_run(folder, name: str) -> dict:
   courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
   scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon,
-  unique_tokens and epochs of its text (None for a synthetic task).
+  unique_tokens and epochs of its text (None for a synthetic task), content (a hash of its
+  data, None where unknown).
   With validation rows: losses {set: nats per token}. With probe rows: the last row's
   quantities, probe_step, value_ratio and value_ratio_block (the smallest over blocks, from
   1), sink (Sink_k, k = 1, ...), ratios {kind: one number per block, or None},
@@ -83,6 +84,7 @@ def read_run(folder, name: str) -> dict:
     return run  # it never began
   try:
     config = read_config(folder)
+    config['label'] = (config.get('label') or {}) | _label(config)  # runs older than labels
     run |= {'config': config, 'label': _label(config), **_settings(from_dict(config), config)}
     run |= _amount(read_data_summary(folder), run['tokens'])
   except (ValueError, KeyError, TypeError) as error:
@@ -195,7 +197,7 @@ def _amount(data, tokens):
   """How much text there was, and how often all of it was seen, or will have been."""
   epoch = data.get('tokens_per_epoch')
   return {'unique_tokens': data.get('unique_training_tokens'),
-          'epochs': tokens / epoch if epoch else None}
+          'epochs': tokens / epoch if epoch else None, 'content': data.get('content')}
 
 
 def _measured(probed, run):

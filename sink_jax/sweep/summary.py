@@ -44,7 +44,8 @@ def as_markdown(states: list[State], headline: str) -> str:
   lines = [f'# {headline}', '', ', '.join(f'{n} {status}' for status, n in counts.items()), '',
            '| trial | status | step | Sink_1 % | valid loss | |', '|---|---|---:|---:|---:|---|']
   for state in states:
-    step = '' if state.step is None else f'{state.step:,}' + (f' of {state.steps:,}' if state.steps else '')
+    of = f' of {state.steps:,}' if state.steps else ''
+    step = '' if state.step is None else f'{state.step:,}{of}'
     lines.append(f'| {state.name} | {state.status} | {step} | {_number(state.sink_1, ".1f")} | '
                  f'{_number(state.valid, ".3f")} | {state.note.replace("|", "/")} |')
   return '\n'.join(lines) + '\n'

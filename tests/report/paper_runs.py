@@ -48,6 +48,18 @@ def write(folder, trial='default', *, budget='smoke', protocol='paper', seed=0, 
     (folder / 'analyses.json').write_text(json.dumps(analyses))
 
 
+def change(folder, settings, file='config.json'):
+  """settings: {'data.source': ...}; None takes a key away."""
+  config = json.loads((folder / file).read_text())
+  for name, value in settings.items():
+    *path, key = name.split('.')
+    section = functools.reduce(dict.__getitem__, path, config)
+    section[key] = value
+    if value is None:
+      del section[key]
+  (folder / file).write_text(json.dumps(config))
+
+
 def write_synthetic(folder, variant, **options):
   """The same of a trial of the synthetic axis, which has no budget."""
   write(folder, **options)

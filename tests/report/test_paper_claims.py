@@ -5,10 +5,10 @@ import functools
 import pytest
 
 from sink_jax.report.paper.claims import judge
-from sink_jax.report.paper.collect import groups_of
+from sink_jax.report.paper.collect import groups_of, inconsistencies
 from sink_jax.report.paper.report import CLAIMS
 from tests.report import paper_runs
-from tests.report.paper_runs import runs, write, write_not_expressible
+from tests.report.paper_runs import change, runs, write, write_not_expressible
 
 CHAIN = lambda difference: {'first_token_chain': dict(largest_relative_difference=difference)}
 BY_KEY = {claim.key: claim for claim in CLAIMS}
@@ -34,6 +34,12 @@ def test_every_claim_says_what_it_asks():
   for claim in CLAIMS:
     assert len(claim.criterion) > 20 and claim.criterion.endswith('.'), claim.key
     assert '1 points' not in claim.criterion
+  words = lambda key: BY_KEY[key].criterion
+  assert 'Sink_1 of weight-decay-0.5 is at least 2 points above that of default.' == words(
+      'weight-decay')
+  assert 'is at least 2 points above that of the first one measured' in words('learnable-dims')
+  assert 'that was measured (1 at least)' in words('prefix')
+  assert 'at most 0.5 nats above that of default' in words('p-norm-trains')
 
 
 @pytest.mark.parametrize('key, trial, good, bad', [
@@ -72,6 +78,96 @@ def test_a_fixed_first_token_decides_where_the_sink_stands(tmp_path):
   write(tmp_path / 'random-1', 'random-1', sink=(0,))
   found, why = verdict(tmp_path, 'random-first')
   assert found == 'cannot be judged' and 'are edited (FixedToken(position=1))' in why
+
+
+@pytest.mark.parametrize('key, trial', [('prefix', 'prefix-2'), ('window', 'window-512')])
+def test_so_it_does_in_prefixes_and_windows(key, trial, tmp_path):
+  write(tmp_path / 'default')
+  write(tmp_path / trial, trial, sink=(50, 50))
+  assert 'are edited' in verdict(tmp_path, key)[1]
+
+
+def test_no_sink_needs_a_counterpart_that_has_one(tmp_path):
+  write(tmp_path / 'default', losses=2.96)
+  for trial in ('mlp', 'mlp-normalized'):
+    write(tmp_path / trial, trial, sink=(0,), losses=3.5 if trial == 'mlp' else 3.0)
+  found, why = verdict(tmp_path, 'mlp-kernel')
+  assert (found, why.split('.')[0]) == (
+      'cannot be judged', 'No counterpart with normalisation: sigmoid-normalized is not run')
+  assert why.endswith('Valid loss: mlp 3.500 against 2.960 of default: it also learns less')
+  write(tmp_path / 'n0', 'sigmoid-normalized', sink=(4,))
+  assert 'no sink in the counterpart' in verdict(tmp_path, 'mlp-kernel')[1].lower()
+  write(tmp_path / 'n1', 'sigmoid-normalized', seed=1, sink=(40,))
+  found, why = verdict(tmp_path, 'mlp-kernel')
+  assert found == 'holds' and 'mlp 3.500 against 2.960' in why
+
+
+def test_seeds_that_are_not_in_a_mean_are_named(tmp_path):
+  write(tmp_path / 'default')
+  write(tmp_path / 'default-1', seed=1, status='failed', details=dict(error='no memory'))
+  write(tmp_path / 'v0', 'v-bias', sink=(20,))
+  write(tmp_path / 'v1', 'v-bias', seed=1, status='diverged', step=300)
+  found, why = verdict(tmp_path, 'value-biases')
+  assert found == 'holds'
+  assert 'not in the means: v-bias (diverged (step 300 of 1,000), seed 1)' in why
+  assert 'not in the means: default (failed (no memory), seed 1)' in why
+
+
+def test_training_is_not_judged_while_a_seed_is_under_way(tmp_path):
+  write(tmp_path / 'default', losses=3.0)
+  names = ('softmax-p-half', 'softmax-p-third', 'softmax-p-quarter')
+  for trial in names:
+    write(tmp_path / trial, trial, losses=3.4)
+  assert verdict(tmp_path, 'p-norm-trains')[0] == 'holds'
+  write(tmp_path / 'again', names[0], seed=1, status='running', step=300)
+  assert verdict(tmp_path, 'p-norm-trains')[0] == 'cannot be judged'
+  write(tmp_path / 'third', names[0], seed=2, status='diverged', step=300)
+  assert verdict(tmp_path, 'p-norm-trains')[0] == 'does not hold'
+
+
+def test_to_train_is_to_learn(tmp_path):
+  write(tmp_path / 'default', losses=3.0)
+  for trial in ('softmax-p-half', 'softmax-p-third', 'softmax-p-quarter'):
+    write(tmp_path / trial, trial, losses=3.7)
+  found, why = verdict(tmp_path, 'p-norm-trains')
+  assert found == 'does not hold' and 'Valid loss: default 3.000, softmax-p-half 3.700' in why
+
+
+@pytest.mark.parametrize('sinks, expected', [
+    ((10.4, 20, 20), ('holds', True)), ((10.6, 20, 20), ('holds', False)),
+    ((9.6, 20, 20), ('does not hold', True)), ((9.6, 3, 20), ('does not hold', False))])
+def test_a_number_close_to_its_level_is_said_to_be(sinks, expected, tmp_path):
+  write(tmp_path / 'default')
+  for trial, sink in zip(('batch-128', 'batch-256', 'batch-1024'), sinks):
+    write(tmp_path / trial, trial, sink=(sink,))
+  group, = groups_of(runs(tmp_path))
+  found = judge(BY_KEY['batch-size'], group)
+  assert (found['verdict'], found['close']) == expected
+
+
+@pytest.mark.parametrize('settings', [
+    {'data.source': "Stdlib(domains='code')"}, {'data.tokenizer': 'Bytes()'}, {'data.context': 32},
+    {'batch_size': 8}, {'model.d_model': 32}])
+def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
+  for trial in ('default', 'v-bias', 'batch-128'):
+    write(tmp_path / trial, trial)
+  assert verdict(tmp_path, 'value-biases')[0] == 'holds'
+  change(tmp_path / 'v-bias', settings)
+  found, why = verdict(tmp_path, 'value-biases')
+  key, = settings
+  assert found == 'cannot be judged' and f'v-bias: {key} {settings[key]} instead of ' in why
+  group, = groups_of(runs(tmp_path))
+  assert list(group.incomparable) == ['v-bias']  # batch-128 is about its batches
+  line, = inconsistencies(group)
+  assert line.startswith('v-bias (smoke budget, paper protocol) is not comparable')
+
+
+def test_the_content_of_the_data_is_compared(tmp_path):
+  for trial, content in (('default', 'a'), ('heads-2', 'a'), ('v-bias', 'b')):
+    write(tmp_path / trial, trial)
+    (tmp_path / trial / 'data.json').write_text(f'{{"content": "{content}"}}')
+  group, = groups_of(runs(tmp_path))
+  assert group.incomparable == {'v-bias': 'other content of its data'}
 
 
 def test_massive_activations_are_presupposed_too(tmp_path):

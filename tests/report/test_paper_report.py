@@ -11,7 +11,7 @@ import pytest
 from sink_jax.report.paper import drawing, published
 from sink_jax.report.paper.report import CLAIMS, as_text, paper_report, without_paths
 from tests.report import paper_runs
-from tests.report.paper_runs import runs, write, write_not_expressible
+from tests.report.paper_runs import change, runs, write, write_not_expressible
 from tests.report.test_report import ROOT, Page
 
 
@@ -81,6 +81,40 @@ def test_json_and_markdown_say_no_absolute_path(whole):
   markdown = (base / 'out/report.md').read_text()
   assert all(f']({p["file"]})' in markdown for f in report['figures'] for p in f['pictures'])
   assert '| 18.18 |' in markdown and '## Claims' in markdown
+  head, line = markdown.split('## Tables')[1].split('| setting | budget, protocol |')[1].split(
+      '\n')[:2]
+  assert head.endswith('status and runs |') and line.endswith('---: | --- |')
+  assert line.startswith('| --- | --- | ---: |')
+
+
+def test_both_pages_say_the_same_in_short(whole):
+  base, report = whole
+  markdown = (base / 'out/report.md').read_text().replace('\\', '')
+  page = ' '.join(Page((base / 'out/index.html').read_text()).text.split())
+  full, smoke = report['in_short']['groups']
+  for words in (f'{len(CLAIMS)} of {len(CLAIMS)} claims hold', 'says little about the paper',
+                'by their mean over seeds', '† presupposes that', '0 cannot be judged.'):
+    assert words in markdown and words in page.replace('\xa0', ' '), words
+  assert full['lines'][0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
+  assert all(words in smoke['lines'][3] for words in ('missing (', 'are edited (random-first'))
+  assert markdown.index('## In short') < markdown.index('| claim | section |') < markdown.index(
+      'Asked:')
+  assert not any('resuppose' in claim['criterion'] for claim in report['claims'])
+
+
+def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
+  for i, budget in enumerate(('smoke with steps=50', 'smoke with steps/50', '../x', 'Smoke')):
+    write(tmp_path / f'runs/{i}')
+    change(tmp_path / f'runs/{i}', {'label.budget': budget})
+  report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
+  files = [p['file'] for f in report['figures'] for p in f['pictures'] if p['name']]
+  assert len(set(map(str.lower, files))) == len(files) >= 4
+  assert all(re.fullmatch(r'[a-z0-9.-]+', file) and (tmp_path / 'out' / file).is_file()
+             for file in files)
+  assert {path.name for path in tmp_path.iterdir()} == {'runs', 'out'}
+  steps, = [part for part in report['in_short']['groups'] if 'steps=50' in part['name']]
+  assert 'At the smoke budget' in ' '.join(steps['lines'])  # its rules are those of smoke
+  assert report['groups'][0]['budget'].startswith('smoke with')
 
 
 def test_every_number_traces_to_a_folder(whole):
@@ -117,7 +151,13 @@ def test_the_same_runs_make_the_same_report(tmp_path):
 @pytest.mark.parametrize('text, expected', [
     ('python -m x --workdir=/tmp/a/runs --n=1/2', 'python -m x --workdir=.../runs --n=1/2'),
     ("Jsonl(path='/data/pile')", "Jsonl(path='.../pile')"), ('1 / window, p/q', '1 / window, p/q'),
-    ('/work', '.../work'), ('runs/smoke/default', 'runs/smoke/default')])
+    ('/work', '.../work'), ('runs/smoke/default', 'runs/smoke/default'),
+    ('a,/home/me/x;/home/me/y<z', 'a,.../x;.../y<z'), ('`/home/me/x`', '`.../x`'),
+    ('see file:///home/me/x', 'see .../x'), ('~/me/runs or ~root/runs', '.../runs or .../runs'),
+    ("'/home/my name/a b.txt' and \"/home/me/c d\"", "'.../a b.txt' and \".../c d\""),
+    ("--out='/home/my name/o' --in=/home/a\\ b/i", "--out='.../o' --in=.../i"),
+    ("'--out=/home/my name/o'", "'--out=.../o'"), ('(/home/me/x)', '(.../x)'),
+    ('x =/home/me', 'x =.../me'), ('1/2, 3 / 4 and/or ~5', '1/2, 3 / 4 and/or ~5')])
 def test_absolute_paths_are_cut(text, expected):
   assert without_paths({'a': [text]}) == {'a': [expected]}
 

@@ -1,13 +1,17 @@
 """Rows of the paper's tables beside runs written by hand."""
 
+import json
+
 import pytest
 
 from sink_jax.report.paper import published, rows, synthetic
 from sink_jax.report.paper.collect import groups_of, inconsistencies
 from sink_jax.report.paper.compared import difference
 from sink_jax.report.paper.curves import figure_data
+from sink_jax.report.paper.evidence import gather
 from sink_jax.report.paper.grid import table_grid
-from tests.report.paper_runs import runs, write, write_not_expressible, write_synthetic
+from tests.report.paper_runs import (
+    change, config_text, runs, write, write_not_expressible, write_synthetic)
 
 
 def row(root, table, trial, number=0):
@@ -90,9 +94,10 @@ def test_a_trial_that_is_not_expressible(tmp_path):
 def test_losses_are_compared_on_the_papers_data_alone(tmp_path):
   write(tmp_path / 'smoke', losses=2.5)
   cell = ours(tmp_path)['measures']['valid_loss']
-  assert (cell['mean'], cell['difference'], cell['remark']) == (2.5, None, 'other data')
+  assert (cell['mean'], cell['difference'], cell['remark']) == (
+      2.5, None, 'other model and data, fewer steps, smaller batches')
   sink = ours(tmp_path)['measures']['sink_1']
-  assert sink['remark'] == 'other model and data' and sink['difference'] is not None
+  assert sink['remark'] == cell['remark'] and sink['difference'] is not None
 
   write(tmp_path / 'x/full', budget='full', losses=3.8, domain='Pile-CC')
   full, smoke = row(tmp_path, 'table-4', 'default')['ours']
@@ -109,6 +114,86 @@ def test_losses_are_compared_on_the_papers_data_alone(tmp_path):
       'difference'] is None
 
 
+def test_no_run_passes_as_a_full_one(tmp_path):
+  write(tmp_path / 'a', budget='full', domain='Pile-CC')
+  change(tmp_path / 'a', {'label.budget': 'full with optimizer.clip=2', 'optimizer.clip': 2.0})
+  cells = lambda table: row(tmp_path, table, 'default')['ours'][0]['measures']
+  assert cells('table-4')['sink_1']['remark'] == 'another budget'
+  change(tmp_path / 'a', {'label.budget': 'full', 'steps': 50, 'batch_size': 1024})
+  assert cells('table-4')['sink_1']['remark'] == 'fewer steps, larger batches'
+  cell = cells('text-emergence')['emergence_step']
+  assert cell['difference'] is None and cell['remark'] == 'fewer steps, larger batches'
+  change(tmp_path / 'a', {'model.d_model': 64, 'data.context': 64})
+  assert cells('table-4')['valid_loss']['remark'] == (
+      'other model and data, fewer steps, larger batches')
+
+
+def test_the_papers_own_steps_and_batches_count(tmp_path):
+  for trial in ('lr-1e-4-80k', 'batch-1024', '1b-softmax'):
+    write(tmp_path / trial, trial, budget='full', domain='Pile-CC')
+  for table, trial in (('table-9', 'lr-1e-4-80k'), ('table-10-left', 'batch-1024'),
+                       ('text-1b', '1b-softmax')):
+    assert ours(tmp_path, table, trial)['measures']['sink_1']['remark'] == '', trial
+  for trial in published.trials():
+    config = json.loads(config_text(trial, 'full', 'paper'))
+    assert (config['steps'], config['batch_size']) == published.training_of(trial), trial
+
+
+def test_equal_settings_are_said_to_be_the_same_run(tmp_path):
+  for trial in ('default', 'fixed-1', 'fixed-2'):
+    write(tmp_path / trial, trial)
+  assert ours(tmp_path, 'table-10-right', 'fixed-1')['status'].endswith(
+      'equal settings: at this budget the same run as default')
+  assert 'equal' not in ours(tmp_path, 'table-10-right', 'fixed-2')['status']
+
+
+def test_a_table_has_as_many_marks_as_it_needs():
+  measures = {'sink_1': dict(text='1', remark='', difference=1.0, agrees=None, proxy=False)}
+  entry = lambda i: dict(setting=str(i), trial=None, paper={'sink_1': '2'}, ours=[dict(
+      budget='', protocol='', status='', steps=1, tokens=1, unique_tokens=0, runs=[], measures={
+          'sink_1': measures['sink_1'] | {'remark': f'remark {i}'}})])
+  table = dict(rows=[entry(i) for i in range(12)], measures=['sink_1'], needs='training',
+               headings={'sink_1': 'Sink_1'})
+  marks = [note.split(':')[0] for note in table_grid(table, [{}]).notes]
+  assert len(set(marks)) == 12
+
+
+def test_a_run_older_than_labels_is_read(tmp_path):
+  write(tmp_path / 'a')
+  change(tmp_path / 'a', {'label': None})
+  run, = runs(tmp_path)
+  assert run['status'] == 'done' and set(run['label'].values()) == {''}
+
+
+def test_a_window_of_one_token_is_never_shown(tmp_path):
+  seen = lambda size: dict(size=size, length=4, absolute_first=0.5 if size > 1 else None,
+                           absolute_uniform=0.1 if size > 1 else None, relative_first=0.5,
+                           uniform=1 / size, map=[[1.0] * 4] * 4)
+  for trial, size in (('window-32', 1), ('window-64', 2), ('window-128', 4)):
+    write(tmp_path / trial, trial, sink=(0,), analyses=dict(window=seen(size)))
+  group, = groups_of(runs(tmp_path))
+  figure = next(f for f in published.figures() if f['key'] == 'figure-6-middle')
+  found = figure_data(figure, group)
+  shown, means = found['panels']
+  assert shown['runs'] == ['window-128'] and means['series'][0]['x'] == [2, 4]
+  assert 'window-32 (in a window of one token every query sees itself alone)' in found['missing']
+  evidence = gather(group, 'window_absolute', ['window-32', 'window-64'])
+  assert evidence.pending == [] and 'itself alone' in evidence.left_out[0]
+
+
+def test_learning_rates_end_with_the_default(tmp_path):
+  write(tmp_path / 'default')
+  write(tmp_path / 'long', 'lr-1e-5-80k', step=4000)
+  group, = groups_of(runs(tmp_path))
+  figure = next(f for f in published.figures() if f['key'] == 'figure-4-right')
+  found = figure_data(figure, group)
+  losses, rates = found['panels']
+  assert found['note'] == 'Shown up to step 1,000, the last of the default run.'
+  assert {line['name'] for line in losses['series']} == {'default'}  # the other logs 2,000 first
+  assert {line['name']: line['x'] for line in rates['series']} == {
+      'default': [0, 1000], 'lr-1e-5-80k': [0]}
+
+
 def test_the_loss_compared_is_that_of_pile_cc(tmp_path):
   write(tmp_path / 'a', budget='full', losses=3.0, domain='pile_cc')
   text = (tmp_path / 'a/metrics.jsonl').read_text()
@@ -119,7 +204,7 @@ def test_the_loss_compared_is_that_of_pile_cc(tmp_path):
 def test_steps_are_compared_at_the_full_budget_alone(tmp_path):
   write(tmp_path / 'a')
   cell = ours(tmp_path, 'text-emergence')['measures']['emergence_step']
-  assert (cell['difference'], cell['remark']) == (None, 'other number of steps')
+  assert cell['difference'] is None and 'fewer steps' in cell['remark']
   write(tmp_path / 'b', budget='full')
   cell = row(tmp_path, 'text-emergence', 'default')['ours'][0]['measures']['emergence_step']
   assert cell['mean'] == 20_000 and cell['difference'] == 18_000  # 1,000 to 2,000 in the paper
@@ -150,8 +235,8 @@ def test_a_cell_says_what_its_marks_mean(tmp_path):
   tables = {t['key']: t for t in rows.tables(groups_of(runs(tmp_path)))}
   grid = table_grid(tables['table-2'], [{}])
   cells = next(row for row in grid.rows if row[0] == ('weight decay 0.1 (default)', 'default'))
-  assert cells[1:7] == ['18.18', '20.00', '+1.82†', '3.73', '2.500', 'other data']
-  assert '†: other model and data.' in grid.notes
+  assert cells[1:7] == ['18.18', '20.00', '+1.82†', '3.73', '2.500', 'not compared†']
+  assert grid.notes[-1] == '†: other model and data, fewer steps, smaller batches.'
 
 
 def test_runs_that_are_not_alike_are_named(tmp_path):

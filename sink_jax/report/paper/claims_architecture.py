@@ -12,6 +12,8 @@ _DIMS = tuple(f'learnable-dims-{dims}' for dims in (1, 2, 4, 8, 16, 32, 64))
 _FREE = ('sigmoid', 'elu', 'identity', 'mlp')  # of normalisation
 _SIGMOIDS = ('sigmoid-wd-0', 'sigmoid-wd-0.5', 'sigmoid-wd-1', 'sigmoid-lr-1e-3', 'sigmoid-lr-1e-4')
 _SINK_AND_MASSIVE = ('sink', 'massive')
+_COUNTERPART = ('sink', 'counterpart')  # for claims that there is no sink
+_TRAINED = 0.5  # nats above the default's loss up to which a model counts as trained
 _values = lambda value: tuple(f'value-{value}-{norm}' for norm in (1, 5, 20))
 _p = lambda name, *words: tuple(f'{name}-p-{word}' for word in words)
 
@@ -65,14 +67,14 @@ CLAIMS = (
           (Ordered('sink_1', ('scale-2', 'default', 'scale-0.2', 'scale-0.1', 'scale-0.05'),
                    _POINTS),)),
     Claim('no-normalisation', '7.4', 'Without normalisation there is no sink.',
-          (Every('sink_1', _FREE, below=NO_SINK),)),
+          (Every('sink_1', _FREE, below=NO_SINK),), _COUNTERPART),
     Claim('no-normalisation-massive', '7.4', 'Nor are there massive activations.',
-          (Every('massive', _FREE, below=MASSIVE),), _SINK_AND_MASSIVE),
+          (Every('massive', _FREE, below=MASSIVE),), (*_COUNTERPART, 'massive')),
     Claim('no-normalisation-loss', '7.4', 'Sigmoid and elu without normalisation are as good as '
           'softmax.',
           (Near('valid_loss', ('sigmoid', 'elu'), 'default', _NATS),), ()),
     Claim('mlp-kernel', '7.4', 'The MLP kernel has no sink with or without normalisation.',
-          (Every('sink_1', ('mlp', 'mlp-normalized'), below=NO_SINK),)),
+          (Every('sink_1', ('mlp', 'mlp-normalized'), below=NO_SINK),), _COUNTERPART),
     Claim('normalised', '7.4', 'Sigmoid with normalisation has a sink, as has the elu kernel with '
           'it.',
           (Every('sink_1', ('sigmoid-normalized', 'elu-kernel-normalized'), at_least=SINK),)),
@@ -94,11 +96,11 @@ CLAIMS = (
           (Every('sink_1', ('heads-4', 'heads-2', 'heads-1', 'heads-added'), at_least=SINK),)),
     Claim('sigmoid-robust', 'C.4', 'Other learning rates and weight decays give sigmoid without '
           'normalisation no sink either.',
-          (Every('sink_1', _SIGMOIDS, below=NO_SINK),)),
+          (Every('sink_1', _SIGMOIDS, below=NO_SINK),), _COUNTERPART),
     Claim('p-norm-diverges', 'C.4', 'p-normalised softmax with p > 1 diverges.',
           (Trains(_p('softmax', '2', '3', '4'), diverges=True),), ()),
     Claim('p-norm-trains', 'C.4', 'With p < 1 it trains.',
-          (Trains(_p('softmax', 'half', 'third', 'quarter')),), ()),
+          (Trains(_p('softmax', 'half', 'third', 'quarter'), within=_TRAINED),), ()),
     Claim('p-norm-massive', 'C.4', 'There massive activations are weaker, but stronger than with '
           'sigmoid without normalisation.',
           (Ordered('massive', ('default', *_p('softmax', 'half', 'third', 'quarter')), 0.5,
@@ -106,7 +108,7 @@ CLAIMS = (
            Ordered('massive', ('softmax-p-quarter', 'sigmoid'), 0)), _SINK_AND_MASSIVE),
     Claim('p-norm-sigmoid', 'C.4', 'p-normalised sigmoid with p > 1 trains and has massive '
           'activations.',
-          (Trains(_p('sigmoid', '2', '3', '4')),
+          (Trains(_p('sigmoid', '2', '3', '4'), within=_TRAINED),
            Every('massive', _p('sigmoid', '2', '3', '4'), at_least=MASSIVE)), _SINK_AND_MASSIVE),
     Claim('training-failures', 'C.4', 'Three of the attention operations fail to train.',
           (Trains(('elu-normalized', 'elu-kernel', 'identity-normalized'), diverges=True),), ()),

@@ -55,12 +55,12 @@ CLAIMS = (
            Ordered('valid_loss', ('default', 'weight-decay-5'), _NATS, falls=False))),
     Claim('prefix', '6', 'In a prefix language model a sink emerges within the prefix.',
           (Every('prefix_sink', _PREFIXES, at_least=SINK, some=1),
-           Every('prefix_share', _PREFIXES, at_least=90, some=1))),
+           Every('prefix_share', _PREFIXES, at_least=90, some=1)), _ON_TEXT),
     Claim('prefix-anywhere', '6', 'There it is not always on the first token.',
           (Every('prefix_first', ('prefix-5',), below=90),), _ON_TEXT),
     Claim('window', '6', 'With window attention the sink is on the absolute first token, not on '
           'the first token of each window.',
           (Every('window_absolute', _WINDOWS, at_least=2, some=1, sinks=True),
-           Every('window_relative', _WINDOWS, below=2, some=1, sinks=True))),
+           Every('window_relative', _WINDOWS, below=2, some=1, sinks=True)), _ON_TEXT),
     Claim('small-window', '6', 'Small windows prevent the sink.', (Onset(_WINDOWS),)),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import re
 from collections.abc import Iterable, Mapping
 
 from sink_jax.report.paper import published
-from sink_jax.report.runs import differing_settings
+from sink_jax.report.runs import differing_settings, settings_of
 from sink_jax.train.budget import BUDGETS
 from sink_jax.train.experiment import RESUMABLE
 
@@ -14,6 +17,10 @@ SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper do
 _UNDER_WAY = ('running', 'interrupted')
 # Settings that may differ between runs that are averaged.
 _FREE = ('seed', 'model.implementation', 'model.remat', 'microbatches', *RESUMABLE)
+_SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
+# Settings that all trials of a group share with its default run, but those that a trial is about.
+_SHARED = ('data.source', 'data.tokenizer', 'data.context', 'batch_size', *_SHAPE)
+_SWEPT = {'batch-': ('batch_size',), 'heads-': ('model.heads',), '1b-': _SHAPE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +37,17 @@ class Group:
 
   @property
   def key(self) -> str:
-    return f'{self.budget}-{self.protocol}'
+    """Of file names: no two groups have the same, whatever their labels are."""
+    words = [re.sub(r'[^a-z0-9]+', '-', part.lower()) for part in (self.budget, self.protocol)]
+    if words == [self.budget, self.protocol] and '-' not in ''.join(words):
+      return '-'.join(words)
+    mark = hashlib.sha256(repr((self.budget, self.protocol)).encode()).hexdigest()[:8]
+    return '-'.join([*(word[:40].strip('-') for word in words), mark]).lstrip('-')
+
+  @property
+  def rules(self) -> str:
+    """The budget whose rules apply: 'smoke' of 'smoke with steps=50'."""
+    return (self.budget.split() or [''])[0]
 
   def runs(self, trial: str) -> tuple[dict, ...]:
     return self.trials.get(trial, ())
@@ -43,17 +60,44 @@ class Group:
     return self.done(trial) or tuple(
         run for run in self.runs(trial) if run['status'] in _UNDER_WAY)
 
+  @functools.cached_property
+  def incomparable(self) -> dict[str, str]:
+    """Trials that differ from the default run in more than they are about, and in what."""
+    default = next(filter(_known, (*self.done('default'), *self.runs('default'))), None)
+    if default is None:
+      return {}
+    found = {}
+    for trial, runs in self.trials.items():
+      keys = list(dict.fromkeys(
+          words for run in filter(_known, runs) for words in _strange(trial, run, default)))
+      if keys:
+        found[trial] = ', '.join(keys)
+    return found
+
+  def same_as_default(self, trial: str) -> bool:
+    """Have a trial and the default equal settings, as fixed-1 where budgets fix token 1?"""
+    runs, defaults = (list(filter(_known, self.runs(t))) for t in (trial, 'default'))
+    if trial == 'default' or not runs or not defaults:
+      return False
+    mine, its = (settings_of(found[0]) for found in (runs, defaults))
+    return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in _FREE)
+
+  def not_done(self, trial: str) -> str:
+    """The runs of a trial that are not done, in words; '' if all are."""
+    return self._told([run for run in self.runs(trial) if run['status'] != 'done'], True)
+
   def status(self, trial: str) -> str:
     """How far a trial is, in words."""
     runs = self.runs(trial)
-    if not runs:
-      return 'not run'
+    return self._told(runs, len(runs) > 1) if runs else 'not run'
+
+  def _told(self, runs, several):
     seeds = {}
     for run in runs:
       seeds.setdefault(self._status(run), []).append(run.get('seed'))
     told = lambda seeds: '' if None in seeds else (
         f', seed{"s" if len(seeds) > 1 else ""} {", ".join(map(str, sorted(seeds)))}')
-    return '; '.join(words + (told(of) if len(runs) > 1 else '') for words, of in seeds.items())
+    return '; '.join(words + (told(of) if several else '') for words, of in seeds.items())
 
   def _status(self, run):
     step = f'step {run["step"]:,}'
@@ -83,17 +127,19 @@ def groups_of(runs: Iterable[dict]) -> list[Group]:
     key = run['label']['budget'], run['label']['protocol'] or 'paper'
     found.setdefault(key, {}).setdefault(run['label']['trial'], []).append(run)
   order = {budget: i for i, budget in enumerate(BUDGETS)}
+  place = lambda key: order.get((key[0].split() or [''])[0], len(order))
   by_seed = lambda run: (run.get('seed', -1), run['name'])
   return [Group(*key, {trial: tuple(sorted(members, key=by_seed))
                        for trial, members in found[key].items()})
-          for key in sorted(found, key=lambda key: (order.get(key[0], len(order)), key))]
+          for key in sorted(found, key=lambda key: (place(key), key))]
 
 
 def inconsistencies(group: Group) -> list[str]:
-  """Trials whose runs differ in more than their seeds, or repeat a seed."""
-  lines = []
+  """Trials that cannot be compared, or whose runs differ in more than seeds or repeat one."""
+  lines = [f'{trial} ({group.name}) is not comparable with the default run: {words}. What hangs on '
+           'it is not judged.' for trial, words in group.incomparable.items()]
   for trial, runs in group.trials.items():
-    runs = [run for run in runs if 'config' in run and run['status'] != 'unreadable']
+    runs = list(filter(_known, runs))
     if len(runs) < 2:
       continue
     _, different = differing_settings(runs)
@@ -104,3 +150,18 @@ def inconsistencies(group: Group) -> list[str]:
     elif len({run['seed'] for run in runs}) < len(runs):
       lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
   return lines
+
+
+def _known(run):
+  return 'config' in run and run['status'] != 'unreadable'
+
+
+def _strange(trial, run, default):
+  """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
+  swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
+  mine, its = settings_of(run), settings_of(default)
+  for key in _SHARED:
+    if key not in swept and mine.get(key) != its.get(key):
+      yield f'{key} {mine.get(key)} instead of {its.get(key)}'
+  if None not in (run['content'], default['content']) and run['content'] != default['content']:
+    yield 'other content of its data'

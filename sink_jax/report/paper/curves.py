@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 
 from sink_jax.report.paper.collect import Group
-from sink_jax.report.paper.measures import MEASURES, summary, window_size
+from sink_jax.report.paper.measures import ALONE, MEASURES, summary, window_size
 
 _POINTS = 200  # of a training loss: more could not be told apart
+_FEW = 25  # where lines of several trials cross
 _EMBEDDING = 'block (0: the embedding)'
 _LOSS, _SINK = 'nats per token', 'Sink_1 in % of heads'
 _LONGEST_MAP = 256  # tokens of a map that a page can carry
@@ -18,15 +20,17 @@ def figure_data(figure: dict, group: Group) -> dict | None:
   """What a figure of the paper shows of a group's runs; None where there is nothing.
 
   Returns:
-    {budget, protocol, panels, missing}. A panel: title, x, y and right (labels of axes),
+    {budget, protocol, panels, missing}, and where it applies note (for the caption) and across
+    (how many panels stand beside one another). A panel: title, x, y and right (labels of axes),
     log (axes that are logarithmic), series, and in one case a map. A series: name, runs, x,
     y, low and high (over seeds), axis ('left' or 'right') and dashed.
   """
-  panels, missing = _KINDS[figure['kind']](figure, group)
+  panels, missing, *extra = _KINDS[figure['kind']](figure, group)
   panels = [panel for panel in panels if panel['series'] or 'map' in panel]
   if not panels:
     return None
-  return {'budget': group.budget, 'protocol': group.protocol, 'panels': panels,
+  return {**(extra[0] if extra else {}),
+          'budget': group.budget, 'protocol': group.protocol, 'panels': panels,
           'missing': [f'{trial} ({group.status(trial) if words is None else words})'
                       for trial, words in missing.items()]}
 
@@ -68,15 +72,23 @@ def _dynamics(figure, group):
 
 
 def _learning_rates(figure, group):
-  found, drawn = [], []
+  """The losses above, Sink_1 below, as long as the default run took."""
+  losses, rates, drawn = [], [], []
+  default = group.measured('default')
+  end = default[0]['steps'] if default else math.inf
+  until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure['trials']:
     runs = group.measured(trial)
-    pair = [series(trial, runs, _train_points),
-            series(trial, runs, _sink_points, 'right', dashed=True)]
-    found += pair
+    pair = [series(trial, runs, lambda run: _thinned(until(_losses(run)), _FEW)),
+            series(trial, runs, lambda run: until(_sink_points(run)))]
+    losses, rates = losses + pair[:1], rates + pair[1:]
     drawn += [trial] if any(pair) else []
-  return ([_panel('training loss solid, Sink_1 dashed', 'step', _LOSS, found, _SINK)],
-          _absent(group, figure['trials'], drawn))
+  panels = [_panel('training loss, means over stretches', 'step', _LOSS, losses),
+            _panel('Sink_1', 'step', _SINK, rates)]
+  extra = {'across': 1}
+  if default:
+    extra['note'] = f'Shown up to step {end:,}, the last of the default run.'
+  return panels, _absent(group, figure['trials'], drawn), extra
 
 
 def _sweep(figure, group):
@@ -143,8 +155,9 @@ def _window_map(figure, group):
   """One map, of the window model with the strongest sink; and the two tokens in all of them."""
   seen = {trial: run for trial in figure['trials'] for run in group.done(trial)[:1]
           if run['analyses'].get('window')}
-  rows = sorted(((run['analyses']['window'], run) for run in seen.values()),
-                key=lambda row: row[0]['size'])
+  alone = [trial for trial, run in seen.items() if run['analyses']['window']['size'] == 1]
+  rows = sorted(((run['analyses']['window'], run) for trial, run in seen.items()
+                 if trial not in alone), key=lambda row: row[0]['size'])
   of = lambda key, name, dashed=False: {
       'name': name, 'runs': [run['name'] for _, run in rows],
       'x': [window['size'] for window, _ in rows], 'y': [window.get(key) for window, _ in rows],
@@ -153,7 +166,7 @@ def _window_map(figure, group):
   panels = []
   mapped = [row for row in rows if row[0].get('map') and len(row[0]['map']) <= _LONGEST_MAP]
   if mapped:
-    window, run = max(mapped, key=lambda row: row[1].get('sink_1') or 0)
+    window, run = max(mapped, key=lambda row: (row[1].get('sink_1') or 0, row[0]['size']))
     title = (f'window of {window["size"]}: {_weight(window, "absolute_first")} on token 1,\n'
              f'{_weight(window, "relative_first")} on the first of the window')
     panels.append(_panel(title, 'key', 'query', []) | {'map': window['map'], 'runs': [run['name']]})
@@ -163,7 +176,7 @@ def _window_map(figure, group):
         of('relative_first', 'to the first token of the window, after it'),
         of('absolute_uniform', 'to token 1, if queries saw all keys alike', dashed=True),
         of('uniform', 'to the first token of the window, likewise', dashed=True)], log='xy'))
-  return panels, _absent(group, figure['trials'], seen)
+  return panels, _absent(group, figure['trials'], seen) | dict.fromkeys(alone, ALONE)
 
 
 def _weight(window, key):
@@ -175,10 +188,17 @@ def _course(kind, key):
                               run['courses'][kind].get(key, ())))
 
 
+def _losses(run):
+  return [point for point in _course('train', 'loss')(run) if None not in point]
+
+
 def _train_points(run):
-  """Means over stretches of steps, so that there are at most _POINTS of them."""
-  points = [point for point in _course('train', 'loss')(run) if None not in point]
-  size = -(-len(points) // _POINTS) or 1
+  return _thinned(_losses(run), _POINTS)
+
+
+def _thinned(points, most):
+  """Means over stretches of steps, so that there are at most so many of them."""
+  size = -(-len(points) // most) or 1
   stretches = [points[i:i + size] for i in range(0, len(points), size)]
   return [(stretch[-1][0], statistics.fmean(loss for _, loss in stretch)) for stretch in stretches]
 

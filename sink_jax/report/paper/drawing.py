@@ -14,14 +14,16 @@ from sink_jax.evaluate import plots
 
 _COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
 _MARKERS = 'osD^vPXh*<>'
+_COLOURS = (*plots.COLOURS, '#8C6D31', '#7B3294', '#888888')
 _ACROSS = 3
+_WITH_MARKERS = 40  # points of a line; more markers would hide it
 _LEGEND = 10
 
 
 def panels(content: dict) -> bytes:
   """The PNG of what `figure_data` found."""
   shown = content['panels']
-  across = min(_ACROSS, len(shown))
+  across = min(content.get('across', _ACROSS), len(shown))
   down = -(-len(shown) // across)
   wide = {1: 7.2, 2: 10.5, 3: 12.5}[across]
   names = list(dict.fromkeys(one['name'] for panel in shown for one in panel['series']))
@@ -118,9 +120,10 @@ def _panel(ax, panel, names):
   lines = {}
   for one in panel['series']:
     i = names.index(one['name'])
-    style = dict(color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
-                 linestyle='--' if one['dashed'] else '-' if i < len(plots.COLOURS) else '-.')
-    if len(one['x']) <= 40:
+    again = i // len(_COLOURS)
+    style = dict(color=_COLOURS[i % len(_COLOURS)], linewidth=2,
+                 linestyle='--' if one['dashed'] else ('-', '-.', ':')[again % 3])
+    if len(one['x']) <= _WITH_MARKERS:
       style |= dict(marker=_MARKERS[i % len(_MARKERS)], markersize=5)
     on = right if one['axis'] == 'right' else ax
     x = [np.nan if v is None else v for v in one['x']]
@@ -154,8 +157,8 @@ def _scales(ax, panel):
       ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
       low, high = ax.get_ylim()
       ax.set_ylim(min(low, 0.5), max(high, 3))
-      ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-      ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(plain)
 
 

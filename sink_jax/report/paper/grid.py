@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-_MARKS = '†‡§'
+_MARKS = '†‡§¶#'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,20 @@ def table_grid(table: dict, groups: list[dict]) -> Grid | None:
   if any('*' in str(cell) for row in rows for cell in row[1:]):
     notes.append('*: of proxy scores.')
   return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
+
+
+def verdict_grid(report: dict) -> Grid:
+  """Every claim with its verdicts, at a glance."""
+  names = [verdict['name'] for verdict in report['claims'][0]['verdicts']]
+  rows = [[(claim['statement'] + claim['marks'], claim['key']), claim['section'],
+           *(verdict_words(verdict) for verdict in claim['verdicts'])]
+          for claim in report['claims']]
+  head = ['claim', 'section', *(names if len(names) > 1 else ['verdict'])]
+  return Grid(head, rows, [], tuple(range(len(head))))
+
+
+def verdict_words(verdict: dict) -> str:
+  return verdict['verdict'] + (' (close to the level)' if verdict['close'] else '')
 
 
 def synthetic_grid(axis: dict) -> Grid:
@@ -86,14 +100,18 @@ def _measure(row, ours, measure, remarks):
   if cell['agrees'] is not None:
     apart = 'yes' if cell['agrees'] else 'no'
   elif cell['difference'] is None:
-    apart, told = (told or ''), ''
+    apart = 'not compared' if told else ''
   else:
     steps = measure.endswith('step')
     apart = f'{cell["difference"]:+,.0f}' if steps else f'{cell["difference"]:+.2f}'
   if told:
-    mark = remarks.setdefault(told, _MARKS[len(remarks) % len(_MARKS)])
-    apart += mark
+    apart += remarks.setdefault(told, _mark(len(remarks)))
   return [row['paper'][measure], _spread(cell), apart]
+
+
+def _mark(number):
+  """Each doubled, and so on, where there are more than these."""
+  return _MARKS[number % len(_MARKS)] * (1 + number // len(_MARKS))
 
 
 def _spread(cell):

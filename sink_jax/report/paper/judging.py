@@ -4,70 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 
+from sink_jax.report.markup import upper
 from sink_jax.report.paper.collect import Group
-from sink_jax.report.paper.measures import MEASURES, Summary, summary, window_size
+from sink_jax.report.paper.evidence import Evidence, gather, heading, level, listed
+from sink_jax.report.paper.measures import MEASURES, summary, window_size
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
 MASSIVE = 2  # hidden norm ratio from which activations are massive
 _FULL = 95  # percent: no room for an order above it
-_UNITS = {'percent': ' %', 'points': ' points'}
 _NOISE = 1.0  # points that an ordered row may go the other way
+_CLOSE = 0.05  # of a level: another seed might lie on its other side
+_MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """held: None where nothing can be decided. words: the deciding numbers, or why not."""
+  """held: None where nothing can be decided. words: the deciding numbers, or why not.
+
+  close: does the answer hang on a number close to its level? reason: why nothing can be
+  decided, short enough to group claims by.
+  """
 
   held: bool | None
   words: str
   numbers: tuple[dict, ...] = ()
+  close: bool = False
+  reason: str = ''
 
 
 class Check:
-  """`criterion` in words, and `judge(group)`."""
+  """`criterion` in words, `trials` that are asked, and `judge(group)`."""
 
   criterion: str
+  trials: tuple[str, ...]
+
+  @property
+  def asked(self) -> tuple[str, ...]:
+    """Every trial that the answer hangs on."""
+    return self.trials
 
   def judge(self, group: Group) -> Outcome:
     raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-  """Means by trial; pending: why others may still come; left_out: why others never will."""
-
-  found: dict[str, Summary]
-  pending: list[str]
-  left_out: list[str]
-
-  def numbers(self) -> tuple[dict, ...]:
-    return tuple({'trial': trial, 'measure': _name(found.measure), **found.as_dict()}
-                 for trial, found in self.found.items())
-
-  def words(self) -> str:
-    """'Sink_1: default 18.18 %, batch-128 16.45 %', and what is missing."""
-    measures = [found.measure for found in self.found.values()]
-    parts = [f'{trial} {found.text(_UNITS.get(found.measure.unit, ""))}'
-             for trial, found in self.found.items()]
-    line = f'{_plain(measures[0])}: {", ".join(parts)}' if parts else ''
-    told = lambda words, trials: f'{words}: {", ".join(trials)}' if trials else ''
-    return '; '.join(filter(None, [line, told('missing', self.pending),
-                                   told('left out', self.left_out)]))
-
-
-def gather(group: Group, measure: str, trials) -> Evidence:
-  """Of the runs that are done: nothing is judged before the last step."""
-  found, pending, left_out = {}, [], []
-  for trial in trials:
-    value = summary(measure, group.done(trial))
-    if value is not None:
-      found[trial] = value
-      continue
-    ended = {run['status'] for run in group.runs(trial)}
-    words = f'{trial} ({group.status(trial) if not group.done(trial) else "not measured"})'
-    never = ended and ended <= {'diverged', 'not expressible'}
-    (left_out if never else pending).append(words)
-  return Evidence(found, pending, left_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,26 +64,29 @@ class Every(Check):
 
   @property
   def criterion(self):
-    where = ' where there is a sink on the first token' if self.sinks else ''
-    level = self.at_least if self.below is None else self.below
+    of = f'each of {listed(self.trials)}' if len(self.trials) > 1 else self.trials[0]
+    if self.some:
+      of += f' that was measured ({self.some} at least)'
+    of += ' and has a sink on the first token' if self.sinks else ''
     side = 'at least' if self.below is None else 'below'
-    return (f'{_heading(self.measure)} of {_listed(self.trials)} is {side} '
-            f'{_level(self.measure, level)}{where}')
+    return f'{heading(self.measure)} of {of} is {side} {level(self.measure, self._level)}'
+
+  @property
+  def _level(self):
+    return self.at_least if self.below is None else self.below
 
   def judge(self, group):
     seen = gather(group, self.measure, self.trials)
     if self.sinks:
-      faint = [trial for trial in seen.found
-               if (sink := summary('sink_1', group.done(trial))) is None or sink.mean < SINK]
-      seen = Evidence({t: v for t, v in seen.found.items() if t not in faint}, seen.pending,
-                      seen.left_out + [f'{trial} (no sink)' for trial in faint])
-    wrong = [trial for trial, found in seen.found.items() if not self._fits(found.mean)]
+      seen = seen.without({trial: 'no sink' for trial in seen.found if not _has_sink(group, trial)})
+    wrong = [found.mean for found in seen.found.values() if not self._fits(found.mean)]
     if wrong:
-      return Outcome(False, seen.words(), seen.numbers())
+      return _outcome(False, seen, all(_close(value, self._level) for value in wrong))
     enough = len(seen.found) >= self.some if self.some else not seen.pending
     if not seen.found or not enough:
-      return Outcome(None, seen.words(), seen.numbers())
-    return Outcome(True, seen.words(), seen.numbers())
+      return _open(seen)
+    return _outcome(True, seen, any(_close(found.mean, self._level)
+                                    for found in seen.found.values()))
 
   def _fits(self, value):
     return value >= self.at_least if self.below is None else value < self.below
@@ -127,14 +107,18 @@ class Ordered(Check):
 
   @property
   def criterion(self):
-    heading, margin = _heading(self.measure), _level(self.measure, self.margin, True)
-    least = f' by at least {margin}' if self.margin else ''
-    if self.ends or len(self.trials) == 2:
-      side = 'below' if self.falls else 'above'
-      return f'{heading} of {self.trials[-1]} is{least} {side} that of {self.trials[0]}'
+    name, margin = heading(self.measure), level(self.measure, self.margin, True)
+    least = f'at least {margin} ' if self.margin else ''
+    side = f'{least}{"below" if self.falls else "above"}'
+    if len(self.trials) == 2:
+      return f'{name} of {self.trials[-1]} is {side} that of {self.trials[0]}'
+    if self.ends:
+      return (f'{name} of the last one measured of {listed(self.trials)} is {side} that of the '
+              'first one measured')
     verb, other = ('falls', 'rises') if self.falls else ('rises', 'falls')
-    way = _level(self.measure, self._noise, True)
-    return (f'{heading} {verb}{least} along {", ".join(self.trials)}'
+    way = level(self.measure, self._noise, True)
+    return (f'{name} {verb} along {listed(self.trials)}'
+            + (f', by at least {margin} in all' if self.margin else '')
             + (f', and {other} by no more than {way} on the way' if self._noise else
                f', and never {other}'))
 
@@ -145,10 +129,11 @@ class Ordered(Check):
   def judge(self, group):
     seen = gather(group, self.measure, self.trials)
     if seen.pending or len(seen.found) < 2:
-      return Outcome(None, seen.words(), seen.numbers())
+      return _open(seen)
     means = [found.mean for found in seen.found.values()]
     if MEASURES[self.measure].unit == 'percent' and min(means) >= _FULL:
-      return Outcome(None, f'{seen.words()}: no room for an order', seen.numbers())
+      return Outcome(None, f'{seen.words()}: no room for an order', seen.numbers(),
+                     reason=f'all rates are {_FULL} % or more, which leaves no room for an order')
     if self.falls:
       means = [-mean for mean in means]
     # never emerging twice is no step in either direction
@@ -156,7 +141,7 @@ class Ordered(Check):
     total = 0.0 if means[0] == means[-1] else means[-1] - means[0]
     steady = self.ends or all(step >= -self._noise for step in steps)
     held = steady and total > 0 and total >= self.margin
-    return Outcome(held, seen.words(), seen.numbers())
+    return _outcome(held, seen, steady and _close(total, self.margin))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,50 +154,89 @@ class Near(Check):
   margin: float
 
   @property
+  def asked(self):
+    return (self.other, *self.trials)
+
+  @property
   def criterion(self):
-    return (f'{_heading(self.measure)} of {_listed(self.trials)} lies within '
-            f'{_level(self.measure, self.margin, True)} of that of {self.other}')
+    return (f'{heading(self.measure)} of {listed(self.trials)} lies within '
+            f'{level(self.measure, self.margin, True)} of that of {self.other}')
 
   def judge(self, group):
-    seen = gather(group, self.measure, (self.other, *self.trials))
+    seen = gather(group, self.measure, self.asked)
     if self.other not in seen.found or len(seen.found) < 2:
-      return Outcome(None, seen.words(), seen.numbers())
+      return _open(seen)
     centre = seen.found[self.other].mean
-    if any(abs(found.mean - centre) > self.margin for found in seen.found.values()):
-      return Outcome(False, seen.words(), seen.numbers())
-    return Outcome(None if seen.pending else True, seen.words(), seen.numbers())
+    apart = [abs(found.mean - centre) for found in seen.found.values()]
+    far = [distance for distance in apart if distance > self.margin]
+    if far:
+      return _outcome(False, seen, all(_close(distance, self.margin) for distance in far))
+    if seen.pending:
+      return _open(seen)
+    return _outcome(True, seen, any(_close(distance, self.margin) for distance in apart))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trains(Check):
-  """Every seed of each trial reaches its last step, or (diverges) none does."""
+  """Every seed of each trial reaches its last step, or (diverges) none does.
+
+  within: by how many nats the valid loss may lie above that of the default run at most.
+  """
 
   trials: tuple[str, ...]
   diverges: bool = False
+  within: float | None = None
+
+  @property
+  def asked(self):
+    return self.trials if self.within is None else ('default', *self.trials)
 
   @property
   def criterion(self):
-    return (f'every run of {_listed(self.trials)} '
+    line = (f'every run of {listed(self.trials)} '
             + ('diverges' if self.diverges else 'reaches its last step'))
+    return line if self.within is None else (
+        f'{line}, and the valid loss is at most {level("valid_loss", self.within)} above that of '
+        'default')
 
   def judge(self, group):
+    ends = self._ends(group)
+    if self.within is None or ends.held is False:
+      return ends
+    losses = self._losses(group)
+    held = False if losses.held is False else None if None in (ends.held, losses.held) else True
+    return Outcome(held, '. '.join(filter(None, (ends.words, upper(losses.words)))),
+                   ends.numbers + losses.numbers, losses.close, ends.reason or losses.reason)
+
+  def _ends(self, group):
     wanted = 'diverged' if self.diverges else 'done'
     numbers, decided, words = [], [], []
     for trial in self.trials:
-      ended = [run for run in group.runs(trial) if run['status'] in ('done', 'diverged')]
+      runs = group.runs(trial)
+      states = {run['status'] for run in runs}
       words.append(f'{trial} ({group.status(trial)})')
-      if ended:
-        value = summary('converges', ended)
+      if value := summary('converges', runs):
         numbers.append({'trial': trial, 'measure': 'converges', **value.as_dict()})
-      decided.append(all(run['status'] == wanted for run in ended) if ended else None)
-    held = False if False in decided else None if None in self._expected(group, decided) else True
-    return Outcome(held if any(d is not None for d in decided) else None,
-                   f'runs: {", ".join(words)}', tuple(numbers))
+      if states != {'not expressible'}:  # else the budget leaves it out
+        # A seed under way may still go either way.
+        decided.append(False if states & ({'done', 'diverged'} - {wanted}) else
+                       True if states == {wanted} else None)
+    held = False if False in decided else None if None in decided or not decided else True
+    reason = '' if held is not None else _MISSING if decided else _NOTHING
+    return Outcome(held, f'runs: {", ".join(words)}', tuple(numbers), reason=reason)
 
-  def _expected(self, group, decided):
-    """Without the trials that the budget cannot express."""
-    return [d for trial, d in zip(self.trials, decided)
-            if {run['status'] for run in group.runs(trial)} != {'not expressible'}]
+  def _losses(self, group):
+    seen = gather(group, 'valid_loss', self.asked)
+    if 'default' not in seen.found or len(seen.found) < 2:
+      return _open(seen)
+    base = seen.found['default'].mean
+    above = [found.mean - base for found in seen.found.values()]
+    far = [rise for rise in above if rise > self.within]
+    if far:
+      return _outcome(False, seen, all(_close(rise, self.within) for rise in far))
+    if seen.pending:
+      return _open(seen)
+    return _outcome(True, seen, any(_close(rise, self.within) for rise in above))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,14 +247,14 @@ class Onset(Check):
 
   @property
   def criterion(self):
-    return (f'of the windows among {_listed(self.trials)} that are longer than epsilon times the '
+    return (f'of the windows among {listed(self.trials)} that are longer than epsilon times the '
             'probe (shorter ones cannot exceed epsilon, whatever the model learns), the smallest '
             f'has Sink_1 below {NO_SINK} %, the largest at least {SINK} %')
 
   def judge(self, group):
     seen = gather(group, 'sink_1', self.trials)
     if seen.pending:
-      return Outcome(None, seen.words(), seen.numbers())
+      return _open(seen)
     sizes = {}
     for trial in seen.found:
       run = group.done(trial)[0]
@@ -239,33 +263,29 @@ class Onset(Check):
         sizes[trial] = size
     if len(set(sizes.values())) < 2:
       return Outcome(None, f'{seen.words()}: {len(sizes)} of the windows can show a sink at all',
-                     seen.numbers())
+                     seen.numbers(), reason='windows are too small to show a sink')
     small, large = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
-    held = seen.found[small].mean < NO_SINK and seen.found[large].mean >= SINK
+    least, most = seen.found[small].mean, seen.found[large].mean
+    fits = [(least < NO_SINK, _close(least, NO_SINK)), (most >= SINK, _close(most, SINK))]
+    held = all(fit for fit, _ in fits)
+    near = any(close for _, close in fits) if held else all(close for fit, close in fits if not fit)
     return Outcome(held, f'{seen.words()}: smallest {sizes[small]}, largest {sizes[large]} tokens',
-                   seen.numbers())
+                   seen.numbers(), near)
 
 
-def _name(measure):
-  return next(name for name, other in MEASURES.items() if other is measure)
+def _outcome(held: bool, seen: Evidence, close: bool) -> Outcome:
+  return Outcome(held, seen.words(), seen.numbers(), close)
 
 
-def _heading(measure):
-  return _plain(MEASURES[measure])
+def _open(seen: Evidence) -> Outcome:
+  return Outcome(None, seen.words(), seen.numbers(),
+                 reason=_MISSING if seen.pending else _NOTHING)
 
 
-def _plain(measure):
-  """The heading of a column without its unit."""
-  return measure.heading.replace(' %', '').replace(' in points', '')
+def _close(value, to):
+  return to != 0 and abs(value - to) <= _CLOSE * abs(to)
 
 
-def _level(measure, value, apart=False):
-  """A level with its unit; apart: a distance between two values."""
-  points = f' point{"s" if value != 1 else ""}'
-  unit = {'percent': points if apart else ' %', 'points': points, 'nats': ' nats'}.get(
-      MEASURES[measure].unit, '')
-  return f'{value:g}{unit}'
-
-
-def _listed(trials):
-  return trials[0] if len(trials) == 1 else f'{", ".join(trials[:-1])} and {trials[-1]}'
+def _has_sink(group, trial):
+  sink = summary('sink_1', group.done(trial))
+  return sink is not None and sink.mean >= SINK

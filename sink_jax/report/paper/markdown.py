@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from sink_jax.report import markup
 from sink_jax.report.markup import escaped, upper
-from sink_jax.report.paper.grid import runs_grid, synthetic_grid, table_grid
+from sink_jax.report.paper.grid import (
+    runs_grid, synthetic_grid, table_grid, verdict_grid, verdict_words)
 
 
 def as_markdown(report: dict) -> str:
   lines = [f'# {report["title"]}', '', f'*{report["paper"]}*: its claims, tables and figures.', '',
-           '## Claims', '']
+           '## In short', '']
+  for part in report['in_short']['groups']:
+    lines += [f'### {upper(part["name"])}', '', *(f'- {escaped(line)}' for line in part['lines']),
+              '']
+  lines += ['## Claims', '', *(escaped(note) + '\n' for note in report['in_short']['notes']),
+            *_grid(verdict_grid(report)), '']
   for claim in report['claims']:
-    lines += [f'- **{escaped(claim["statement"])}** (Section {claim["section"]})']
-    lines += [f'  - {verdict["name"]}: **{verdict["verdict"]}**. {escaped(verdict["why"])}'
+    lines += [f'- **{escaped(claim["statement"])}**{claim["marks"]} (Section {claim["section"]})']
+    lines += [f'  - {verdict["name"]}: **{verdict_words(verdict)}**. {escaped(verdict["why"])}'
               for verdict in claim['verdicts']]
     lines += [f'  - Asked: {escaped(claim["criterion"])}']
-  lines += ['', '## Tables', '', report['comparison'], '']
+  lines += ['', '## Tables', '', escaped(report['comparison']), '']
   for table in report['tables']:
     lines += _table(table, report)
   lines += ['## Figures', '']
@@ -44,6 +50,7 @@ def _figure(figure):
     lines += [f'![{name}]({picture["file"]})', '']
     if picture['missing']:
       lines += [f'{upper(picture["name"])}: without {escaped(", ".join(picture["missing"]))}.', '']
+    lines += [escaped(picture['note']), ''] if picture.get('note') else []
   return lines
 
 
@@ -61,7 +68,8 @@ def _synthetic(axis):
 def _grid(grid):
   plain = lambda cell: cell if not isinstance(cell, tuple) else (
       f'{cell[0]} ({cell[1]})' if cell[1] else cell[0])
-  lines = markup.markdown_table(grid.head, [[plain(cell) for cell in row] for row in grid.rows])
+  lines = markup.markdown_table(grid.head, [[plain(cell) for cell in row] for row in grid.rows],
+                                grid.left)
   return lines + ['', *(escaped(note) + '  ' for note in grid.notes)]
 
 
@@ -74,7 +82,6 @@ def _made(report):
   for group in report['groups']:
     settings = ', '.join(f'`{key} = {value}`' for key, value in group['settings'].items())
     lines += ['', f'{upper(group["name"])}: {group["runs"]} runs; {settings}']
-  lines += [f'\n{escaped(note)}' for note in report['notes']]
   if report['other_runs']:
     lines += ['', f'Not of the paper: {escaped(", ".join(report["other_runs"]))}.']
   return lines

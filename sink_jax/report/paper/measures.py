@@ -12,6 +12,7 @@ from sink_jax.report.paper.compared import pile_cc_loss, same_data
 from sink_jax.slot import build
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
+ALONE = 'in a window of one token every query sees itself alone'
 _LAST = 0.1  # share of the training rows whose mean is the training loss at the end
 
 
@@ -90,6 +91,12 @@ def summarise(measure: Measure, runs: Iterable[dict], starred: bool = False) -> 
   proxy = starred and any(run.get('proxy', False) for run, _ in found)
   return Summary(measure, tuple(value for _, value in found), proxy,
                  tuple(run['name'] for run, _ in found))
+
+
+def impossible(name: str, run: dict) -> str:
+  """Why a run can never have a quantity; '' if it can."""
+  alone = name in ('window_absolute', 'window_relative') and window_size(run) == 1
+  return ALONE if alone else ''
 
 
 def window_size(run: dict) -> int | None:

@@ -6,8 +6,9 @@ import html
 
 from sink_jax.report import markup
 from sink_jax.report.markup import text, upper
-from sink_jax.report.paper.claims import FAILS, HOLDS, PLURAL, UNKNOWN
-from sink_jax.report.paper.grid import Grid, runs_grid, synthetic_grid, table_grid
+from sink_jax.report.paper.claims import FAILS, HOLDS, UNKNOWN
+from sink_jax.report.paper.grid import (
+    Grid, runs_grid, synthetic_grid, table_grid, verdict_grid, verdict_words)
 
 _CLASSES = {HOLDS: 'yes', FAILS: 'no', UNKNOWN: 'open'}
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
@@ -15,7 +16,7 @@ _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --wo
 
 def as_html(report: dict, images: dict[str, bytes]) -> str:
   """A page without scripts or outside resources. images: PNGs by file name."""
-  parts = [_header(report), _contents(report), _claims(report),
+  parts = [_header(report), _in_short(report), _contents(report), _claims(report),
            '<section id="tables"><h2>Tables</h2>', f'<p>{text(report["comparison"])}</p>']
   parts += [_table(table, report) for table in report['tables'] if table['number']]
   parts += ['</section>', '<section id="numbers"><h2>Numbers of the text</h2>']
@@ -46,7 +47,7 @@ def _contents(report):
   tables = [link(t['key'], short(t)) for t in report['tables'] if t['number']]
   numbers = [link(t['key'], t['title']) for t in report['tables'] if not t['number']]
   figures = [link(f['key'], short(f)) for f in report['figures']]
-  lines = [link('claims', 'Claims'),
+  lines = [link('in-short', 'In short'), link('claims', 'Claims'),
            f'{link("tables", "Tables")}: {", ".join(tables)}',
            f'{link("numbers", "Numbers of the text")}: {", ".join(numbers)}',
            f'{link("figures", "Figures")}: {", ".join(figures)}',
@@ -56,28 +57,25 @@ def _contents(report):
   return '<nav><ul>' + ''.join(f'<li>{line}</li>' for line in lines) + '</ul></nav>'
 
 
+def _in_short(report):
+  parts = ['<section id="in-short"><h2>In short</h2>']
+  for part in report['in_short']['groups']:
+    lines = ''.join(f'<li>{text(line)}</li>' for line in part['lines'])
+    parts.append(f'<h3>{text(upper(part["name"]))}</h3><ul>{lines}</ul>')
+  return ''.join([*parts, '</section>'])
+
+
 def _claims(report):
-  counts = {}
-  for claim in report['claims']:
-    for verdict in claim['verdicts']:
-      tally = counts.setdefault(verdict['name'], dict.fromkeys(PLURAL, 0))
-      tally[verdict['verdict']] += 1
-  told = ''.join(
-      f'<p class="overview">{upper(text(name))}: '
-      + ', '.join(f'{n} {PLURAL[verdict]}' for verdict, n in tally.items()) + '.</p>'
-      for name, tally in counts.items())
-  return ('<section id="claims"><h2>Claims</h2>' + told
-          + '<p class="note">Judged on runs that are done, by their mean over seeds; each '
-          'criterion is ours and stands below its claim. At the smoke budget models and data are '
-          'other ones, so a claim that does not hold there says little about the paper.</p>'
+  notes = ''.join(f'<p class="note">{text(note)}</p>' for note in report['in_short']['notes'])
+  return ('<section id="claims"><h2>Claims</h2>' + notes + _grid(verdict_grid(report))
           + ''.join(map(_claim, report['claims'])) + '</section>')
 
 
 def _claim(claim):
   verdicts = ''.join(
-      f'<p><span class="verdict {_CLASSES[verdict["verdict"]]}">{verdict["verdict"]}</span> '
+      f'<p><span class="verdict {_CLASSES[verdict["verdict"]]}">{verdict_words(verdict)}</span> '
       f'{text(verdict["name"])}: {text(verdict["why"])}</p>' for verdict in claim['verdicts'])
-  return (f'<article id="claim-{claim["key"]}"><h3>{text(claim["statement"])} '
+  return (f'<article id="claim-{claim["key"]}"><h3>{text(claim["statement"])}{claim["marks"]} '
           f'<small>Section {text(claim["section"])}</small></h3>{verdicts}'
           f'<p class="note">Asked: {text(claim["criterion"])}</p></article>')
 
@@ -99,8 +97,9 @@ def _figure(figure, images):
   for picture in figure['pictures']:
     missing = f' Without {", ".join(picture["missing"])}.' if picture['missing'] else ''
     name = f'{upper(picture["name"])}. ' if picture['name'] else ''
-    kind = 'single' if len(picture['panels']) < 2 else 'wide'
-    parts.append(markup.picture(images[picture['file']], f'{name}{words}{missing}', kind))
+    kind = 'single' if len(picture['panels']) < 2 or picture.get('across') == 1 else 'wide'
+    note = f' {picture["note"]}' if picture.get('note') else ''
+    parts.append(markup.picture(images[picture['file']], f'{name}{words}{note}{missing}', kind))
   return ''.join([*parts, '</article>'])
 
 
@@ -135,7 +134,6 @@ def _made(report):
   for name, rules in report['budgets'].items():
     parts.append(f'<h3>Budget {text(name)}</h3><ul>'
                  + ''.join(f'<li>{text(rule)}</li>' for rule in rules) + '</ul>')
-  parts += [f'<p class="note">{text(note)}</p>' for note in report['notes']]
   if report['other_runs']:
     parts.append(f'<p class="note">Not of the paper: {text(", ".join(report["other_runs"]))}.</p>')
   return ''.join([*parts, '</section>'])

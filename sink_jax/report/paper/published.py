@@ -4,7 +4,8 @@ A table or a group of numbers: key, number and half ('' in the text), title, sec
 ('training', 'open models' or 'nothing'), measures, rows, and a note where it needs one. A
 row: setting, trial (of configs/, or None), values {measure: a number, True or False, a range
 [low, high] with None for an open end, or None where the paper gives none}, and where it
-applies proxy (the paper's scores are proxies), failed (its training failed) and a note. A
+applies steps and batch_size (where they are not the default's), proxy (the paper's scores are
+proxies), failed (its training failed) and a note. A
 figure: key, number, half, kind, needs, caption, trials.
 """
 
@@ -13,6 +14,9 @@ from __future__ import annotations
 import functools
 import json
 from importlib import resources
+
+
+STEPS, BATCH = 20_000, 512  # of the default run
 
 
 @functools.cache
@@ -44,6 +48,15 @@ def trials() -> set[str]:
   """Every trial that some row or figure needs."""
   rows = {row['trial'] for table in tables() + text_numbers() for row in table['rows']}
   return (rows | {trial for figure in figures() for trial in figure['trials']}) - {None}
+
+
+@functools.cache
+def training_of(trial: str) -> tuple[int, int]:
+  """The paper's number of steps and of sequences in a batch."""
+  rows = [row for table in tables() + text_numbers() for row in table['rows']
+          if row['trial'] == trial]
+  told = lambda key, default: next((row[key] for row in rows if key in row), default)
+  return told('steps', STEPS), told('batch_size', BATCH)
 
 
 def name_of(item: dict) -> str:

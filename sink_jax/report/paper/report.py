@@ -9,6 +9,7 @@ from textwrap import fill
 
 from sink_jax.report.jsontext import finite, to_json
 from sink_jax.report.paper import claims_architecture, claims_training, drawing, published
+from sink_jax.report.paper.brief import in_short
 from sink_jax.report.paper import synthetic
 from sink_jax.report.paper.claims import FAILS, PLURAL, UNKNOWN, judge
 from sink_jax.report.paper.collect import (
@@ -25,7 +26,11 @@ from sink_jax.train.provenance import here_and_now
 CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
 _PICTURES = 2_600_000  # bytes on the page, which holds them in base64
 # An absolute path in a command or an error: all but its end is this machine's business.
-_PATH = re.compile(r'(?<![^\s=\'"(\[:])/(?:[^\s/\'"=,;:()\[\]]+/)*([^\s/\'"=,;:()\[\]]+)/?')
+_ROOT = r'(?:file://[\w.-]*)?(?:~[\w.-]*)?/'
+_PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
+_PATH = re.compile(rf'(?<![^\s\'"`=,;:<>()\[\]{{}}|]){_ROOT}(?:{_PART}/+)*({_PART})/?')
+# In quotes a path may hold spaces.
+_QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+)/?\1')
 _PROTOCOL_KEYS = (('optimizer', 'schedule'), ('model', 'init'), ('probe', 'dtype'))
 
 
@@ -68,12 +73,14 @@ def build(runs: list[dict]) -> tuple[dict, dict[str, bytes]]:
           [row['variant'] + ('*' if row['cells']['Sink_1 %']['proxy'] else '') for row in drawn],
           [{'sink_1': row['cells']['Sink_1 %'], 'sink_star': row['cells'].get('Sink_* %')}
            for row in drawn])
+  claims = [_claim(claim, groups) for claim in CLAIMS]
   report = {
       'title': 'The paper beside our runs',
       'paper': published.title(),
       'groups': [_about(group) for group in groups],
       'statuses': dict(collections.Counter(run['status'] for run in runs)),
-      'claims': [_claim(claim, groups) for claim in CLAIMS],
+      'in_short': in_short(claims, groups),
+      'claims': claims,
       'tables': tables(groups),
       'figures': figures,
       'synthetic': axis,
@@ -120,15 +127,18 @@ def without_paths(value):
     return {key: without_paths(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):
     return [without_paths(item) for item in value]
-  return _PATH.sub(r'.../\1', value) if isinstance(value, str) else value
+  if not isinstance(value, str):
+    return value
+  return _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', value))
 
 
 def _claim(claim, groups):
   verdicts = [judge(claim, group) | {'name': group.name} for group in groups]
-  nothing = {'key': claim.key, 'budget': '', 'protocol': '', 'verdict': UNKNOWN,
-             'why': 'nothing has been run', 'numbers': [], 'name': 'no runs'}
+  nothing = {'key': claim.key, 'budget': '', 'protocol': '', 'verdict': UNKNOWN, 'close': False,
+             'why': 'nothing has been run', 'reason': 'nothing has been run', 'numbers': [],
+             'name': 'no runs'}
   return {'key': claim.key, 'section': claim.section, 'statement': claim.statement,
-          'criterion': claim.criterion, 'verdicts': verdicts or [nothing]}
+          'marks': claim.marks, 'criterion': claim.criterion, 'verdicts': verdicts or [nothing]}
 
 
 def _figures(groups):

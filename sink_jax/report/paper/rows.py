@@ -51,6 +51,8 @@ def _ours(entry, measures, group):
   runs, measured = group.runs(entry['trial']), group.measured(entry['trial'])
   told = [run for run in runs if 'steps' in run]
   status = group.status(entry['trial'])
+  if group.same_as_default(entry['trial']):
+    status += '; equal settings: at this budget the same run as default'
   if entry.get('failed'):
     status += _failure(runs)
   return {

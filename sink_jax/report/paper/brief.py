@@ -1,0 +1,56 @@
+"""What the claims say in a few sentences."""
+
+from __future__ import annotations
+
+from sink_jax.report.paper.claims import FAILS, HOLDS, PLURAL, PRESUPPOSED, UNKNOWN
+from sink_jax.report.paper.collect import Group, inconsistencies
+from sink_jax.report.paper.measures import summary
+
+_DEFAULT = ('sink_1', 'valid_loss', 'massive')
+_JUDGED = ('Judged on runs that are done, by their mean over seeds; each criterion is ours and '
+           'stands below its claim. "Close to the level": a number that decides is within 5 % of '
+           'the level that it is held against.')
+_SMOKE = ('At the smoke budget models and data are other ones, so what holds there and what does '
+          'not says little about the paper, the one as little as the other.')
+
+
+def in_short(claims: list[dict], groups: list[Group]) -> dict:
+  """{groups: [{name, lines}], notes: lines about all claims}. claims: with their verdicts."""
+  parts = [{'name': group.name, 'lines': _lines(claims, group)} for group in groups]
+  told = [f'{mark} presupposes that {words}.' for mark, words in PRESUPPOSED.values()
+          if any(mark in claim['marks'] for claim in claims)]
+  return {'groups': parts or [{'name': 'no runs', 'lines': ['Nothing has been run.']}],
+          'notes': [_JUDGED, ' '.join(told)]}
+
+
+def _lines(claims, group):
+  found = {verdict: [] for verdict in PLURAL}
+  for claim in claims:
+    for verdict in claim['verdicts']:
+      if verdict['name'] == group.name:
+        found[verdict['verdict']].append((claim['key'], verdict))
+  lines = [_default(group)]
+  lines += [f'{len(members)} of {len(claims)} claims {PLURAL[verdict]}'
+            + (f': {", ".join(map(_named, members))}.' if members else '.')
+            for verdict, members in found.items() if verdict in (HOLDS, FAILS)]
+  reasons = {}
+  for key, verdict in found[UNKNOWN]:
+    reasons.setdefault(verdict['reason'], []).append(key)
+  why = '; '.join(f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
+  lines.append(f'{len(found[UNKNOWN])} {PLURAL[UNKNOWN]}' + (f': {why}.' if why else '.'))
+  lines += [_SMOKE] if group.rules == 'smoke' else []
+  return lines + inconsistencies(group)
+
+
+def _default(group):
+  done = group.done('default')
+  found = [value for name in _DEFAULT if (value := summary(name, done))]
+  told = ', '.join(f'{value.measure.heading.replace(" %", "")} '
+                   f'{value.text(" %" if value.measure.unit == "percent" else "")}'
+                   for value in found)
+  return f'default: {told or group.status("default")}.'
+
+
+def _named(member):
+  key, verdict = member
+  return key + (' (close to the level)' if verdict['close'] else '')
