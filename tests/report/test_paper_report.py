@@ -91,7 +91,7 @@ def test_both_pages_say_the_same_in_short(whole):
   base, report = whole
   markdown = (base / 'out/report.md').read_text().replace('\\', '')
   page = ' '.join(Page((base / 'out/index.html').read_text()).text.split())
-  full, smoke = report['in_short']['groups']
+  full, smoke, _ = report['in_short']['groups']
   for words in (f'{len(CLAIMS)} of {len(CLAIMS)} claims hold', 'says little about the paper',
                 'by their mean over seeds', '† presupposes that', '0 cannot be judged.'):
     assert words in markdown and words in page.replace('\xa0', ' '), words
@@ -189,3 +189,20 @@ def test_the_command_chooses_the_kind(tmp_path):
   done = command(f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}', '--kind=runs',
                  '--nomaps')
   assert done.returncode == 0 and 'Language-model text' in done.stdout
+
+
+def test_the_synthetic_axis_answers_what_it_can(tmp_path):
+  write(tmp_path / 'runs/smoke/default', sink=(30,))
+  for variant, sink in (('default', 90), ('v-bias', 80), ('sigmoid-normalized', 50),
+                        ('mlp', 0), ('mlp-normalized', 40)):
+    paper_runs.write_synthetic(tmp_path / 'runs' / variant, variant, sink=(sink,))
+  report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
+  verdicts = {claim['key']: {v['name']: v['verdict'] for v in claim['verdicts']}
+              for claim in report['claims']}
+  assert verdicts['value-biases'] == {'smoke budget, paper protocol': 'cannot be judged',
+                                      'synthetic axis': 'holds'}
+  assert verdicts['mlp-kernel']['synthetic axis'] == 'does not hold'
+  assert 'synthetic axis' not in verdicts['batch-size']  # it has no such trials
+  table = next(line for line in (tmp_path / 'out/report.md').read_text().splitlines()
+               if line.startswith('| The batch size'))
+  assert table.endswith('| cannot be judged | - |')

@@ -30,7 +30,8 @@ def _lines(claims, group):
       if verdict['name'] == group.name:
         found[verdict['verdict']].append((claim['key'], verdict))
   lines = [_default(group)]
-  lines += [f'{len(members)} of {len(claims)} claims {PLURAL[verdict]}'
+  asked = sum(map(len, found.values()))
+  lines += [f'{len(members)} of {asked} claims {PLURAL[verdict]}'
             + (f': {", ".join(map(_named, members))}.' if members else '.')
             for verdict, members in found.items() if verdict in (HOLDS, FAILS)]
   reasons = {}

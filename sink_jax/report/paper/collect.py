@@ -33,7 +33,8 @@ class Group:
 
   @property
   def name(self) -> str:
-    return f'{self.budget} budget, {self.protocol} protocol'
+    return f'{self.budget} budget, {self.protocol} protocol' if self.protocol else (
+        f'{self.budget} axis')
 
   @property
   def key(self) -> str:
@@ -132,6 +133,19 @@ def groups_of(runs: Iterable[dict]) -> list[Group]:
   return [Group(*key, {trial: tuple(sorted(members, key=by_seed))
                        for trial, members in found[key].items()})
           for key in sorted(found, key=lambda key: (place(key), key))]
+
+
+def synthetic_groups(runs: Iterable[dict]) -> list[Group]:
+  """The synthetic trials under the names of the paper's trials, as one group, if there are any.
+
+  Only those of the config file itself: none whose budget says that settings were changed.
+  """
+  found = {}
+  for run in runs:
+    if is_synthetic(run) and not run['label']['budget']:
+      found.setdefault(run['label']['trial'].removeprefix(SYNTHETIC), []).append(run)
+  return [Group(SYNTHETIC.rstrip('-'), '', {trial: tuple(members) for trial, members
+                                            in found.items()})] if found else []
 
 
 def inconsistencies(group: Group) -> list[str]:

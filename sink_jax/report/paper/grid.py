@@ -46,12 +46,19 @@ def table_grid(table: dict, groups: list[dict]) -> Grid | None:
 
 def verdict_grid(report: dict) -> Grid:
   """Every claim with its verdicts, at a glance."""
-  names = [verdict['name'] for verdict in report['claims'][0]['verdicts']]
+  names = list(dict.fromkeys(
+      verdict['name'] for claim in report['claims'] for verdict in claim['verdicts']))
   rows = [[(claim['statement'] + claim['marks'], claim['key']), claim['section'],
-           *(verdict_words(verdict) for verdict in claim['verdicts'])]
+           *(_verdict_of(claim, name) for name in names)]
           for claim in report['claims']]
   head = ['claim', 'section', *(names if len(names) > 1 else ['verdict'])]
   return Grid(head, rows, [], tuple(range(len(head))))
+
+
+def _verdict_of(claim, name):
+  """'-' where a group of runs was not asked, as the synthetic axis is not asked everything."""
+  return next((verdict_words(verdict) for verdict in claim['verdicts']
+               if verdict['name'] == name), '-')
 
 
 def verdict_words(verdict: dict) -> str:

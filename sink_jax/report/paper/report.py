@@ -13,7 +13,7 @@ from sink_jax.report.paper.brief import in_short
 from sink_jax.report.paper import synthetic
 from sink_jax.report.paper.claims import FAILS, PLURAL, UNKNOWN, judge
 from sink_jax.report.paper.collect import (
-    Group, groups_of, inconsistencies, is_of_the_paper, is_synthetic)
+    Group, groups_of, inconsistencies, is_of_the_paper, is_synthetic, synthetic_groups)
 from sink_jax.report.paper.compared import CRITERION
 from sink_jax.report.paper.curves import figure_data
 from sink_jax.report.paper.markdown import as_markdown
@@ -73,20 +73,21 @@ def build(runs: list[dict]) -> tuple[dict, dict[str, bytes]]:
           [row['variant'] + ('*' if row['cells']['Sink_1 %']['proxy'] else '') for row in drawn],
           [{'sink_1': row['cells']['Sink_1 %'], 'sink_star': row['cells'].get('Sink_* %')}
            for row in drawn])
-  claims = [_claim(claim, groups) for claim in CLAIMS]
+  judged = groups + synthetic_groups(runs)
+  claims = [_claim(claim, judged) for claim in CLAIMS]
   report = {
       'title': 'The paper beside our runs',
       'paper': published.title(),
       'groups': [_about(group) for group in groups],
       'statuses': dict(collections.Counter(run['status'] for run in runs)),
-      'in_short': in_short(claims, groups),
+      'in_short': in_short(claims, judged),
       'claims': claims,
       'tables': tables(groups),
       'figures': figures,
       'synthetic': axis,
       'comparison': CRITERION,
       'budgets': {name: list(budget.rules) for name, budget in BUDGETS.items()},
-      'notes': [line for group in groups for line in inconsistencies(group)],
+      'notes': [line for group in judged for line in inconsistencies(group)],
       'runs': {run['name']: _run(run) for run in runs},
       'other_runs': [run['name'] for run in runs
                      if not is_of_the_paper(run) and not is_synthetic(run)],
@@ -133,7 +134,9 @@ def without_paths(value):
 
 
 def _claim(claim, groups):
-  verdicts = [judge(claim, group) | {'name': group.name} for group in groups]
+  # The synthetic axis has a part of the trials, and answers what it can answer.
+  verdicts = [judge(claim, group) | {'name': group.name} for group in groups
+              if group.protocol or set(claim.trials) <= set(group.trials)]
   nothing = {'key': claim.key, 'budget': '', 'protocol': '', 'verdict': UNKNOWN, 'close': False,
              'why': 'nothing has been run', 'reason': 'nothing has been run', 'numbers': [],
              'name': 'no runs'}
