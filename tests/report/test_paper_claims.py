@@ -242,3 +242,10 @@ def test_windows_that_cannot_show_a_sink_are_no_evidence(tmp_path):
   # A window of 1 to 16 of 64 tokens keeps the importance below 0.3, however strong the sink.
   assert judge(BY_KEY['small-window'], smoke)['verdict'] == 'cannot be judged'
   assert judge(BY_KEY['small-window'], tenth)['verdict'] == 'holds'
+
+
+def test_a_sink_that_is_there_needs_no_counterpart(tmp_path):
+  write(tmp_path / 'default')
+  for trial, sink in (('sigmoid', 60), ('elu', 0), ('identity', 0), ('mlp', 0)):
+    write(tmp_path / trial, trial, sink=(sink,))
+  assert verdict(tmp_path, 'no-normalisation')[0] == 'does not hold'

@@ -22,17 +22,18 @@ HOLDS, FAILS, UNKNOWN = 'holds', 'does not hold', 'cannot be judged'
 PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNKNOWN: 'cannot be judged'}
 _NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
+_ABSENCE = 'counterpart'
 # kind: trial, measure, level, what there has to be.
 _LEVELS = {'sink': ('default', 'sink_1', SINK, 'sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
-           'counterpart': (_COUNTERPART, 'sink_1', SINK, 'sink')}
+           _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'sink')}
 # kind: its mark beside a claim, and what is presupposed.
 PRESUPPOSED = {
     'sink': ('†', f'Sink_1 of the default run is at least {SINK} %'),
     'massive': ('‡', f'the largest hidden norm ratio of the default run is at least {MASSIVE}'),
     'ordinary text': ('§', 'the sequences of the default run are not edited, since an edit decides '
                       'where a sink stands'),
-    'counterpart': ('¶', f'Sink_1 of {_COUNTERPART} is at least {SINK} %: that there is no sink '
+    _ABSENCE: ('¶', f'Sink_1 of {_COUNTERPART} is at least {SINK} %: that there is no sink '
                     'proves something only where its counterpart with normalisation has one')}
 
 
@@ -74,11 +75,14 @@ def judge(claim: Claim, group: Group) -> dict:
   key, budget, protocol, verdict, close (does it hang on a number close to its level?), why,
   reason (short; why it cannot be judged, else ''), and the deciding numbers.
   """
-  reason, why = _lacking(claim, group)
+  reason, why = _lacking(claim, group, [kind for kind in claim.presupposes if kind != _ABSENCE])
   verdict, close, outcomes = UNKNOWN, False, []
   if not why:
     outcomes = [check.judge(group) for check in claim.checks]
     failed = [o for o in outcomes if o.held is False]
+    if _ABSENCE in claim.presupposes and not failed:  # a sink that is there needs no counterpart
+      reason, why = _lacking(claim, group, [_ABSENCE])
+  if not why:
     open_ = [o for o in outcomes if o.held is None]
     verdict = FAILS if failed else UNKNOWN if open_ else HOLDS
     told = failed or open_ or outcomes
@@ -90,7 +94,7 @@ def judge(claim: Claim, group: Group) -> dict:
   beside = '; '.join(f'{trial} ({words})' for trial in claim.trials if trial not in claim.asked
                      and group.done(trial) and (words := group.not_done(trial)))
   remarks = [f'Presupposed of those that are done; not in the means: {beside}'] if beside else []
-  if 'counterpart' in claim.presupposes:
+  if _ABSENCE in claim.presupposes:
     words, losses = _learns_less(claim, group)
     remarks, numbers = [*remarks, words], numbers + losses
   why = '. '.join(filter(None, (why, *remarks)))
@@ -99,14 +103,14 @@ def judge(claim: Claim, group: Group) -> dict:
           'numbers': numbers}
 
 
-def _lacking(claim, group):
+def _lacking(claim, group, presupposes):
   """Why nothing can be judged, in short and at length; ('', '') if all is there."""
   strange = [f'{trial}: {words}' for trial in claim.trials
              if (words := group.incomparable.get(trial))]
   if strange:
     return 'runs are not comparable with the default run', (
         f'not comparable with the default run: {"; ".join(strange)}')
-  for kind in claim.presupposes:
+  for kind in presupposes:
     if kind == 'ordinary text':
       edits = {run['config']['data']['interventions'] for run in group.done('default')} - {''}
       if edits:
