@@ -15,7 +15,7 @@ from sink_jax.slot import build, choices
 
 def test_every_source_is_its_own_config_string():
   known = choices(DocumentSource)
-  assert set(known) == {'Stdlib', 'TextFolder', 'Jsonl', 'Tfds', 'Prepared'}
+  assert set(known) == {'Stdlib', 'TextFolder', 'Jsonl', 'Tfds', 'Prepared', 'InstalledPackages'}
   for cls in known.values():
     assert build(DocumentSource, repr(cls())) == cls()
   source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')

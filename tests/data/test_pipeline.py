@@ -268,7 +268,7 @@ def test_config_ranges(options):
 def test_one_base_builds_documents_and_tasks():
   assert build(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
   assert build(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
-  with pytest.raises(ValueError, match='Choices: BigramBackcopy, Jsonl, .*TriggerAveraging'):
+  with pytest.raises(ValueError, match='Choices: BigramBackcopy, InstalledPackages, Jsonl, .*TriggerAveraging'):
     build(Source, 'Wikipedia()')
 
 
