@@ -33,6 +33,7 @@ def test_a_call_trains_and_reports(tmp_path):
   assert list((tmp_path / 'report').glob('curves-*.png'))
 
 
+@pytest.mark.full
 def test_a_call_ends_within_its_limit_and_the_next_goes_on(tmp_path):
   script = tmp_path / 'timeout'  # as if the limit were 12 seconds
   script.write_text('#!/bin/bash\nargs=("$@"); args[3]=12; exec /usr/bin/timeout "${args[@]}"\n')

@@ -51,15 +51,17 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
   if not path.is_file():
     raise ValueError(f'Config file {path} does not exist.')
   module, settings = _load(path), dict(settings or {})
-  changes = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
+  told = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
+  swept = {key for key in settings
+           if len({repr(changes.get(key)) for changes in module.TRIALS.values()}) > 1}
   trials = {}
   for name in module.TRIALS:
     try:
       config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
       for key, value in settings.items():
         _set(config, key, value)
-      if config.label.budget and changes:
-        config.label.budget += f' with {changes}'
+      if config.label.budget and told:
+        config.label.budget += f' with {told}'
       config = config.to_dict()
       from_dict(config)
     except NotExpressible as error:
@@ -67,7 +69,7 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
       continue
     except Exception as error:  # it is somebody's program: anything can be wrong with it
       raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
-    spoiled = tuple(key for key in settings if key in module.TRIALS[name])
+    spoiled = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
     trials |= _for_seeds(Trial(name, config, config['label'], spoiled=spoiled), seeds)
   return trials
 

@@ -29,7 +29,7 @@ class NotExpressible(ValueError):
 # Keys that may differ when a run is resumed: they change where and how often things
 # happen, not what is computed.
 RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'log_every', 'checkpoint_every',
-             'checkpoints_kept')
+             'checkpoints_kept', 'label.trial', 'label.budget', 'label.protocol')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,6 +125,8 @@ def test_settings_do_not_replace_what_a_trial_is_about():
   assert {name for name, trial in trials.items() if trial.spoiled == ('steps',)} == {
       'lr-8e-4-10k', 'lr-2e-4-40k', 'lr-1e-4-80k', 'lr-1e-5-80k'}
   assert trials['lr-2e-4'].config['label']['budget'] == 'full with steps=50'
+  shared = load_trials(CONFIGS / 'synthetic.py', settings={'steps': '50'})  # all have as many
+  assert not any(trial.spoiled for trial in shared.values())
 
 
 def test_settings_are_read_from_the_command_line():
