@@ -33,7 +33,7 @@ def project(tmp_path_factory):
     if line.startswith('python -m sink_jax.'):
       command = [sys.executable, *shlex.split(line, comments=True)[1:]]
       if 'synthetic' in line:
-        command += ['--only=synthetic-default-seed-0', '--set=steps=12']
+        command += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
       elif '--budget=smoke' in line and '--dry_run' not in line:
         command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
       done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
