@@ -33,5 +33,17 @@ def main(argv):
              'this is mended, the same command resumes.')
 
 
+def _parse(arguments):
+  """Flags, with a message in place of the traceback that a wrong config key would give."""
+  try:
+    return app.parse_flags_with_usage(arguments)
+  except (AttributeError, KeyError, TypeError) as error:
+    while error.args and isinstance(error.args[0], Exception):
+      error = error.args[0]
+    told = ' '.join(str(error.args[0] if error.args else error).split())
+    sys.exit(f'error: --config has no such key: {told}. configs/base.py lists all; a budget and a '
+             'protocol are parts of the name: --config=configs/window.py:window-32,budget=smoke')
+
+
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, flags_parser=_parse)

@@ -1,6 +1,8 @@
 """Configs: every key listed, every trial buildable, differences found."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -64,3 +66,12 @@ def test_the_repr_of_a_data_slot_builds_it_again(base_class):
   assert found
   for cls in found.values():
     assert build(base_class, repr(cls())) == cls()
+
+
+@pytest.mark.parametrize('key', ['budget', 'model.layer'])
+def test_an_unknown_key_on_the_command_line_is_named(key):
+  done = subprocess.run(
+      [sys.executable, '-m', 'sink_jax.train', f'--config={runs.ROOT}/configs/window.py:window-32',
+       f'--config.{key}=1', '--workdir=none'], cwd=runs.ROOT, capture_output=True, text=True)
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  assert f"'{key.split('.')[-1]}'" in done.stderr and 'budget=smoke' in done.stderr
