@@ -13,28 +13,12 @@ from configs import (
     normalization_scale,
     position,
     prefix,
+    quickstart,
 )
 
-_BACKCOPY = {
-    'model.size': 'tiny',
-    'model.dtype': 'float32',
-    'model.layers': 1,
-    'model.heads': 1,
-    'model.ffn': 'relu',
-    'model.ffn_hidden': 256,
-    'attention.position': 'Learned(max_length=64)',
-    'data.source': 'BigramBackcopy()',
-    'data.context': 64,
-    'steps': 800,
+_BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {
     'batch_size': 32,
-    'optimizer.learning_rate': 1e-3,
-    'optimizer.schedule': 'constant',
-    'optimizer.warmup_steps': 0,
-    'optimizer.beta2': 0.99,
-    'optimizer.weight_decay': 1e-4,
     'probe.every': 20,
-    'validation.every': 200,
-    'validation.batches': 20,
     'checkpoint_every': 0,
 }
 

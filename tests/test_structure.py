@@ -15,7 +15,6 @@ ROOMS = ['slot', 'attention', 'kernels', 'models', 'evaluate', 'data', 'train', 
 # Command lines stand on top of everything, wherever their file is.
 COMMANDS = {'evaluate/__main__.py', 'report/__main__.py', 'train/__main__.py',
             'sweep/__main__.py'}
-NO_FLAX = ['slot', 'attention', 'kernels', 'data']
 
 
 def imports(path):

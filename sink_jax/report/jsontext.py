@@ -21,3 +21,12 @@ def finite(value):
   if isinstance(value, (list, tuple)):
     return [finite(item) for item in value]
   return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rounded(value):
+  """The same with six significant digits, which is more than a float32 result has to say."""
+  if isinstance(value, dict):
+    return {key: rounded(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [rounded(item) for item in value]
+  return float(f'{value:.6g}') if isinstance(value, float) else value

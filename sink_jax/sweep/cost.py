@@ -13,8 +13,8 @@ from sink_jax.train.experiment import from_dict
 from sink_jax.train.provenance import hardware
 from sink_jax.train.throughput import measured_matmul_rate
 
-# Where it was measured, training used between a tenth (the smoke model on two cores) and
-# half of the rate of large matrices: an estimate, replaced by the clock as soon as there is one.
+# An assumption, replaced by the clock as soon as there is one: small models on a CPU core used
+# between a tenth and a quarter of the rate of large matrices; on other devices nothing was timed.
 UTILISATION = 0.35
 START_UP = 15  # seconds to open the data and compile
 # Dense bfloat16 FLOP/s by the datasheet, for the budgets that no small machine can pay.

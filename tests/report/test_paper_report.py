@@ -22,7 +22,7 @@ def whole(tmp_path_factory):
   paper_runs.write_paper(base / 'runs/full')
   write(base / 'runs/smoke/default', sink=(30,))
   write(base / 'runs/smoke/lr-8e-4', 'lr-8e-4', status='failed', details=dict(
-      error="cannot write '/home/me/runs/lr-8e-4/x'"))
+      error="cannot write '/disk/me/runs/lr-8e-4/x'"))
   write_not_expressible(base / 'runs/smoke/heads-1', 'heads-1', 'half a head')
   for seed, rate in ((0, 100), (1, 60)):
     paper_runs.write_synthetic(base / f'runs/synthetic/default-{seed}', 'default', seed=seed,
@@ -76,7 +76,7 @@ def test_json_and_markdown_say_no_absolute_path(whole):
   assert written == json.loads(json.dumps(report))
   for name in ('report.json', 'report.md', 'index.html'):
     content = (base / 'out' / name).read_text()
-    assert str(base) not in content and '/home/me' not in content, name
+    assert str(base) not in content and '/disk/me' not in content, name
   assert '--workdir=.../runs' in text and "cannot write '.../x'" in text
   markdown = (base / 'out/report.md').read_text()
   assert all(f']({p["file"]})' in markdown for f in report['figures'] for p in f['pictures'])
@@ -152,12 +152,12 @@ def test_the_same_runs_make_the_same_report(tmp_path):
     ('python -m x --workdir=/tmp/a/runs --n=1/2', 'python -m x --workdir=.../runs --n=1/2'),
     ("Jsonl(path='/data/pile')", "Jsonl(path='.../pile')"), ('1 / window, p/q', '1 / window, p/q'),
     ('/work', '.../work'), ('runs/smoke/default', 'runs/smoke/default'),
-    ('a,/home/me/x;/home/me/y<z', 'a,.../x;.../y<z'), ('`/home/me/x`', '`.../x`'),
-    ('see file:///home/me/x', 'see .../x'), ('~/me/runs or ~root/runs', '.../runs or .../runs'),
-    ("'/home/my name/a b.txt' and \"/home/me/c d\"", "'.../a b.txt' and \".../c d\""),
-    ("--out='/home/my name/o' --in=/home/a\\ b/i", "--out='.../o' --in=.../i"),
-    ("'--out=/home/my name/o'", "'--out=.../o'"), ('(/home/me/x)', '(.../x)'),
-    ('x =/home/me', 'x =.../me'), ('1/2, 3 / 4 and/or ~5', '1/2, 3 / 4 and/or ~5')])
+    ('a,/disk/me/x;/disk/me/y<z', 'a,.../x;.../y<z'), ('`/disk/me/x`', '`.../x`'),
+    ('see file:///disk/me/x', 'see .../x'), ('~/me/runs or ~root/runs', '.../runs or .../runs'),
+    ("'/disk/my name/a b.txt' and \"/disk/me/c d\"", "'.../a b.txt' and \".../c d\""),
+    ("--out='/disk/my name/o' --in=/disk/a\\ b/i", "--out='.../o' --in=.../i"),
+    ("'--out=/disk/my name/o'", "'--out=.../o'"), ('(/disk/me/x)', '(.../x)'),
+    ('x =/disk/me', 'x =.../me'), ('1/2, 3 / 4 and/or ~5', '1/2, 3 / 4 and/or ~5')])
 def test_absolute_paths_are_cut(text, expected):
   assert without_paths({'a': [text]}) == {'a': [expected]}
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from textwrap import fill
 
-from sink_jax.report.jsontext import finite, to_json
+from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.paper import claims_architecture, claims_training, drawing, published
 from sink_jax.report.paper.brief import in_short
 from sink_jax.report.paper import synthetic
@@ -92,7 +92,7 @@ def build(runs: list[dict]) -> tuple[dict, dict[str, bytes]]:
       'other_runs': [run['name'] for run in runs
                      if not is_of_the_paper(run) and not is_synthetic(run)],
   }
-  return finite(without_paths(report)), pictures
+  return rounded(finite(without_paths(report))), pictures
 
 
 def as_text(report: dict) -> str:
@@ -200,7 +200,8 @@ def _run(run):
           'tokens': run.get('tokens'),
           'unique_tokens': run.get('unique_tokens'),
           'attention': run.get('attention'), 'proxy': run.get('proxy'),
-          'probe_step': run.get('probe_step'), 'sink': run.get('sink'),
+          'probe_step': run.get('probe_step'),
+          'sink': run.get('sink') and run['sink'][:10],  # later keys are seen by few queries
           'sink_bias_slot': run.get('sink_bias_slot'),
           'sink_bias_slot_released': run.get('sink_bias_slot_released'),
           'ratios': run.get('ratios'), 'losses': run.get('losses'),
