@@ -144,6 +144,19 @@ class Ordered(Check):
     return _outcome(held, seen, steady and _close(total, self.margin))
 
 
+def _within(seen, base, limit, distance=float):
+  """Is every mean within a limit of the base's, or above it by no more, without distance=abs?"""
+  if base not in seen.found or len(seen.found) < 2:
+    return _open(seen)
+  apart = [distance(found.mean - seen.found[base].mean) for found in seen.found.values()]
+  far = [value for value in apart if value > limit]
+  if far:
+    return _outcome(False, seen, all(_close(value, limit) for value in far))
+  if seen.pending:
+    return _open(seen)
+  return _outcome(True, seen, any(_close(value, limit) for value in apart))
+
+
 @dataclasses.dataclass(frozen=True)
 class Near(Check):
   """A measure of each trial lies within a margin of another trial's."""
@@ -163,17 +176,7 @@ class Near(Check):
             f'{level(self.measure, self.margin, True)} of that of {self.other}')
 
   def judge(self, group):
-    seen = gather(group, self.measure, self.asked)
-    if self.other not in seen.found or len(seen.found) < 2:
-      return _open(seen)
-    centre = seen.found[self.other].mean
-    apart = [abs(found.mean - centre) for found in seen.found.values()]
-    far = [distance for distance in apart if distance > self.margin]
-    if far:
-      return _outcome(False, seen, all(_close(distance, self.margin) for distance in far))
-    if seen.pending:
-      return _open(seen)
-    return _outcome(True, seen, any(_close(distance, self.margin) for distance in apart))
+    return _within(gather(group, self.measure, self.asked), self.other, self.margin, abs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,17 +229,7 @@ class Trains(Check):
     return Outcome(held, f'runs: {", ".join(words)}', tuple(numbers), reason=reason)
 
   def _losses(self, group):
-    seen = gather(group, 'valid_loss', self.asked)
-    if 'default' not in seen.found or len(seen.found) < 2:
-      return _open(seen)
-    base = seen.found['default'].mean
-    above = [found.mean - base for found in seen.found.values()]
-    far = [rise for rise in above if rise > self.within]
-    if far:
-      return _outcome(False, seen, all(_close(rise, self.within) for rise in far))
-    if seen.pending:
-      return _open(seen)
-    return _outcome(True, seen, any(_close(rise, self.within) for rise in above))
+    return _within(gather(group, 'valid_loss', self.asked), 'default', self.within)
 
 
 @dataclasses.dataclass(frozen=True)
