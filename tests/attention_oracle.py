@@ -46,16 +46,52 @@ BIASES = {
     'Alibi': lambda p, h, heads, d: -alibi_slope(h, heads) * abs(d),
     'Relative': lambda p, h, heads, d: (-1 if p.decreasing else 1) * t5_bucket(
         d, p.buckets, p.max_distance),
-    **dict.fromkeys(('Rope', 'Nope', 'Sinusoidal', 'Learned'), lambda p, h, heads, d: 0.0),
+    **dict.fromkeys(('Rope', 'Llama3Rope', 'YarnRope', 'Nope', 'Sinusoidal', 'Learned'),
+                    lambda p, h, heads, d: 0.0),
 }
 
 
-def rope(x, t, base):
-  """Complex multiplication: channel c and c + Dh/2 are one complex number."""
-  half = len(x) // 2
-  z = x[:half] + 1j * x[half:]
-  z = z * np.exp(1j * t * base ** (-2 * np.arange(half) / len(x)))
-  return np.concatenate([z.real, z.imag])
+def llama3_wavelength(p, wavelength):
+  """As the model card of LLaMA 3.1 writes it: by wavelengths in tokens."""
+  longest = p.original_length / p.low_frequency_factor
+  shortest = p.original_length / p.high_frequency_factor
+  if wavelength < shortest:
+    return wavelength
+  if wavelength > longest:
+    return wavelength * p.factor
+  share = ((p.original_length / wavelength - p.low_frequency_factor)
+           / (p.high_frequency_factor - p.low_frequency_factor))
+  return 1 / ((1 - share) / (wavelength * p.factor) + share / wavelength)
+
+
+def yarn_wavelength(p, wavelength, channel, channels):
+  """NTK by parts: a ramp between the channels of beta_fast and of beta_slow turns."""
+  at = lambda turns: channels * math.log(p.original_length / (turns * 2 * math.pi)) / (
+      2 * math.log(p.base))
+  low, high = at(p.beta_fast), at(p.beta_slow)
+  if p.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, channels - 1)
+  interpolated = min(1, max(0, (channel - low) / (high - low)))
+  return 1 / (interpolated / (wavelength * p.factor) + (1 - interpolated) / wavelength)
+
+
+def rope(x, t, p):
+  """Complex multiplication: channel c and c + channels/2 are one complex number."""
+  channels = int(len(x) * p.fraction)
+  half, turned, amplitude = channels // 2, np.array(x), 1.0
+  for c in range(half):
+    wavelength = 2 * math.pi * p.base ** (2 * c / channels)
+    if type(p).__name__ == 'Rope':
+      wavelength *= p.factor
+    elif type(p).__name__ == 'Llama3Rope':
+      wavelength = llama3_wavelength(p, wavelength)
+    else:
+      wavelength = yarn_wavelength(p, wavelength, c, channels)
+      amplitude = p.attention_factor or 0.1 * math.log(p.factor) + 1
+    z = amplitude * (x[c] + 1j * x[c + half]) * np.exp(2j * math.pi * t / wavelength)
+    turned[c], turned[c + half] = z.real, z.imag
+  return turned
 
 
 def rms(x, gain, eps):
@@ -99,8 +135,8 @@ def attention(spec, q, k, v, params):
       x = rms(x, own('qk_norm')[gain], spec.qk_norm.eps)
     else:
       assert norm == 'NoQKNorm', norm
-    if type(spec.position).__name__ == 'Rope':
-      x = rope(x, t, spec.position.base)
+    if type(spec.position).__name__.endswith('Rope'):
+      x = rope(x, t, spec.position)
     return x
 
   for b in range(batch):

@@ -14,19 +14,25 @@ from sink_jax.slot import Slot
 
 @dataclasses.dataclass(frozen=True)
 class Position(Slot):
-  """An encoding acts in one of three places; the other two stay as they are here."""
+  """An encoding acts in one of three places; the other two stay as they are here.
+
+  Positions are 0-based integers (T,).
+  """
 
   has_bias = False  # is there a bias g on the scores?
 
   def embedding_params(self, d_model: int) -> dict[str, Param]:
     return {}
 
-  def embedding(self, length: int, d_model: int, params):
-    """(length, d_model) added to the token embeddings H^0, or None."""
+  def embedding(self, positions_T, d_model: int, params):
+    """(T, d_model) added to the token embeddings H^0, or None."""
     return None
 
-  def rotate(self, x_BxTxHxDh):
-    """Queries or keys at positions 0..T-1, rotated by their position."""
+  def check_length(self, length: int) -> None:
+    """Raises a ValueError where there is no encoding for so many tokens."""
+
+  def rotate(self, x_BxTxHxDh, positions_T):
+    """Queries or keys, rotated by their positions."""
     return x_BxTxHxDh
 
   def slopes(self, heads: int):
@@ -45,29 +51,103 @@ class Nope(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Rope(Position):
-  """Rotary embedding (Eq. 8) of all of Dh, in the half-split layout of the release.
+  """Rotary embedding (Eq. 8) in the half-split layout of the release.
 
   The paper writes pairs of neighbouring channels; the layouts differ by a fixed
   permutation of channels, which the projections absorb. Angles are float32.
+
+  fraction: only the first share of Dh is rotated (0.25 in GPT-NeoX).
+  factor: positions are divided by it (linear interpolation).
   """
 
   base: float = 10000.0
+  fraction: float = 1.0
+  factor: float = 1.0
+
+  amplitude = 1.0  # of what is rotated
 
   def __post_init__(self):
     if not self.base > 0:
       raise ValueError(f'{self}: base must be > 0; 10000 is usual.')
+    if not (0 < self.fraction <= 1 and self.factor > 0):
+      raise ValueError(f'{self}: fraction must lie in (0, 1], and factor above 0.')
 
-  def rotate(self, x_BxTxHxDh):
-    length, head_dim = x_BxTxHxDh.shape[1], x_BxTxHxDh.shape[-1]
-    if head_dim % 2:
-      raise ValueError(f'Rope needs an even head dimension, not {head_dim}: change the '
-                       'number of heads or use Nope() or Alibi().')
-    frequency = self.base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angle_TxF = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
-    cos, sin = jnp.cos(angle_TxF)[:, None, :], jnp.sin(angle_TxF)[:, None, :]
-    a, b = jnp.split(x_BxTxHxDh.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-    return rotated.astype(x_BxTxHxDh.dtype)
+  def frequencies(self, channels: int) -> np.ndarray:
+    """Radians per position (channels / 2,) of the rotated channels."""
+    return self.base ** (-np.arange(0, channels, 2) / channels) / self.factor
+
+  def rotate(self, x_BxTxHxDh, positions_T):
+    channels = int(x_BxTxHxDh.shape[-1] * self.fraction)
+    if channels % 2 or not channels:
+      raise ValueError(f'{self} needs an even head dimension to rotate, not {channels}: change '
+                       'the number of heads or use Nope() or Alibi().')
+    angle_TxF = (jnp.asarray(positions_T, jnp.float32)[:, None]
+                 * jnp.asarray(self.frequencies(channels), jnp.float32))
+    cos, sin = (self.amplitude * f(angle_TxF)[:, None, :] for f in (jnp.cos, jnp.sin))
+    x = x_BxTxHxDh.astype(jnp.float32)
+    a, b = jnp.split(x[..., :channels], 2, axis=-1)
+    rotated = [a * cos - b * sin, b * cos + a * sin, x[..., channels:]]
+    return jnp.concatenate(rotated, -1).astype(x_BxTxHxDh.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Rope(Rope):
+  """Rope whose slow channels are slowed down by `factor`, the fast ones not (LLaMA 3.1).
+
+  A channel is slow where it turns less than low_frequency_factor times within
+  original_length positions, fast above high_frequency_factor times; in between, the
+  two frequencies are mixed linearly.
+  """
+
+  base: float = 500000.0
+  factor: float = 8.0
+  low_frequency_factor: float = 1.0
+  high_frequency_factor: float = 4.0
+  original_length: int = 8192
+
+  def frequencies(self, channels):
+    full = self.base ** (-np.arange(0, channels, 2) / channels)
+    turns = self.original_length * full / (2 * np.pi)
+    low, high = self.low_frequency_factor, self.high_frequency_factor
+    fast = np.clip((turns - low) / (high - low), 0, 1)
+    return fast * full + (1 - fast) * full / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnRope(Rope):
+  """YaRN: Rope with interpolated slow channels and longer queries and keys (gpt-oss).
+
+  Channels that turn more than beta_fast times within original_length positions keep their
+  frequency, those below beta_slow are slowed down by `factor`, with a linear ramp over the
+  channels between. attention_factor scales queries and keys; None: 0.1 ln(factor) + 1.
+  truncate: the ends of the ramp are whole channels.
+  """
+
+  factor: float = 32.0
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  original_length: int = 4096
+  attention_factor: float | None = None
+  truncate: bool = True
+
+  @property
+  def amplitude(self):
+    if self.attention_factor is not None:
+      return self.attention_factor
+    return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+  def frequencies(self, channels):
+    full = self.base ** (-np.arange(0, channels, 2) / channels)
+    # The (fractional) channel pair that turns so many times within the original length.
+    pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
+                          / (2 * math.log(self.base)))
+    first, last = pair(self.beta_fast), pair(self.beta_slow)
+    if self.truncate:
+      first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, channels - 1)
+    ramp = (np.arange(channels // 2) - first) / max(last - first, 0.001)
+    slow = np.clip(ramp, 0, 1)
+    return slow * full / self.factor + (1 - slow) * full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +159,12 @@ class Sinusoidal(Position):
 
   base: float = 10000.0
 
-  def embedding(self, length, d_model, params):
+  def embedding(self, positions_T, d_model, params):
     channel = np.arange(d_model)
     frequency = self.base ** (-(channel // 2 * 2) / d_model)
-    angle_TxD = np.arange(length)[:, None] * frequency
-    return jnp.asarray(
-        np.where(channel % 2, np.cos(angle_TxD), np.sin(angle_TxD)), jnp.float32)
+    xp = np if isinstance(positions_T, np.ndarray) else jnp  # known positions: float64 angles
+    angle_TxD = positions_T[:, None] * xp.asarray(frequency)
+    return jnp.asarray(xp.where(channel % 2, xp.cos(angle_TxD), xp.sin(angle_TxD)), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +176,13 @@ class Learned(Position):
   def embedding_params(self, d_model):
     return {'table': Param((self.max_length, d_model), 'embedding')}
 
-  def embedding(self, length, d_model, params):
+  def check_length(self, length):
     if length > self.max_length:
-      raise ValueError(f'{length} positions exceed Learned(max_length={self.max_length}): '
-                       'train with a larger max_length or use shorter inputs.')
-    return params['table'][:length]
+      raise ValueError(f'{length} tokens exceed the {self.max_length} learned positions of '
+                       f'{self}: use shorter inputs, or train with a larger max_length.')
+
+  def embedding(self, positions_T, d_model, params):
+    return params['table'][positions_T]
 
 
 @dataclasses.dataclass(frozen=True)

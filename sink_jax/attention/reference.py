@@ -86,18 +86,31 @@ def powered(f, power):
 def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
   """Attention output (B, T, H, Dh) by the definition; materialises T x T."""
   q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = repeat_heads(v_BxTxHkvxDh, q.shape[2])
   tokens = jnp.arange(q.shape[1])
-  a = rows(spec, q, k, params, tokens, tokens)
+  return attend_placed(spec, q, k, v_BxTxHkvxDh, params, tokens, tokens)
+
+
+def attend_placed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, i_L, j_T):
+  """Output (B, L, H, Dh) of prepared queries at positions i_L and prepared keys at j_T."""
+  a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
+  heads, head_dim = q_BxLxHxDh.shape[2:]
+  v = repeat_heads(v_BxTxHkvxDh, heads)
   out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
-  own, dims = params.get('kv_bias', {}), Dims(q.shape[2], k_BxTxHkvxDh.shape[2], q.shape[3])
+  own, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
   value = spec.kv_bias.value_HxDh(own, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', a.slot_weights_BxHxL, value.astype(jnp.float32))
   added = spec.kv_bias.output_HxDh(own, dims)
   if added is not None:
     out = out + added.astype(jnp.float32)
-  return out.astype(q_BxTxHxDh.dtype)
+  return out.astype(q_BxLxHxDh.dtype)
+
+
+def last_row(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
+  """Normalised (proxy) scores (B, H, T) of the last of the prepared queries."""
+  tokens = jnp.arange(q_BxTxHxDh.shape[1])
+  a = rows(spec, q_BxTxHxDh[:, -1:], k_BxTxHkvxDh, params, tokens[-1:], tokens)
+  return a.proxy_BxHxLxT[:, :, 0]
 
 
 def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *, proxy=False):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.kv_bias import KBias, KvBias, NoBias, SinkLogit
@@ -39,7 +40,7 @@ class AttentionSpec:
   * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
     an absolute eps has no fixed meaning;
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
-    are positive and there is no position bias): the sum has no root, or can vanish;
+    are positive, without a position bias or sink logit): the sum has no root, or can vanish;
   * KBias with a zero value, or SinkLogit, with Unnormalized: no effect on the output.
   """
 
@@ -74,7 +75,8 @@ class AttentionSpec:
   @property
   def signed(self) -> bool:
     """Can a similarity be negative?"""
-    positive = self.feature_map.positive and not self.position.has_bias
+    positive = (self.feature_map.positive and not self.position.has_bias
+                and not isinstance(self.kv_bias, SinkLogit))  # a learned logit may be negative
     return self.similarity.signed and not positive
 
   @property
@@ -96,18 +98,21 @@ class AttentionSpec:
     return {name: repr(getattr(self, name)) for name in SLOTS}
 
 
-def prepare(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params):
-  """Queries and keys as the scores see them: normalised, rotated, mapped.
+def prepare(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
+  """Queries and keys of tokens 0..T-1 as the scores see them: normalised, rotated, mapped.
 
   Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
   """
-  check_params(spec, dims_of(q_BxLxHxDh, k_BxTxHkvxDh), params)
-  own = lambda slot: params.get(slot, {})
-  q = spec.position.rotate(spec.qk_norm.queries(q_BxLxHxDh, own('qk_norm')))
-  k = spec.position.rotate(spec.qk_norm.keys(k_BxTxHkvxDh, own('qk_norm')))
-  q = spec.feature_map.features(q, own('feature_map'))
-  k = spec.feature_map.features(k, own('feature_map'))
-  return q, k
+  check_params(spec, dims_of(q_BxTxHxDh, k_BxTxHkvxDh), params)
+  own, tokens = params.get('qk_norm', {}), np.arange(q_BxTxHxDh.shape[1])
+  return (place(spec, spec.qk_norm.queries(q_BxTxHxDh, own), tokens, params),
+          place(spec, spec.qk_norm.keys(k_BxTxHkvxDh, own), tokens, params))
+
+
+def place(spec: AttentionSpec, x_BxTxHxDh, positions_T, params):
+  """Normalised queries or keys, rotated by their positions and mapped."""
+  return spec.feature_map.features(spec.position.rotate(x_BxTxHxDh, positions_T),
+                                   params.get('feature_map', {}))
 
 
 def slot_score(spec: AttentionSpec, q_BxLxHxDh, params):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from sink_jax.attention.mask import Mask
 from sink_jax.attention.param import Dims
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
 
-FFNS = ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu', 'none')
+FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'swiglu', 'clamped_swiglu', 'none')
+# What only imported models have; an experiment cannot set these.
+IMPORTED_ONLY = ('head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim', 'tied')
+BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'none'),
@@ -20,13 +24,62 @@ CHOICES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Mamba:
+  """Sizes of a Mamba mixer: channels, their states, taps of its convolution, rank of dt."""
+
+  inner: int
+  state: int
+  conv: int
+  rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """A mixture of `count` feed-forward networks, of which each token uses `active`.
+
+  renormalize: their weights are the softmax over the active ones (gpt-oss) instead of
+    the active ones' shares of the softmax over all (Jamba).
+  """
+
+  count: int
+  active: int
+  renormalize: bool = False
+
+  def __post_init__(self):
+    if not 1 <= self.active <= self.count:
+      raise ValueError(f'{self}: active must lie between 1 and count.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+  """What sets one block of a repeating pattern apart from the others.
+
+  mask: in place of the attention's own. mamba: in place of attention. experts: in place
+  of the one feed-forward network.
+  """
+
+  mask: Mask | None = None
+  mamba: Mamba | None = None
+  experts: Experts | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.
 
   vocab_size: 0 for a model of continuous inputs, whose sizes are then
     input_features and output_features.
-  ffn: 'relu', 'gelu', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu' (three), 'none'.
+  head_dim: where it is not d_model / heads.
+  pattern: the blocks of one period, which repeats; layers is a multiple of its length.
+  ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu',
+    'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
   norm_location: 'pre' (Eq. 2) or 'post' (Eq. 3, without a final norm).
+  parallel_residual: attention and feed-forward network both read the block's input, and
+    their outputs are added to it (GPT-NeoX); pre-norm only.
+  biases: which linear layers have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
+    in and out), 'unembed'.
+  embedding_dim: of token embeddings that are projected to d_model, and back (OPT-350m).
+  tied: the unembedding is the embedding.
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
     Dh x D projection (Table 12 left).
   sink_tokens: 1 puts a learned vector before the embeddings of every sequence, without
@@ -47,11 +100,17 @@ class ModelConfig:
   input_features: int = 0
   output_features: int = 0
   kv_heads: int | None = None
+  head_dim: int | None = None
+  pattern: tuple[Layer, ...] = (Layer(),)
   attention: AttentionSpec = AttentionSpec()
   ffn: str = 'swiglu'
   norm: str = 'rmsnorm'
   norm_eps: float = 1e-5
   norm_location: str = 'pre'
+  parallel_residual: bool = False
+  biases: tuple[str, ...] = ()
+  embedding_dim: int | None = None
+  tied: bool = False
   combine_heads: str = 'concat'
   sink_tokens: int = 0
   init: str = 'torch_default'
@@ -67,8 +126,18 @@ class ModelConfig:
     for name in ('layers', 'd_model', 'heads', 'ffn_hidden'):
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
-    if self.d_model % self.heads:
+    if self.head_dim is None and self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
+    if not self.pattern or self.layers % len(self.pattern):
+      raise ValueError(f'model.layers = {self.layers} must be a multiple of the '
+                       f'{len(self.pattern)} blocks of the pattern.')
+    if unknown := set(self.biases) - set(BIASED):
+      raise ValueError(f'model.biases: unknown {", ".join(sorted(unknown))}; choices: '
+                       f'{", ".join(BIASED)}.')
+    if self.parallel_residual and self.norm_location != 'pre':
+      raise ValueError("model.parallel_residual needs model.norm_location = 'pre'.")
+    if (self.tied or self.embedding_dim) and not self.vocab_size:
+      raise ValueError('model.tied and model.embedding_dim need a vocabulary.')
     if self.kv_heads is not None and self.kv_heads < 1:
       raise ValueError(f'model.kv_heads must be at least 1, or empty, not {self.kv_heads}.')
     if not self.norm_eps > 0:
@@ -85,6 +154,13 @@ class ModelConfig:
     check_implementation(self.implementation)
     self.attention.params(self.dims)  # raises where a slot does not fit the head dimension
 
+  def attention_of(self, layer: Layer) -> AttentionSpec:
+    """The attention of a block of the pattern."""
+    if layer.mask is None:
+      return self.attention
+    return dataclasses.replace(self.attention, mask=layer.mask)
+
   @property
   def dims(self) -> Dims:
-    return Dims(self.heads, self.kv_heads or self.heads, self.d_model // self.heads)
+    return Dims(self.heads, self.kv_heads or self.heads,
+                self.head_dim or self.d_model // self.heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import FeedForward, Norm
@@ -22,7 +23,7 @@ def first_token_chain(config: ModelConfig, params, inputs):
   h_BxD = params['embed'][first] if config.vocab_size else first @ params['embed']['kernel']
   position = config.attention.position
   own = {name: params['positions'] for name in position.embedding_params(config.d_model)}
-  added_1xD = position.embedding(1, config.d_model, own)
+  added_1xD = position.embedding(np.arange(1), config.d_model, own)
   h_BxD = (h_BxD if added_1xD is None else h_BxD + added_1xD).astype(config.dtype)
 
   def block(h, own):

@@ -15,8 +15,10 @@ _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu,
     'gelu': lambda x: jax.nn.gelu(x, approximate=False),
     'geglu': lambda x: jax.nn.gelu(x, approximate=False),
+    'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
     'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
 }
+_CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit
 
 
 def initializer(kind: str, config: ModelConfig):
@@ -40,11 +42,24 @@ def initializer(kind: str, config: ModelConfig):
       key, shape, dtype, -1, 1) / math.sqrt(shape[0])
 
 
+def activate(ffn: str, h, linear=None):
+  """act(h), or act(h) * linear for the gated kinds of feed-forward networks."""
+  if ffn == 'clamped_swiglu':
+    h, linear = jnp.minimum(h, _CLAMP), jnp.clip(linear, -_CLAMP, _CLAMP)
+    return h * jax.nn.sigmoid(_STEEPNESS * h) * (linear + 1)
+  h = _ACTIVATIONS[ffn](h)
+  return h if linear is None else h * linear
+
+
 class Linear(nn.Module):
-  """x W without bias; float32 weights used in the dtype of x."""
+  """x W, plus a bias where `config.biases` names its group; weights in the dtype of x.
+
+  group: one of BIASED; 'dt' always has a bias.
+  """
 
   features: int
   config: ModelConfig
+  group: str = ''
   init_kind: str = 'linear'
   out_dtype: jnp.dtype | None = None
 
@@ -52,8 +67,12 @@ class Linear(nn.Module):
   def __call__(self, x):
     w = self.param('kernel', initializer(self.init_kind, self.config),
                    (x.shape[-1], self.features), jnp.float32)
-    return jnp.einsum('...i,io->...o', x, w.astype(x.dtype),
-                      preferred_element_type=self.out_dtype or x.dtype)
+    dtype = self.out_dtype or x.dtype
+    out = jnp.einsum('...i,io->...o', x, w.astype(x.dtype), preferred_element_type=dtype)
+    if self.group in (*self.config.biases, 'dt'):
+      bias = self.param('bias', nn.initializers.zeros, (self.features,), jnp.float32)
+      out = out + bias.astype(dtype)
+    return out
 
 
 class Norm(nn.Module):
@@ -84,7 +103,6 @@ class FeedForward(nn.Module):
     config = self.config
     if config.ffn == 'none':
       return jnp.zeros_like(x_BxTxD)
-    h = _ACTIVATIONS[config.ffn](Linear(config.ffn_hidden, config, name='w1')(x_BxTxD))
-    if config.ffn.endswith('glu'):
-      h = h * Linear(config.ffn_hidden, config, name='w2')(x_BxTxD)
-    return Linear(config.d_model, config, init_kind='ffn_out', name='w_out')(h)
+    hidden = lambda name: Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD)
+    h = activate(config.ffn, hidden('w1'), hidden('w2') if config.ffn.endswith('glu') else None)
+    return Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')(h)

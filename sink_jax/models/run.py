@@ -22,6 +22,7 @@ class Run:
   name: where it came from. step: training steps done, None if unknown. bos: how its
   inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
   probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
+  folder: of an imported model, where its tokenizer lies.
   """
 
   config: ModelConfig
@@ -30,6 +31,7 @@ class Run:
   step: int | None = None
   bos: str = 'none'
   probe_tokens: Any = None
+  folder: str | None = None
 
   def logits(self, tokens):
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
@@ -38,6 +40,12 @@ class Run:
   def record(self, tokens, want: Want = Want()) -> Record:
     """What the model shows of its forward pass on tokens (S, T)."""
     return _record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
+
+  def generate(self, tokens, length: int, **options):
+    """Continues texts (S, T) by `length` tokens (S, length); see `models.generation.stream`."""
+    from sink_jax.models.generation import generate  # which stands on top of this
+
+    return generate(self, tokens, length, **options)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

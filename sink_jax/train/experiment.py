@@ -12,7 +12,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.interventions import Intervention
 from sink_jax.data.pipeline import Data, DataConfig, Source
 from sink_jax.data.tokenizer import Tokenizer
-from sink_jax.models.config import ModelConfig
+from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
 from sink_jax.models.sizes import sized
 from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
@@ -148,7 +148,8 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
     ValueError: an unknown or missing key, an unknown slot or value; lists the choices.
   """
   top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
-  model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig) if f.name != 'attention')]
+  model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig)
+                          if f.name not in ('attention', *IMPORTED_ONLY))]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
   data['source'] = build(Source, data['source'])
   data['tokenizer'] = build(Tokenizer, data['tokenizer'])

@@ -127,7 +127,7 @@ def test_the_released_relative_bias_makes_a_sink_without_any_content():
 
 
 def test_sinusoidal_is_equation_5():
-  p = np.asarray(sj.Sinusoidal().embedding(9, 6, {}))
+  p = np.asarray(sj.Sinusoidal().embedding(np.arange(9), 6, {}))
   t, i = 5, 3  # position, 1-based frequency
   omega = 1 / 10000 ** (2 * (i - 1) / 6)
   np.testing.assert_allclose(p[t, 4:6], [np.sin(omega * t), np.cos(omega * t)], rtol=1e-6)
@@ -138,7 +138,7 @@ def test_rope_depends_on_distances_only():
   rng = np.random.default_rng(0)
   q, k = rng.standard_normal((2, 8)).astype(np.float32)
   tile = lambda x: np.tile(x, (1, 50, 1, 1))
-  rotated = [np.asarray(sj.Rope().rotate(tile(x)))[0, :, 0] for x in (q, k)]
+  rotated = [np.asarray(sj.Rope().rotate(tile(x), np.arange(50)))[0, :, 0] for x in (q, k)]
   dots = rotated[0] @ rotated[1].T
   for distance in (0, 1, 17):
     np.testing.assert_allclose(np.diag(dots, -distance), dots[distance, 0], rtol=1e-4, atol=1e-5)
@@ -146,7 +146,7 @@ def test_rope_depends_on_distances_only():
 
 def test_learned_positions_refuse_longer_inputs():
   with pytest.raises(ValueError, match='max_length'):
-    sj.Learned(max_length=4).embedding(5, 8, {'table': np.zeros((4, 8))})
+    sj.Learned(max_length=4).check_length(5)
 
 
 def test_rope_refuses_odd_head_dimensions():

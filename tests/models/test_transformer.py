@@ -80,42 +80,57 @@ def numpy_model(config, params, inputs):
   erf = np.vectorize(math.erf)
   act = {'relu': lambda x: np.maximum(x, 0), 'gelu': lambda x: x * (1 + erf(x / 2**0.5)) / 2,
          'swish': lambda x: x / (1 + np.exp(-x))}
+  act['gelu_tanh'] = lambda x: x / 2 * (1 + np.tanh((2 / math.pi)**0.5 * (x + 0.044715 * x**3)))
   act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish']}
+
+  def linear(x, own):
+    return x @ own['kernel'] + own.get('bias', 0)
 
   def ffn(x, own):
     if config.ffn == 'none':
       return 0 * x
-    h = act[config.ffn](x @ own['w1']['kernel'])
+    h = linear(x, own['w1'])
+    if config.ffn == 'clamped_swiglu':
+      h = np.minimum(h, 7)
+      h = h / (1 + np.exp(-1.702 * h)) * (np.clip(linear(x, own['w2']), -7, 7) + 1)
+      return linear(h, own['w_out'])
+    h = act[config.ffn](h)
     if config.ffn.endswith('glu'):
-      h = h * (x @ own['w2']['kernel'])
-    return h @ own['w_out']['kernel']
+      h = h * linear(x, own['w2'])
+    return linear(h, own['w_out'])
 
   def attention(x, own):
-    q, k, v = (np.stack(np.split(x @ own[n]['kernel'], config.heads, -1)) for n in
+    q, k, v = (np.stack(np.split(linear(x, own[n]), config.heads, -1)) for n in
                ('query', 'key', 'value'))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
     a = np.exp(s) * np.tril(np.ones(s.shape[-2:]))
     o = a / a.sum(-1, keepdims=True) @ v  # (H, B, T, Dh)
     o = o.sum(0) if config.combine_heads == 'add' else np.concatenate(o, -1)
-    return o @ own['out']['kernel']
+    return linear(o, own['out'])
 
   h = p['embed'][inputs]
+  if config.embedding_dim:
+    h = linear(h, p['embed_in'])
   for layer in range(config.layers):
     own = jax.tree.map(lambda x: x[layer], p['blocks'])
     n1, n2 = own.get('norm1'), own.get('norm2')
     if config.norm_location == 'pre':  # Eq. 2
       x = attention(ln(h, n1), own['attention']) + h
-      h = ffn(ln(x, n2), own.get('ffn')) + x
+      h = ffn(ln(h if config.parallel_residual else x, n2), own.get('ffn')) + x
     else:  # Eq. 3
       x = ln(attention(h, own['attention']) + h, n1)
       h = ln(ffn(x, own.get('ffn')) + x, n2)
   if config.norm_location == 'pre':
     h = ln(h, p.get('final_norm'))
-  return h @ p['unembed']['kernel']
+  if config.embedding_dim:
+    h = linear(h, p['embed_out'])
+  return h @ p['embed'].T if config.tied else linear(h, p['unembed'])
 
 
 @pytest.mark.parametrize('options', [
-    *(dict(ffn=kind) for kind in FFNS), dict(norm_location='post'), dict(norm='layernorm'),
+    *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
+    dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
+    dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
     dict(norm='none'), dict(combine_heads='add'), dict(heads=1), dict(remat=True),
     dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
     ids=str)

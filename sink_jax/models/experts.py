@@ -1,0 +1,70 @@
+"""Mixtures of feed-forward networks (Jamba, gpt-oss)."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sink_jax.models.config import Experts, ModelConfig
+from sink_jax.models.layers import Linear, activate, initializer
+
+
+class MixtureOfExperts(nn.Module):
+  """sum over the active experts e of weight_e FFN_e(x), the weights from a softmax router.
+
+  All experts run on all tokens, one after the other, and idle ones count nothing: exact,
+  in the memory of one expert, and wasteful of time; fit for evaluation.
+  """
+
+  config: ModelConfig
+  experts: Experts
+
+  @nn.compact
+  def __call__(self, x_BxTxD):
+    config, experts = self.config, self.experts
+    logits_BxTxX = Linear(experts.count, config, group='ffn', out_dtype=jnp.float32,
+                          name='router')(x_BxTxD)
+    top, active = jax.lax.top_k(logits_BxTxX, experts.active)
+    if experts.renormalize:
+      top = jax.nn.softmax(top, -1)
+    else:
+      top = jnp.take_along_axis(jax.nn.softmax(logits_BxTxX, -1), active, -1)
+    weights_BxTxX = jnp.sum(jax.nn.one_hot(active, experts.count) * top[..., None], -2)
+
+    gated = config.ffn.endswith('glu')
+    sizes = {'w1': (config.d_model, config.ffn_hidden), 'w_out': (config.ffn_hidden, config.d_model)}
+    if gated:
+      sizes['w2'] = sizes['w1']
+    own = {name: _Stack((experts.count, *size), config, name=name)()
+           for name, size in sizes.items()}
+
+    def add(total, expert):
+      w, weight_BxT = expert
+      linear = lambda name, x: x @ w[name][0].astype(x.dtype) + w[name][1].astype(x.dtype)
+      h = activate(config.ffn, linear('w1', x_BxTxD), linear('w2', x_BxTxD) if gated else None)
+      out = linear('w_out', h).astype(jnp.float32)
+      return total + weight_BxT[..., None] * out, None
+
+    total = jnp.zeros(x_BxTxD.shape, jnp.float32)
+    total, _ = jax.lax.scan(add, total, (own, jnp.moveaxis(weights_BxTxX, -1, 0)))
+    return total.astype(x_BxTxD.dtype)
+
+
+class _Stack(nn.Module):
+  """The weights (X, in, out) of a linear layer of all experts, and biases (X, out)."""
+
+  shape: tuple[int, int, int]
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self):
+    # One expert starts as the linear layer that it is.
+    init = initializer('linear', self.config)
+    kernel = self.param('kernel', lambda key, shape, dtype: jax.vmap(
+        lambda k: init(k, shape[1:], dtype))(jax.random.split(key, shape[0])),
+                        self.shape, jnp.float32)
+    shape = self.shape[0], self.shape[2]
+    if 'ffn' not in self.config.biases:
+      return kernel, jnp.zeros(shape, kernel.dtype)
+    return kernel, self.param('bias', nn.initializers.zeros, shape, jnp.float32)

@@ -1,0 +1,140 @@
+"""Generating text, and scoring long texts, with a cache of bounded size."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.kernels.sharded import in_mesh, mesh_of
+from sink_jax.models.cache import CachePolicy, Memory
+from sink_jax.models.decode import begin, check_policy, extend
+from sink_jax.models.run import Run
+
+_CHUNK = 32  # tokens that the device makes between two words to the host
+_SCORED = 512  # tokens that are scored in one call
+
+
+def stream(run: Run, tokens, length: int, *, policy: CachePolicy | None = None,
+           temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
+           chunk: int = _CHUNK) -> Iterator[np.ndarray]:
+  """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
+
+  Args:
+    policy: what the cache keeps; everything by default.
+    temperature: 0 takes the most likely token, 1 samples from the model.
+    top_k: sample among so many of the most likely tokens.
+
+  Raises:
+    ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
+      tokens than the model has learned positions for.
+  """
+  tokens = _checked(run, tokens)
+  if length < 1 or chunk < 1 or not temperature >= 0:
+    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, temperature = '
+                     f'{temperature} at least 0.')
+  if top_k is not None and not 1 <= top_k <= run.config.vocab_size:
+    raise ValueError(f'top_k = {top_k} must lie between 1 and {run.config.vocab_size}.')
+  total = tokens.shape[1] + length
+  policy = policy or CachePolicy(total + run.config.sink_tokens)
+  check_policy(run.config, policy, total)
+  return _pieces(run, tokens, length, policy, (float(temperature), top_k), seed, chunk)
+
+
+def generate(run: Run, tokens, length: int, **options) -> np.ndarray:
+  """Continues texts (S, T) by `length` tokens (S, length); the options are those of `stream`."""
+  return np.concatenate(list(stream(run, tokens, length, **options)), 1)
+
+
+def text_losses(run: Run, tokens, policy: CachePolicy) -> Iterator[np.ndarray]:
+  """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
+
+  T - 1 losses in all, in nats; tokens are read one at a time as when generating, so memory
+  is that of the cache, however long the text.
+
+  Raises:
+    ValueError: as `stream`.
+  """
+  tokens = _checked(run, tokens)
+  if tokens.shape[1] < 2:
+    raise ValueError('a text needs at least two tokens to be scored.')
+  check_policy(run.config, policy, tokens.shape[1])
+  return _losses(run, tokens, policy)
+
+
+def _pieces(run, tokens, length, policy, sampling, seed, chunk):
+  mesh = mesh_of(run.params)
+  state = _begin(run.config, mesh, policy, run.params, tokens)
+  key = jax.random.key(seed)
+  for start in range(0, length, chunk):
+    count = min(chunk, length - start)
+    # All pieces are made with the same program; what is too much of the last is cut off.
+    state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
+                             state, jax.random.fold_in(key, start))
+    yield np.asarray(piece)[:, :count]
+
+
+def _losses(run, tokens, policy):
+  mesh = mesh_of(run.params)
+  state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
+  rest = tokens[:, 1:]
+  for start in range(0, rest.shape[1], _SCORED):
+    state, losses = _score(run.config, mesh, policy, run.params, state,
+                           rest[:, start:start + _SCORED])
+    yield np.asarray(losses)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(config, mesh, policy, params, tokens):
+  with in_mesh(mesh):
+    return begin(config, params, tokens, policy)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
+def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, Memory], key):
+  def step(carry, key):
+    logits, memory = carry
+    token = _sample(logits, *sampling, key)
+    return extend(config, params, token, policy, memory), token
+
+  with in_mesh(mesh):
+    state, tokens_TxS = jax.lax.scan(step, state, jax.random.split(key, count))
+  return state, tokens_TxS.T
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
+def _score(config, mesh, policy, params, state, tokens):
+  def step(carry, token_S):
+    logits, memory = carry
+    picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
+    return (extend(config, params, token_S, policy, memory),
+            jax.nn.logsumexp(logits, -1) - picked)
+
+  with in_mesh(mesh):
+    state, losses_TxS = jax.lax.scan(step, state, tokens.T)
+  return state, losses_TxS.T
+
+
+def _sample(logits_SxV, temperature, top_k, key):
+  if temperature == 0:
+    return jnp.argmax(logits_SxV, -1)
+  if top_k is not None:
+    least = jax.lax.top_k(logits_SxV, top_k)[0][:, -1:]
+    logits_SxV = jnp.where(logits_SxV < least, -jnp.inf, logits_SxV)
+  return jax.random.categorical(key, logits_SxV / temperature)
+
+
+def _checked(run, tokens):
+  tokens, config = np.asarray(tokens), run.config
+  if not config.vocab_size:
+    raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
+  if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+    raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
+                     f'{tokens.shape}.')
+  if not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+    raise ValueError(f'tokens reach {tokens.max()}, the vocabulary has {config.vocab_size} '
+                     'entries: use the tokenizer of the model.')
+  return jnp.asarray(tokens, jnp.int32)

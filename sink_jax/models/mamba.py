@@ -1,0 +1,90 @@
+"""The Mamba mixer (Gu and Dao 2023), as in Jamba."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sink_jax.models.config import Mamba, ModelConfig
+from sink_jax.models.layers import Linear, Norm, initializer
+
+
+class MambaCache(NamedTuple):
+  """What a mixer remembers of the tokens so far: inputs of its convolution, and its state."""
+
+  inputs_BxKxI: jax.Array  # the last K - 1
+  state_BxIxS: jax.Array  # float32
+
+
+class MambaMixer(nn.Module):
+  """A selective state space model in place of attention; it has no attention weights.
+
+  state_t = exp(dt_t A) state_{t-1} + dt_t B_t x_t and y_t = C_t state_t + D x_t per channel,
+  with dt, B and C made from x_t. The recurrence runs token after token, in float32.
+  """
+
+  config: ModelConfig
+  sizes: Mamba
+
+  @nn.compact
+  def __call__(self, x_BxTxD, cache: MambaCache | None = None):
+    """Returns the output (B, T, D) and the cache after these tokens, None without one."""
+    config, sizes = self.config, self.sizes
+    batch, length, _ = x_BxTxD.shape
+    linear = lambda features, name, group: Linear(features, config, group=group, name=name)
+    x, gate = jnp.split(linear(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
+
+    taps_KxI, bias_I = Convolution(sizes, config, name='conv')()
+    before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
+              else cache.inputs_BxKxI.astype(x.dtype))
+    seen = jnp.concatenate([before, x], 1)
+    x = sum(seen[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv))
+    x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
+
+    parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
+                      (sizes.rank, sizes.rank + sizes.state), -1)
+    dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
+                            for name, part in zip(('dt', 'b', 'c'), parts))
+    dt_BxTxI = jax.nn.softplus(Linear(sizes.inner, config, group='dt', name='dt')(dt).astype(
+        jnp.float32))
+    a_log = self.param('a_log', _integers, (sizes.inner, sizes.state), jnp.float32)
+    d_I = self.param('d', nn.initializers.ones, (sizes.inner,), jnp.float32)
+    a_IxS = -jnp.exp(a_log.astype(jnp.float32))
+
+    def step(state_BxIxS, token):
+      x_BxI, dt_BxI, b_BxS, c_BxS = token
+      drive = (dt_BxI * x_BxI)[..., None] * b_BxS[:, None, :]
+      state = jnp.exp(dt_BxI[..., None] * a_IxS) * state_BxIxS + drive
+      return state, jnp.einsum('bis,bs->bi', state, c_BxS)
+
+    tokens = [jnp.swapaxes(z.astype(jnp.float32), 0, 1)
+              for z in (x_BxTxI, dt_BxTxI, b_BxTxS, c_BxTxS)]
+    state = (jnp.zeros((batch, sizes.inner, sizes.state)) if cache is None
+             else cache.state_BxIxS)
+    state, y_TxBxI = jax.lax.scan(step, state, tuple(tokens))
+    y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)
+    out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype) * jax.nn.silu(gate))
+    if cache is None:
+      return out, None
+    return out, MambaCache(seen[:, length:], state)
+
+
+class Convolution(nn.Module):
+  """Taps (K, I), the last for the token itself, and bias (I,) of a causal convolution."""
+
+  sizes: Mamba
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self):
+    shape = self.sizes.conv, self.sizes.inner
+    return (self.param('kernel', initializer('linear', self.config), shape, jnp.float32),
+            self.param('bias', nn.initializers.zeros, shape[1:], jnp.float32))
+
+
+def _integers(key, shape, dtype):
+  """log(1), log(2), ... log(S) in every channel."""
+  return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype)), shape)
