@@ -9,7 +9,7 @@ TARGETS=v5e,v5p,v6e,v7x,h200
 case ${1:-} in
   -h | --help)
     cat <<'HELP'
-bash launch/test.sh [--full] [--compile[=TARGETS]] [arguments of pytest]
+bash launch/test.sh [--full] [--parity] [--compile[=TARGETS]] [arguments of pytest]
 
 Runs the tests on the CPU. Paths among the arguments start at the repository.
 
@@ -18,6 +18,11 @@ Runs the tests on the CPU. Paths among the arguments start at the repository.
                      that are not here: TPUs (v5e, v5p, v6e, v7x) and an NVIDIA GPU (h200).
                      Their compilers are installed beside the environment (1.3 GB), once
   --compile=v5e,h200 the same for these only
+  --parity           instead of the tests, compares the importers of open models with
+                     transformers, on new random weights. It and PyTorch are installed beside
+                     the environment (1.3 GB; with PyTorch's CUDA packages, which pip takes
+                     on some platforms, several), once
+  PARITY=DIR         where they lie; unset: parity in the environment
   COMPILERS=DIR      where the compilers lie; unset: compilers in the environment
   COMPILE_TABLE=FILE gets a line of JSON about every compile: memory, registers, spills
   WORKERS=2          processes to run them in; 0: all in one, as a debugger needs
@@ -29,12 +34,13 @@ HELP
     ;;
 esac
 
-# Sets targets, from --compile, and arguments: the others.
+# Sets targets, from --compile, parity, and arguments: the others.
 read_arguments() {
   local argument
-  targets='' arguments=()
+  targets='' parity='' arguments=()
   for argument in "$@"; do
     case $argument in
+      --parity) parity=yes ;;
       --compile) targets=$TARGETS ;;
       --compile=*) targets=${argument#*=} && check_targets ;;
       *) arguments+=("$argument") ;;
@@ -53,11 +59,13 @@ check_targets() {
   [[ -n ${targets//,/} ]] || die "--compile= needs a target; choices: ${TARGETS//,/, }."
 }
 
-# Installs launch/compilers/$1.txt into $COMPILERS/$1, where jax does not see it by itself.
-# As with the environment, a stamp that is written last says that all of it is there.
-install_compiler() {
-  local pins=$ROOT/launch/compilers/$1.txt directory=$COMPILERS/$1 version complete written=''
-  local stamp=$directory/sink_jax.stamp
+# install_beside PINS DIRECTORY [OPTIONS]: installs the requirements launch/PINS.txt where the
+# environment does not see them by itself. As with the environment, a stamp that is written
+# last says that all of it is there.
+install_beside() {
+  local name=launch/$1.txt directory=$2 version complete written=''
+  local pins=$ROOT/$name stamp=$directory/sink_jax.stamp
+  shift 2
   version=$(describe_python "$RUN_PYTHON")
   version=${version%% *}
   complete="Python ${version%.*}"$'\n'$(<"$pins")
@@ -73,13 +81,13 @@ install_compiler() {
   if [[ $written != "$complete" ]]; then
     if [[ -z $written && -e $directory && -n $(ls -A "$directory") ]]; then
       die "$directory is there, and this script did not make it." \
-        'Remove it, or choose another place with COMPILERS=DIR.'
+        'Remove it, or choose another place with COMPILERS=DIR or PARITY=DIR.'
     fi
-    say "Installing launch/compilers/$1.txt into $directory: once, up to a minute."
+    say "Installing $name into $directory: once, up to a few minutes."
     rm -rf -- "$directory"
     mkdir -p "$directory"
     echo unfinished >"$stamp"
-    pip_install "$RUN_PYTHON" --no-deps --target "$directory" --requirement "$pins"
+    pip_install "$RUN_PYTHON" "$@" --target "$directory" --requirement "$pins"
     printf '%s\n' "$complete" >"$stamp"
   fi
   if command -v flock >/dev/null; then exec 9<&-; fi
@@ -92,17 +100,32 @@ prepare_compilers() {
   fi
   case $COMPILERS in /*) ;; *) COMPILERS=$PWD/$COMPILERS ;; esac
   export COMPILERS JAX_PLATFORMS=cpu
-  case $targets in *v*) install_compiler tpu ;; esac
-  case $targets in *h*) install_compiler cuda ;; esac
+  case $targets in *v*) install_beside compilers/tpu "$COMPILERS/tpu" --no-deps ;; esac
+  case $targets in *h*) install_beside compilers/cuda "$COMPILERS/cuda" --no-deps ;; esac
+}
+
+prepare_parity() {
+  if [[ -z ${PARITY:-} ]]; then
+    [[ $VENV != none ]] || die 'VENV=none: set PARITY=DIR to say where PyTorch may go.'
+    PARITY=$VENV/parity
+  fi
+  case $PARITY in /*) ;; *) PARITY=$PWD/$PARITY ;; esac
+  install_beside parity "$PARITY"
 }
 
 read_arguments "$@"
 prepare_environment
+export PARITY_PACKAGES=''
 export COMPILE_TARGETS=$targets
 paths=()
 if [[ -n $targets ]]; then
   prepare_compilers
   case " ${arguments[*]-}" in *" tests/"*) ;; *) paths=(tests/compile) ;; esac
+fi
+if [[ -n $parity ]]; then
+  prepare_parity
+  PARITY_PACKAGES=$PARITY
+  case " ${arguments[*]-}" in *" tests/"*) ;; *) paths+=(tests/pretrained/test_parity.py) ;; esac
 fi
 cd "$ROOT"
 workers=(-n "${WORKERS:-2}")

@@ -36,6 +36,7 @@ case "$*" in
       run=compile
       printf ' on %s for %s by %s' "$JAX_PLATFORMS" "$COMPILE_TARGETS" "$COMPILERS" >>"$LOG"
     fi
+    if [[ -n ${{PARITY_PACKAGES:-}} ]]; then printf ' beside %s' "$PARITY_PACKAGES" >>"$LOG"; fi
     echo >>"$LOG"
     [[ ${{FAILING_RUN:-}} != "$run" ]] ;;
   *) echo "unexpected: $*" >>"$LOG"; exit 9 ;;

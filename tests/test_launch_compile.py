@@ -1,4 +1,4 @@
-"""bash launch/test.sh --compile: what it installs and runs; nothing is installed here."""
+"""bash launch/test.sh --compile and --parity: what they install; nothing is installed here."""
 
 import importlib.metadata
 import shutil
@@ -65,6 +65,25 @@ def test_compilers_elsewhere(clone, tmp_path):
   assert log[1].endswith(f' for v5e by {elsewhere}/there')
   code, output, log = clone('--compile', VENV='none')
   assert code == 1 and not log and 'COMPILERS=DIR' in output
+
+
+def test_parity_installs_transformers_beside_the_environment(clone, tmp_path):
+  clone.python('python3', '3.12.1')
+  code, output, log = clone('--parity', '-k', 'llama')
+  assert code == 0, output
+  assert kinds(log) == ['venv', 'pip', 'pip', 'run']
+  assert log[2].endswith(f' --quiet --target {clone.venv}/parity '
+                         f'--requirement {clone.root}/launch/parity.txt')
+  assert '[tests/pretrained/test_parity.py] [-k] [llama] in' in log[3]
+  assert log[3].endswith(f' beside {clone.venv}/parity')
+  code, output, log = clone('--parity', 'tests/test_x.py')
+  assert kinds(log) == ['run'] and 'test_parity.py' not in log[0]
+  assert ' beside ' not in clone()[2][0]
+  assert ' beside ' not in clone(PARITY_PACKAGES='stale')[2][0]
+  code, output, log = clone('--parity', VENV='none')
+  assert code == 1 and not log and 'PARITY=DIR' in output
+  log = clone('--parity', VENV='none', PARITY='there', cwd=tmp_path)[2]
+  assert log[1].endswith(f' beside {tmp_path}/there')
 
 
 @pytest.mark.parametrize('given', ['v9', 'v5e,h100', 'v5', '', ','])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.layers import FeedForward, Norm
+from sink_jax.models.layers import FeedForward, Linear, Norm
 
 
 def first_token_chain(config: ModelConfig, params, inputs):
@@ -18,9 +18,16 @@ def first_token_chain(config: ModelConfig, params, inputs):
   normalised attention without biases does with its first token.
 
   inputs: (B, T) token ids, or (B, T, F) continuous ones; the first of each is used.
+
+  Raises:
+    ValueError: a model of unlike blocks.
   """
+  if len(config.pattern) > 1 or config.pattern[0].mamba or config.pattern[0].experts:
+    raise ValueError('first_token_chain needs blocks of attention and one feed-forward network.')
   first = jnp.asarray(inputs)[:, 0]
   h_BxD = params['embed'][first] if config.vocab_size else first @ params['embed']['kernel']
+  if config.embedding_dim:
+    h_BxD = h_BxD @ params['embed_in']['kernel']
   position = config.attention.position
   own = {name: params['positions'] for name in position.embedding_params(config.d_model)}
   added_1xD = position.embedding(np.arange(1), config.d_model, own)
@@ -31,7 +38,7 @@ def first_token_chain(config: ModelConfig, params, inputs):
     ffn = lambda x: FeedForward(config).apply({'params': own.get('ffn', {})}, x)
     if config.norm_location == 'pre':
       x = h + _own_value(config, own['attention'], ln('norm1', h))
-      h = x + ffn(ln('norm2', x))
+      h = x + ffn(ln('norm2', h if config.parallel_residual else x))
     else:
       x = ln('norm1', h + _own_value(config, own['attention'], h))
       h = ln('norm2', x + ffn(x))
@@ -42,8 +49,10 @@ def first_token_chain(config: ModelConfig, params, inputs):
 
 def _own_value(config, params, x_BxD):
   dims = config.dims
-  kernel = lambda name: params[name]['kernel'].astype(x_BxD.dtype)
-  v_BxHkvxDh = (x_BxD @ kernel('value')).reshape(-1, dims.kv_heads, dims.head_dim)
+  linear = lambda features, group, name, x: Linear(features, config, group=group).apply(
+      {'params': params[name]}, x)
+  v = linear(dims.kv_heads * dims.head_dim, 'qkv', 'value', x_BxD)
+  v_BxHkvxDh = v.reshape(-1, dims.kv_heads, dims.head_dim)
   v_BxHxDh = jnp.repeat(v_BxHkvxDh, dims.heads // dims.kv_heads, axis=1)
   o = v_BxHxDh.sum(1) if config.combine_heads == 'add' else v_BxHxDh.reshape(len(x_BxD), -1)
-  return o @ kernel('out')
+  return linear(config.d_model, 'out', 'out', o)
