@@ -1,17 +1,24 @@
-"""Trained runs as callable models."""
+"""Trained runs and published models as callable models."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import jax
 
+from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
+from sink_jax.pretrained.catalog import resolve
+from sink_jax.pretrained.families import family
+from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.parameters import load_parameters
+from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.workdir import read_config, read_probe_tokens
+from sink_jax.train.workdir import is_workdir, read_config, read_data_summary, read_probe_tokens
 
 
 def load_run(workdir) -> Run:
@@ -29,4 +36,64 @@ def load_run(workdir) -> Run:
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))
   step, params = restore_params(workdir, target)
-  return Run(config, params, Path(workdir).name, step, probe_tokens=read_probe_tokens(workdir))
+  return Run(config, params, Path(workdir).name, step, probe_tokens=read_probe_tokens(workdir),
+             folder=str(workdir))
+
+
+def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', mesh=None,
+                    implementation: str | None = None) -> Run:
+  """A published model, from its folder or from the Hugging Face hub.
+
+      run = sj.load_pretrained('Pythia-14M')
+      run.logits(tokens)
+
+  Beside the parameters, memory holds one stored tensor at a time.
+
+  Args:
+    path_or_name: a folder with config.json and safetensors files, a name of the paper's
+      Table 8, or 'owner/name' on the hub.
+    dtype: of parameters and activations, 'float32' or 'bfloat16', whichever is stored.
+    mesh: lays the parameters out over the devices of a (data, fsdp) mesh, see
+      `sink_jax.train.sharding.make_mesh`; None for one device.
+    implementation: of attention, see `attend`.
+
+  Raises:
+    ValueError: no such model, one that is not supported, or damaged files; with the remedy.
+  """
+  folder, name = resolve(path_or_name)
+  checkpoint = Checkpoint(folder)
+  hf = checkpoint.config
+  own = family(hf)
+  config = own.config(hf)
+  params = load_parameters(
+      checkpoint, own.stored(hf, config), parameter_shapes(config), prefix=own.PREFIX,
+      ignored=own.IGNORED, dtype=dtype, mesh=mesh)
+  config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
+  return Run(config, params, name, bos=_bos(folder), folder=str(folder))
+
+
+def _bos(folder):
+  """What `Run.bos` says; 'none' where there is no tokenizer, which matters to texts alone."""
+  try:
+    return 'tokenizer' if TextTokenizer.from_folder(folder).prefix else 'none'
+  except ValueError:
+    return 'none'
+
+
+def load_tokenizer(run: Run) -> TextTokenizer:
+  """The tokenizer of a run that `load_run` or `load_pretrained` has made.
+
+  Raises:
+    ValueError: it has none, or none that can be read here; with the remedy.
+  """
+  if run.folder is None:
+    raise ValueError(f'{run.name or "the model"} was not loaded from a folder, so no tokenizer '
+                     'is known: pass token ids.')
+  if not is_workdir(run.folder):
+    tokenizer = TextTokenizer.from_folder(run.folder)
+  else:
+    data = from_dict(read_config(run.folder)).data
+    encoder = encoder_of(data, read_data_summary(run.folder).get('content', ''))
+    tokenizer = TextTokenizer.from_encoder(encoder, bos=data.bos)
+  tokenizer.check_vocabulary(run.config.vocab_size)
+  return tokenizer

@@ -14,7 +14,7 @@ ROOMS = ['slot', 'attention', 'kernels', 'models', 'evaluate', 'data', 'train', 
          'pretrained', 'load', 'analyses', 'report', 'sweep']
 # Command lines stand on top of everything, wherever their file is.
 COMMANDS = {'evaluate/__main__.py', 'report/__main__.py', 'train/__main__.py',
-            'sweep/__main__.py'}
+            'sweep/__main__.py', 'analyses/__main__.py', 'export.py', 'generate.py'}
 
 
 def imports(path):

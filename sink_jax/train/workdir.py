@@ -70,6 +70,11 @@ def _check_same(workdir, config, data):
                      + '\nUse another --workdir, or the old values to resume it.')
 
 
+def is_workdir(folder) -> bool:
+  """Whether a run was begun in the folder; that of a published model has a config.json too."""
+  return (Path(folder) / 'data.json').exists()
+
+
 def read_config(workdir) -> dict[str, Any]:
   """The config of a run.
 

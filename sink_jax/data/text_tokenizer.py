@@ -1,0 +1,168 @@
+"""The tokenizer of a published model, or of a run of ours, as its probes need it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sink_jax.data.tokenizer import Encoder
+
+_REMEDY = 'download the model again, or take --inputs=random, which needs no tokenizer'
+
+
+class TextTokenizer:
+  """Text to ids, and the tokens that a tokenizer puts before every text.
+
+  The text never produces a special token: a document that spells '<s>' is read letter by
+  letter, as it is in training here. What a post-processor adds at the end (EOS, [SEP]) is
+  dropped: a probe is the beginning of a document.
+
+  vocab_size: largest id + 1. bos_id: None where the tokenizer has no BOS. prefix: ids that
+  are put before every text; empty, or one BOS, in all models of the paper. name: of the file,
+  for messages and protocols.
+  """
+
+  def __init__(self, encode: Callable[[str], Sequence[int]], decode: Callable[[list[int]], str],
+               *, vocab_size: int, bos_id: int | None, prefix: Sequence[int], name: str):
+    self._encode, self._decode = encode, decode
+    self.vocab_size, self.bos_id, self.name = vocab_size, bos_id, name
+    self.prefix = tuple(int(i) for i in prefix)
+
+  @classmethod
+  def from_folder(cls, folder) -> TextTokenizer:
+    """Reads the tokenizer of a Hugging Face checkpoint folder.
+
+    From tokenizer.json, or from vocab.json and merges.txt (the older layout of GPT-2 and
+    OPT). The BOS is `bos_token` of tokenizer_config.json or special_tokens_map.json, else
+    what the post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
+    tokenizer_config.json goes before the post-processor, as in the LLaMA-like fast tokenizers
+    of transformers 4, which published the models; transformers 5 ignores it.
+
+    Raises:
+      ValueError: no tokenizer, one in another format, or a damaged file; with the remedy.
+    """
+    folder = Path(folder)
+    settings = {**_object(folder / 'special_tokens_map.json'),
+                **_object(folder / 'tokenizer_config.json')}
+    file, tokenizer = _read(folder, settings)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    prefix = _prefix(tokenizer)  # before special tokens are taken for letters
+    tokenizer.encode_special_tokens = True
+    bos_id = _bos_id(folder, file, tokenizer, settings, prefix)
+    added = settings.get('add_bos_token')
+    if added is True:
+      if bos_id is None:
+        raise ValueError(f'{folder / "tokenizer_config.json"}: add_bos_token is true, but there is '
+                         'no bos_token: name one there, or set add_bos_token to false.')
+      prefix = [bos_id]
+    elif added is False:
+      prefix = [i for i in prefix if i != bos_id]
+    return cls(lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+               lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+               vocab_size=max(tokenizer.get_vocab().values()) + 1, bos_id=bos_id, prefix=prefix,
+               name=str(file))
+
+  @classmethod
+  def from_encoder(cls, encoder: Encoder, bos: bool = False) -> TextTokenizer:
+    """The tokenizer of a training run; bos: whether its documents began with one."""
+    return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size,
+               bos_id=encoder.bos_id, prefix=[encoder.bos_id] if bos else [],
+               name='the tokenizer of the run')
+
+  def encode(self, text: str, special: bool = False) -> np.ndarray:
+    """int32 ids of a text; special: with the tokens that the tokenizer puts before it."""
+    return np.asarray([*(self.prefix if special else ()), *self._encode(text)], np.int32)
+
+  def decode(self, ids) -> str:
+    """The text of the ids, special tokens spelled out."""
+    return self._decode(np.asarray(ids).ravel().tolist())
+
+  def check_vocabulary(self, vocab_size: int) -> None:
+    """Raises a ValueError where the tokenizer has ids that the model does not."""
+    if self.vocab_size > vocab_size:
+      raise ValueError(f'{self.name} has ids up to {self.vocab_size - 1}, but the model only has '
+                       f'{vocab_size} tokens: use the tokenizer that belongs to the model.')
+
+
+def _read(folder, settings):
+  """(file, tokenizer) of the first layout that the folder has."""
+  import tokenizers
+  whole, vocab, merges = (folder / n for n in ('tokenizer.json', 'vocab.json', 'merges.txt'))
+  try:
+    if whole.exists():
+      return whole, tokenizers.Tokenizer.from_file(str(whole))
+    if vocab.exists() and merges.exists():
+      whole = vocab
+      return vocab, _byte_level(tokenizers, vocab, merges, settings)
+  except Exception as error:  # the library raises bare Exceptions
+    raise ValueError(f'{whole} is damaged or not a tokenizer ({error}): {_REMEDY}.') from None
+  models = sorted(p.name for p in folder.glob('*.model'))
+  if models:
+    raise ValueError(
+        f'{folder / models[0]} is a sentencepiece model, and there is no tokenizer.json beside '
+        'it. Convert it once, where transformers and sentencepiece are installed: python -c '
+        f'"from transformers import AutoTokenizer as T; T.from_pretrained(\'{folder}\')'
+        f'.save_pretrained(\'{folder}\')"')
+  raise ValueError(f'{folder} has no tokenizer.json, nor vocab.json and merges.txt: {_REMEDY}.')
+
+
+def _byte_level(tokenizers, vocab, merges, settings):
+  """GPT-2's tokenizer. Whether it adds a BOS is left to add_bos_token, as in OPT."""
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+      add_prefix_space=bool(settings.get('add_prefix_space')))
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  names = {_content(settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'unk', 'pad')}
+  names |= {'<|endoftext|>'}  # GPT-2's own files name none
+  tokenizer.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False)
+                                for name in sorted(names - {None})
+                                if tokenizer.token_to_id(name) is not None])
+  return tokenizer
+
+
+def _prefix(tokenizer):
+  """What the post-processor puts before a text."""
+  encoding = tokenizer.encode('a')
+  added = encoding.special_tokens_mask
+  return encoding.ids[:added.index(0) if 0 in added else len(added)]
+
+
+def _bos_id(folder, file, tokenizer, settings, prefix):
+  name = _content(settings.get('bos_token'))
+  if name is not None:
+    found = tokenizer.token_to_id(name)
+    if found is None:
+      raise ValueError(f'{file} has no token {name!r}, which tokenizer_config.json calls the '
+                       'bos_token: the two files belong to different models.')
+    return found
+  if prefix or settings.get('bos_token', 0) is None:  # null: it says that there is none
+    return prefix[0] if prefix else None
+  found = _object(folder / 'config.json').get('bos_token_id')
+  return found if isinstance(found, int) and tokenizer.id_to_token(found) is not None else None
+
+
+def _content(token):
+  """The string of a special token, which some files wrap into an object."""
+  token = token.get('content') if isinstance(token, dict) else token
+  return token if isinstance(token, str) else None
+
+
+def _object(path):
+  """A JSON object; {} where there is no file.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  if not path.exists():
+    return {}
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError, RecursionError) as error:
+    raise ValueError(f'{path} is damaged ({error}): {_REMEDY}.') from None
+  if not isinstance(value, dict):
+    raise ValueError(f'{path} must hold a JSON object, not {type(value).__name__}: {_REMEDY}.')
+  return value

@@ -1,0 +1,62 @@
+"""python -m sink_jax.export --workdir=runs/quickstart/text-softmax --out=exported
+
+Writes a trained run as a checkpoint that transformers loads (LLaMA, or Mistral with a
+window): config.json, model.safetensors, and its tokenizer where that can be written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from sink_jax.load import load_run
+from sink_jax.pretrained.export import DTYPES, export, write_object
+from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.workdir import read_config, read_data_summary
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
+_DTYPE = flags.DEFINE_enum('dtype', 'float32', list(DTYPES), 'Of the weights.')
+
+
+def main(argv):
+  """Exports the run; a reason instead of a traceback where that cannot be done."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
+  quiet_logs()
+  try:
+    for line in export_run(os.path.expanduser(_WORKDIR.value), os.path.expanduser(_OUT.value),
+                           dtype=_DTYPE.value):
+      print(line)
+  except (ValueError, CheckpointError, OSError) as error:
+    sys.exit('error: ' + ' '.join(str(error).split()))
+
+
+def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
+  """Writes the run and, where possible, its tokenizer; returns what to tell, in lines.
+
+  Raises:
+    ValueError: no run, or one that has no counterpart. CheckpointError: no usable checkpoint.
+  """
+  data = from_dict(read_config(workdir)).data
+  run = load_run(workdir)
+  hf = export(run, out, dtype=dtype, context=data.context)
+  lines = [f'{Path(out) / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
+  try:
+    encoder = encoder_of(data, read_data_summary(workdir).get('content', ''))
+  except (ValueError, OSError) as error:
+    return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
+  ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos)
+  write_object(Path(out, 'config.json'), hf | ids)
+  return [*lines, f'{Path(out) / "tokenizer.json"}: {encoder.vocab_size} tokens']
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['workdir', 'out'])
+  app.run(main)

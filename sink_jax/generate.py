@@ -1,0 +1,135 @@
+"""python -m sink_jax.generate --checkpoint=Pythia-160M --prompt='Once upon a time'
+
+Continues a text, word after word, with a cache that keeps the first tokens and the most
+recent ones (StreamingLLM), so that the text may become longer than anything the model was
+trained on. The prompt is --prompt, --prompt_file, or what is piped in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+
+import numpy as np
+from absl import app, flags
+
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.load import load_pretrained, load_run, load_tokenizer
+from sink_jax.models.cache import POSITIONS, CachePolicy
+from sink_jax.models.decode import memory_bytes
+from sink_jax.models.generation import stream
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs
+
+_CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Folder or name of a published model.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a training run instead.')
+_PROMPT = flags.DEFINE_string('prompt', None, 'The text to continue.')
+_PROMPT_FILE = flags.DEFINE_string('prompt_file', None, 'A file with it, UTF-8.')
+_BOS = flags.DEFINE_enum('bos', 'tokenizer', ['tokenizer', 'none', 'force'],
+                         'Whether it begins with BOS: as the tokenizer does it, never, always.')
+_LENGTH = flags.DEFINE_integer('length', 128, 'Tokens to generate.')
+_CACHE_SIZE = flags.DEFINE_integer('cache_size', None, 'Tokens that the cache keeps. Default: all.')
+_SINKS = flags.DEFINE_integer('sinks', 4, 'How many of them are the first tokens of the text; '
+                              '0 is a sliding window.')
+_POSITIONS = flags.DEFINE_enum('positions', 'cache', list(POSITIONS),
+                               'What positions count: the tokens in the cache, or in the text.')
+_TEMPERATURE = flags.DEFINE_float('temperature', 0.0, '0: the most likely token. 1: a sample.')
+_TOP_K = flags.DEFINE_integer('top_k', None, 'Sample among so many most likely tokens.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.')
+_DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'],
+                           'Of parameters and activations.')
+
+_CHUNK = 8  # tokens between two writes
+
+
+def main(argv):
+  """Generates; a reason instead of a traceback where that cannot be done."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
+  quiet_logs()
+  try:
+    _generate()
+  except (ValueError, CheckpointError, OSError) as error:
+    sys.exit('error: ' + ' '.join(str(error).split()))
+
+
+def _generate():
+  if (_CHECKPOINT.value is None) == (_WORKDIR.value is None):
+    raise ValueError('name a model: either --checkpoint or --workdir.')
+  prompt = _read_prompt()
+  if _CHECKPOINT.value is not None:
+    run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value)
+  else:
+    run = load_run(os.path.expanduser(_WORKDIR.value))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=_DTYPE.value))
+  tokenizer = load_tokenizer(run)
+  tokens = _first_tokens(tokenizer, prompt)
+  print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
+        file=sys.stderr)
+  total = len(tokens) + _LENGTH.value + run.config.sink_tokens
+  policy = CachePolicy(total)
+  if _CACHE_SIZE.value is not None:
+    policy = CachePolicy(_CACHE_SIZE.value, _SINKS.value, _POSITIONS.value)
+  pieces = stream(run, tokens[None], _LENGTH.value, policy=policy,
+                  temperature=_TEMPERATURE.value, top_k=_TOP_K.value, seed=_SEED.value,
+                  chunk=_CHUNK)
+  rate = _write(pieces, tokens, tokenizer)
+  cache = memory_bytes(run.config, policy, 1) / 2**20
+  speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
+  print(f'\n{_LENGTH.value} tokens, {speed}; cache of {policy.size} tokens: {cache:.1f} MiB',
+        file=sys.stderr)
+
+
+def _read_prompt():
+  if _PROMPT.value is not None and _PROMPT_FILE.value is not None:
+    raise ValueError('--prompt and --prompt_file exclude each other.')
+  if _PROMPT.value is not None:
+    return _PROMPT.value
+  if _PROMPT_FILE.value is not None:
+    with open(os.path.expanduser(_PROMPT_FILE.value), encoding='utf-8') as file:
+      return file.read()
+  if sys.stdin.isatty():
+    raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
+  return sys.stdin.read()
+
+
+def _first_tokens(tokenizer: TextTokenizer, prompt: str):
+  tokens = tokenizer.encode(prompt, special=_BOS.value == 'tokenizer')
+  if _BOS.value == 'force':
+    if tokenizer.bos_id is None:
+      raise ValueError(f'--bos=force: {tokenizer.name} has no BOS.')
+    tokens = np.concatenate([[tokenizer.bos_id], tokens]).astype(np.int32)
+  if not len(tokens):
+    raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
+                     'take --bos=force.')
+  return tokens
+
+
+def _write(pieces, tokens, tokenizer):
+  """Writes the text as it comes; tokens per second of all pieces but the first, which compiles.
+
+  A token may hold a part of a letter, and its text may depend on the token before it. So the
+  new text is what the last tokens add to those that were written, once its last letter is whole.
+  """
+  ids, settled, written = tokens.tolist(), 0, len(tokens)
+  print(tokenizer.decode(ids), end='', flush=True)
+  started, count = None, 0
+  for piece in pieces:
+    count += 0 if started is None else piece.shape[1]
+    started = started or time.perf_counter()
+    elapsed = time.perf_counter() - started
+    ids += piece[0].tolist()
+    before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
+    if after.startswith(before) and not after.endswith('\ufffd'):
+      print(after[len(before):], end='', flush=True)
+      settled, written = written, len(ids)
+  if written < len(ids):  # bytes that are no letter to the end
+    print(tokenizer.decode(ids[written:]), end='')
+  print(flush=True)
+  return count / elapsed if count else None
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,155 @@
+"""A run of ours as a checkpoint that transformers loads, where it has a counterpart there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from sink_jax.attention.feature_map import Identity
+from sink_jax.attention.kv_bias import NoBias
+from sink_jax.attention.mask import Causal, Window
+from sink_jax.attention.normalizer import RowSum
+from sink_jax.attention.position import Rope
+from sink_jax.attention.qk_norm import NoQKNorm
+from sink_jax.attention.similarity import Exp
+from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.run import Run
+from sink_jax.pretrained import llama
+from sink_jax.pretrained.files import INDEX, WEIGHTS
+
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+
+
+def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 2048) -> dict:
+  """config.json of the same model in transformers: LLaMA, or Mistral with a window.
+
+  Raises:
+    ValueError: an option has no counterpart there; names it.
+  """
+  _check(config)
+  spec, dims = config.attention, config.dims
+  windowed = isinstance(spec.mask, Window)
+  scaling = None if spec.position.factor == 1 else {'rope_type': 'linear', 'type': 'linear',
+                                                    'factor': spec.position.factor}
+  hf = {
+      'architectures': ['MistralForCausalLM' if windowed else 'LlamaForCausalLM'],
+      'model_type': 'mistral' if windowed else 'llama', 'torch_dtype': dtype,
+      'vocab_size': config.vocab_size, 'hidden_size': config.d_model,
+      'intermediate_size': config.ffn_hidden, 'num_hidden_layers': config.layers,
+      'num_attention_heads': dims.heads, 'num_key_value_heads': dims.kv_heads,
+      'head_dim': dims.head_dim, 'hidden_act': 'silu', 'rms_norm_eps': config.norm_eps,
+      'rope_theta': spec.position.base, 'rope_scaling': scaling,
+      'max_position_embeddings': context, 'tie_word_embeddings': config.tied,
+      'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
+  if windowed:
+    return hf | {'sliding_window': spec.mask.size}
+  return hf | {'attention_bias': 'qkv' in config.biases, 'mlp_bias': 'ffn' in config.biases}
+
+
+def _check(config):
+  """Raises a ValueError for the first option that LLaMA and Mistral do not have."""
+  spec = config.attention
+  for name, value, wanted in (
+      ('model.combine_heads', config.combine_heads, 'concat'), ('model.ffn', config.ffn, 'swiglu'),
+      ('model.norm', config.norm, 'rmsnorm'), ('model.norm_location', config.norm_location, 'pre'),
+      ('model.sink_tokens', config.sink_tokens, 0),
+      ('model.parallel_residual', config.parallel_residual, False),
+      ('model.embedding_dim', config.embedding_dim, None),
+      ('model.pattern', config.pattern, (Layer(),)),
+      ('attention.similarity', spec.similarity, Exp()),
+      ('attention.normalizer', spec.normalizer, RowSum()),
+      ('attention.feature_map', spec.feature_map, Identity()),
+      ('attention.kv_bias', spec.kv_bias, NoBias()),
+      ('attention.qk_norm', spec.qk_norm, NoQKNorm())):
+    if value != wanted:
+      raise _refused(name, value, f'only {wanted!r} has one')
+  if not config.vocab_size:
+    raise _refused('model.input_features', config.input_features, 'only models of tokens have one')
+  if type(spec.position) is not Rope or spec.position.fraction != 1:
+    raise _refused('attention.position', spec.position, 'only Rope() of all channels has one')
+  if type(spec.mask) not in (Causal, Window):
+    raise _refused('attention.mask', spec.mask, 'only Causal() and Window() have one')
+  windowed, biases = type(spec.mask) is Window, set(config.biases)
+  if biases - {'qkv', 'out', 'ffn'} or len(biases & {'qkv', 'out'}) == 1 or windowed and biases:
+    raise _refused('model.biases', config.biases, 'Mistral has no biases' if windowed else
+                   "those of 'qkv' and 'out' together, and those of 'ffn', have one")
+
+
+def _refused(name, value, reason):
+  return ValueError(f'{name} = {value!r} has no counterpart in LLaMA or Mistral, so this run '
+                    f'cannot be exported: {reason}.')
+
+
+def export(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
+           shard_bytes: int = 5 * 10**9) -> dict:
+  """Writes config.json and the weights; returns the former.
+
+  Args:
+    folder: made if it does not exist; must hold neither a checkpoint nor a run.
+    dtype: of the weights, 'float32' or 'bfloat16'.
+    context: what config.json calls max_position_embeddings.
+    shard_bytes: weights above this size go into several files of at most this size (a
+      larger tensor into a file of its own), with an index.
+
+  Raises:
+    ValueError: an option of the model has no counterpart in transformers, or the folder
+      holds something already.
+  """
+  if dtype not in DTYPES:
+    raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
+  hf = hf_config(run.config, dtype=dtype, context=context)
+  folder = Path(folder)
+  # A run's own folder has a config.json, too, which must not be lost.
+  if found := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:
+    raise ValueError(f'{folder} already holds {found[0]}: choose another folder, or empty it.')
+  folder.mkdir(parents=True, exist_ok=True)
+  shards, total = _shards(run, DTYPES[dtype].itemsize, shard_bytes)
+  index = {}
+  for number, names in enumerate(shards, 1):
+    file = f'model-{number:05}-of-{len(shards):05}.safetensors' if len(shards) > 1 else WEIGHTS
+    save_file(dict(_tensors(run, names, DTYPES[dtype])), folder / file, {'format': 'pt'})
+    index |= dict.fromkeys(names, file)
+  if len(shards) > 1:
+    write_object(folder / INDEX, {'metadata': {'total_size': total}, 'weight_map': index})
+  write_object(folder / 'config.json', hf)
+  return hf
+
+
+def write_object(path: Path, value: dict) -> None:
+  """A JSON file as transformers lays them out."""
+  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def _table(config):
+  """Tensors to write: the importer's table without what it only tolerates."""
+  return {name: own for name, own in llama.stored({}, config).items() if own.places}
+
+
+def _shards(run, itemsize, limit):
+  """Names of the tensors of every file, and the bytes of all."""
+  shards, room, total = [[]], limit, 0
+  for name, stored in _table(run.config).items():
+    size = int(np.prod(stored.shape)) * itemsize
+    if size > room and shards[-1]:
+      shards.append([])
+      room = limit
+    shards[-1].append(name)
+    room, total = room - size, total + size
+  return shards, total
+
+
+def _tensors(run, names, dtype) -> Iterator[tuple[str, np.ndarray]]:
+  """The tensors as they are stored: parts of leaves, transposed where the importer does."""
+  table = _table(run.config)
+  for name in names:
+    place, = table[name].places
+    leaf = run.params
+    for key in place.path.split('/'):
+      leaf = leaf[key]
+    part = np.asarray(leaf[place.index], dtype)
+    yield name, np.ascontiguousarray(part.swapaxes(-1, -2) if place.transposed else part)

@@ -1,0 +1,137 @@
+"""A folder with a published checkpoint: config.json and safetensors files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+_PICKLES = ('*.bin', '*.pth', '*.pt', '*.ckpt', '*.bin.index.json')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What the header of a file says of a tensor. dtype: as there, such as 'BF16'."""
+
+  file: str
+  shape: tuple[int, ...]
+  dtype: str
+
+
+class Checkpoint:
+  """A checkpoint folder, with the headers of its files read and no tensor.
+
+  config: config.json. entries: all tensors by name, file after file, in the order in
+  which they lie there.
+
+  Raises:
+    ValueError: config.json or weights are missing or damaged; names the file and the remedy.
+  """
+
+  def __init__(self, folder: str | os.PathLike):
+    self.folder = Path(folder)
+    self.config = read_object(self.folder / 'config.json', 'The folder of a published model has '
+                              'one: choose that folder, or download the model again.')
+    self.entries: dict[str, Entry] = {}
+    index = self._index()
+    for file in sorted(set(index.values())) if index else [WEIGHTS]:
+      for name, entry in self._header(file):
+        if name in self.entries:
+          raise ValueError(f'{self.folder}: the tensor {name} is in {self.entries[name].file} and '
+                           f'in {file}: download the model again.')
+        self.entries[name] = entry
+    for name, file in index.items():
+      if name not in self.entries or self.entries[name].file != file:
+        raise ValueError(f'{self.folder / INDEX} names the tensor {name}, which is not in {file}: '
+                         'download both files again.')
+
+  def read(self, name: str) -> np.ndarray:
+    """One tensor, in memory of its own.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    with self._open(self.entries[name].file) as tensors:
+      return tensors.get_tensor(name)
+
+  def _index(self):
+    """Tensor name -> file; {} where all tensors are in one file."""
+    if (self.folder / WEIGHTS).exists():
+      return {}
+    path = self.folder / INDEX
+    if not path.exists():
+      raise ValueError(self._no_weights())
+    files = read_object(path, 'Download the model again.').get('weight_map')
+    if not isinstance(files, dict) or not files:
+      raise ValueError(f'{path} has no weight_map, which says where the tensors are: download it '
+                       'again.')
+    for file in set(map(str, files.values())):
+      # The index is data from elsewhere: it must not lead out of the folder.
+      if file in ('', '.', '..') or {'/', '\\', '\0'} & set(file):
+        raise ValueError(f'{path} names the file {file!r}, which is not inside the folder.')
+      if not (self.folder / file).exists():
+        raise ValueError(f'{self.folder / file} is missing, but {INDEX} names it: the download is '
+                         'incomplete, run it again.')
+    return files
+
+  def _header(self, file):
+    with self._open(file) as tensors:
+      for name in tensors.offset_keys():
+        about = tensors.get_slice(name)
+        yield name, Entry(file, tuple(about.get_shape()), about.get_dtype())
+
+  @contextlib.contextmanager
+  def _open(self, file):
+    path = self.folder / file
+    try:
+      # Read, not mapped: pages of a mapped file would count as memory of the process.
+      with safe_open(path, framework='numpy', backend='pread') as tensors:
+        yield tensors
+    except (SafetensorError, OSError) as error:
+      raise ValueError(f'{path} is damaged or incomplete ({error}): download it again.') from None
+
+  def _no_weights(self):
+    pickles = sorted({p.name for kind in _PICKLES for p in self.folder.glob(kind)})
+    if pickles:
+      return pickled(self.folder, f'{self.folder / pickles[0]} holds pickled weights')
+    return (f'{self.folder} has neither {WEIGHTS} nor {INDEX}: the download is incomplete, or '
+            'this is not the folder of a model.')
+
+
+def pickled(source: str | os.PathLike, what: str) -> str:
+  """The message for weights that are only there as pickles, with the command that converts.
+
+  Args:
+    source: a folder or a hub name. what: the beginning of the sentence.
+  """
+  target = f'{Path(source).name or "model"}-safetensors'
+  return (f'{what}, which can run any code when they are read, so sink_jax does not read them. '
+          'If you trust them, convert them once, where torch and transformers are installed, '
+          'and load the new folder:\n'
+          'python -c "from transformers import AutoModelForCausalLM as M; '
+          f"M.from_pretrained('{source}', torch_dtype='auto')"
+          f".save_pretrained('{target}', safe_serialization=True)\"")
+
+
+def read_object(path: Path, remedy: str) -> dict:
+  """A JSON object.
+
+  Raises:
+    ValueError: the file is missing or holds anything else; ends with the remedy.
+  """
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise ValueError(f'{path} does not exist. {remedy}') from None
+  except (OSError, ValueError, RecursionError) as error:
+    raise ValueError(f'{path} cannot be read as JSON ({error}). {remedy}') from None
+  if not isinstance(value, dict):
+    raise ValueError(f'{path} must hold a JSON object, not {type(value).__name__}. {remedy}')
+  return value

@@ -1,0 +1,82 @@
+"""GPT-NeoX and Pythia."""
+
+from __future__ import annotations
+
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.models.config import ModelConfig
+from sink_jax.pretrained import keys
+from sink_jax.pretrained.gpt2 import activation, layer_norm
+from sink_jax.pretrained.rope import rope
+from sink_jax.pretrained.stored import Place, Stored, linear, tied, vector
+
+MODEL_TYPES = ('gpt_neox',)
+PREFIX = 'gpt_neox.'
+# Causal masks, what they put on scores, and frequencies that follow from config.json.
+IGNORED = (r'.*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)',)
+
+
+def config(hf: dict) -> ModelConfig:
+  """The model that config.json describes.
+
+  Raises:
+    ValueError: a key is missing, or its value is not supported.
+  """
+  keys.not_quantized(hf)
+  attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', True) else ()
+  # This family's own names of what the others call so.
+  angles = hf | {'rope_theta': hf.get('rotary_emb_base'),
+                 'partial_rotary_factor': hf.get('rotary_pct')}
+  return ModelConfig(
+      layers=keys.size(hf, 'num_hidden_layers'), d_model=keys.size(hf, 'hidden_size'),
+      heads=keys.size(hf, 'num_attention_heads'), ffn_hidden=keys.size(hf, 'intermediate_size'),
+      vocab_size=keys.size(hf, 'vocab_size'),
+      attention=AttentionSpec(position=rope(angles, fraction=0.25)),
+      ffn=activation(hf, 'hidden_act', 'gelu'), norm='layernorm',
+      norm_eps=keys.number(hf, 'layer_norm_eps', 1e-5),
+      parallel_residual=keys.flag(hf, 'use_parallel_residual', True),
+      biases=(*attention, 'ffn'), tied=keys.flag(hf, 'tie_word_embeddings', False))
+
+
+def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+  """Every tensor of the checkpoint, by full name."""
+  table = (config.vocab_size, config.d_model)
+  tensors = {'gpt_neox.embed_in.weight': vector('embed', (), *table),
+             **layer_norm('gpt_neox.final_layer_norm', 'final_norm', (), config.d_model),
+             'embed_out.weight': (tied(table, 'gpt_neox.embed_in.weight') if config.tied
+                                  else linear('unembed/kernel', (), table))}
+  for layer in range(config.layers):
+    tensors |= _block(config, layer)
+  return tensors
+
+
+def _block(config, layer):
+  name, width, hidden = f'gpt_neox.layers.{layer}', config.d_model, config.ffn_hidden
+  tensors = (layer_norm(f'{name}.input_layernorm', 'blocks/norm1', (layer,), width)
+             | layer_norm(f'{name}.post_attention_layernorm', 'blocks/norm2', (layer,), width))
+  for theirs, ours, shape, group in (
+      ('attention.dense', 'attention/out', (width, width), 'out'),
+      ('mlp.dense_h_to_4h', 'ffn/w1', (hidden, width), 'ffn'),
+      ('mlp.dense_4h_to_h', 'ffn/w_out', (width, hidden), 'ffn')):
+    tensors[f'{name}.{theirs}.weight'] = linear(f'blocks/{ours}/kernel', (layer,), shape)
+    if group in config.biases:
+      tensors[f'{name}.{theirs}.bias'] = vector(f'blocks/{ours}/bias', (layer,), shape[0])
+
+  def all_three(leaf, *shape):
+    return Stored(shape, tuple(
+        Place(f'blocks/attention/{ours}/{leaf}', (layer,), _of_every_head(j, config.heads),
+              transposed=leaf == 'kernel')
+        for j, ours in enumerate(('query', 'key', 'value'))))
+
+  name = f'{name}.attention.query_key_value'
+  tensors[f'{name}.weight'] = all_three('kernel', 3 * width, width)
+  if 'qkv' in config.biases:
+    tensors[f'{name}.bias'] = all_three('bias', 3 * width)
+  return tensors
+
+
+def _of_every_head(j, heads):
+  """Rows are stored head after head, and those of a head as its q, k and v."""
+  def take(x):
+    parts = x.reshape(heads, 3, -1, *x.shape[1:])[:, j]
+    return parts.reshape(-1, *x.shape[1:])
+  return take

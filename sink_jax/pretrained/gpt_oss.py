@@ -1,0 +1,96 @@
+"""gpt-oss: sink logits, windows in every other layer, experts; bfloat16 or as published, MXFP4."""
+
+from __future__ import annotations
+
+from sink_jax.attention.kv_bias import SinkLogit
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.models.config import Experts, Layer, ModelConfig
+from sink_jax.pretrained import keys, llama, windows
+from sink_jax.pretrained.mxfp4 import dequantize
+from sink_jax.pretrained.rope import parameters, rope
+from sink_jax.pretrained.stored import Place, Stored, block, linear, vector
+
+MODEL_TYPES = ('gpt_oss',)
+PREFIX = llama.PREFIX
+IGNORED = llama.IGNORED
+_BASE = 150000.0
+_YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.0,
+         'truncate': False, 'original_max_position_embeddings': 4096}
+
+
+def config(hf: dict) -> ModelConfig:
+  """The model that config.json describes.
+
+  Raises:
+    ValueError: a key is missing, or its value is not supported.
+  """
+  if _packed(hf):
+    hf = {key: value for key, value in hf.items() if key != 'quantization_config'}
+  keys.only(hf, 'swiglu_alpha', 1.702, why='a constant of this activation here')
+  keys.only(hf, 'swiglu_limit', 7.0, why='a constant of this activation here')
+  layers = keys.size(hf, 'num_hidden_layers')
+  kinds = ['full_attention' if i % 2 else 'sliding_attention' for i in range(layers)]
+  masks = windows.masks(hf, kinds, keys.optional_size(hf, 'sliding_window', 128))
+  experts = Experts(count=keys.size(hf, 'num_local_experts'),
+                    active=keys.size(hf, 'num_experts_per_tok'), renormalize=True)
+  position = rope(hf if parameters(hf) else hf | {'rope_parameters': _YARN}, base=_BASE)
+  spec = AttentionSpec(position=position, mask=masks[-1], kv_bias=SinkLogit())
+  pattern = tuple(Layer(mask=None if mask == spec.mask else mask, experts=experts)
+                  for mask in masks)
+  attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', True) else ()
+  return llama.llama_like(hf, kv_heads=8, head_dim=64, eps=1e-5, attention=spec, pattern=pattern,
+                          ffn='clamped_swiglu', biases=(*attention, 'ffn'))
+
+
+def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+  """Every tensor of the checkpoint, by full name."""
+  tensors = llama.outside(config)
+  experts = config.pattern[0].experts.count
+  for layer in range(config.layers):
+    (path, i), name = block(config, layer), f'model.layers.{layer}'
+    tensors |= llama.attention(config, layer) | {
+        f'{name}.self_attn.sinks': vector(f'{path}/attention/kv_bias_logit', (i,), config.heads),
+        f'{name}.mlp.router.weight': linear(f'{path}/ffn/router/kernel', (i,),
+                                            (experts, config.d_model)),
+        f'{name}.mlp.router.bias': vector(f'{path}/ffn/router/bias', (i,), experts)}
+    tensors |= _experts(config, f'{name}.mlp.experts', f'{path}/ffn', i, experts, _packed(hf))
+  return tensors
+
+
+def _experts(config, name, path, i, experts, packed):
+  """Gate and up take turns among the outputs of one matrix: (in, out), or (out, in) packed."""
+  width, hidden = config.d_model, config.ffn_hidden
+  half = _half_of_rows if packed else _half
+  tensors = {
+      f'{name}.gate_up_proj_bias': Stored((experts, 2 * hidden), (
+          Place(f'{path}/w1/bias', (i,), _half(0)), Place(f'{path}/w2/bias', (i,), _half(1)))),
+      f'{name}.down_proj_bias': vector(f'{path}/w_out/bias', (i,), experts, width)}
+  for part, inner, outer, places in (
+      ('gate_up_proj', width, 2 * hidden, (
+          Place(f'{path}/w1/kernel', (i,), half(0), transposed=packed),
+          Place(f'{path}/w2/kernel', (i,), half(1), transposed=packed))),
+      ('down_proj', hidden, width, (Place(f'{path}/w_out/kernel', (i,), transposed=packed),))):
+    if not packed:
+      tensors[f'{name}.{part}'] = Stored((experts, inner, outer), places)
+      continue
+    if inner % 32:
+      raise keys.refused('quantization_config', 'mxfp4', f'{inner} numbers are no whole number of '
+                         'groups of 32')
+    scales, groups = f'{name}.{part}_scales', (experts, outer, inner // 32)
+    tensors[scales] = Stored(groups, quantized=True)
+    tensors[f'{name}.{part}_blocks'] = Stored((*groups, 16), places, quantized=True,
+                                              with_=(scales,), combine=dequantize)
+  return tensors
+
+
+def _half(first):
+  return lambda x: x[..., first::2]
+
+
+def _half_of_rows(first):
+  return lambda x: x[..., first::2, :]
+
+
+def _packed(hf):
+  found = hf.get('quantization_config')
+  return isinstance(found, dict) and found.get('quant_method') == 'mxfp4'

@@ -1,0 +1,99 @@
+"""Reading config.json: what is missing or not supported is refused by name and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def size(hf: dict, key: str) -> int:
+  """A size that config.json must have.
+
+  Raises:
+    ValueError: it is missing, or no positive integer.
+  """
+  if hf.get(key) is None:
+    raise ValueError(f'config.json has no {key}, without which the model is not defined.')
+  value = hf[key]
+  if type(value) is not int or value < 1:
+    raise ValueError(f'config.json: {key} = {value!r} must be a positive integer.')
+  return value
+
+
+def optional_size(hf: dict, key: str, default: int | None) -> int | None:
+  """A size that may be null, which is not the same as missing: the family's default then.
+
+  Raises:
+    ValueError: no positive integer.
+  """
+  if key not in hf:
+    return default
+  return None if hf[key] is None else size(hf, key)
+
+
+def number(hf: dict, key: str, default: float) -> float:
+  """A number, the family's default where config.json is silent.
+
+  Raises:
+    ValueError: it is not a number.
+  """
+  value = hf.get(key)
+  value = default if value is None else value
+  if type(value) not in (int, float):
+    raise ValueError(f'config.json: {key} = {value!r} must be a number.')
+  return float(value)
+
+
+def flag(hf: dict, key: str, default: bool) -> bool:
+  """A switch, the family's default where config.json is silent.
+
+  Raises:
+    ValueError: it is neither true nor false.
+  """
+  value = hf.get(key)
+  value = default if value is None else value
+  if type(value) is not bool:
+    raise ValueError(f'config.json: {key} = {value!r} must be true or false.')
+  return value
+
+
+def only(hf: dict, key: str, *supported: Any, why: str = '') -> Any:
+  """A value out of those that are supported; the first one where config.json is silent.
+
+  Raises:
+    ValueError: another value; names the key, the value, the supported ones and `why`.
+  """
+  value = hf.get(key)
+  if value is None:
+    return supported[0]
+  if (isinstance(value, bool), value) not in [(isinstance(x, bool), x) for x in supported]:
+    raise refused(key, value, f'supported: {", ".join(repr(x) for x in supported)}'
+                  + (f' ({why})' if why else ''))
+  return value
+
+
+def refused(key: str, value: Any, reason: str) -> ValueError:
+  """The error for a key whose value this importer does not support."""
+  return ValueError(f'config.json: {key} = {value!r} is not supported: {reason}.')
+
+
+def not_quantized(hf: dict) -> None:
+  """Raises a ValueError where the checkpoint holds quantised weights."""
+  found = hf.get('quantization_config')
+  if found:
+    method = found.get('quant_method', found) if isinstance(found, dict) else found
+    raise refused('quantization_config', method, 'the weights of this family are read as '
+                  'float32, float16 or bfloat16; use the checkpoint it was quantised from')
+
+
+def head_dim(hf: dict, default: int | None = None) -> int | None:
+  """The size of a head where it is not the width over the number of heads, else None.
+
+  Raises:
+    ValueError: config.json gives none, and the heads do not divide the width.
+  """
+  width, heads = size(hf, 'hidden_size'), size(hf, 'num_attention_heads')
+  found = optional_size(hf, 'head_dim', default)
+  if found is None and width % heads:
+    raise ValueError(f'config.json: num_attention_heads = {heads} does not divide hidden_size = '
+                     f'{width}, and there is no head_dim.')
+  return None if found is None or found * heads == width else found

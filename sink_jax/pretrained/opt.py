@@ -1,0 +1,79 @@
+"""OPT."""
+
+from __future__ import annotations
+
+from sink_jax.attention.position import Learned
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.models.config import ModelConfig
+from sink_jax.pretrained import keys
+from sink_jax.pretrained.gpt2 import activation, layer_norm
+from sink_jax.pretrained.stored import Place, Stored, linear, tied, vector
+
+MODEL_TYPES = ('opt',)
+PREFIX = 'model.'
+IGNORED = (r'.*decoder\.version',)
+_OFFSET = 2  # rows of the position table that only padding reads
+
+
+def config(hf: dict) -> ModelConfig:
+  """The model that config.json describes; 350m alone is post-norm and projects embeddings.
+
+  Raises:
+    ValueError: a key is missing, or its value is not supported.
+  """
+  keys.not_quantized(hf)
+  keys.only(hf, '_remove_final_layer_norm', False, why='pre-norm models have a final norm here')
+  keys.only(hf, 'layer_norm_elementwise_affine', True)
+  width = keys.size(hf, 'hidden_size')
+  embedding = keys.optional_size(hf, 'word_embed_proj_dim', None)
+  return ModelConfig(
+      layers=keys.size(hf, 'num_hidden_layers'), d_model=width,
+      heads=keys.size(hf, 'num_attention_heads'), ffn_hidden=keys.size(hf, 'ffn_dim'),
+      vocab_size=keys.size(hf, 'vocab_size'),
+      embedding_dim=None if embedding == width else embedding,
+      attention=AttentionSpec(position=Learned(keys.size(hf, 'max_position_embeddings'))),
+      ffn=activation(hf, 'activation_function', 'relu'), norm='layernorm', norm_eps=1e-5,
+      norm_location='pre' if keys.flag(hf, 'do_layer_norm_before', True) else 'post',
+      biases=('qkv', 'out', 'ffn') if keys.flag(hf, 'enable_bias', True) else (),
+      tied=keys.flag(hf, 'tie_word_embeddings', True))
+
+
+def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+  """Every tensor of the checkpoint, by full name."""
+  width, positions = config.d_model, config.attention.position.max_length
+  table, name = (config.vocab_size, config.embedding_dim or width), 'model.decoder'
+  tensors = {f'{name}.embed_tokens.weight': vector('embed', (), *table),
+             f'{name}.embed_positions.weight': Stored(
+                 (positions + _OFFSET, width), (Place('positions', (), _without_padding),)),
+             'lm_head.weight': (tied(table, f'{name}.embed_tokens.weight') if config.tied
+                                else linear('unembed/kernel', (), table))}
+  if config.norm_location == 'pre':
+    tensors |= layer_norm(f'{name}.final_layer_norm', 'final_norm', (), width)
+  if config.embedding_dim:
+    tensors |= {
+        f'{name}.project_in.weight': linear('embed_in/kernel', (), (width, table[1])),
+        f'{name}.project_out.weight': linear('embed_out/kernel', (), (table[1], width))}
+  for layer in range(config.layers):
+    tensors |= _block(config, layer)
+  return tensors
+
+
+def _block(config, layer):
+  name, width, hidden = f'model.decoder.layers.{layer}', config.d_model, config.ffn_hidden
+  tensors = (layer_norm(f'{name}.self_attn_layer_norm', 'blocks/norm1', (layer,), width)
+             | layer_norm(f'{name}.final_layer_norm', 'blocks/norm2', (layer,), width))
+  square = (width, width)
+  for theirs, ours, shape in (('self_attn.q_proj', 'attention/query', square),
+                              ('self_attn.k_proj', 'attention/key', square),
+                              ('self_attn.v_proj', 'attention/value', square),
+                              ('self_attn.out_proj', 'attention/out', square),
+                              ('fc1', 'ffn/w1', (hidden, width)),
+                              ('fc2', 'ffn/w_out', (width, hidden))):
+    tensors[f'{name}.{theirs}.weight'] = linear(f'blocks/{ours}/kernel', (layer,), shape)
+    if config.biases:
+      tensors[f'{name}.{theirs}.bias'] = vector(f'blocks/{ours}/bias', (layer,), shape[0])
+  return tensors
+
+
+def _without_padding(table):
+  return table[_OFFSET:]

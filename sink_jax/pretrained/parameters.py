@@ -1,0 +1,162 @@
+"""A checkpoint into a parameter tree, one tensor at a time, straight onto the devices."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.stored import Stored
+from sink_jax.train.sharding import state_shardings
+
+_FLOATS = ('F32', 'F16', 'BF16')
+DTYPES = ('float32', 'bfloat16')
+
+
+def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, *,
+                    prefix: str = '', ignored: Sequence[str] = (), dtype: str = 'float32',
+                    mesh=None):
+  """The parameter tree, of the dtype, on one device or laid out over a mesh.
+
+  At most one stored tensor (with those that are read together with it) is in memory beside
+  the parameters.
+
+  Args:
+    tensors: a family's table, by full name.
+    shapes: the tree of shapes, from `parameter_shapes`.
+    prefix: names in the files may lack it, in a checkpoint of the bare model.
+    ignored: full-match patterns of names of tensors that hold no parameters.
+    mesh: with the axes data and fsdp, see `state_shardings`; None for a single device.
+
+  Raises:
+    ValueError: tensors are missing, unknown or of another shape or dtype, or a file is damaged.
+  """
+  if dtype not in DTYPES:
+    raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
+  names = match(checkpoint, tensors, prefix, ignored)
+  if mesh is None:
+    one = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: one, shapes)
+  else:
+    shardings = state_shardings(mesh, shapes)
+  _check_covered(tensors, _flat(shapes))
+  leaves = {path: jnp.zeros(x.shape, dtype, device=sharding) for (path, x), sharding in
+            zip(_flat(shapes).items(), jax.tree.leaves(shardings), strict=True)}
+  by_name = {full: name for name, full in names.items()}
+  for name in checkpoint.entries:
+    wanted = tensors[names[name]] if name in names else None
+    if wanted is not None and wanted.copy_of:
+      _check_copy(checkpoint, name, by_name[wanted.copy_of])
+    if wanted is None or not wanted.places:
+      continue
+    x = wanted.combine(checkpoint.read(name), *(checkpoint.read(by_name[w]) for w in wanted.with_))
+    for place in wanted.places:
+      leaves[place.path] = _written(leaves[place.path], place, place.take(x))
+    del x  # before the next one is read
+  treedef = jax.tree.structure(shapes)
+  return jax.tree.unflatten(treedef, leaves.values())
+
+
+def match(checkpoint: Checkpoint, tensors: dict[str, Stored], prefix: str,
+          ignored: Sequence[str]) -> dict[str, str]:
+  """Name in the files -> full name, for every tensor of the checkpoint that is of use.
+
+  Raises:
+    ValueError: tensors are missing, unknown or of another shape or dtype.
+  """
+  names, found, unknown = {}, set(), []
+  for name, entry in checkpoint.entries.items():
+    full = name if name in tensors else prefix + name
+    if full not in tensors:
+      if not any(re.fullmatch(pattern, name) for pattern in ignored):
+        unknown.append(name)
+      continue
+    if full in found:
+      raise ValueError(f'{checkpoint.folder} holds the tensor {full} twice, with and without the '
+                       f'prefix {prefix!r}.')
+    wanted, where = tensors[full], f'{checkpoint.folder / entry.file}: the tensor {name}'
+    if entry.shape != tuple(wanted.shape):
+      raise ValueError(f'{where} has the shape {entry.shape}, but config.json makes it '
+                       f'{tuple(wanted.shape)}: the two files do not belong together.')
+    allowed = ('U8',) if wanted.quantized else _FLOATS
+    if entry.dtype not in allowed:
+      raise ValueError(f'{where} is stored as {entry.dtype}, not as {" or ".join(allowed)}.')
+    names[name] = full
+    found.add(full)
+  missing = [full for full, wanted in tensors.items() if not wanted.optional and full not in found]
+  for what, list_ in (('lacks', missing), ('holds', unknown)):
+    if list_:
+      count = f'{len(list_)} tensors' if len(list_) > 1 else 'a tensor'
+      more = ', ...' if len(list_) > 5 else ''
+      raise ValueError(
+          f'{checkpoint.folder} {what} {count} that '
+          f'{"a model of this kind has" if what == "lacks" else "no model of this kind has"}: '
+          f'{", ".join(list_[:5])}{more}. Is config.json that of another model?')
+  return names
+
+
+def _check_copy(checkpoint, name, original):
+  if not np.array_equal(checkpoint.read(name), checkpoint.read(original)):
+    raise ValueError(f'{checkpoint.folder}: config.json says that {name} is {original} '
+                     '(tie_word_embeddings), but the two differ: set it to false there if the '
+                     'model was trained untied.')
+
+
+def _check_covered(tensors, shapes):
+  """Raises a ValueError unless the table fills every leaf once: an error of the importer."""
+  parts = {path: [] for path in shapes}
+  for wanted in tensors.values():
+    for place in wanted.places:
+      parts.setdefault(place.path, []).append(place.index)
+  for path, found in parts.items():
+    axes = shapes[path].shape[:len(found[0]) if found else 0] if path in shapes else ()
+    if path not in shapes or sorted(found) != list(np.ndindex(axes)):
+      raise ValueError(f'The table of this family does not fill the parameter {path} once: this '
+                       'is an error of sink_jax, not of the checkpoint.')
+
+
+def _flat(tree):
+  return {'/'.join(key.key for key in path): x
+          for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _written(leaf, place, part):
+  """The leaf with one part written in place; returns when the part is no longer needed."""
+  shape = part.shape[:-2] + part.shape[:-3:-1] if place.transposed else part.shape
+  if shape != leaf.shape[len(place.index):]:
+    raise ValueError(f'The table of this family fills {place.path} {leaf.shape} at {place.index} '
+                     f'with {shape}: this is an error of sink_jax, not of the checkpoint.')
+  sharding = _of_part(leaf.sharding, leaf.ndim, len(place.index), place.transposed)
+  part = jax.make_array_from_callback(part.shape, sharding, lambda where: part[where])
+  write = _writer(leaf.sharding, place.transposed)
+  return jax.block_until_ready(write(leaf, part, place.index))
+
+
+def _of_part(sharding, axes, depth, transposed):
+  """How a part is laid out so that every device gets what it keeps, and no more."""
+  if not isinstance(sharding, NamedSharding):
+    return sharding
+  spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))][depth:]
+  if transposed:
+    spec[-2:] = spec[:-3:-1]
+  return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+@functools.cache
+def _writer(sharding, transposed):
+  """(leaf, part, index) -> leaf, in the leaf's own memory; compiled once per pair of shapes."""
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
+  def write(leaf, part, index):
+    part = part.swapaxes(-1, -2) if transposed else part
+    part = part.astype(leaf.dtype).reshape((1,) * len(index) + part.shape)
+    start = (*index, *[0] * (leaf.ndim - len(index)))
+    return jax.lax.dynamic_update_slice(leaf, part, start)
+
+  return write

@@ -1,0 +1,112 @@
+"""Rotary position encodings as config.json writes them, in its old form and its new one."""
+
+from __future__ import annotations
+
+import math
+
+from sink_jax.attention.position import Llama3Rope, Position, Rope, YarnRope
+from sink_jax.pretrained.keys import flag, number, refused, size
+
+_REASONS = {
+    'dynamic': 'its frequencies depend on the length of the input',
+    'longrope': 'its frequencies depend on the length of the input',
+    'proportional': 'some channels of its heads are never rotated',
+}
+# What else may stand beside the type and the base; another key would change the angles.
+_TAKES = {
+    'default': set(),
+    'linear': {'factor'},
+    'llama3': {'factor', 'low_freq_factor', 'high_freq_factor',
+               'original_max_position_embeddings'},
+    'yarn': {'factor', 'beta_fast', 'beta_slow', 'original_max_position_embeddings',
+             'attention_factor', 'mscale', 'mscale_all_dim', 'truncate'},
+}
+
+
+def rope(hf: dict, *, base: float = 10000.0, fraction: float | None = None) -> Position:
+  """The rotation of queries and keys.
+
+  Reads `rope_parameters` ({rope_type, rope_theta, ...}) or the older pair `rope_theta` and
+  `rope_scaling` ({type or rope_type, factor, ...}).
+
+  Args:
+    base: of the family, where config.json has none.
+    fraction: share of a head's channels that the family rotates where config.json does not
+      say; None where it always rotates all of them.
+
+  Raises:
+    ValueError: another type, a key the type does not have, or a partial rotation where the
+      family has none.
+  """
+  own = parameters(hf)
+  kind = own.pop('rope_type', None) or own.pop('type', None) or 'default'
+  own.pop('type', None)
+  if kind not in _TAKES:
+    raise refused('rope_type', kind, _REASONS.get(kind, f'choices: {", ".join(_TAKES)}'))
+  base = number(own, 'rope_theta', number(hf, 'rope_theta', base))
+  share = number(own, 'partial_rotary_factor',
+                 number(hf, 'partial_rotary_factor', 1.0 if fraction is None else fraction))
+  if share != 1 and (fraction is None or kind not in ('default', 'linear')):
+    raise refused('partial_rotary_factor', share, 'this model rotates all channels of a head')
+  extra = {k: v for k, v in own.items() if v is not None and k not in
+           _TAKES[kind] | {'rope_theta', 'partial_rotary_factor'}}
+  if extra:
+    key, value = next(iter(extra.items()))
+    raise refused(key, value, f'a rotary encoding of type {kind!r} has no such parameter')
+  if kind == 'default':
+    return Rope(base=base, fraction=share)
+  if kind == 'linear':
+    return Rope(base=base, fraction=share, factor=_needed(own, kind, 'factor'))
+  if kind == 'llama3':
+    return Llama3Rope(
+        base=base, factor=_needed(own, kind, 'factor'),
+        low_frequency_factor=_needed(own, kind, 'low_freq_factor'),
+        high_frequency_factor=_needed(own, kind, 'high_freq_factor'),
+        original_length=_original_length(hf, own))
+  return _yarn(hf, own, base)
+
+
+def parameters(hf: dict) -> dict:
+  """What config.json says of the rotary encoding beside base and fraction; {} if nothing.
+
+  Raises:
+    ValueError: it is no object.
+  """
+  for key in ('rope_scaling', 'rope_parameters'):
+    found = hf.get(key)
+    if found is not None and not isinstance(found, dict):
+      raise ValueError(f'config.json: {key} = {found!r} must be an object.')
+    if found:
+      return dict(found)
+  return {}
+
+
+def _yarn(hf, own, base):
+  length = _original_length(hf, own)
+  if own.get('factor') is None:
+    factor = size(hf, 'max_position_embeddings') / length
+  else:
+    factor = _needed(own, 'yarn', 'factor')
+  scale = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+  m, m_all = number(own, 'mscale', 0), number(own, 'mscale_all_dim', 0)
+  attention = scale(m) / scale(m_all) if m and m_all else scale(1)
+  return YarnRope(  # a beta of 0 counts as none, as in transformers
+      base=base, factor=factor, beta_fast=number(own, 'beta_fast', 32) or 32.0,
+      beta_slow=number(own, 'beta_slow', 1) or 1.0, original_length=length,
+      attention_factor=number(own, 'attention_factor', attention),
+      truncate=flag(own, 'truncate', True))
+
+
+def _needed(own, kind, key):
+  if type(own.get(key)) not in (int, float):
+    raise ValueError(f'config.json: a rotary encoding of type {kind!r} needs the number {key}, '
+                     f'not {own.get(key)!r}.')
+  return float(own[key])
+
+
+def _original_length(hf, own):
+  # A length at the top level goes before the one among the parameters, as in transformers.
+  for place in (hf, own):
+    if place.get('original_max_position_embeddings') is not None:
+      return size(place, 'original_max_position_embeddings')
+  return size(hf, 'max_position_embeddings')

@@ -1,0 +1,85 @@
+"""A run's tokenizer as the files that transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sink_jax.data.cache import Cache, cache_root
+from sink_jax.data.documents import DocumentSource, Prepared
+from sink_jax.data.pipeline import DataConfig
+from sink_jax.data.tokenizer import (EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder,
+                                     HuggingFace)
+from sink_jax.pretrained.export import write_object
+
+
+def encoder_of(data: DataConfig, content: str) -> Encoder:
+  """The encoder of a run's data.
+
+  A tokenizer that depends on the documents is the one in the chunk cache of the run, which
+  is known by its content: trained again, it could be another.
+
+  Args:
+    content: what `Data.summary()` of the run calls so.
+
+  Raises:
+    ValueError: a synthetic task has none, or the cache is not here.
+  """
+  if not isinstance(data.source, DocumentSource):
+    raise ValueError(f'{data.source!r} makes its own tokens.')
+  if isinstance(data.tokenizer, Bytes):
+    return ByteEncoder()
+  root = cache_root(data.cache_dir)
+  folders = ([data.source.folder()] if isinstance(data.source, Prepared) else
+             sorted(path.parent for path in root.glob('*/manifest.json')))
+  for folder in folders:
+    try:
+      cache = Cache(folder)
+    except ValueError:  # damaged, or of another version: not that of this run, as far as we know
+      continue
+    if cache.manifest['content'] == content:
+      return cache.encoder
+  if isinstance(data.tokenizer, HuggingFace):
+    return data.tokenizer.resolve(data.source, data.valid_fraction, root)
+  raise ValueError(f'the chunk cache of this run, which holds {data.tokenizer!r}, is not below '
+                   f'{root}: set SINK_JAX_CACHE to the folder of the caches it was trained with.')
+
+
+def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool) -> dict[str, int]:
+  """Writes tokenizer.json and tokenizer_config.json; returns the ids for config.json.
+
+  Ids are those of the encoder, but the names of special tokens in a text are read as these,
+  which the encoder never does.
+
+  Args:
+    context: tokens of a sequence at most. bos: whether documents began with BOS.
+  """
+  import tokenizers
+  path = Path(folder, 'tokenizer.json')
+  if isinstance(encoder, ByteEncoder):
+    _bytes_tokenizer().save(str(path))
+  else:
+    encoder.save(folder)
+  whole = tokenizers.Tokenizer.from_file(str(path))
+  ids = {'bos_token_id': encoder.bos_id, 'eos_token_id': encoder.eos_id,
+         'pad_token_id': encoder.pad_id}
+  if bos and whole.post_processor is None:  # a file that has one says itself what it adds
+    name = whole.id_to_token(encoder.bos_id)
+    whole.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[name, '$A'], pair=[name, '$A', '$B'], special_tokens=[(name, encoder.bos_id)])
+    whole.save(str(path))
+  names = {key.removesuffix('_id'): whole.id_to_token(id_) for key, id_ in ids.items()}
+  write_object(Path(folder, 'tokenizer_config.json'), {
+      'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': context,
+      'add_bos_token': bos, 'clean_up_tokenization_spaces': False, **names})
+  return ids
+
+
+def _bytes_tokenizer():
+  """UTF-8 bytes with the ids of ByteEncoder: no character is a token, so all fall back."""
+  from tokenizers import AddedToken, Tokenizer, decoders, models
+  vocabulary = {EOS_TEXT: 0, PAD_TEXT: 1} | {f'<0x{b:02X}>': 2 + b for b in range(256)}
+  tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+  tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)
+                                for name in (EOS_TEXT, PAD_TEXT)])
+  tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+  return tokenizer

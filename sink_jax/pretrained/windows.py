@@ -1,0 +1,34 @@
+"""Which layers see a window only, as config.json writes it, as masks of a repeating pattern."""
+
+from __future__ import annotations
+
+from sink_jax.attention.mask import Causal, Mask, Window
+from sink_jax.pretrained.keys import refused, size
+from sink_jax.pretrained.stored import shortest_period
+
+
+def masks(hf: dict, kinds: list[str], window: int | None) -> tuple[Mask, ...]:
+  """The masks of one period.
+
+  Args:
+    kinds: of the layers where config.json has no `layer_types`: 'full_attention' or
+      'sliding_attention'.
+    window: keys that a sliding layer sees, the query's own included.
+
+  Raises:
+    ValueError: another kind of layer, a list of another length, or a window without size.
+  """
+  found = hf.get('layer_types')
+  kinds = kinds if found is None else found
+  if not isinstance(kinds, list):
+    raise ValueError(f'config.json: layer_types = {kinds!r} must be a list.')
+  if len(kinds) != size(hf, 'num_hidden_layers'):
+    raise ValueError(f'config.json: layer_types names {len(kinds)} layers, num_hidden_layers = '
+                     f'{hf["num_hidden_layers"]}.')
+  for kind in kinds:
+    if kind not in ('full_attention', 'sliding_attention'):
+      raise refused('layer_types', kind, 'supported: full_attention, sliding_attention')
+  if 'sliding_attention' in kinds and window is None:
+    raise refused('sliding_window', None, 'layer_types has sliding layers, which need its size')
+  return shortest_period([Window(size=window) if kind == 'sliding_attention' else Causal()
+                          for kind in kinds])

@@ -1,0 +1,115 @@
+"""Names of models, what is downloaded, and errors with the remedy."""
+
+import collections
+
+import huggingface_hub
+from huggingface_hub import errors
+import pytest
+
+import sink_jax as sj
+from sink_jax.pretrained import catalog
+from sink_jax.pretrained.families import FAMILIES
+from tests.pretrained import tiny
+
+
+def test_the_32_models():
+  models = catalog.MODELS
+  assert len(models) == 32
+  assert collections.Counter(m.family for m in models.values()) == {
+      'llama': 8, 'gpt2': 4, 'mistral': 2, 'gpt_neox': 10, 'opt': 6, 'jamba': 2}
+  assert {m.family for m in models.values()} <= set(FAMILIES)
+  assert len({m.hub for m in models.values()}) == 32
+  for name, model in models.items():
+    assert model.name == name
+    if model.counterpart:
+      other = models[model.counterpart]
+      assert other.counterpart == name and other.tuned != model.tuned
+      assert (other.family, other.bos, other.billions) == (model.family, model.bos, model.billions)
+    # Files of a family agree with the tokens named here.
+    assert bool(model.bos) == (model.family in ('llama', 'mistral', 'opt', 'jamba'))
+  assert sum(m.counterpart is not None for m in models.values()) == 10
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  """Downloads that never leave the machine: `answer` is returned, or raised."""
+  calls = []
+
+  def download(repo, **options):
+    calls.append((repo, options))
+    if isinstance(hub.answer, Exception):
+      raise hub.answer
+    return str(hub.answer)
+
+  hub = type('Hub', (), {'calls': calls, 'answer': tmp_path / 'snapshot'})()
+  tiny.write(hub.answer)
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  return hub
+
+
+@pytest.mark.parametrize('text, repo, name', [
+    ('Pythia-14M', 'EleutherAI/pythia-14m', 'Pythia-14M'),
+    ('pythia-14m', 'EleutherAI/pythia-14m', 'Pythia-14M'),
+    ('LLaMA2-7B chat', 'meta-llama/Llama-2-7b-chat-hf', 'LLaMA2-7B Chat'),
+    ('facebook/opt-125m', 'facebook/opt-125m', 'OPT-125M'),
+    ('Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')])
+def test_names_are_found_and_downloaded(hub, text, repo, name):
+  assert catalog.resolve(text) == (hub.answer, name)
+  (asked, options), = hub.calls
+  assert asked == repo
+  kept = list(huggingface_hub.utils.filter_repo_objects(
+      ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
+       'model.safetensors.index.json', 'tokenizer.model', 'pytorch_model.bin', 'tf_model.h5',
+       'original/model.safetensors', 'consolidated.safetensors'], **options))
+  assert kept == ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors',
+                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model']
+
+
+def test_a_folder_goes_first(hub, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  tiny.write('Pythia-14M')
+  assert catalog.resolve('Pythia-14M')[1] == 'Pythia-14M' and not hub.calls
+  assert catalog.resolve(tmp_path / 'snapshot') == (tmp_path / 'snapshot', 'snapshot')
+  run = sj.load_pretrained('Pythia-14M')
+  assert run.name == 'Pythia-14M' and run.bos == 'none' and run.folder == 'Pythia-14M'
+
+
+@pytest.mark.parametrize('text, meant', [
+    ('Pythia-15M', 'Pythia-14M'), ('Llama2-7B', 'LLaMA2-7B Base'), ('GPT-2', 'GPT2'),
+    ('opt125m', 'OPT-125M')])
+def test_near_names_are_suggested(hub, text, meant):
+  expected = f"neither a folder.*Did you mean [^?]*'{meant}'.*Jamba-v0.1"
+  with pytest.raises(ValueError, match=expected):
+    catalog.resolve(text)
+  assert not hub.calls
+
+
+@pytest.mark.parametrize('text', ['no/such/folder', './missing', '', '/missing/model', 'x' * 5000])
+def test_what_is_no_name_is_not_asked_for(hub, text):
+  with pytest.raises(ValueError, match='neither a folder nor a known model'):
+    catalog.resolve(text)
+  assert not hub.calls
+
+
+def error_of(cls, text='said no'):
+  error = cls.__new__(cls)
+  Exception.__init__(error, text)
+  return error
+
+
+@pytest.mark.parametrize('error, part', [
+    (error_of(errors.GatedRepoError), 'is gated: accept its licence.*HF_TOKEN.*folder'),
+    (error_of(errors.RepositoryNotFoundError), 'does not exist.*facebook/opt-125m.*HF_TOKEN'),
+    (error_of(errors.LocalEntryNotFoundError), 'could not be downloaded .said no.*folder'),
+    (OSError('disk full'), 'could not be downloaded .disk full'),
+    (RuntimeError('socket'), 'could not be downloaded .socket')])
+def test_downloads_that_fail_say_what_to_do(hub, error, part):
+  hub.answer = error
+  with pytest.raises(ValueError, match=part):
+    catalog.resolve('facebook/opt-126m')
+
+
+def test_a_model_of_pickles_only_is_explained(hub):
+  (hub.answer / 'model.safetensors').unlink()
+  with pytest.raises(ValueError, match=r"pickles only(?s:.*)from_pretrained\('facebook/opt-125m'"):
+    catalog.resolve('OPT-125M')

@@ -1,0 +1,165 @@
+"""Runs of ours as checkpoints: the way back gives the same run, and refusals say why."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.data.documents import Stdlib
+from sink_jax.data.pipeline import DataConfig, open_data
+from sink_jax.data.synthetic import BigramBackcopy
+from sink_jax.data.tokenizer import Bytes, ByteEncoder, HuggingFace, TrainedBpe
+from sink_jax.models.config import Layer
+from sink_jax.pretrained.export import export
+from sink_jax.pretrained.files import INDEX, Checkpoint
+from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
+from sink_jax.train.loop import train
+from tests.random_params import random_params
+from tests.train import runs
+
+TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
+TEXTS = ['Hello, world!\n\tdéjà vu 😀', 'def f(x):\n  return "<0x41>"', '']
+
+
+def run_of(**options):
+  config = sj.ModelConfig(**TINY | options)
+  return sj.Run(config, random_params(config), 'ours', 5)
+
+
+@pytest.mark.parametrize('options', [
+    {}, dict(kv_heads=2, norm_eps=1e-6), dict(tied=True, head_dim=6),
+    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='Rope(base=500.0)')),
+    dict(attention=sj.AttentionSpec(position='Rope(factor=2.0)')),
+    dict(biases=('qkv', 'out', 'ffn'))],
+    ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases'])
+def test_an_exported_run_comes_back(tmp_path, options):
+  run = run_of(**options)
+  hf = export(run, tmp_path / 'out', context=32)
+  assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
+  assert hf['max_position_embeddings'] == 32
+  back = sj.load_pretrained(tmp_path / 'out')
+  assert back.config == run.config
+  jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
+
+
+def test_bfloat16(tmp_path):
+  run = run_of()
+  assert export(run, tmp_path, dtype='bfloat16')['torch_dtype'] == 'bfloat16'
+  assert {entry.dtype for entry in Checkpoint(tmp_path).entries.values()} == {'BF16'}
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype('bfloat16')),
+               sj.load_pretrained(tmp_path, dtype='bfloat16').params, run.params)
+  with pytest.raises(ValueError, match="'float16'; choices: float32, bfloat16"):
+    export(run, tmp_path / 'other', dtype='float16')
+
+
+def test_several_files(tmp_path):
+  run, limit = run_of(), 4000
+  export(run, tmp_path, shard_bytes=limit)
+  index = json.loads((tmp_path / INDEX).read_text())
+  assert index['metadata']['total_size'] == 4 * sum(x.size for x in jax.tree.leaves(run.params))
+  files = sorted(set(index['weight_map'].values()))
+  assert len(files) > 2 and files[0] == f'model-00001-of-{len(files):05}.safetensors'
+  for file in files:
+    assert sum(4 * np.prod(entry.shape) for entry in Checkpoint(tmp_path).entries.values()
+               if entry.file == file) <= limit
+  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path).params, run.params)
+
+
+def test_nothing_is_overwritten(tmp_path):
+  export(run_of(), tmp_path)
+  with pytest.raises(ValueError, match='already holds config.json'):
+    export(run_of(), tmp_path)
+  (tmp_path / 'config.json').unlink()
+  with pytest.raises(ValueError, match='already holds model.safetensors'):
+    export(run_of(), tmp_path)
+
+
+def spec(**slots):
+  return dict(attention=sj.AttentionSpec(**slots))
+
+
+@pytest.mark.parametrize('options, part', [
+    (spec(similarity='Sigmoid()', normalizer='Unnormalized()'), 'similarity = Sigmoid'),
+    (spec(normalizer='RowSum(scale=2.0)'), 'normalizer = RowSum'),
+    (spec(position='Alibi()'), 'position = Alibi'),
+    (spec(position='Rope(fraction=0.5)'), 'position = Rope'),
+    (spec(position='Llama3Rope()'), 'position = Llama3Rope'),
+    (spec(mask='Prefix()'), 'mask = Prefix'), (spec(kv_bias='KBias()'), 'kv_bias = KBias'),
+    (spec(qk_norm='QKNorm()'), 'qk_norm = QKNorm'), (dict(ffn='gelu'), "ffn = 'gelu'"),
+    (dict(norm='layernorm'), "norm = 'layernorm'"),
+    (dict(norm_location='post'), "norm_location = 'post'"),
+    (dict(combine_heads='add'), "combine_heads = 'add'"), (dict(sink_tokens=1), 'sink_tokens = 1'),
+    (dict(biases=('qkv',)), 'biases'), (dict(biases=('unembed',)), 'biases'),
+    (dict(biases=('ffn',)) | spec(mask='Window()'), 'Mistral has no biases'),
+    (dict(pattern=(Layer(),) * 3), 'pattern'), (dict(embedding_dim=8), 'embedding_dim = 8'),
+    (dict(parallel_residual=True), 'parallel_residual'),
+    (dict(vocab_size=0, input_features=4, output_features=4), 'input_features = 4')])
+def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, part):
+  config = sj.ModelConfig(**TINY | options)
+  with pytest.raises(ValueError, match=f'{part}.*no counterpart|no counterpart.*{part}'):
+    export(sj.Run(config, {}), tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+
+
+def read_back(folder, texts):
+  import tokenizers
+  whole = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  ids = [e.ids for e in whole.encode_batch(texts, add_special_tokens=False)]
+  assert [whole.decode(own) for own in ids] == texts
+  return whole, ids
+
+
+def test_bytes_keep_their_ids(tmp_path):
+  encoder = encoder_of(DataConfig(tokenizer=Bytes()), '')
+  ids = write_tokenizer(encoder, tmp_path, context=32, bos=False)
+  assert ids == dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
+  whole, got = read_back(tmp_path, TEXTS)
+  assert got == [x.tolist() for x in ByteEncoder().encode_batch(TEXTS)]
+  assert whole.get_vocab_size() == 258 and whole.encode('<|endoftext|>').ids == [0]
+  about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+  assert about['eos_token'] == '<|endoftext|>' and about['model_max_length'] == 32
+
+
+def test_a_trained_tokenizer_is_that_of_the_runs_cache(tmp_path):
+  config = DataConfig(source=Stdlib(max_files=6), tokenizer=TrainedBpe(vocab_size=280),
+                      context=16, bos=True, cache_dir=str(tmp_path / 'cache'))
+  (tmp_path / 'cache' / 'broken').mkdir(parents=True)
+  (tmp_path / 'cache' / 'broken' / 'manifest.json').write_text('{')
+  content = open_data(config).summary()['content']
+  encoder = encoder_of(config, content)
+  write_tokenizer(encoder, tmp_path, context=16, bos=config.bos)
+  whole, got = read_back(tmp_path, TEXTS)
+  assert got == [x.tolist() for x in encoder.encode_batch(TEXTS)]
+  assert whole.encode('a').ids == [0, *encoder.encode('a')]  # BOS, as in training
+  with pytest.raises(ValueError, match='chunk cache of this run.*SINK_JAX_CACHE'):
+    encoder_of(config, 'another content')
+  # The written folder is itself a tokenizer that a run can be given.
+  chosen = HuggingFace(path=str(tmp_path))
+  again = encoder_of(dataclasses.replace(config, tokenizer=chosen), 'another content')
+  assert again.vocab_size == encoder.vocab_size and again.eos_id == encoder.eos_id
+
+
+def test_a_synthetic_task_has_no_tokenizer():
+  with pytest.raises(ValueError, match='makes its own tokens'):
+    encoder_of(DataConfig(source=BigramBackcopy(length=16), context=16), '')
+
+
+def test_the_command(tmp_path):
+  train(runs.config(steps=1, checkpoint_every=0), tmp_path / 'run', show_progress=False)
+  command = [sys.executable, '-m', 'sink_jax.export', f'--workdir={tmp_path / "run"}']
+  start = lambda out: subprocess.run(
+      [*command, f'--out={tmp_path / out}'], capture_output=True, text=True, cwd=runs.ROOT,
+      env=os.environ | {'PYTHONPATH': str(runs.ROOT)})
+  failed, done = start('run'), start('out')
+  assert failed.returncode == 1 and failed.stderr.startswith('error: '), failed.stderr
+  assert 'already holds config.json' in failed.stderr
+  assert done.returncode == 0, done.stderr
+  assert 'No tokenizer written: BigramBackcopy' in done.stdout
+  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'out').params,
+               sj.load_run(tmp_path / 'run').params)

@@ -1,0 +1,174 @@
+"""Filling the parameter tree: what is refused, what is in memory, where it is laid out."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+import weakref
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.pretrained import llama, parameters
+from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.stored import Place, Stored
+from tests.pretrained import tiny
+
+ROOT = Path(__file__).parents[2]
+GATE = 'model.layers.1.mlp.gate_proj.weight'
+
+
+def refused(folder, *parts, **options):
+  with pytest.raises(ValueError) as caught:
+    sj.load_pretrained(folder, **options)
+  for part in parts:
+    assert part in str(caught.value), caught.value
+
+
+def test_every_tensor_has_its_place_and_linear_layers_are_transposed(tmp_path):
+  own = tiny.write(tmp_path, files=3)
+  run = sj.load_pretrained(tmp_path)
+  assert run.name == tmp_path.name and run.config.dtype == 'float32'
+  params = run.params
+  np.testing.assert_array_equal(params['embed'], own['model.embed_tokens.weight'])
+  np.testing.assert_array_equal(params['unembed']['kernel'], own['lm_head.weight'].T)
+  np.testing.assert_array_equal(params['blocks']['ffn']['w1']['kernel'][1], own[GATE].T)
+  for layer in range(3):
+    np.testing.assert_array_equal(params['blocks']['norm2']['gain'][layer],
+                                  own[f'model.layers.{layer}.post_attention_layernorm.weight'])
+  assert run.logits(np.zeros((1, 4), np.int32)).shape == (1, 4, 16)
+
+
+@pytest.mark.parametrize('stored', ['float32', 'float16', 'bfloat16'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_dtypes(tmp_path, stored, dtype):
+  own = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
+  tiny.write(tmp_path, own=own)
+  run = sj.load_pretrained(tmp_path, dtype=dtype)
+  assert run.config.dtype == dtype
+  assert {x.dtype for x in jax.tree.leaves(run.params)} == {np.dtype(dtype)}
+  np.testing.assert_array_equal(run.params['blocks']['ffn']['w1']['kernel'][1],
+                                own[GATE].T.astype(dtype))
+
+
+def test_other_dtypes_are_refused(tmp_path):
+  own = tiny.tensors(tiny.LLAMA)
+  for dtype, name in ((np.float64, 'F64'), (np.int8, 'I8'), (ml_dtypes.float8_e4m3fn, 'F8')):
+    tiny.write(tmp_path, own=own | {GATE: own[GATE].astype(dtype)})
+    refused(tmp_path, 'model.safetensors', GATE, name, 'BF16')
+  tiny.write(tmp_path)
+  refused(tmp_path, "dtype = 'int8'", 'bfloat16', dtype='int8')
+
+
+def test_missing_tensors_are_counted_and_five_are_named(tmp_path):
+  own = tiny.tensors(tiny.LLAMA)
+  tiny.write(tmp_path, own={k: v for k, v in own.items() if 'self_attn' not in k})
+  refused(tmp_path, 'lacks 12 tensors', 'model.layers.1.self_attn.q_proj.weight, ...',
+          'config.json')
+  tiny.write(tmp_path, own={k: v for k, v in own.items() if k != GATE})
+  refused(tmp_path, f'lacks a tensor that a model of this kind has: {GATE}.')
+
+
+def test_unknown_tensors_are_refused_and_buffers_are_not(tmp_path):
+  own = tiny.tensors(tiny.LLAMA)
+  buffer = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)}
+  tiny.write(tmp_path, own=own | buffer)
+  sj.load_pretrained(tmp_path)
+  tiny.write(tmp_path, own=own | {'model.layers.3.mlp.gate_proj.weight': own[GATE]})
+  refused(tmp_path, 'holds a tensor', 'model.layers.3.mlp.gate_proj.weight', 'config.json')
+
+
+def test_a_wrong_shape_names_file_tensor_and_both_shapes(tmp_path):
+  own = tiny.tensors(tiny.LLAMA)
+  tiny.write(tmp_path, own=own | {GATE: own[GATE][:-1]}, files=3)
+  refused(tmp_path, 'of-00003.safetensors', GATE, '(11, 8)', '(12, 8)')
+
+
+def test_names_may_lack_the_prefix_but_not_be_given_twice(tmp_path):
+  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
+  own = tiny.write(tmp_path / 'whole', hf)
+  bare = {name.removeprefix('model.'): x for name, x in own.items()}
+  tiny.write(tmp_path / 'bare', hf, bare)
+  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'bare').params,
+               sj.load_pretrained(tmp_path / 'whole').params)
+  tiny.write(tmp_path, hf, own | {'norm.weight': own['model.norm.weight']})
+  refused(tmp_path, 'model.norm.weight', 'twice')
+
+
+def test_a_tied_model_may_store_its_unembedding(tmp_path):
+  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
+  own = tiny.tensors(hf)
+  tiny.write(tmp_path, hf, own | {'lm_head.weight': own['model.embed_tokens.weight']})
+  assert 'unembed' not in sj.load_pretrained(tmp_path).params
+  tiny.write(tmp_path, hf, own | {'lm_head.weight': own['model.embed_tokens.weight'] + 1})
+  refused(tmp_path, 'tie_word_embeddings', 'lm_head.weight')
+
+
+def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):
+  tiny.write(tmp_path, files=3)
+  alive, seen, read = [], [], Checkpoint.read
+
+  def watched(self, name):
+    assert not [r for r in alive if r() is not None], f'{seen[-1]} is still in memory'
+    x = read(self, name)
+    alive.append(weakref.ref(x))
+    seen.append(name)
+    return x
+
+  monkeypatch.setattr(Checkpoint, 'read', watched)
+  sj.load_pretrained(tmp_path)
+  assert seen == list(Checkpoint(tmp_path).entries)
+
+
+def test_leaves_are_written_in_their_own_memory(tmp_path):
+  # What is donated is gone: no leaf is ever there twice.
+  tiny.write(tmp_path)
+  leaf = jax.numpy.zeros((3, 8, 12))
+  place = Place('w', (2,), transposed=True)
+  new = parameters._written(leaf, place, np.ones((12, 8), np.float32))
+  assert leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
+
+
+def test_tables_that_do_not_fill_the_tree_are_errors_of_ours(tmp_path, monkeypatch):
+  tiny.write(tmp_path)
+  whole = llama.stored
+  norm = 'model.norm.weight'
+  for places in ((), (Place('final_norm/gain'), Place('final_norm/gain')), (Place('no/such'),),
+                 (Place('final_norm/gain', take=lambda x: x[:4]),)):
+    monkeypatch.setattr(llama, 'stored', lambda *a, places=places: whole(*a) | {
+        norm: Stored((8,), places)})
+    refused(tmp_path, 'error of sink_jax')
+
+
+SHARDED = """
+import sys
+import jax
+import numpy as np
+import sink_jax as sj
+from sink_jax.train.sharding import make_mesh, state_shardings
+
+for folder in sys.argv[1:]:
+  mesh = make_mesh(2, 4)
+  one, many = sj.load_pretrained(folder), sj.load_pretrained(folder, mesh=mesh)
+  jax.tree.map(np.testing.assert_array_equal, one.params, many.params)
+  same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), many.params,
+                      state_shardings(mesh, many.params))
+  assert all(jax.tree.leaves(same)), same
+  assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(many.params))
+  tokens = np.arange(24).reshape(2, 12) % 16
+  np.testing.assert_allclose(one.logits(tokens), many.logits(tokens), rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_a_sharded_load_is_the_same_load(tmp_path):
+  tiny.write(tmp_path / 'llama', files=2)
+  tiny.write(tmp_path / 'gpt_oss', tiny.GPT_OSS)
+  done = subprocess.run(
+      [sys.executable, '-c', SHARDED, str(tmp_path / 'llama'), str(tmp_path / 'gpt_oss')],
+      capture_output=True, text=True, cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': os.environ['XLA_FLAGS']
+                        + ' --xla_force_host_platform_device_count=8'})
+  assert done.returncode == 0, done.stderr

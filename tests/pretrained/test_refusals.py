@@ -1,0 +1,51 @@
+"""Settings of config.json that change a model's function are read or refused, never ignored."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sink_jax.pretrained.families import family
+
+FIXTURES = Path(__file__).parent / 'fixtures'
+
+
+def read(case, **changes):
+  hf = json.loads((FIXTURES / case / 'config.json').read_text()) | changes
+  return family(hf).config(hf)
+
+
+@pytest.mark.parametrize('case, key, value', [
+    ('gpt2', 'add_cross_attention', True),
+    ('gpt2', 'activation_function', 'gelu_10'),
+    ('gpt2', 'n_embd', None),
+    ('gpt2', 'quantization_config', {'quant_method': 'gptq'}),
+    ('gpt_neox', 'hidden_act', 'mish'),
+    ('gpt_neox', 'rope_scaling', {'type': 'dynamic', 'factor': 2.0}),
+    ('gpt_neox', 'use_parallel_residual', 'yes'),
+    ('opt', '_remove_final_layer_norm', True),
+    ('opt', 'layer_norm_elementwise_affine', False),
+    ('opt', 'activation_function', 'gelu_10'),
+    ('jamba', 'hidden_act', 'gelu'),
+    ('jamba', 'mamba_inner_layernorms', False),
+    ('jamba', 'sliding_window', 5),
+    ('jamba', 'attn_layer_offset', 4),
+    ('jamba', 'expert_layer_period', 0),
+    ('jamba', 'mamba_dt_rank', 'half'),
+], ids=str)
+def test_what_is_not_supported_is_named(case, key, value):
+  with pytest.raises(ValueError) as caught:
+    read(case, **{key: value})
+  named = next(iter(value.values())) if isinstance(value, dict) else value
+  assert str(named) in str(caught.value) or value is None
+  assert key in str(caught.value) or key == 'rope_scaling'
+
+
+def test_what_is_left_out_has_the_default_of_the_family():
+  assert read('gpt2', n_inner=None).ffn_hidden == 4 * 32
+  assert read('jamba', mamba_dt_rank='auto').pattern[0].mamba.rank == 1
+  assert read('opt', word_embed_proj_dim=None).embedding_dim is None
+  rope = read('gpt_neox', rotary_pct=None, rotary_emb_base=None).attention.position
+  assert (rope.base, rope.fraction) == (10000.0, 0.25)
+  assert read('gpt2', activation_function='gelu_pytorch_tanh').ffn == 'gelu_tanh'
+  assert read('opt', enable_bias=False).biases == ()

@@ -1,0 +1,43 @@
+"""Tiny checkpoints with random weights, made without torch, for tests."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from sink_jax.pretrained.families import family
+
+LLAMA = dict(
+    model_type='llama', vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=3,
+    num_attention_heads=2, num_key_value_heads=1, hidden_act='silu', rms_norm_eps=1e-5,
+    rope_theta=1e4, rope_scaling=None, tie_word_embeddings=False)
+GPT_OSS = LLAMA | dict(
+    model_type='gpt_oss', hidden_size=32, intermediate_size=64, num_hidden_layers=4, head_dim=8,
+    num_local_experts=3, num_experts_per_tok=2, sliding_window=4,
+    quantization_config={'quant_method': 'mxfp4'})
+
+
+def tensors(hf, seed=0):
+  """Every tensor of the checkpoint by full name, float32 or, where it is quantised, uint8."""
+  rng, own = np.random.default_rng(seed), family(hf)
+  return {name: (rng.integers(0, 256, stored.shape, np.uint8) if stored.quantized
+                 else rng.standard_normal(stored.shape, np.float32))
+          for name, stored in own.stored(hf, own.config(hf)).items() if not stored.optional}
+
+
+def write(folder, hf=LLAMA, own=None, files=1):
+  """Writes a checkpoint folder in so many files; returns its tensors."""
+  folder, own = Path(folder), tensors(hf) if own is None else own
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(hf))
+  names = list(own)
+  shards = [names[i * len(names) // files:(i + 1) * len(names) // files] for i in range(files)]
+  index = {}
+  for i, shard in enumerate(shards, 1):
+    file = f'model-{i:05}-of-{files:05}.safetensors' if files > 1 else 'model.safetensors'
+    save_file({name: own[name] for name in shard}, folder / file, {'format': 'pt'})
+    index |= dict.fromkeys(shard, file)
+  if files > 1:
+    (folder / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': index}))
+  return own

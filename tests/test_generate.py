@@ -1,0 +1,59 @@
+"""python -m sink_jax.generate on an exported model with a tokenizer."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.pretrained.export import export
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
+from tests.random_params import random_params
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('checkpoint')
+  config = sj.ModelConfig(layers=1, d_model=16, heads=2, ffn_hidden=24, vocab_size=258)
+  params = random_params(config)
+  written = np.zeros(258, bool)
+  written[[2 + b for b in b'abcdefghijklmnopqrstuvwxyz ,.']] = True
+  params['unembed']['kernel'] *= written  # which other bytes would make no letters
+  export(sj.Run(config, params), folder, context=64)
+  write_tokenizer(ByteEncoder(), folder, context=64, bos=True)
+  return folder
+
+
+def generate(*arguments, text=''):
+  done = subprocess.run([sys.executable, '-m', 'sink_jax.generate', *arguments], input=text,
+                        capture_output=True, text=True, errors='replace', timeout=120)
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_the_text_goes_on_beyond_the_cache(checkpoint):
+  code, text, notes = generate(f'--checkpoint={checkpoint}', '--prompt=Once upon', '--length=40',
+                               '--cache_size=16', '--sinks=2')
+  assert code == 0, notes
+  run = sj.load_pretrained(checkpoint)
+  assert run.bos == 'tokenizer'
+  tokens = [[0, *(2 + b for b in b'Once upon')]]
+  following = run.generate(tokens, 40, policy=sj.CachePolicy(16, 2))
+  expected = ByteEncoder().decode([*tokens[0], *following[0]])
+  assert text == expected + '\n' and text.startswith('<|endoftext|>Once upon')
+  assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
+  assert 'tokens/s' in notes and 'cache of 16 tokens' in notes
+
+
+@pytest.mark.parametrize('arguments,message', [
+    ((), 'either --checkpoint or --workdir'),
+    (('--prompt=',), 'the prompt is empty'),
+    (('--prompt=a', '--prompt_file=b'), 'exclude each other'),
+    (('--prompt_file=none.txt',), 'none.txt'),
+    (('--prompt=a', '--cache_size=4'), 'sinks'),
+])
+def test_bad_input_is_one_line(checkpoint, arguments, message):
+  model = (f'--checkpoint={checkpoint}', '--bos=none') if arguments else ()
+  code, _, notes = generate(*model, *arguments)
+  assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes
