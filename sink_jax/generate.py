@@ -22,6 +22,7 @@ from sink_jax.models.decode import memory_bytes
 from sink_jax.models.generation import stream
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
+from sink_jax.train.sharding import make_mesh
 
 _CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Folder or name of a published model.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a training run instead.')
@@ -40,6 +41,7 @@ _TOP_K = flags.DEFINE_integer('top_k', None, 'Sample among so many most likely t
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.')
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'],
                            'Of parameters and activations.')
+_FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.')
 
 _CHUNK = 8  # tokens between two writes
 
@@ -60,7 +62,8 @@ def _generate():
     raise ValueError('name a model: either --checkpoint or --workdir.')
   prompt = _read_prompt()
   if _CHECKPOINT.value is not None:
-    run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value)
+    mesh = make_mesh(-1, _FSDP.value) if _FSDP.value != 1 else None
+    run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value, mesh=mesh)
   else:
     run = load_run(os.path.expanduser(_WORKDIR.value))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=_DTYPE.value))

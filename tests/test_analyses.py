@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax import analyses
-from sink_jax.analyses import analyse, applicable, read_analyses, write_analyses
+from sink_jax.analyses import training as analyses
+from sink_jax.analyses.training import analyse, applicable, read_analyses, write_analyses
 from sink_jax.data.pipeline import open_data
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train

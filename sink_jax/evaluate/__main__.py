@@ -1,8 +1,9 @@
 """python -m sink_jax.evaluate --workdir=runs/quickstart/text-softmax
+python -m sink_jax.evaluate --checkpoint=Pythia-160M --out=pythia
 
-Probes a trained run for attention sinks, on the probe inputs stored with it, and writes
-sink_report.json and pictures (importance per head, attention maps, norm ratios, training
-curves).
+Probes a model for attention sinks: a run trained here on the probe inputs stored with it, or a
+published model on text, random tokens or one repeated token. Writes sink_report.json and
+pictures (importance per head, attention maps, norm ratios, and the training curves of a run).
 """
 
 from __future__ import annotations
@@ -12,14 +13,31 @@ import sys
 
 from absl import app, flags
 
-from sink_jax.report.evaluation import as_text, evaluate_run
+from sink_jax.analyses.options import Options
+from sink_jax.data.inputs import BOS, KINDS
+from sink_jax.report.evaluation import as_text, evaluate_pretrained, evaluate_run
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
-_OUT = flags.DEFINE_string('out', None, 'Folder to write to. Default: WORKDIR/evaluation.')
-_SEQUENCES = flags.DEFINE_integer('sequences', None, 'Probe sequences to use. Default: all stored.')
-_LENGTH = flags.DEFINE_integer('length', None, 'Tokens of each to use. Default: all stored.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run.')
+_CHECKPOINT = flags.DEFINE_string(
+    'checkpoint', None, "A published model instead: its folder, a name such as Pythia-160M, or "
+    "'owner/name' on the Hugging Face hub.")
+_OUT = flags.DEFINE_string(
+    'out', None, 'Folder to write to; a published model needs one. Default: WORKDIR/evaluation.')
+_SEQUENCES = flags.DEFINE_integer(
+    'sequences', None, 'Sequences. Default: all stored with the run; 100 for a published model.')
+_LENGTH = flags.DEFINE_integer(
+    'length', None, 'Tokens of each. Default: all stored with the run; 64 for a published model.')
+_INPUTS = flags.DEFINE_enum('inputs', None, list(KINDS), 'Of a published model. Default: natural.')
+_SOURCE = flags.DEFINE_string(
+    'source', None, 'Its text: a folder, a file, or a source as in the configs. Default: the '
+    'documentation in the Python standard library.')
+_BOS = flags.DEFINE_enum(
+    'bos', None, list(BOS), 'Whether its inputs begin with BOS: never, as its tokenizer does it '
+    '(the default with text), or always.')
+_SEED = flags.DEFINE_integer('seed', None, 'Of its random and repeated tokens.')
+_FSDP = flags.DEFINE_integer('fsdp', None, 'Devices to split its parameters over. Default: 1.')
 _EPSILON = flags.DEFINE_float('epsilon', None, "Threshold of the sink rate. Default: the run's own.")
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16'],
                            "Activations of the probe. Default: the run's own.")
@@ -30,16 +48,34 @@ def main(argv):
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
-    result, paths = evaluate_run(
-        os.path.expanduser(_WORKDIR.value), _OUT.value and os.path.expanduser(_OUT.value),
-        sequences=_SEQUENCES.value, length=_LENGTH.value, epsilon=_EPSILON.value,
-        dtype=_DTYPE.value)
+    result, paths = _evaluate()
   except (ValueError, CheckpointError, OSError) as error:
     sys.exit('error: ' + ' '.join(str(error).split()))
   print(as_text(result))
   print('\n'.join(str(path) for path in paths))
 
 
+def _evaluate():
+  if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
+    raise ValueError('name a model: either --workdir or --checkpoint.')
+  out = _OUT.value and os.path.expanduser(_OUT.value)
+  told = {flag.name: flag.value for flag in (_INPUTS, _SOURCE, _BOS, _SEED, _FSDP)
+          if flag.value is not None}
+  if _WORKDIR.value is not None:
+    if told:
+      raise ValueError(f'--{next(iter(told))} is for published models: a run is probed on the '
+                       'inputs stored with it. Other inputs: python -m sink_jax.analyses.')
+    return evaluate_run(os.path.expanduser(_WORKDIR.value), out, sequences=_SEQUENCES.value,
+                        length=_LENGTH.value, epsilon=_EPSILON.value, dtype=_DTYPE.value)
+  if not out:
+    raise ValueError('--out is needed: the folder to write to.')
+  for flag in (_SEQUENCES, _LENGTH, _DTYPE):
+    if flag.value is not None:
+      told[flag.name] = flag.value
+  if _EPSILON.value is not None:
+    told['epsilons'] = (_EPSILON.value,)
+  return evaluate_pretrained(_CHECKPOINT.value, out, Options(**told))
+
+
 if __name__ == '__main__':
-  flags.mark_flag_as_required('workdir')
   app.run(main)

@@ -1,12 +1,16 @@
-"""A probe of one finished run: numbers as JSON, pictures as PNG."""
+"""A probe of one model, trained here or published: numbers as JSON, pictures as PNG."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from sink_jax.analyses.options import Options
+from sink_jax.analyses.subjects import Subject, make_inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.load import load_run
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import parameter_count
 from sink_jax.report.jsontext import to_json
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.experiment import ProbeConfig
@@ -39,22 +43,61 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   epsilon = settings.epsilon if epsilon is None else epsilon
   if not 0 < epsilon < 1:
     raise ValueError(f'--epsilon={epsilon}: importance lies between 0 and 1; the paper uses 0.3.')
-  report = probe(run, tokens, dtype=dtype or settings.dtype,
-                 batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+  report = _probed(run, tokens, dtype or settings.dtype)
   out = Path(workdir) / 'evaluation' if out is None else Path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  pictures = _drawn(run, report, tokens, epsilon, out)
+  pictures.append(out / 'training_curves.png')
+  plots.training_curves(read_metrics(workdir), pictures[-1], settings.epsilon)
+  data = config['data']
+  protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
+              'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
+  result = _result(report, epsilon, protocol) | {'config': config}
+  return result, [_written(result, out), *pictures]
 
-  pictures = {name: out / f'{name}.png' for name in
-              ('importance', 'norm_ratios', 'attention_maps', 'training_curves')}
-  plots.importance_map(report, pictures['importance'], epsilon)
-  plots.norm_ratios(report, pictures['norm_ratios'])
-  plots.attention_maps(run, tokens, pictures['attention_maps'])
-  plots.training_curves(read_metrics(workdir), pictures['training_curves'], settings.epsilon)
-  result = _result(report, epsilon, config)
+
+def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list[Path]]:
+  """Probes a published model and writes everything about it below the folder `out`.
+
+  Args:
+    options: the inputs, the threshold and the dtype; the rest is not read.
+
+  Returns:
+    What sink_report.json holds, and the paths of the files written.
+
+  Raises:
+    ValueError: no such model, or inputs that it cannot take. OSError: `out` cannot be written.
+  """
+  epsilon = options.epsilon
+  subject = Subject.of_checkpoint(path_or_name, options.dtype, options.fsdp)
+  run, inputs = subject.run, make_inputs(subject, options)
+  report = _probed(run, inputs.tokens, options.dtype)
+  out = Path(out)
+  pictures = _drawn(run, report, inputs.tokens, epsilon, out)
+  result = _result(report, epsilon, {'bos': inputs.description['bos'],
+                                     'inputs': inputs.description})
+  result['parameters'] = parameter_count(run.config)
+  return result, [_written(result, out), *pictures]
+
+
+def _probed(run: Run, tokens, dtype: str) -> SinkReport:
+  return probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+
+
+def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out: Path) -> list[Path]:
+  out.mkdir(parents=True, exist_ok=True)
+  importance, ratios, maps = (out / f'{name}.png' for name in
+                              ('importance', 'norm_ratios', 'attention_maps'))
+  plots.importance_map(report, importance, epsilon)
+  plots.norm_ratios(report, ratios)
+  plots.attention_maps(run, tokens, maps)
+  return [importance, ratios, maps]
+
+
+def _written(result: dict, out: Path) -> Path:
   result['provenance'] = here_and_now()
   path = out / 'sink_report.json'
   path.write_text(to_json(result))
-  return result, [path, *pictures.values()]
+  return path
 
 
 def as_text(result: dict) -> str:
@@ -75,7 +118,8 @@ def as_text(result: dict) -> str:
   if summary['sink_bias_slot'] is not None:
     lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the bias slot; '
                      f'{summary["sink_bias_slot_released"]:.1f} % as the release counts'))
-  head = (f'{protocol["run"]}, step {protocol["step"]}: {protocol["sequences"]} sequences of '
+  step = '' if protocol['step'] is None else f', step {protocol["step"]}'
+  head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
           f'{protocol["length"]} tokens, {protocol["dtype"]}')
   body = [f'  {name:<20}{value:>9}  {what}' for name, value, what in lines]
   note = ['  * of proxy scores: the rows of this attention do not sum to one'] if star else []
@@ -93,15 +137,9 @@ def _part(tokens, sequences, length):
   return tokens[:sequences, :length]
 
 
-def _result(report: SinkReport, epsilon: float, config: dict) -> dict:
-  data = config['data']
+def _result(report: SinkReport, epsilon: float, protocol: dict) -> dict:
   return {
-      'protocol': {
-          **report.protocol,
-          'bos_before_documents': data['bos'],
-          'interventions': data['interventions'],
-          'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})',
-      },
+      'protocol': {**report.protocol, **protocol},
       'epsilon': epsilon,
       'step': report.protocol['step'],
       'summary': report.summary(epsilon),
@@ -115,5 +153,4 @@ def _result(report: SinkReport, epsilon: float, config: dict) -> dict:
           'raw_importance_1': 'the same of the weights that multiply the values',
           'bias_slot': 'mean weight of the bias slot or learned sink token, likewise',
       },
-      'config': config,
   }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sink_jax.analyses import read_analyses
+from sink_jax.analyses.training import read_analyses
 from sink_jax.attention.normalizer import RowSum, Unnormalized
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step

@@ -7,7 +7,7 @@ import time
 import traceback
 from pathlib import Path
 
-from sink_jax.analyses import write_analyses
+from sink_jax.analyses.training import write_analyses
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import Diverged, Interrupted, train

@@ -1,0 +1,28 @@
+"""Which blocks of a model have attention, and a person's choice among them and their heads."""
+
+from __future__ import annotations
+
+from sink_jax.models.config import ModelConfig
+
+
+def attention_layers(config: ModelConfig) -> list[int]:
+  """Which blocks have attention, from 0; the others have a Mamba mixer in its place.
+
+  Records of attention have a leading axis that counts these.
+  """
+  return [i for i in range(config.layers) if not config.pattern[i % len(config.pattern)].mamba]
+
+
+def check_choice(config: ModelConfig, layers, heads) -> None:
+  """Are there such blocks with attention and such heads? From 0; None is any.
+
+  Raises:
+    ValueError: there are not; counts from 1, as the command line does.
+  """
+  from_1 = lambda numbers: ','.join(str(i + 1) for i in numbers)
+  there = attention_layers(config)
+  if unknown := sorted(set(layers or ()) - set(there)):
+    raise ValueError(f'--layers={from_1(unknown)}: no such block with attention; this model has '
+                     f'it in {from_1(there)}.')
+  if unknown := sorted(set(heads or ()) - set(range(config.heads))):
+    raise ValueError(f'--heads={from_1(unknown)}: this model has the heads 1 to {config.heads}.')

@@ -1,0 +1,110 @@
+"""Sink_1 of base models beside their chat versions (Table 1 right).
+
+Tuning on instructions changes it little, so that sinks come from pre-training. As in the
+paper, chat models read plain text, without their template.
+"""
+
+from __future__ import annotations
+
+from sink_jax.analyses import paper
+from sink_jax.analyses.options import Options
+from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.run import Run
+
+
+def companions(names: list[str]) -> list[str]:
+  """These checkpoints, each base or chat model of the catalogue followed by the other of its pair.
+
+  Two checkpoints of which neither is there are a pair, base first; so each folder stands for
+  what it holds.
+  """
+  found = []
+  for name in names:
+    model = paper.known(name)
+    mates = {own.name for own in map(paper.known, names) if own}
+    found.append(name)
+    if model and model.counterpart and model.counterpart not in mates:
+      found.append(model.counterpart)
+  return found
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Sink_1 of one model in percent of heads, and what is known of it.
+
+  tuned: whether it is a chat model, None where the catalogue does not know. counterpart: the
+  other of its pair, or None. paper, difference (ours - paper, in points): None without one.
+
+  Raises:
+    ValueError: several epsilons.
+  """
+  epsilon, length = options.epsilon, inputs.tokens.shape[1]
+  report = probe(run, inputs.tokens, dtype=options.dtype, batch_size=options.at_a_time(length))
+  model, rate = paper.known(run.name), 100 * report.sink_rate(epsilon=epsilon)
+  published = None
+  natural = inputs.description['kind'] == 'natural' and paper.same_bos(inputs.description)
+  if model and natural and paper.comparable(length, epsilon):
+    base = model.counterpart if model.tuned else model.name
+    published = paper.number('table-1-right', (base or '').removesuffix(' Base'),
+                             'sink_1_chat' if model.tuned else 'sink_1_base')
+  return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'sink_1': rate,
+          'mean_importance': float(report.head_importance().mean()),
+          'tuned': model.tuned if model else None,
+          'counterpart': model.counterpart if model else None, 'paper': published,
+          'difference': None if published is None else rate - published}
+
+
+def pairs(results: list[dict]) -> list[tuple[dict | None, dict | None]]:
+  """(base, chat) of the results; None for one that is missing.
+
+  Models that the catalogue does not know are paired in their order, base first.
+  """
+  known = {paper.known(r['model']).name: r for r in results if r['tuned'] is not None}
+  found = []
+  for name, result in known.items():
+    other = known.get(result['counterpart'])
+    if result['tuned']:
+      if other is None:
+        found.append((None, result))
+    else:
+      found.append((result, other))
+  unknown = [r for r in results if r['tuned'] is None]
+  return found + [(a, b) for a, b in zip(unknown[::2], [*unknown[1::2], None])]
+
+
+def draw(results: list[dict], path) -> None:
+  """Bars of Sink_1, base beside chat; a line across a bar is the paper's number (PNG)."""
+  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
+
+  couples = pairs(results)
+  figure, axes = canvas(max(5.0, 2.2 + 1.5 * len(couples)), 4.0)
+  ax = axes[0, 0]
+  for i, kind in enumerate(('base', 'chat')):
+    ax.bar(0, 0, color=COLOURS[i], label=kind)
+    for x, couple in enumerate(couples):
+      if (own := couple[i]) is not None:
+        place = x + 0.36 * (i - 0.5)
+        ax.bar_label(ax.bar(place, own['sink_1'], 0.34, color=COLOURS[i]), fmt='%.1f', fontsize=8)
+        if own['paper'] is not None:
+          ax.plot([place - 0.17, place + 0.17], [own['paper']] * 2, color='black', linewidth=2)
+  if any(result['paper'] is not None for result in results):
+    ax.plot([], [], color='black', linewidth=2, label='the paper')
+  ax.set_ylim(0, 108)
+  ax.set_xticks(range(len(couples)), labels=['\n'.join(r['model'] or 'model' for r in c if r)
+                                             for c in couples], fontsize=9)
+  ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+  label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
+        f'{SINK_1} (% of heads)')
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Sink_1 in percent, and the paper's in brackets, a line per pair."""
+  table = [['base', 'Sink_1 in % (the paper)', 'chat', 'Sink_1 in %']]
+  for couple in pairs(results):
+    table.append([])
+    for own in couple:
+      published = '' if own is None or own['paper'] is None else f' ({own["paper"]:.2f})'
+      table[-1] += (['-', '-'] if own is None else
+                    [own['model'] or 'model', f'{own["sink_1"]:.2f}{published}'])
+  return table

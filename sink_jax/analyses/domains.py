@@ -1,0 +1,112 @@
+"""Sink_1 by domain of the text, for several thresholds (Figure 9).
+
+The 17 domains of the Pile make little difference at epsilon = 0.2 and 0.3, some at 0.4. The
+Pile comes as JSONL whose domain is in 'meta.pile_set_name', or as a folder for each domain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sink_jax.analyses.options import Options
+from sink_jax.analyses.subjects import Subject, check_length
+from sink_jax.data import inputs as making
+from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.run import Run
+
+# In the paper's order (Appendix B.2), by the names that the Pile itself uses.
+PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange',
+        'USPTO Backgrounds', 'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)',
+        'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
+        'Enron Emails')
+
+OWN_INPUTS = True  # no other tokens will do
+
+
+def make_inputs(subject: Subject, options: Options) -> Inputs:
+  """Up to options.sequences of every domain of the source; description['missing'] of the Pile's.
+
+  Raises:
+    ValueError: inputs other than 'natural', or a source of a single domain.
+  """
+  if options.inputs != 'natural':
+    raise ValueError(f'--inputs={options.inputs}: only text has domains; leave it out.')
+  check_length(subject.run, options.length)
+  source = making.open_source(options.source)
+  found = making.by_domain(subject.text_tokenizer(), source, sequences=options.sequences,
+                           length=options.length, bos=options.bos or 'tokenizer')
+  names = [own['domain'] for own in found.description['domains'] if own['sequences']]
+  if len(names) < 2:
+    raise ValueError(
+        f'{source!r} has one domain, {names[0]!r}. Domains are the first sub-folders of a folder, '
+        "or a field of JSONL: --source=\"Jsonl(path='...', domain_field='meta.pile_set_name')\".")
+  there = set(map(_key, names))
+  missing = [name for name in PILE if _key(name) not in there]
+  # Of a corpus that is not the Pile, none of its domains is missing.
+  return making.Inputs(found.tokens, found.description | {
+      'missing': missing if len(missing) < len(PILE) else []}, found.tokenizer)
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Sink_1 of one model in percent of heads, by epsilon and domain.
+
+  domains (D,): those with any sequence, the Pile's in the paper's order. sequences (D,).
+  sink_1 (E, D). missing: domains of the Pile without a document that is long enough.
+  """
+  report = probe(run, inputs.tokens, dtype=options.dtype,
+                 batch_size=options.at_a_time(inputs.tokens.shape[1]))
+  parts, start = {}, 0
+  for own in inputs.description['domains']:
+    if own['sequences']:
+      parts[own['domain']] = report.importance[start:start + own['sequences'], ..., 0]
+      start += own['sequences']
+  order = {_key(name): i for i, name in enumerate(PILE)}
+  names = sorted(parts, key=lambda name: (order.get(_key(name), len(PILE)), name))
+  return {'model': run.name, 'inputs': inputs.description, 'epsilons': list(options.epsilons),
+          'domains': names, 'sequences': [len(parts[name]) for name in names],
+          'missing': inputs.description['missing'],
+          'sink_1': [[float(100 * (parts[name] > epsilon).mean(dtype=np.float64))
+                      for name in names] for epsilon in options.epsilons]}
+
+
+def draw(results: list[dict], path) -> None:
+  """Bars of Sink_1 in percent by domain, one per model, a panel per epsilon (PNG)."""
+  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
+
+  names = list(dict.fromkeys(name for result in results for name in result['domains']))
+  epsilons = results[0]['epsilons']
+  figure, axes = canvas(min(15.0, max(5.5, 2 + 0.3 * len(names) * (1 + len(results)))),
+                        0.9 + 2.4 * len(epsilons), len(epsilons))
+  width = 0.8 / len(results)
+  for e, ax in enumerate(axes[:, 0]):
+    for i, result in enumerate(results):
+      places = [names.index(name) + width * (i - (len(results) - 1) / 2)
+                for name in result['domains']]
+      ax.bar(places, result['sink_1'][e], 0.92 * width, color=COLOURS[i % len(COLOURS)],
+             label=result['model'] or 'model')
+    ax.set_ylim(0, 104)
+    ax.grid(alpha=0.25, axis='y')
+    label(ax, f'ε = {epsilons[e]:g}', '', f'{SINK_1} (% of heads)')
+    last = e == len(epsilons) - 1
+    ax.set_xticks(range(len(names)), labels=names if last else [], fontsize=9)
+    if last and len(names) > 4:
+      ax.tick_params(axis='x', rotation=60)
+  axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Sink_1 in percent, a line per domain; then what is missing."""
+  table = [['Sink_1 in %', 'model', 'sequences', *(f'ε={e:g}' for e in results[0]['epsilons'])]]
+  for result in results:
+    for d, name in enumerate(result['domains']):
+      table.append([name, result['model'] or 'model', str(result['sequences'][d]),
+                    *(f'{rates[d]:.2f}' for rates in result['sink_1'])])
+    table += [[name, result['model'] or 'model', 'missing', *('-' for _ in result['epsilons'])]
+              for name in result['missing']]
+  return table
+
+
+def _key(name):
+  return ''.join(filter(str.isalnum, name)).casefold()

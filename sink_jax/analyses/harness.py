@@ -1,0 +1,174 @@
+"""HellaSwag by lm-evaluation-harness, on a model of ours: no torch, no server.
+
+The task is the harness's own; this file only tells it how probable a text is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.models.run import Run
+
+_TOKENS_AT_A_TIME = 2048  # whose logits are in memory: 400 MB with GPT-2's vocabulary
+_TOLD_EVERY = 2000  # endings
+_SHORTEST = 32  # tokens; batches are padded to this or to a power of two above it
+
+
+def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, file: str = '',
+                       limit: int | None = None, batch_size: int | None = None,
+                       say: Callable[[str], None] = lambda line: None) -> dict:
+  """Accuracy of HellaSwag in percent, zero-shot.
+
+  acc: by the log-likelihood of an ending. acc_norm: by this over the ending's characters.
+  acc_stderr, acc_norm_stderr: their standard errors. questions: how many. harness: version.
+
+  Args:
+    file: a local .jsonl with ctx_a, ctx_b, activity_label, endings and label in each line, as
+      the authors publish it; '' downloads the validation split.
+    batch_size: sequences at a time; by default as many as 2,048 tokens.
+
+  Raises:
+    ValueError: lm_eval is not installed, or the questions cannot be read or downloaded.
+  """
+  lm_eval = _lm_eval()
+  logging.getLogger('lm_eval').setLevel(logging.ERROR)
+  if file and not Path(file).expanduser().is_file():
+    raise ValueError(f'--hellaswag={file}: no such file.')
+  try:
+    task = _task(lm_eval, Path(file).expanduser().resolve() if file else None)
+  except Exception as error:  # of the harness, of datasets, of the connection
+    raise ValueError(
+        f'HellaSwag cannot be read ({" ".join(str(error).split())[:300]}). Without a connection, '
+        'download its validation file elsewhere and give it as --hellaswag=FILE.jsonl.') from error
+  model = language_model(run, tokenizer, batch_size=batch_size, say=say)
+  found = lm_eval.simple_evaluate(
+      model=model, tasks=[task], limit=limit, num_fewshot=0, bootstrap_iters=0,
+      log_samples=False, torch_random_seed=None)
+  own = found['results']['hellaswag']
+  percent = lambda key: 100 * float(own[key])
+  questions = found['n-samples']['hellaswag']['effective']
+  error = lambda p: 100 * float(np.sqrt(p * (1 - p) / max(1, questions - 1)))
+  return {'acc': percent('acc,none'), 'acc_norm': percent('acc_norm,none'),
+          'acc_stderr': error(own['acc,none']), 'acc_norm_stderr': error(own['acc_norm,none']),
+          'questions': questions, 'harness': lm_eval.__version__}
+
+
+def language_model(run: Run, tokenizer: TextTokenizer, *, batch_size: int | None = None,
+                   say: Callable[[str], None] = lambda line: None):
+  """The model as an `lm_eval.api.model.LM` that answers `loglikelihood`.
+
+  Texts begin as the tokenizer begins them, so with BOS where it adds one. Those longer than
+  learned positions lose their beginning.
+
+  Raises:
+    ValueError: lm_eval is not installed.
+  """
+  _lm_eval()
+  from lm_eval.api.model import TemplateLM
+
+  class Model(TemplateLM):
+    """Only what multiple-choice tasks ask for."""
+
+    @property
+    def eot_token_id(self):
+      """What an empty context is replaced by."""
+      return 0 if tokenizer.bos_id is None else tokenizer.bos_id
+
+    def tok_encode(self, string, add_special_tokens=None, **kwargs):
+      """Ids of a text."""
+      return tokenizer.encode(string, special=add_special_tokens is not False).tolist()
+
+    def _loglikelihood_tokens(self, requests, **kwargs):
+      return loglikelihoods(run, [(context, ending) for _, context, ending in requests],
+                            batch_size=batch_size, say=say)
+
+    def loglikelihood_rolling(self, requests, **kwargs):
+      """Not needed by HellaSwag."""
+      raise NotImplementedError('HellaSwag needs `loglikelihood` alone.')
+
+    def generate_until(self, requests, **kwargs):
+      """Not needed by HellaSwag."""
+      raise NotImplementedError('HellaSwag needs `loglikelihood` alone.')
+
+  return Model()
+
+
+def loglikelihoods(run: Run, pairs: list[tuple[list[int], list[int]]], *,
+                   batch_size: int | None = None,
+                   say: Callable[[str], None] = lambda line: None) -> list[tuple[float, bool]]:
+  """Log-probability of every ending after its context, in nats, and whether it is the greedy one.
+
+  pairs: token ids (context, ending), of which neither is empty. They are sorted by length and
+  padded on the right, where a causal model does not look, to few different lengths.
+  """
+  most = getattr(run.config.attention.position, 'max_length', None)
+  rows = [(context + ending, len(ending)) for context, ending in pairs]
+  if most:
+    rows = [(ids[-most - 1:], min(count, most)) for ids, count in rows]
+  order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
+  found, start, told = [None] * len(rows), 0, 0
+  while start < len(order):
+    width = max(_SHORTEST, 1 << (len(rows[order[start]][0]) - 2).bit_length())
+    width = min(width, most) if most else width
+    size = batch_size or max(1, _TOKENS_AT_A_TIME // width)
+    places = order[start:start + size]
+    tokens, targets = np.zeros((2, size, width), np.int32)  # the last batch is padded as well
+    counted = np.zeros((size, width), bool)
+    for row, place in enumerate(places):
+      ids, count = rows[place]
+      tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
+      counted[row, len(ids) - 1 - count:len(ids) - 1] = True
+    total, greedy = map(np.asarray, _scores(run.logits(tokens), targets, counted))
+    for row, place in enumerate(places):
+      found[place] = float(total[row]), bool(greedy[row])
+    start += size
+    if start >= min(told + _TOLD_EVERY, len(order)):
+      told = start
+      say(f'{run.name}: HellaSwag, {min(start, len(order))} of {len(order)} endings')
+  return found
+
+
+@jax.jit
+def _scores(logits_BxTxV, targets_BxT, counted_BxT):
+  """Summed log-probability (B,) of the counted targets, and whether all are the most likely."""
+  chosen_BxT = jnp.take_along_axis(logits_BxTxV, targets_BxT[..., None], -1)[..., 0]
+  log_BxT = chosen_BxT - jax.nn.logsumexp(logits_BxTxV, -1)
+  greedy_BxT = jnp.argmax(logits_BxTxV, -1) == targets_BxT
+  return (jnp.where(counted_BxT, log_BxT, 0).sum(-1),
+          jnp.where(counted_BxT, greedy_BxT, True).all(-1))
+
+
+def _task(lm_eval, file):
+  """The harness's own task, its questions read now; from a file where one is given."""
+  from lm_eval.tasks import TaskManager
+  own = Path(lm_eval.__file__).parent / 'tasks' / 'hellaswag'
+  if file is None:
+    return _only(TaskManager(include_path=str(own), include_defaults=False))
+  with tempfile.TemporaryDirectory() as folder:
+    changes = {'include': str(own / 'hellaswag.yaml'), 'task': 'hellaswag', 'dataset_path': 'json',
+               'dataset_kwargs': {'data_files': {'validation': str(file)}},
+               'training_split': None}
+    Path(folder, 'hellaswag.yaml').write_text(json.dumps(changes))  # JSON is YAML
+    return _only(TaskManager(include_path=folder, include_defaults=False))
+
+
+def _only(manager):
+  return manager.load(['hellaswag'])['tasks']['hellaswag']
+
+
+def _lm_eval():
+  try:
+    import lm_eval
+  except ImportError as error:
+    raise ValueError(f'HellaSwag needs lm-evaluation-harness ({error}): pip install '
+                     'lm_eval.') from None
+  return lm_eval

@@ -1,0 +1,51 @@
+"""Sink_1 beside the accuracy of HellaSwag, by family and scale (Figure 10).
+
+Within a family both grow with the model; across families, more sinks do not mean a better
+model.
+"""
+
+from __future__ import annotations
+
+from sink_jax.analyses import scale
+from sink_jax.analyses.harness import hellaswag_accuracy
+from sink_jax.analyses.options import Options
+from sink_jax.data.inputs import Inputs
+from sink_jax.models.run import Run
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """What `scale.measure` finds, with the accuracies in percent of `hellaswag_accuracy`.
+
+  Raises:
+    ValueError: no tokenizer, no lm_eval, or no questions; several epsilons.
+  """
+  if inputs.tokenizer is None:
+    raise ValueError(f'{run.name}: HellaSwag is text, and the model has no tokenizer for it.')
+  answers = hellaswag_accuracy(run, inputs.tokenizer, file=options.hellaswag,
+                               limit=options.limit, say=options.say)
+  return scale.measure(run, inputs, options) | answers
+
+
+def draw(results: list[dict], path) -> None:
+  """Sink_1, acc and acc_norm against the number of parameters, a line per family (PNG)."""
+  from sink_jax.evaluate.plots import SINK_1, canvas, save
+
+  figure, axes = canvas(12.0, 4.0, columns=3)
+  for ax, key, title, y in zip(
+      axes[0], ('sink_1', 'acc', 'acc_norm'),
+      (f'Sink, ε = {results[0]["epsilon"]:g}', 'HellaSwag', 'HellaSwag, normalised by length'),
+      (f'{SINK_1} (% of heads)', 'Acc (%)', 'Acc_Norm (%)')):
+    scale.panel(ax, results, key, title, y)
+    if key != 'sink_1':
+      ax.axhline(25, color='#777777', linewidth=1, linestyle=':')  # of guessing
+  axes[0, 0].legend(fontsize=9, frameon=False)
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Sink_1 and both accuracies with their standard errors, a line per model."""
+  return [['model', 'parameters', 'Sink_1 in %', 'acc in %', 'acc_norm in %', 'questions'],
+          *([r['model'] or 'model', f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}',
+             f'{r["acc"]:.2f} ± {r["acc_stderr"]:.2f}',
+             f'{r["acc_norm"]:.2f} ± {r["acc_norm_stderr"]:.2f}', str(r['questions'])]
+            for r in results)]

@@ -1,0 +1,88 @@
+"""How far the last of many queries still looks back at the first token.
+
+StreamingLLM, Appendix F, Figure 12: LLaMA2-7B, 256 sequences of 4096 tokens. Its axis counts
+layers from 0; the picture here counts blocks from 1, as everywhere in this package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from sink_jax.analyses.blocks import attention_layers, check_choice
+from sink_jax.analyses.options import Options
+from sink_jax.data.inputs import Inputs
+from sink_jax.models.record import Want
+from sink_jax.models.run import Run
+
+
+def first_token_weights(run: Run, tokens, *, dtype: str = 'float32',
+                        batch_size: int | None = None) -> np.ndarray:
+  """Weight that the last query gives to the first token (S, N, H), of tokens (S, T).
+
+  Rows sum to one: softmax itself, and row-normalised scores where attention is not. N counts
+  the blocks with attention. Memory grows linearly with T: one row per head is kept.
+  """
+  tokens = np.asarray(tokens)
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
+  size = batch_size or len(tokens)
+  parts = [run.record(tokens[i:i + size], Want(last_query=True)).layers.last_query_BxHxT[..., 0]
+           for i in range(0, len(tokens), size)]
+  return np.concatenate([np.moveaxis(np.asarray(x, np.float64), 1, 0) for x in parts])
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Figure 12 of one model, whatever the length of the inputs.
+
+  heads (N, H): means over sequences. mean (N,): of these over heads. deviation (N,): their
+  standard deviation over heads. layers: which blocks these are, from 0. uniform: 1 / T.
+  options.layers and options.heads, from 0, restrict what is averaged.
+
+  Raises:
+    ValueError: options name a block without attention, or a head that there is not.
+  """
+  check_choice(run.config, options.layers, options.heads)
+  length = inputs.tokens.shape[1]
+  found = first_token_weights(run, inputs.tokens, dtype=options.dtype,
+                              batch_size=options.at_a_time(length)).mean(0)
+  layers = attention_layers(run.config)
+  chosen = layers if options.layers is None else list(options.layers)
+  heads = list(range(run.config.heads) if options.heads is None else options.heads)
+  found = found[[layers.index(i) for i in chosen]][:, heads]
+  return {'model': run.name, 'inputs': inputs.description, 'sequences': len(inputs.tokens),
+          'length': length, 'uniform': 1 / length,
+          'layers': chosen, 'heads': found.tolist(), 'mean': found.mean(1).tolist(),
+          'deviation': found.std(1).tolist()}
+
+
+def draw(results: list[dict], path) -> None:
+  """Attention of the last query to the first token against block, bars over heads (PNG)."""
+  from sink_jax.evaluate.plots import COLOURS, canvas, label, save
+
+  figure, axes = canvas(7.0, 4.0)
+  ax = axes[0, 0]
+  for i, result in enumerate(results):
+    # Side by side where there are several models.
+    blocks = np.asarray(result['layers']) + 1 + 0.15 * (i - (len(results) - 1) / 2)
+    ax.errorbar(blocks, result['mean'], result['deviation'], color=COLOURS[i % len(COLOURS)],
+                fmt='o', markersize=5, capsize=3, linewidth=1.5,
+                label=f'{result["model"] or "model"}, T = {result["length"]}, '
+                      f'{result["sequences"]} sequences')
+  ax.set_ylim(-0.04, 1.04)
+  ax.xaxis.get_major_locator().set_params(integer=True)
+  ax.grid(alpha=0.25)
+  ax.legend(fontsize=9, frameon=False)
+  label(ax, 'Last query: mean and standard deviation over heads', 'block',
+        'attention on the first token')
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Mean and standard deviation over heads, a line per model and block."""
+  table = [['last query to first token', 'T', 'block', 'mean', 'deviation']]
+  for result in results:
+    for layer, mean, deviation in zip(result['layers'], result['mean'], result['deviation']):
+      table.append([result['model'] or 'model', str(result['length']), str(layer + 1),
+                    f'{mean:.4f}', f'{deviation:.4f}'])
+  return table

@@ -1,0 +1,93 @@
+"""Sink_k^epsilon against the length of the inputs (Figure 3).
+
+The rate falls with T, the faster the larger epsilon: importance is a mean over all queries,
+and late ones look elsewhere too. The paper chose epsilon = 0.3 and T = 64 by this figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from sink_jax.analyses.options import Options
+from sink_jax.analyses.subjects import Subject, check_length, make_inputs as usual_inputs
+from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.run import Run
+
+_POSITIONS = 10  # k = 1..10, as the release prints
+
+
+def make_inputs(subject: Subject, options: Options) -> Inputs:
+  """Sequences of the largest of options.lengths. Raises ValueErrors like the usual inputs."""
+  return usual_inputs(subject, dataclasses.replace(options, length=max(options.lengths)))
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Rates of one model on the first T tokens of the same sequences, T out of options.lengths.
+
+  sink (E, L, K): percent of heads whose token k = 1..K has an importance above epsilon, for E
+  epsilons and L lengths. K is 10, or the shortest length. mean_importance (L,): of the first
+  token. Memory grows linearly with T: no map is made.
+
+  Raises:
+    ValueError: the inputs are shorter than the largest length.
+  """
+  lengths = sorted(set(options.lengths))
+  check_length(run, lengths[-1])
+  if lengths[-1] > inputs.tokens.shape[1]:
+    raise ValueError(f'--lengths: {lengths[-1]} exceeds the {inputs.tokens.shape[1]} tokens of the '
+                     'inputs.')
+  count = min(_POSITIONS, lengths[0])
+  sink, mean = [], []
+  for length in lengths:
+    options.say(f'{run.name}: T = {length}')
+    alpha_SxNxHxK = _importance(run, inputs.tokens[:, :length], count, options)
+    sink.append([(100 * (alpha_SxNxHxK > epsilon).mean((0, 1, 2))).tolist()
+                 for epsilon in options.epsilons])
+    mean.append(float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64)))
+  return {'model': run.name, 'inputs': inputs.description, 'lengths': lengths,
+          'epsilons': list(options.epsilons), 'sink': [list(own) for own in zip(*sink)],
+          'mean_importance': mean}
+
+
+def _importance(run, tokens, count, options):
+  """Importance of the first tokens; of all others nothing is kept beyond a part of the probe."""
+  size, parts = options.at_a_time(tokens.shape[1]), []
+  for i in range(0, len(tokens), size):
+    report = probe(run, tokens[i:i + size], dtype=options.dtype)
+    parts.append(report.importance[..., :count].copy())
+  return np.concatenate(parts)
+
+
+def draw(results: list[dict], path) -> None:
+  """Sink_1 in percent against T, a line per epsilon and a panel per model (PNG)."""
+  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
+
+  columns = min(3, len(results))
+  lines = -(-len(results) // columns)
+  figure, axes = canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns)
+  for ax in axes.flat[len(results):]:
+    ax.set_axis_off()
+  for ax, result in zip(axes.flat, results):
+    for i, (epsilon, rates) in enumerate(zip(result['epsilons'], result['sink'])):
+      ax.plot(result['lengths'], [own[0] for own in rates], 'o-', linewidth=2, markersize=5,
+              color=COLOURS[i % len(COLOURS)], label=f'ε = {epsilon:g}')
+    ax.set_xscale('log', base=2)
+    ax.set_xticks(result['lengths'], labels=map(str, result['lengths']))
+    ax.minorticks_off()
+    ax.set_ylim(-4, 104)
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=9, frameon=False)
+    label(ax, result['model'] or 'model', 'T (tokens)', f'{SINK_1} (% of heads)')
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Sink_1 in percent, a line per model and epsilon."""
+  table = [['Sink_1 in %', 'epsilon', *(f'T={t}' for t in results[0]['lengths'])]]
+  for result in results:
+    for epsilon, rates in zip(result['epsilons'], result['sink']):
+      table.append([result['model'] or 'model', f'{epsilon:g}', *(f'{r[0]:.2f}' for r in rates)])
+  return table

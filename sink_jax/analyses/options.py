@@ -1,0 +1,82 @@
+"""What a person can choose of an analysis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from sink_jax.data.inputs import BOS, KINDS
+from sink_jax.evaluate.probe import EPSILON
+
+_TOKENS_AT_A_TIME = 16384
+DTYPES = ('float32', 'bfloat16')
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Choices of an analysis; `measure` reads those that concern it.
+
+  inputs: 'natural', 'random' or 'repeat'. source: of the text, '' for Python's documentation.
+  sequences, length: S and T of the inputs. lengths: those of a sweep over T. epsilons: the
+  thresholds. bos: '' for 'tokenizer' with text and 'none' with tokens drawn at random.
+  layers, heads: 0-based, None for the analysis's own choice. positions: 1-based, None
+  likewise. cache_size: tokens that a cache keeps; sinks: how many of them are the first ones.
+  batch_size: sequences at a time, None for 16,384 tokens. fsdp: devices over which the
+  parameters are split. hellaswag: a local file of its questions, '' to download them; limit: how
+  many of them, None for all. say: takes a line of progress.
+  """
+
+  inputs: str = 'natural'
+  source: str = ''
+  sequences: int = 100
+  length: int = 64
+  lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
+  epsilons: tuple[float, ...] = (EPSILON,)
+  bos: str = ''
+  seed: int = 0
+  layers: tuple[int, ...] | None = None
+  heads: tuple[int, ...] | None = None
+  positions: tuple[int, ...] | None = None
+  cache_size: int = 64
+  sinks: int = 4
+  dtype: str = 'float32'
+  batch_size: int | None = None
+  fsdp: int = 1
+  hellaswag: str = ''
+  limit: int | None = None
+  say: Callable[[str], None] = dataclasses.field(default=lambda line: None, compare=False)
+
+  def __post_init__(self):
+    for name, choices in (('inputs', KINDS), ('bos', ('', *BOS)), ('dtype', DTYPES)):
+      if getattr(self, name) not in choices:
+        raise ValueError(f'--{name}={getattr(self, name)}: choose '
+                         f'{", ".join(filter(None, choices))}.')
+    for name, least in (('sequences', 1), ('length', 2), ('batch_size', 1), ('limit', 1),
+                        ('seed', 0), ('cache_size', 2), ('sinks', 1), ('fsdp', 1)):
+      value = getattr(self, name)
+      if value is not None and value < least:
+        raise ValueError(f'--{name}={value} must be at least {least}.')
+    for name, least in (('lengths', 2), ('layers', 0), ('heads', 0), ('positions', 2)):
+      values = getattr(self, name)
+      if values is not None and (not values or min(values) < least):
+        first = least + (name in ('layers', 'heads'))  # people count these from 1
+        raise ValueError(f'--{name}: write numbers from {first} on, such as {first},{first + 1}.')
+    if not self.epsilons or not all(0 < epsilon < 1 for epsilon in self.epsilons):
+      raise ValueError(f'--epsilons={",".join(f"{e:g}" for e in self.epsilons)}: importance lies '
+                       'between 0 and 1; the paper uses 0.3.')
+
+  @property
+  def epsilon(self) -> float:
+    """The threshold of an analysis that has one.
+
+    Raises:
+      ValueError: there are several.
+    """
+    if len(self.epsilons) > 1:
+      raise ValueError('--epsilons: this analysis takes one threshold, such as --epsilons=0.3.')
+    return self.epsilons[0]
+
+  def at_a_time(self, length: int) -> int:
+    """Sequences of `length` tokens at a time: as many tokens as `batch_size` of `self.length`."""
+    tokens = self.batch_size * self.length if self.batch_size else _TOKENS_AT_A_TIME
+    return max(1, tokens // length)

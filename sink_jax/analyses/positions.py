@@ -1,0 +1,176 @@
+"""The first learned position vector replaced by another, or swapped with it (Table 7).
+
+In GPT2-XL the sink belongs to p_1, not to the first token: with p_t in its place Sink_1 is
+gone, and with the two swapped the sink moves to token t. The paper's inputs repeat one token.
+Its table prints the position 25 twice; the last column is taken to be 30.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.analyses import paper
+from sink_jax.analyses.options import Options
+from sink_jax.attention.position import Learned
+from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.probe import EPSILON, probe
+from sink_jax.models.run import Run
+
+POSITIONS = (5, 10, 15, 20, 25, 30)
+
+
+def replaced(run: Run, position: int) -> Run:
+  """The same model with p_t, t the 1-based `position`, in the place of p_1.
+
+  One array is copied, the table of position vectors; nothing else changes.
+
+  Raises:
+    ValueError: the model has no learned positions, or not so many.
+  """
+  table_TxD = _table(run, position)
+  return _with_table(run, table_TxD.at[0].set(table_TxD[position - 1]))
+
+
+def swapped(run: Run, position: int) -> Run:
+  """The same model with p_1 and p_t, t the 1-based `position`, in each other's place.
+
+  Raises:
+    ValueError: the model has no learned positions, or not so many.
+  """
+  table_TxD = _table(run, position)
+  other = position - 1
+  return _with_table(run, table_TxD.at[0].set(table_TxD[other]).at[other].set(table_TxD[0]))
+
+
+def sink_rates(run: Run, tokens, positions=POSITIONS, epsilon: float = EPSILON, *,
+               dtype: str = 'float32', batch_size: int | None = None) -> list[dict]:
+  """Rows of Table 7 on tokens (S, T): the untouched model, then every change and position.
+
+  A row has change ('no', 'replaced', 'swapped'), position (t, 1-based; None for 'no'), and
+  sink_1 and sink_t in percent of heads (sink_t None for 'no').
+
+  Raises:
+    ValueError: the model has no learned positions, or a position is outside 2..T.
+  """
+  length = np.shape(tokens)[1]
+  for position in positions:
+    _table(run, position)
+    if not 2 <= position <= length:
+      raise ValueError(f'--positions={position} is outside 2..{length}, the tokens of the inputs; '
+                       'name others, or use longer inputs.')
+  changes = [('no', None, run)]
+  changes += [(name, t, change) for name, change in (('replaced', replaced), ('swapped', swapped))
+              for t in positions]
+  rows = []
+  for name, t, model in changes:
+    model = model if t is None else model(run, t)  # one copy of the table at a time
+    report = probe(model, tokens, dtype=dtype, batch_size=batch_size)
+    rate = lambda position: 100 * report.sink_rate(position, epsilon)
+    rows.append({'change': name, 'position': t, 'sink_1': rate(1),
+                 'sink_t': None if t is None else rate(t)})
+  return rows
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Table 7 of one model, see `sink_rates`; options.positions are 1-based.
+
+  For the paper's model, inputs and epsilon, a row has its numbers too: paper {sink_1, sink_t}.
+
+  Raises:
+    ValueError: several epsilons, no learned positions, or a position outside the inputs.
+  """
+  length, epsilon = inputs.tokens.shape[1], options.epsilon
+  rows = sink_rates(run, inputs.tokens, options.positions or POSITIONS, epsilon,
+                    dtype=options.dtype, batch_size=options.at_a_time(length))
+  model = paper.known(run.name)
+  if (model and model.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
+      and paper.comparable(length, epsilon)):
+    for row in rows:
+      row['paper'] = {key: _published(row, key) for key in ('sink_1', 'sink_t')}
+  return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'rows': rows}
+
+
+def draw(results: list[dict], path) -> None:
+  """Sink_1 and Sink_t in percent against t, a panel per model (PNG)."""
+  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
+
+  figure, axes = canvas(1.6 + 4.6 * len(results), 4.0, columns=len(results))
+  for ax, result in zip(axes[0], results):
+    untouched = next(row for row in result['rows'] if row['change'] == 'no')['sink_1']
+    ax.axhline(untouched, color='#555555', linestyle=':', linewidth=1.5,
+               label=f'{SINK_1}, untouched')
+    for i, change in enumerate(('replaced', 'swapped')):
+      rows = [row for row in result['rows'] if row['change'] == change]
+      t = np.array([row['position'] for row in rows])
+      shown = t + 0.5 * (i - 0.5)  # side by side, where rates are equal
+      for key, name, style in (('sink_1', SINK_1, 'o-'),
+                               ('sink_t', r'$\mathrm{Sink}_t^{\epsilon}$', 's--')):
+        ax.plot(shown, [row[key] for row in rows], style, color=COLOURS[i], linewidth=2,
+                markersize=6, label=f'{name}, $p_1$ {change}',
+                markerfacecolor=COLOURS[i] if key == 'sink_1' else 'white')
+      published = [(x, row['paper'][key]) for x, row in zip(shown, rows) for key in
+                   ('sink_1', 'sink_t') if row.get('paper', {}).get(key) is not None]
+      if published:
+        ax.plot(*zip(*published), 'x', color=COLOURS[i], markersize=9, markeredgewidth=2,
+                label=f'the paper, $p_1$ {change}')
+    ax.set_ylim(-4, 104)
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=9, frameon=False)
+    inputs = result['inputs']
+    label(ax, f'{result["model"] or "model"}: {inputs["kind"]}, T = {inputs["length"]}, '
+          f'ε = {result["epsilon"]:g}', 'position t', '% of heads')
+    ax.set_xticks(t)
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Table 7 in percent, the paper's in brackets: a line per change and rate."""
+  times = sorted({row['position'] for result in results for row in result['rows']} - {None})
+  table = [['% of heads', 'p_1', 'rate', 'no', *(f't={t}' for t in times)]]
+  for result in results:
+    own = {(row['change'], row['position']): row for row in result['rows']}
+    for change in ('replaced', 'swapped'):
+      for key, name in (('sink_1', 'Sink_1'), ('sink_t', 'Sink_t')):
+        cells = [own['no', None], *(own.get((change, t)) for t in times)]
+        table.append([result['model'] or 'model', change, name,
+                      *(_cell(row, key) for row in cells)])
+  return table
+
+
+def _cell(row, key):
+  """A rate, and the paper's in brackets."""
+  if not row or row[key] is None:
+    return '-'
+  published = row.get('paper', {}).get(key)
+  return f'{row[key]:.2f}' + ('' if published is None else f' ({published:.2f})')
+
+
+def _published(row, key):
+  """The paper's number; None for 25 and later, because its table prints 25 over two columns."""
+  t, change = row['position'], row['change']
+  if t is None:
+    return paper.number('table-7-replaced', 'untouched', key)
+  if t >= 25:
+    return None
+  return paper.number(f'table-7-{change}', 'first position vector '
+                      f'{change} {"by" if change == "replaced" else "with"} the {t}th', key)
+
+
+def _table(run, position):
+  """The learned position vectors (positions, D) of a model that has this one."""
+  encoding = run.config.attention.position
+  if not isinstance(encoding, Learned):
+    raise ValueError(f'--positions: the model encodes positions by {encoding}, and only a learned '
+                     'vector per position can be replaced; use a model that has them, such as '
+                     'GPT2 or OPT.')
+  if not 2 <= position <= encoding.max_length:
+    raise ValueError(f'--positions={position} is outside 2..{encoding.max_length}; the first '
+                     'position is what the others are put in place of.')
+  return jnp.asarray(run.params['positions'])
+
+
+def _with_table(run, table_TxD):
+  return dataclasses.replace(run, params={**run.params, 'positions': table_TxD})

@@ -1,0 +1,67 @@
+"""Sink_1 against the number of parameters, by family (Figure 4 left).
+
+Sinks are there in small models too, down to Pythia-14M; in the Pythia family larger models
+have more of them.
+"""
+
+from __future__ import annotations
+
+from sink_jax.analyses import paper
+from sink_jax.analyses.options import Options
+from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import parameter_count
+
+
+def measure(run: Run, inputs: Inputs, options: Options) -> dict:
+  """Size and Sink_1 (percent of heads) of one model.
+
+  parameters: all of them, embeddings included. family: by the paper's names, 'other' for a
+  model it does not have.
+
+  Raises:
+    ValueError: several epsilons.
+  """
+  epsilon = options.epsilon
+  report = probe(run, inputs.tokens, dtype=options.dtype,
+                 batch_size=options.at_a_time(inputs.tokens.shape[1]))
+  return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon,
+          'parameters': parameter_count(run.config), 'family': paper.family(run.name),
+          'sink_1': 100 * report.sink_rate(epsilon=epsilon),
+          'mean_importance': float(report.head_importance().mean())}
+
+
+def panel(ax, results: list[dict], key: str, title: str, y: str) -> None:
+  """One number in percent against the number of parameters, a line per family."""
+  from sink_jax.evaluate.plots import COLOURS, label
+
+  families = list(dict.fromkeys(result['family'] for result in results))
+  for i, family in enumerate(families):
+    points = sorted((r['parameters'], r[key]) for r in results if r['family'] == family)
+    # No line between models that have nothing to do with each other.
+    style = 'os^Dv<>'[i % 7] + ('' if family == 'other' else '-')
+    ax.plot(*zip(*points), style, color=COLOURS[i % len(COLOURS)], linewidth=2, markersize=6,
+            label=family)
+  ax.set_xscale('log')
+  ax.set_ylim(-4, 104)
+  ax.grid(alpha=0.25)
+  label(ax, title, 'parameters', y)
+
+
+def draw(results: list[dict], path) -> None:
+  """Sink_1 in percent against the number of parameters, a line per family (PNG)."""
+  from sink_jax.evaluate.plots import SINK_1, canvas, save
+
+  figure, axes = canvas(6.0, 4.2)
+  panel(axes[0, 0], results, 'sink_1', f'ε = {results[0]["epsilon"]:g}, '
+        f'T = {results[0]["inputs"]["length"]}', f'{SINK_1} (% of heads)')
+  axes[0, 0].legend(fontsize=9, frameon=False)
+  save(figure, path)
+
+
+def rows(results: list[dict]) -> list[list[str]]:
+  """Family, parameters and Sink_1, a line per model."""
+  return [['model', 'family', 'parameters', 'Sink_1 in %'],
+          *([r['model'] or 'model', r['family'], f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}']
+            for r in results)]

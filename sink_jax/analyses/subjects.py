@@ -1,0 +1,110 @@
+"""Models to analyse, with their tokenizers, and the inputs made for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sink_jax.analyses.options import Options
+from sink_jax.data import inputs
+from sink_jax.data.documents import DocumentSource
+from sink_jax.data.inputs import Inputs
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.load import load_pretrained, load_run, load_tokenizer
+from sink_jax.models.run import Run
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.sharding import make_mesh
+from sink_jax.train.workdir import read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A model and its tokenizer.
+
+  problem: why there is no tokenizer. task: the synthetic task that a run learned; its own
+  probe tokens then stand for text.
+  """
+
+  run: Run
+  tokenizer: TextTokenizer | None = None
+  problem: str = 'a model without a folder has no tokenizer'
+  task: str = ''
+
+  @classmethod
+  def of_checkpoint(cls, path_or_name, dtype: str = 'float32', fsdp: int = 1) -> Subject:
+    """A published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
+    mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
+    return cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
+
+  @classmethod
+  def of_workdir(cls, workdir) -> Subject:
+    """A training run of ours; see `load_run` for the errors."""
+    source = from_dict(read_config(workdir)).data.source
+    task = '' if isinstance(source, DocumentSource) else repr(source)
+    return cls.of_run(load_run(workdir), task)
+
+  @classmethod
+  def of_run(cls, run: Run, task: str = '') -> Subject:
+    """A model that is loaded already."""
+    try:
+      return cls(run, load_tokenizer(run), task=task)
+    except (ValueError, OSError) as error:  # matters to text alone
+      return cls(run, problem=str(error), task=task)
+
+  def text_tokenizer(self) -> TextTokenizer:
+    """The tokenizer.
+
+    Raises:
+      ValueError: there is none, or it is not this model's.
+    """
+    if self.tokenizer is None:
+      raise ValueError(f'{self.run.name}: no tokenizer for text: {self.problem}. Without one, use '
+                       '--inputs=random or --inputs=repeat.')
+    self.tokenizer.check_vocabulary(self.run.config.vocab_size)
+    return self.tokenizer
+
+
+def make_inputs(subject: Subject, options: Options) -> Inputs:
+  """The inputs that the options ask for, in the tokens of this model.
+
+  Raises:
+    ValueError: no tokenizer, too little text, more tokens than the model has positions, or a
+      BOS protocol that the tokenizer cannot keep.
+  """
+  check_length(subject.run, options.length)
+  size = dict(sequences=options.sequences, length=options.length)
+  if options.inputs == 'natural':
+    if subject.task and not options.source:
+      options.say(f'{subject.run.name}: no text, but the probe tokens of {subject.task}')
+      return _stored(subject, options)
+    if not options.source:
+      options.say('no --source: text is the documentation in the Python standard library')
+    return inputs.natural(subject.text_tokenizer(), inputs.open_source(options.source),
+                          bos=options.bos or 'tokenizer', **size)
+  tokenizer = subject.tokenizer and subject.text_tokenizer()
+  vocab_size = tokenizer.vocab_size if tokenizer else subject.run.config.vocab_size
+  if not vocab_size:
+    raise ValueError(f'{subject.run.name} has continuous inputs and no tokens to draw from.')
+  make = inputs.random_tokens if options.inputs == 'random' else inputs.repeated_token
+  return make(vocab_size, bos=options.bos or 'none', seed=options.seed, tokenizer=tokenizer, **size)
+
+
+def check_length(run: Run, length: int) -> None:
+  """Raises a ValueError where the model has no position for so many tokens."""
+  try:
+    run.config.attention.position.check_length(length)
+  except ValueError as error:
+    raise ValueError(f'{run.name}, --length or --lengths: {error}') from None
+
+
+def _stored(subject, options):
+  tokens = subject.run.probe_tokens
+  if tokens is None or tokens.ndim != 2:
+    raise ValueError(f'{subject.run.name} stores no probe tokens, and {subject.problem}: use '
+                     '--inputs=random.')
+  for name, wanted, there in zip(('sequences', 'length'), (options.sequences, options.length),
+                                 tokens.shape):
+    if wanted > there:
+      raise ValueError(f'--{name}={wanted}: {subject.task} makes its own tokens, and the run '
+                       f'stores {tokens.shape[0]} sequences of {tokens.shape[1]} of them.')
+  return inputs.stored(tokens[:options.sequences, :options.length],
+                       subject.run.config.vocab_size, f'probe tokens of {subject.task}')

@@ -1,0 +1,92 @@
+"""Every analysis of published models. A new one is a module and a line here.
+
+A module has `measure(run, inputs, options) -> dict`, ready for JSON, with 'model' and 'inputs';
+and `draw(results, path)`, which draws the results of several models into one PNG. Where it
+needs them: `make_inputs(subject, options) -> Inputs` in place of `subjects.make_inputs`, and
+`OWN_INPUTS = True` where no other inputs will do; `check_all(length, epsilon) -> results`, which
+needs no model;
+`companions(names) -> names`, the checkpoints to load when these are given, and
+`rows(results) -> [[str]]`, a table for the terminal with its header first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from types import ModuleType
+from typing import Any
+
+from sink_jax.analyses.options import Options
+
+_MORE = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+  """One analysis. figure: of the paper. line: what it shows. defaults: its own of Options."""
+
+  figure: str
+  line: str
+  name: str
+  defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def module(self) -> ModuleType:
+    """The module of that name beside this one."""
+    return importlib.import_module(f'sink_jax.analyses.{self.name}')
+
+  def options(self, **given) -> Options:
+    """Its options: those given that are not None, else its own defaults.
+
+    Raises:
+      ValueError: a value that cannot be; names the option.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    return Options(**{**self.defaults, **given})
+
+
+ANALYSES = {analysis.name: analysis for analysis in [
+    Analysis('Figure 3', 'Sink_1 against the length T of the inputs', 'lengths',
+             {'epsilons': _MORE}),
+    Analysis('Table 1 (left)', 'Sink_1 on text, random tokens and one repeated token', 'kinds'),
+    Analysis('Table 1 (right)', 'Sink_1 of base models and their chat versions', 'chat'),
+    Analysis('Figure 4 (left)', 'Sink_1 against the number of parameters, by family', 'scale'),
+    Analysis('Figure 10', 'Sink_1 beside HellaSwag accuracy, by family and scale', 'hellaswag'),
+    Analysis('Figure 9', 'Sink_1 on the domains of a corpus, such as the Pile', 'domains',
+             {'epsilons': (0.2, 0.3, 0.4), 'source': 'Stdlib()'}),
+    Analysis('Figures 19 to 24, 27', 'importance of the first token over blocks and heads',
+             'heads'),
+    Analysis('Figures 25, 26', 'attention maps of single heads', 'maps', {'sequences': 10}),
+    Analysis('Figure 2 (top), Figures 11 to 14', 'norms of the first token and of the others',
+             'norms'),
+    Analysis('Figure 2 (bottom), Figures 15 to 18', 'angles between queries and keys', 'angles'),
+    Analysis('Table 7', 'the first position vector replaced or swapped', 'positions',
+             {'inputs': 'repeat'}),
+    Analysis('Propositions 1 to 4', 'attention to repeated tokens, and its closed forms',
+             'repeated_tokens', {'inputs': 'repeat'}),
+    Analysis('StreamingLLM, Figure 12', 'attention of the last query to the first token',
+             'last_query', {'sequences': 16, 'length': 4096}),
+    Analysis('StreamingLLM, Figure 3', 'perplexity of a long text with caches of one size',
+             'streaming', {'sequences': 1, 'length': 2048}),
+]}
+
+
+def find(name: str) -> Analysis:
+  """The analysis of a name.
+
+  Raises:
+    ValueError: there is none; lists the names.
+  """
+  if name in ANALYSES:
+    return ANALYSES[name]
+  close = difflib.get_close_matches(name, ANALYSES, n=1)
+  hint = f' Did you mean {close[0]}?' if close else ''
+  raise ValueError(f'No analysis {name!r}.{hint} Choices: {", ".join(ANALYSES)}.')
+
+
+def as_text() -> str:
+  """All analyses, a line each, with their own defaults."""
+  own = lambda value: ','.join(map(str, value)) if isinstance(value, tuple) else value
+  defaults = lambda a: ''.join(f' --{key}={own(value)}' for key, value in a.defaults.items())
+  return '\n'.join(f'{a.name:<16}{a.figure:<37}{a.line}' + (
+      f' (by default{defaults(a)})' if a.defaults else '') for a in ANALYSES.values())

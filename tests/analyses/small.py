@@ -1,0 +1,44 @@
+"""Small models, and what the analyses are given, for tests."""
+
+import struct
+
+import sink_jax as sj
+from sink_jax.analyses.options import Options
+from sink_jax.data import inputs
+from tests.random_params import random_params
+
+VOCABULARY = 13
+
+
+def small_run(name='small', **changes):
+  """Two blocks, four query heads on two key/value heads, random parameters."""
+  config = sj.ModelConfig(**dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=16,
+                                 vocab_size=VOCABULARY, dtype='float32') | changes)
+  return sj.Run(config, random_params(config), name)
+
+
+def random_inputs(sequences=3, length=9):
+  return inputs.random_tokens(VOCABULARY, sequences=sequences, length=length)
+
+
+def repeated_inputs(sequences=2, length=12):
+  return inputs.repeated_token(VOCABULARY, sequences=sequences, length=length)
+
+
+def options(**changes):
+  return Options(**dict(batch_size=1) | changes)
+
+
+def check_rows(module, results):
+  """The table for the terminal is one, with a line per model at least."""
+  table = module.rows(results)
+  assert len(table) > len(results) and len({len(row) for row in table}) == 1
+  assert all(isinstance(cell, str) for row in table for cell in row)
+  return table
+
+
+def check_png(path):
+  data = path.read_bytes()
+  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND'
+  width, height = struct.unpack('>II', data[16:24])
+  assert 400 <= width <= 2500 and 300 <= height <= 4000 and len(data) > 5_000

@@ -1,0 +1,68 @@
+"""Perplexity of long texts by cache, against whole forward passes."""
+
+import math
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import streaming
+from sink_jax.data.documents import TextFolder
+from sink_jax.data.inputs import long_text
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import ByteEncoder
+from tests.random_params import random_params
+
+CONFIG = sj.ModelConfig(layers=1, d_model=16, heads=2, ffn_hidden=16, vocab_size=32,
+                        dtype='float32')
+
+
+def tokens(length=40):
+  return np.random.default_rng(2).integers(0, 32, (2, length))
+
+
+def test_every_cache_is_scored_and_the_whole_one_is_the_forward_pass(tmp_path):
+  run = sj.Run(CONFIG, random_params(CONFIG), 'tiny')
+  result = sj.analyse('streaming', run, tokens(), cache_size=8, sinks=2, plot=tmp_path / 'x.png')
+  assert list(result['caches']) == ['0 + 8', '2 + 6', '2 + 6, text positions', 'all tokens']
+  logits = np.asarray(run.logits(tokens()), np.float64)
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  losses = -np.take_along_axis(log_p[:, :-1], tokens()[:, 1:, None], -1)[..., 0].mean(0)
+  whole = result['caches']['all tokens']
+  assert math.isclose(whole['perplexity'], math.exp(losses.mean()), rel_tol=1e-5)
+  assert math.isclose(whole['late'], math.exp(losses[-9:].mean()), rel_tol=1e-5)
+  assert whole['tokens'][-1] == 40 and math.isclose(whole['running'][-1], whole['perplexity'])
+  np.testing.assert_allclose(whole['running'][:5], [math.exp(losses[:n].mean())
+                                                    for n in range(1, 6)], rtol=1e-5)
+  # Up to the size of the cache nothing was dropped.
+  for cache in result['caches'].values():
+    np.testing.assert_allclose(cache['running'][:7], whole['running'][:7], rtol=1e-5)
+  assert len({round(cache['perplexity'], 4) for cache in result['caches'].values()}) == 4
+  assert result['caches']['0 + 8']['bytes'] == 2 * 2 * 8 * 16 * 4 + 4
+  assert (tmp_path / 'x.png').stat().st_size > 5000
+
+
+def test_caches_that_a_model_cannot_have_are_left_out():
+  learned = sj.ModelConfig(**{**vars(CONFIG), 'attention': sj.AttentionSpec(
+      position='Learned(max_length=16)')})
+  run = sj.Run(learned, random_params(learned))
+  assert list(streaming.policies(run, 8, 2, 40)) == ['0 + 8', '2 + 6']
+  with pytest.raises(ValueError, match='--cache_size=20'):
+    streaming.policies(run, 20, 2, 40)
+  with pytest.raises(ValueError, match='sinks'):
+    streaming.policies(run, 8, 8, 40)
+
+
+def test_long_texts_are_documents_one_after_the_other(tmp_path):
+  for name, text in (('a', 'first one\n'), ('b', 'the second'), ('c', 'third')):
+    (tmp_path / f'{name}.txt').write_text(text)
+  encoder = ByteEncoder()
+  source = TextFolder(str(tmp_path))
+  inputs = long_text(TextTokenizer.from_encoder(encoder, bos=True), source, sequences=2, length=11)
+  whole = encoder.encode('first one\n\nthe second\n\nthird\n\n')
+  np.testing.assert_array_equal(inputs.tokens, [[0, *whole[:10]], [0, *whole[10:20]]])
+  assert inputs.description['bos']['applied'] == 'bos id 0 at position 1'
+  plain = long_text(TextTokenizer.from_encoder(encoder), source, sequences=1, length=20, bos='none')
+  np.testing.assert_array_equal(plain.tokens[0], whole[:20])
+  with pytest.raises(ValueError, match='--length'):
+    long_text(TextTokenizer.from_encoder(encoder), source, sequences=2, length=20)

@@ -1,0 +1,41 @@
+"""A probe of a model takes memory linear in the length of its inputs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.config import Experts, Layer, Mamba
+from sink_jax.models.run import _record
+from sink_jax.models.sizes import parameter_shapes
+
+LENGTHS = 4096, 16384
+SMALL = dict(layers=4, d_model=32, heads=2, ffn_hidden=64, vocab_size=64, dtype='float32')
+
+
+def temporary_bytes(config, want, length):
+  tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  compiled = _record.lower(config, want, None, parameter_shapes(config), tokens).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize('options', [
+    dict(kv_heads=1), dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
+        Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2)))),
+    dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
+        Layer(mamba=Mamba(64, 8, 4, 4)), Layer()))], ids=['grouped', 'gpt_oss', 'jamba'])
+@pytest.mark.parametrize('want', [
+    sj.Want(), sj.Want(angles=True, last_query=True)], ids=['importance', 'angles'])
+def test_memory_is_linear_in_the_length(options, want):
+  config = sj.ModelConfig(**SMALL | options)
+  short, long = (temporary_bytes(config, want, length) for length in LENGTHS)
+  # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.
+  assert long / short < 5
+  # One head's map of the longer text would be a gigabyte.
+  assert long < 16384**2 * 4 / 4
+
+
+def test_maps_are_what_is_quadratic():
+  config = sj.ModelConfig(**SMALL)
+  short, long = (temporary_bytes(config, sj.Want(maps=True), length) for length in (512, 2048))
+  assert long / short > 10
