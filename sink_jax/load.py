@@ -30,6 +30,9 @@ def load_run(workdir) -> Run:
   Raises:
     ValueError: not the workdir of a run. CheckpointError: no usable checkpoint in it.
   """
+  if Path(workdir, 'config.json').exists() and not is_workdir(workdir):
+    raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
+                     'named by --checkpoint, or loaded by load_pretrained.')
   config = from_dict(read_config(workdir)).model_config()
   config = dataclasses.replace(config, implementation=None)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

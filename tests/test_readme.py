@@ -44,8 +44,10 @@ def project(tmp_path_factory):
 
 def test_commands(project):
   folder, outputs = project
-  assert set(outputs) == {'sink_jax.train', 'sink_jax.evaluate', 'sink_jax.sweep', 'sink_jax.report',
-                          'sink_jax.benchmark'}
+  assert set(outputs) == {f'sink_jax.{name}' for name in (
+      'train', 'evaluate', 'sweep', 'report', 'benchmark', 'export', 'analyses', 'generate')}
+  assert (folder / 'analyses/lengths.png').exists() and (folder / 'exported/tokenizer.json').exists()
+  assert 'def main' in outputs['sink_jax.generate'] and '4 + 28' in outputs['sink_jax.analyses']
   assert 'Sink_1' in outputs['sink_jax.evaluate']
   assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
   assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
@@ -61,6 +63,8 @@ def test_snippets(project, monkeypatch):
   for block in blocks('python'):
     exec(compile(block, 'README.md', 'exec'), names)
   assert 0 <= names['report'].sink_rate() <= 1 and (folder / 'importance.png').stat().st_size > 5000
+  assert names['text'].shape == (8, 40) and (folder / 'lengths.png').exists()
+  assert names['found']['lengths'] == [16, 48]
   assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
 
 

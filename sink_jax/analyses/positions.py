@@ -149,12 +149,10 @@ def _cell(row, key):
 
 
 def _published(row, key):
-  """The paper's number; None for 25 and later, because its table prints 25 over two columns."""
+  """The paper's number; None for positions that its table does not have."""
   t, change = row['position'], row['change']
   if t is None:
     return paper.number('table-7-replaced', 'untouched', key)
-  if t >= 25:
-    return None
   return paper.number(f'table-7-{change}', 'first position vector '
                       f'{change} {"by" if change == "replaced" else "with"} the {t}th', key)
 

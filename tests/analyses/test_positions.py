@@ -93,14 +93,15 @@ def test_what_cannot_be_asked(spec, asked, words):
 
 def test_the_paper_stands_beside_its_own_model():
   run = dataclasses.replace(sink_at(1, 64), name='gpt2-xl')
-  inputs, asked = repeated_inputs(length=64), (5, 20, 25)
+  inputs, asked = repeated_inputs(length=64), (5, 20, 30, 35)
   found = positions.measure(run, inputs, options(positions=asked))
   published = {(row['change'], row['position']): row['paper'] for row in found['rows']}
   assert published['no', None] == {'sink_1': 62.28, 'sink_t': None}
   assert published['replaced', 20] == {'sink_1': 10.63, 'sink_t': 0}
   assert published['swapped', 5] == {'sink_1': 1.44, 'sink_t': 57.63}
-  assert published['swapped', 25] == {'sink_1': None, 'sink_t': None}  # printed twice
-  assert positions.rows([found])[4][3:] == ['-', '100.00 (57.63)', '100.00 (51.70)', '100.00']
+  assert published['swapped', 30] == {'sink_1': 9.73, 'sink_t': 50.22}  # printed as 25 once more
+  assert published['swapped', 35] == {'sink_1': None, 'sink_t': None}
+  assert positions.rows([found])[4][3:] == ['-', '100.00 (57.63)', '100.00 (51.70)', '100.00 (50.22)', '100.00']
   for other, told in ((random_inputs(length=64), {}), (inputs, dict(epsilons=(0.2,)))):
     rows = positions.measure(run, other, options(positions=(5,), **told))['rows']
     assert not any('paper' in row for row in rows)

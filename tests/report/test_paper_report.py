@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from sink_jax.analyses.table import ANALYSES
 from sink_jax.report.paper import drawing, published
 from sink_jax.report.paper.report import CLAIMS, as_text, paper_report, without_paths
 from tests.report import paper_runs
@@ -51,7 +52,8 @@ def test_the_page_stands_alone_and_has_everything(whole):
   assert 'StreamingLLM, Figure 12' in words and 'not expressible (half a head)' in words
   waiting = [item for item in published.tables() + published.text_numbers() + published.figures()
              if item['needs'] == 'open models']
-  assert words.count('Not run: needs a published checkpoint.') == len(waiting) == 31
+  assert words.count('Not run: needs a published checkpoint, and') == len(waiting) == 31
+  assert {item['analysis'] for item in waiting} <= set(ANALYSES)
   assert 'learning rate times' in words  # the rules of a budget
   assert 'Synthetic axis' in words and '60.00 to 100.00, n = 2' in words
 

@@ -19,7 +19,7 @@ from sink_jax.report.paper.curves import figure_data
 from sink_jax.report.paper.markdown import as_markdown
 from sink_jax.report.paper.measures import summary
 from sink_jax.report.paper.page import as_html
-from sink_jax.report.paper.rows import NEEDS_MODELS, tables
+from sink_jax.report.paper.rows import needs_models, tables
 from sink_jax.train.budget import BUDGETS
 from sink_jax.train.provenance import here_and_now
 
@@ -168,7 +168,7 @@ def _figures(groups):
 
 def _figure_status(figure, drawn, groups):
   if figure['needs'] == 'open models':
-    return NEEDS_MODELS
+    return needs_models(figure)
   if figure['needs'] == 'fine-tuning':
     return 'not run: there is no config for fine-tuning the 1B models'
   if figure['kind'] == 'schematic':

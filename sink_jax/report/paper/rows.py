@@ -9,8 +9,6 @@ from sink_jax.report.paper.collect import Group
 from sink_jax.report.paper.compared import difference, remark
 from sink_jax.report.paper.measures import MEASURES, summary
 
-NEEDS_MODELS = 'not run: needs a published checkpoint'
-
 
 def tables(groups: list[Group]) -> list[dict]:
   """Tables 1 to 15 and the numbers of the text, each with rows; see `row`."""
@@ -99,4 +97,12 @@ def _tokens_seen(run):
 
 
 def _status(table):
-  return {'open models': NEEDS_MODELS, 'nothing': 'nothing to run'}.get(table['needs'], '')
+  if table['needs'] == 'open models':
+    return needs_models(table)
+  return 'nothing to run' if table['needs'] == 'nothing' else ''
+
+
+def needs_models(item: dict) -> str:
+  """Why a table or figure of open models is not in a report of runs, and what makes it."""
+  return ('not run: needs a published checkpoint, and python -m sink_jax.analyses '
+          f'{item["analysis"]}')
