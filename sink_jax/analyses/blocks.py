@@ -6,11 +6,8 @@ from sink_jax.models.config import ModelConfig
 
 
 def attention_layers(config: ModelConfig) -> list[int]:
-  """Which blocks have attention, from 0; the others have a Mamba mixer in its place.
-
-  Records of attention have a leading axis that counts these.
-  """
-  return [i for i in range(config.layers) if not config.pattern[i % len(config.pattern)].mamba]
+  """`config.attention_layers` as a list."""
+  return list(config.attention_layers)
 
 
 def check_choice(config: ModelConfig, layers, heads) -> None:

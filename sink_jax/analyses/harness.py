@@ -23,7 +23,7 @@ _TOLD_EVERY = 2000  # endings
 _SHORTEST = 32  # tokens; batches are padded to this or to a power of two above it
 
 
-def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, file: str = '',
+def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none', file: str = '',
                        limit: int | None = None, batch_size: int | None = None,
                        say: Callable[[str], None] = lambda line: None) -> dict:
   """Accuracy of HellaSwag in percent, zero-shot.
@@ -32,6 +32,8 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, file: str = '',
   acc_stderr, acc_norm_stderr: their standard errors. questions: how many. harness: version.
 
   Args:
+    bos: how every context begins: 'none', 'tokenizer' (as it begins a text) or 'force' (one
+      BOS). The harness of the paper's time had none.
     file: a local .jsonl with ctx_a, ctx_b, activity_label, endings and label in each line, as
       the authors publish it; '' downloads the validation split.
     batch_size: sequences at a time; by default as many as 2,048 tokens.
@@ -49,7 +51,7 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, file: str = '',
     raise ValueError(
         f'HellaSwag cannot be read ({" ".join(str(error).split())[:300]}). Without a connection, '
         'download its validation file elsewhere and give it as --hellaswag=FILE.jsonl.') from error
-  model = language_model(run, tokenizer, batch_size=batch_size, say=say)
+  model = language_model(run, tokenizer, bos=bos, batch_size=batch_size, say=say)
   found = lm_eval.simple_evaluate(
       model=model, tasks=[task], limit=limit, num_fewshot=0, bootstrap_iters=0,
       log_samples=False, torch_random_seed=None)
@@ -62,17 +64,20 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, file: str = '',
           'questions': questions, 'harness': lm_eval.__version__}
 
 
-def language_model(run: Run, tokenizer: TextTokenizer, *, batch_size: int | None = None,
+def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
+                   batch_size: int | None = None,
                    say: Callable[[str], None] = lambda line: None):
   """The model as an `lm_eval.api.model.LM` that answers `loglikelihood`.
 
-  Texts begin as the tokenizer begins them, so with BOS where it adds one. Those longer than
-  learned positions lose their beginning.
+  Texts longer than learned positions lose their beginning.
 
   Raises:
-    ValueError: lm_eval is not installed.
+    ValueError: lm_eval is not installed, or there is no BOS where one is asked for.
   """
   _lm_eval()
+  if bos == 'force' and tokenizer.bos_id is None:
+    raise ValueError(f'--bos=force: {tokenizer.name} has no BOS.')
+  front = {'none': [], 'tokenizer': [*tokenizer.prefix], 'force': [tokenizer.bos_id]}[bos]
   from lm_eval.api.model import TemplateLM
 
   class Model(TemplateLM):
@@ -85,7 +90,8 @@ def language_model(run: Run, tokenizer: TextTokenizer, *, batch_size: int | None
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
       """Ids of a text."""
-      return tokenizer.encode(string, special=add_special_tokens is not False).tolist()
+      ids = tokenizer.encode(string).tolist()
+      return ids if add_special_tokens is False else [*front, *ids]
 
     def _loglikelihood_tokens(self, requests, **kwargs):
       return loglikelihoods(run, [(context, ending) for _, context, ending in requests],
@@ -170,5 +176,5 @@ def _lm_eval():
     import lm_eval
   except ImportError as error:
     raise ValueError(f'HellaSwag needs lm-evaluation-harness ({error}): pip install '
-                     'lm_eval.') from None
+                     'lm_eval, or sink_jax[evaluation].') from None
   return lm_eval

@@ -6,6 +6,8 @@ model.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sink_jax.analyses import scale
 from sink_jax.analyses.harness import hellaswag_accuracy
 from sink_jax.analyses.options import Options
@@ -16,14 +18,19 @@ from sink_jax.models.run import Run
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   """What `scale.measure` finds, with the accuracies in percent of `hellaswag_accuracy`.
 
+  Questions begin without BOS, as in the harness of the paper's time, unless options.bos says
+  otherwise; the inputs of Sink_1 have their own default. hellaswag: bos, file and limit.
+
   Raises:
     ValueError: no tokenizer, no lm_eval, or no questions; several epsilons.
   """
   if inputs.tokenizer is None:
     raise ValueError(f'{run.name}: HellaSwag is text, and the model has no tokenizer for it.')
-  answers = hellaswag_accuracy(run, inputs.tokenizer, file=options.hellaswag,
-                               limit=options.limit, say=options.say)
-  return scale.measure(run, inputs, options) | answers
+  answers = hellaswag_accuracy(run, inputs.tokenizer, bos=options.bos or 'none',
+                               file=options.hellaswag, limit=options.limit, say=options.say)
+  protocol = {'bos': options.bos or 'none', 'file': Path(options.hellaswag).name,
+              'limit': options.limit}
+  return scale.measure(run, inputs, options) | answers | {'hellaswag': protocol}
 
 
 def draw(results: list[dict], path) -> None:

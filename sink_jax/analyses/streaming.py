@@ -33,26 +33,15 @@ def make_inputs(subject: Subject, options: Options) -> Inputs:
 
 
 def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePolicy]:
-  """The caches that are compared, by name; those that the model cannot run are left out.
+  """The caches that are compared, by name.
 
   Raises:
     ValueError: sinks do not fit the size.
   """
   kept = size - sinks
-  found = {f'0 + {size}': CachePolicy(size), f'{sinks} + {kept}': CachePolicy(size, sinks),
-           f'{sinks} + {kept}, text positions': CachePolicy(size, sinks, 'text'),
-           'all tokens': CachePolicy(length + run.config.sink_tokens)}
-  usable = {}
-  for name, policy in found.items():
-    try:
-      check_policy(run.config, policy, length)
-    except ValueError:  # too few learned positions, or a learned sink token that would be lost
-      continue
-    usable[name] = policy
-  if not usable:
-    raise ValueError(f'--cache_size={size}: the model has no cache of this size for '
-                     f'{length} tokens; use a smaller one.')
-  return usable
+  return {f'0 + {size}': CachePolicy(size), f'{sinks} + {kept}': CachePolicy(size, sinks),
+          f'{sinks} + {kept}, text positions': CachePolicy(size, sinks, 'text'),
+          'all tokens': CachePolicy(length + run.config.sink_tokens)}
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
@@ -61,16 +50,21 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   caches: for each, 'perplexity' of the whole text, exp of the mean loss; 'running', the
   perplexity up to token 'tokens' (64 points); 'late', of the last quarter alone;
   'tokens_per_second' of the device, all sequences together, without the first piece, which
-  compiles (None where there is one piece); 'bytes' of the cache. skipped: caches that
-  the model cannot run.
+  compiles (None where there is one piece); 'bytes' of the cache. skipped {name: reason}:
+  caches that the model cannot have, with too few learned positions for example.
 
   Raises:
-    ValueError: cache_size or sinks out of range.
+    ValueError: cache_size or sinks out of range, or a model that can have none of the caches.
   """
   tokens = inputs.tokens
   wanted = policies(run, options.cache_size, options.sinks, tokens.shape[1])
-  caches = {}
+  caches, skipped = {}, {}
   for name, policy in wanted.items():
+    try:
+      check_policy(run.config, policy, tokens.shape[1])
+    except ValueError as error:
+      skipped[name] = str(error)
+      continue
     losses, rate = _timed(run, tokens, policy, lambda done: options.say(
         f'{run.name}, cache {name}: {done} of {tokens.shape[1] - 1} tokens'))
     ends = np.unique(np.linspace(1, len(losses), min(_POINTS, len(losses))).astype(int))
@@ -80,12 +74,17 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
         'perplexity': _exp(losses.mean()), 'late': _exp(losses[-max(1, len(losses) // 4):].mean()),
         'tokens': (ends + 1).tolist(), 'running': [_exp(x) for x in running],
         'tokens_per_second': rate, 'bytes': memory_bytes(run.config, policy, len(tokens))}
+  if not caches:
+    raise ValueError(f'--cache_size={options.cache_size}: the model has no cache of this size for '
+                     f'{tokens.shape[1]} tokens; use a smaller one.')
   return {'model': run.name, 'inputs': inputs.description, 'cache_size': options.cache_size,
-          'caches': caches}
+          'caches': caches, 'skipped': skipped}
 
 
 def draw(results: list[dict], path) -> None:
   """Running perplexity against tokens read, a line per cache and a panel per model (PNG)."""
+  from matplotlib.ticker import ScalarFormatter
+
   from sink_jax.evaluate.plots import COLOURS, canvas, label, save
 
   figure, axes = canvas(1.4 + 4.6 * len(results), 3.9, columns=len(results))
@@ -94,10 +93,13 @@ def draw(results: list[dict], path) -> None:
     for name, cache in result['caches'].items():
       points = [(t, y) for t, y in zip(cache['tokens'], cache['running']) if y is not None]
       if points:
-        ax.plot(*zip(*points), linewidth=2, color=COLOURS[names.index(name) % len(COLOURS)],
+        number = names.index(name)  # the first line may lie below the second
+        ax.plot(*zip(*points), linewidth=2 if number else 4.5, color=COLOURS[number],
                 label=name, linestyle='--' if name == 'all tokens' else '-')
     ax.axvline(result['cache_size'], color='#555555', linewidth=1.2, linestyle=':')
     ax.set_yscale('log')
+    for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+      axis(ScalarFormatter())
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False, title='cache', title_fontsize=9)
     label(ax, result['model'] or 'model', 'tokens read', 'perplexity so far')
@@ -113,6 +115,8 @@ def rows(results: list[dict]) -> list[list[str]]:
       table.append([result['model'] or 'model', name, show(cache['perplexity'], '.2f'),
                     show(cache['late'], '.2f'), show(cache['tokens_per_second'], '.0f'),
                     f'{cache["bytes"] / 2**20:.2f}'])
+    table += [[result['model'] or 'model', name, 'cannot', '', '', '']
+              for name in result['skipped']]
   return table
 
 

@@ -182,7 +182,10 @@ class Learned(Position):
                        f'{self}: use shorter inputs, or train with a larger max_length.')
 
   def embedding(self, positions_T, d_model, params):
-    return params['table'][positions_T]
+    table_PxD = params['table']
+    if isinstance(positions_T, np.ndarray) and (positions_T == np.arange(len(positions_T))).all():
+      return table_PxD[:len(positions_T)]  # whose gradient needs no scatter
+    return table_PxD[positions_T]
 
 
 @dataclasses.dataclass(frozen=True)

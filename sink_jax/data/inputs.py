@@ -108,7 +108,8 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   own = length - len(front.ids)
   parts, count, skipped = [], 0, 0
   for document in source.documents():
-    ids = tokenizer.encode(document.text.rstrip() + '\n\n')[front.dropped:]
+    head = document.text[:_CHARACTERS * (sequences * own - count)]  # of a book, what is needed
+    ids = tokenizer.encode(head.rstrip() + '\n\n')[front.dropped:]
     if (ids == front.bos).any():  # '<s>' of the text, read as a BOS
       skipped += 1
       continue

@@ -20,13 +20,14 @@ class HeadMaps:
   raw: the attention weights (N, H, T, T), queries then keys. normalized: the proxy
   scores; the same for softmax. importance: of the first token (N, H), from `normalized`.
   proxy: whether the two differ. slot: mean weight of the bias slot or learned sink token,
-  which the maps leave out (N, H); None without one.
+  which the maps leave out (N, H); None without one. blocks: that N counts, from 1.
   """
 
   raw: np.ndarray
   normalized: np.ndarray
   sequences: int
   has_slot: bool
+  blocks: tuple[int, ...]
 
   @property
   def importance(self) -> np.ndarray:
@@ -59,4 +60,5 @@ def head_maps(run: Run, tokens) -> HeadMaps:
     layers = run.record(tokens[i:i + size], Want(maps=True)).layers
     raw, normalized = raw + total(layers.maps_BxHxTxT), normalized + total(layers.proxy_maps_BxHxTxT)
   return HeadMaps(raw / len(tokens), normalized / len(tokens), len(tokens),
-                  config.attention.kv_bias.has_slot or config.sink_tokens > 0)
+                  config.attention.kv_bias.has_slot or config.sink_tokens > 0,
+                  tuple(layer + 1 for layer in config.attention_layers))

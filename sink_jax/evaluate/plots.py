@@ -33,9 +33,9 @@ def importance_map(report: SinkReport, path, epsilon: float = EPSILON) -> None:
     for (layer, head), value in np.ndenumerate(values):
       ax.text(head, layer, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
               color='black' if value > 0.6 else 'white')
-  for axis, count in ((ax.xaxis, heads), (ax.yaxis, layers)):
-    every = -(-count // 16)
-    axis.set_ticks(range(0, count, every), labels=range(1, count + 1, every))
+  for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, report.blocks)):
+    every = -(-len(names) // 16)
+    axis.set_ticks(range(0, len(names), every), labels=names[::every])
   bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
@@ -106,7 +106,8 @@ def norm_ratios(report: SinkReport, path) -> None:
     kinds.append(('hidden_before_norm', 'hidden state before its norm'))
   for colour, marker, (kind, name) in zip(COLOURS, 'os^D', kinds):
     ratio = report.norm_ratio(kind)
-    blocks = np.arange(len(ratio)) + (kind != 'hidden')
+    blocks = report.blocks if kind in ('value', 'key') else (
+        np.arange(len(ratio)) + (kind != 'hidden'))
     ax.plot(blocks, ratio, color=colour, marker=marker, markersize=6, linewidth=2, label=name)
   ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
   ax.set_yscale('log')
@@ -129,7 +130,7 @@ def head_panel(figure, ax, maps: HeadMaps, head: tuple[int, int], proxy: bool, n
   alpha = f'{maps.importance[head]:.2f}' + ('*' if maps.proxy else '')
   slot = '' if maps.slot is None else f', bias slot {maps.slot[head]:.2f}'
   attention_panel(figure, ax, (maps.normalized if proxy else maps.raw)[head],
-                  f'{name}: block {head[0] + 1}, head {head[1] + 1}\n'
+                  f'{name}: block {maps.blocks[head[0]]}, head {head[1] + 1}\n'
                   f'importance: first token {alpha}{slot}', kind)
 
 
@@ -189,7 +190,8 @@ def importance_limits(ax, epsilon: float) -> None:
 
 
 def save(figure, path) -> None:
-  figure.savefig(path, dpi=150, format='png', metadata={'Software': None})
+  # Colour bars lie outside the axes that the layout knows of.
+  figure.savefig(path, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
 
 
 def _colour_bar(figure, ax, image, name, ticks=None):

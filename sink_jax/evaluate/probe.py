@@ -38,6 +38,11 @@ class SinkReport:
   norms: dict[str, np.ndarray]
   protocol: dict[str, Any]
 
+  @property
+  def blocks(self) -> list[int]:
+    """The blocks that N counts, from 1: those with attention."""
+    return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
+
   def sink_rates(self, epsilon: float = EPSILON) -> np.ndarray:
     """Sink_k^epsilon of every token (T,); entry 0 is Sink_1."""
     return sinks.sink_rate(self.importance, epsilon)
@@ -147,6 +152,7 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
       'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
       'row_divisor': 'T - k + 1, all rows from k on, the diagonal included',
+      'blocks': [layer + 1 for layer in config.attention_layers],
       'sequences': len(tokens),
       'length': tokens.shape[1],
       'dtype': dtype,

@@ -161,6 +161,14 @@ class ModelConfig:
     return dataclasses.replace(self.attention, mask=layer.mask)
 
   @property
+  def attention_layers(self) -> tuple[int, ...]:
+    """Which blocks have attention, from 0; the others have a Mamba mixer in its place.
+
+    Records of attention have a leading axis that counts these.
+    """
+    return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
+
+  @property
   def dims(self) -> Dims:
     return Dims(self.heads, self.kv_heads or self.heads,
                 self.head_dim or self.d_model // self.heads)

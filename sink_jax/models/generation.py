@@ -80,11 +80,14 @@ def _pieces(run, tokens, length, policy, sampling, seed, chunk):
 def _losses(run, tokens, policy):
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
-  rest = tokens[:, 1:]
-  for start in range(0, rest.shape[1], _SCORED):
+  count = tokens.shape[1] - 1
+  piece = min(_SCORED, count)
+  # All pieces are scored with the same program; what pads the last is cut off.
+  rest = jnp.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
+  for start in range(0, count, piece):
     state, losses = _score(run.config, mesh, policy, run.params, state,
-                           rest[:, start:start + _SCORED])
-    yield np.asarray(losses)
+                           rest[:, start:start + piece])
+    yield np.asarray(losses)[:, :count - start]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

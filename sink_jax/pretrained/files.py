@@ -12,6 +12,8 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from sink_jax.train.workdir import is_workdir
+
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _PICKLES = ('*.bin', '*.pth', '*.pt', '*.ckpt', '*.bin.index.json')
 
@@ -98,6 +100,9 @@ class Checkpoint:
       raise ValueError(f'{path} is damaged or incomplete ({error}): download it again.') from None
 
   def _no_weights(self):
+    if is_workdir(self.folder):
+      return (f'{self.folder} is a run of ours: name it by --workdir, or load it by load_run; '
+              'python -m sink_jax.export makes a checkpoint of it.')
     pickles = sorted({p.name for kind in _PICKLES for p in self.folder.glob(kind)})
     if pickles:
       return pickled(self.folder, f'{self.folder / pickles[0]} holds pickled weights')

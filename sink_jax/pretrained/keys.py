@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+_LARGEST = 2**27  # of a size: far above any model's, far below what would only fill the memory
 
 
 def size(hf: dict, key: str) -> int:
   """A size that config.json must have.
 
   Raises:
-    ValueError: it is missing, or no positive integer.
+    ValueError: it is missing, no positive integer, or beyond reason.
   """
   if hf.get(key) is None:
     raise ValueError(f'config.json has no {key}, without which the model is not defined.')
   value = hf[key]
   if type(value) is not int or value < 1:
     raise ValueError(f'config.json: {key} = {value!r} must be a positive integer.')
+  if value > _LARGEST:
+    raise ValueError(f'config.json: {key} = {value} cannot be: the largest is {_LARGEST}.')
   return value
 
 
@@ -34,12 +39,12 @@ def number(hf: dict, key: str, default: float) -> float:
   """A number, the family's default where config.json is silent.
 
   Raises:
-    ValueError: it is not a number.
+    ValueError: it is not a finite number.
   """
   value = hf.get(key)
   value = default if value is None else value
-  if type(value) not in (int, float):
-    raise ValueError(f'config.json: {key} = {value!r} must be a number.')
+  if type(value) not in (int, float) or not abs(value) < 1e300 or not math.isfinite(value):
+    raise ValueError(f'config.json: {key} = {value!r} must be a finite number.')
   return float(value)
 
 

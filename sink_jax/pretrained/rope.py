@@ -41,8 +41,8 @@ def rope(hf: dict, *, base: float = 10000.0, fraction: float | None = None) -> P
   own = parameters(hf)
   kind = own.pop('rope_type', None) or own.pop('type', None) or 'default'
   own.pop('type', None)
-  if kind not in _TAKES:
-    raise refused('rope_type', kind, _REASONS.get(kind, f'choices: {", ".join(_TAKES)}'))
+  if not isinstance(kind, str) or kind not in _TAKES:
+    raise refused('rope_type', kind, _REASONS.get(str(kind), f'choices: {", ".join(_TAKES)}'))
   base = number(own, 'rope_theta', number(hf, 'rope_theta', base))
   share = number(own, 'partial_rotary_factor',
                  number(hf, 'partial_rotary_factor', 1.0 if fraction is None else fraction))
@@ -98,10 +98,9 @@ def _yarn(hf, own, base):
 
 
 def _needed(own, kind, key):
-  if type(own.get(key)) not in (int, float):
-    raise ValueError(f'config.json: a rotary encoding of type {kind!r} needs the number {key}, '
-                     f'not {own.get(key)!r}.')
-  return float(own[key])
+  if own.get(key) is None:
+    raise ValueError(f'config.json: a rotary encoding of type {kind!r} needs the number {key}.')
+  return number(own, key, 0)
 
 
 def _original_length(hf, own):

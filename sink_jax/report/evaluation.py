@@ -104,7 +104,7 @@ def as_text(result: dict) -> str:
   """The result for a terminal."""
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
-  ratio, block = min((r, n) for n, r in enumerate(summary['value_ratio'], 1))
+  ratio, block = min(zip(summary['value_ratio'], protocol['blocks']))
   lines = [
       ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
        f'{result["epsilon"]:g}'),

@@ -89,7 +89,7 @@ def test_hellaswag(questions, monkeypatch):
     query = f'Cooking: {row["ctx_a"]} He'
     # A space joins the two; '[step]' goes, and of the two spaces around it one.
     endings = [e.strip().replace('[step]', '').replace('  ', ' ') for e in row['endings']]
-    total = np.asarray([expected(run, TOKENIZER.encode(query, special=True).tolist(),
+    total = np.asarray([expected(run, TOKENIZER.encode(query).tolist(),
                                  TOKENIZER.encode(f' {e}').tolist())[0] for e in endings])
     gold = int(row['label'])
     right['acc'] += total.argmax() == gold
@@ -113,5 +113,8 @@ def test_questions_that_are_not_there(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='HellaSwag cannot be read.*--hellaswag=FILE'):
     hellaswag_accuracy(small_run(), TOKENIZER, file=str(tmp_path / 'broken.jsonl'))
   model = language_model(small_run(), TOKENIZER)
-  assert model.tok_encode('A') == [0, 67] and model.tok_encode('A', False) == [67]
+  assert model.tok_encode('A') == [67] and model.tok_encode('A', False) == [67]
+  for bos in ('tokenizer', 'force'):
+    model = language_model(small_run(), TOKENIZER, bos=bos)
+    assert model.tok_encode('A') == [0, 67] and model.tok_encode('A', False) == [67]
   assert model.prefix_token_id == 0

@@ -7,8 +7,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import streaming
+from sink_jax.analyses.options import Options
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.inputs import long_text
+from sink_jax.data.inputs import long_text, stored
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from tests.random_params import random_params
@@ -46,11 +47,16 @@ def test_caches_that_a_model_cannot_have_are_left_out():
   learned = sj.ModelConfig(**{**vars(CONFIG), 'attention': sj.AttentionSpec(
       position='Learned(max_length=16)')})
   run = sj.Run(learned, random_params(learned))
-  assert list(streaming.policies(run, 8, 2, 40)) == ['0 + 8', '2 + 6']
+  measure = lambda **o: streaming.measure(run, stored(tokens(), 32, 'here'), Options(**o))
+  result = measure(cache_size=8, sinks=2)
+  assert list(result['caches']) == ['0 + 8', '2 + 6']
+  assert list(result['skipped']) == ['2 + 6, text positions', 'all tokens']
+  assert '16 learned positions' in result['skipped']['all tokens']
+  assert [row[2] for row in streaming.rows([result])[3:]] == ['cannot', 'cannot']
   with pytest.raises(ValueError, match='--cache_size=20'):
-    streaming.policies(run, 20, 2, 40)
+    measure(cache_size=20, sinks=2)
   with pytest.raises(ValueError, match='sinks'):
-    streaming.policies(run, 8, 8, 40)
+    measure(cache_size=8, sinks=8)
 
 
 def test_long_texts_are_documents_one_after_the_other(tmp_path):
@@ -64,5 +70,13 @@ def test_long_texts_are_documents_one_after_the_other(tmp_path):
   assert inputs.description['bos']['applied'] == 'bos id 0 at position 1'
   plain = long_text(TextTokenizer.from_encoder(encoder), source, sequences=1, length=20, bos='none')
   np.testing.assert_array_equal(plain.tokens[0], whole[:20])
+  (tmp_path / 'b.txt').write_text('x' * 10**6)
+  seen = []
+  watched = TextTokenizer(lambda text: seen.append(len(text)) or encoder.encode(text), None,
+                          vocab_size=258, bos_id=None, prefix=(), name='watched')
+  watched.decode = str
+  long_text(watched, source, sequences=1, length=20, bos='none')
+  assert max(seen) < 20 * 64 + 2  # the head of a long document
+  (tmp_path / 'b.txt').write_text('x')
   with pytest.raises(ValueError, match='--length'):
     long_text(TextTokenizer.from_encoder(encoder), source, sequences=2, length=20)

@@ -19,14 +19,18 @@ def temporary_bytes(config, want, length):
   return compiled.memory_analysis().temp_size_in_bytes
 
 
+full = pytest.mark.full
+
+
 @pytest.mark.parametrize('options', [
-    dict(kv_heads=1), dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
+    pytest.param(dict(kv_heads=1), id='grouped'),
+    pytest.param(dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
         Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2)))),
-    dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
-        Layer(mamba=Mamba(64, 8, 4, 4)), Layer()))], ids=['grouped', 'gpt_oss', 'jamba'])
-@pytest.mark.parametrize('want', [
-    sj.Want(), sj.Want(angles=True, last_query=True)], ids=['importance', 'angles'])
-def test_memory_is_linear_in_the_length(options, want):
+        id='gpt_oss', marks=full),
+    pytest.param(dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
+        Layer(mamba=Mamba(64, 8, 4, 4)), Layer())), id='jamba', marks=full)])
+def test_memory_is_linear_in_the_length(options):
+  want = sj.Want(angles=True, last_query=True)
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, want, length) for length in LENGTHS)
   # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.

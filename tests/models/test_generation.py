@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.models import generation
 from sink_jax.models.cache import CachePolicy
 from sink_jax.models.generation import stream, text_losses
 from tests.random_params import random_params
@@ -60,6 +61,18 @@ def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
   windowed = np.concatenate(list(text_losses(run, text, CachePolicy(8))), 1)
   np.testing.assert_allclose(windowed[:, :7], expected[:, :7], atol=1e-5)
   assert np.abs(windowed[:, 12:] - expected[:, 12:]).max() > 1e-3
+
+
+def test_a_text_of_any_length_is_scored_by_one_program(run, monkeypatch):
+  monkeypatch.setattr(generation, '_SCORED', 16)
+  text, policy = prompt(length=40), CachePolicy(9, 2)
+  before = generation._score._cache_size()
+  pieces = list(text_losses(run, text, policy))
+  assert generation._score._cache_size() == before + 1
+  assert [piece.shape for piece in pieces] == [(2, 16), (2, 16), (2, 7)]
+  monkeypatch.setattr(generation, '_SCORED', 512)
+  np.testing.assert_allclose(np.concatenate(pieces, 1), next(text_losses(run, text, policy)),
+                             atol=1e-5)
 
 
 def test_memory_does_not_grow_with_the_text(run):

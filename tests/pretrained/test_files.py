@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import sink_jax as sj
 from sink_jax.pretrained.files import INDEX, WEIGHTS, Checkpoint
 from tests.pretrained import tiny
 
@@ -113,3 +114,12 @@ def test_an_index_without_a_map(tmp_path, index):
   (tmp_path / INDEX).write_text(json.dumps(index))
   with pytest.raises(ValueError, match=re.escape(str(tmp_path / INDEX))):
     Checkpoint(tmp_path)
+
+
+def test_a_run_of_ours_is_told_apart(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / 'data.json').write_text('{}')
+  with pytest.raises(ValueError, match='is a run of ours.*--workdir'):
+    Checkpoint(tmp_path)
+  with pytest.raises(ValueError, match='--checkpoint'):
+    sj.load_run(tiny.write(tmp_path / 'other') and tmp_path / 'other')

@@ -55,7 +55,7 @@ def test_yarn_amplitudes():
     ({'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "'dynamic'.*length of the input"),
     ({'rope_scaling': {'type': 'longrope', 'factor': 2.0}}, "'longrope'.*length of the input"),
     ({'rope_parameters': {'rope_type': 'spiral'}}, "'spiral'.*default, linear, llama3, yarn"),
-    ({'rope_parameters': {'rope_type': 'linear'}}, 'linear.*factor.*None'),
+    ({'rope_parameters': {'rope_type': 'linear'}}, 'linear.*factor'),
     ({'rope_parameters': {'rope_type': 'linear', 'factor': '2'}}, "factor.*'2'"),
     ({'rope_parameters': {'rope_type': 'llama3', 'factor': 2.0}}, 'low_freq_factor'),
     ({'rope_parameters': {'rope_type': 'yarn', 'factor': 2.0}}, 'max_position_embeddings'),

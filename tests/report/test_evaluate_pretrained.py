@@ -11,7 +11,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses.options import Options
-from sink_jax.report.evaluation import evaluate_pretrained
+from sink_jax.report.evaluation import as_text, evaluate_pretrained
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
@@ -46,3 +46,10 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
                         env=os.environ | {'PYTHONPATH': str(ROOT)})
   assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
   assert 'Traceback' not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_blocks_without_attention_are_not_counted(tmp_path):
+  options = Options(inputs='random', length=8, sequences=3)
+  result, _ = evaluate_pretrained(FIXTURES / 'jamba', tmp_path, options)
+  assert result['protocol']['blocks'] == [3, 7]  # of eight
+  assert 'smallest in block 3' in as_text(result)
