@@ -1,7 +1,8 @@
 """python -m sink_jax.analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
 Carries out one analysis of published models, or of runs of ours, and writes NAME.json and
-NAME.png. `python -m sink_jax.analyses --list` names all of them.
+NAME.png. A model that fails spares the others: NAME.json lists it as 'failed', and the exit
+status is 1. `python -m sink_jax.analyses --list` names all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LIMIT = flags.DEFINE_integer('limit', None, 'Questions of HellaSwag to ask. Def
 
 
 def main(argv):
-  """Carries out the analysis; one line instead of a traceback where that cannot be done."""
+  """Carries out the analysis; one line instead of a traceback for what cannot be done."""
   quiet_logs()
   try:
     if _LIST.value:
@@ -56,11 +57,13 @@ def main(argv):
     if len(argv) != 2:
       raise ValueError('name one analysis, such as: python -m sink_jax.analyses lengths '
                        '--checkpoint=Pythia-14M --out=analyses. --list names all.')
-    text, paths = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
-                                 say=_say, **_given())
+    text, paths, failed = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
+                                         say=_say, **_given())
   except (ValueError, CheckpointError, OSError) as error:
     sys.exit('error: ' + ' '.join(str(error).split()))
   print(text, *paths, sep='\n')
+  if failed:
+    sys.exit('\n'.join(f'error: {own["model"]}: {own["error"]}' for own in failed))
 
 
 def _given():

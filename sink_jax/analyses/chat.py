@@ -6,6 +6,8 @@ paper, chat models read plain text, without their template.
 
 from __future__ import annotations
 
+import os
+
 from sink_jax.analyses import paper
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
@@ -16,13 +18,12 @@ from sink_jax.models.run import Run
 def companions(names: list[str]) -> list[str]:
   """These checkpoints, each base or chat model of the catalogue followed by the other of its pair.
 
-  Two checkpoints of which neither is there are a pair, base first; so each folder stands for
-  what it holds.
+  A folder brings none, whatever its name; nor does a checkpoint that the catalogue does not know.
   """
   found = []
+  mates = {own.name for own in map(paper.known, names) if own}
   for name in names:
-    model = paper.known(name)
-    mates = {own.name for own in map(paper.known, names) if own}
+    model = None if os.path.isdir(os.path.expanduser(name)) else paper.known(name)
     found.append(name)
     if model and model.counterpart and model.counterpart not in mates:
       found.append(model.counterpart)
@@ -57,19 +58,19 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 def pairs(results: list[dict]) -> list[tuple[dict | None, dict | None]]:
   """(base, chat) of the results; None for one that is missing.
 
-  Models that the catalogue does not know are paired in their order, base first.
+  Models that the catalogue does not know are paired in their order, base first. Of several of
+  one name, the first base has the first chat model.
   """
-  known = {paper.known(r['model']).name: r for r in results if r['tuned'] is not None}
-  found = []
-  for name, result in known.items():
-    other = known.get(result['counterpart'])
-    if result['tuned']:
-      if other is None:
-        found.append((None, result))
-    else:
-      found.append((result, other))
+  chats = {i: r for i, r in enumerate(results) if r['tuned']}
+  found = {}
+  for i, base in enumerate(results):
+    if base['tuned'] is False:
+      mate = next((j for j, r in chats.items()
+                   if paper.known(r['model']).name == base['counterpart']), None)
+      found[i] = (base, chats.pop(mate, None))
+  found |= {i: (None, chat) for i, chat in chats.items()}
   unknown = [r for r in results if r['tuned'] is None]
-  return found + [(a, b) for a, b in zip(unknown[::2], [*unknown[1::2], None])]
+  return [found[i] for i in sorted(found)] + list(zip(unknown[::2], [*unknown[1::2], None]))
 
 
 def draw(results: list[dict], path) -> None:

@@ -27,6 +27,8 @@ OWN_INPUTS = True  # no other tokens will do
 def make_inputs(subject: Subject, options: Options) -> Inputs:
   """Up to options.sequences of every domain of the source; description['missing'] of the Pile's.
 
+  The source is read to its end, or until all 17 domains of the Pile have their sequences.
+
   Raises:
     ValueError: inputs other than 'natural', or a source of a single domain.
   """
@@ -34,8 +36,9 @@ def make_inputs(subject: Subject, options: Options) -> Inputs:
     raise ValueError(f'--inputs={options.inputs}: only text has domains; leave it out.')
   check_length(subject.run, options.length)
   source = making.open_source(options.source)
-  found = making.by_domain(subject.text_tokenizer(), source, sequences=options.sequences,
-                           length=options.length, bos=options.bos or 'tokenizer')
+  found = making.by_domain(subject.text_tokenizer(drawn=False), source,
+                           sequences=options.sequences, length=options.length,
+                           bos=options.bos or 'tokenizer', domains=PILE)
   names = [own['domain'] for own in found.description['domains'] if own['sequences']]
   if len(names) < 2:
     raise ValueError(

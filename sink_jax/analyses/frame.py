@@ -4,37 +4,87 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import jax
 import numpy as np
 
 from sink_jax.analyses import subjects
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject
 from sink_jax.analyses.table import Analysis, find
-from sink_jax.data.inputs import stored
+from sink_jax.data.inputs import Inputs, stored
 from sink_jax.models.run import Run
+from sink_jax.train.checkpoint import CheckpointError
+
+_FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)  # such as no memory
+_MESSAGE = 500  # characters
 
 
-def measure_all(analysis: Analysis, models: Iterable[Subject], options: Options) -> list[dict]:
-  """What the analysis finds in each model, ready for JSON.
+def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Subject]]],
+                options: Options, write: Callable[[list, list], None] = lambda results, failed: None
+                ) -> tuple[list[dict], list[dict]]:
+  """What the analysis finds in each model, ready for JSON; what fails in one spares the others.
 
   Args:
-    models: may load them as they are asked for; none is kept.
+    models: names, and what loads them; each is loaded when its turn comes, and none is kept.
+    write: called after every model with all that there is so far.
+
+  Returns:
+    The results of the models that succeeded, and {'model', 'error'} of those that did not.
 
   Raises:
-    ValueError: the options or the inputs do not fit a model; names the option.
+    ValueError, CheckpointError, OSError, JaxRuntimeError: from a model that is the only one.
   """
-  module = analysis.module()
+  results, failed = [], []
+  for number, (name, load) in enumerate(models, 1):
+    options.say(f'[{number}/{len(models)}] {name}')
+    try:
+      results.append(measure(analysis, load(), options))
+    except _FAILURES as error:
+      if len(models) == 1:
+        raise
+      message = ' '.join(str(error).split())[:_MESSAGE]
+      options.say(f'{name} failed: {message}')
+      failed.append({'model': _without_path(name), 'error': message})
+    write(results, failed)
+  return results, failed
+
+
+def measure(analysis: Analysis, subject: Subject, options: Options,
+            given: Inputs | None = None) -> dict:
+  """What the analysis finds in one model, with its 'checkpoint' and the 'options'.
+
+  Args:
+    given: inputs in place of those that the options ask for.
+
+  Raises:
+    ValueError: the options or the inputs do not fit the model; names the option.
+  """
+  module, name = analysis.module(), subject.run.name or 'model'
   make = getattr(module, 'make_inputs', subjects.make_inputs)
-  results = []
-  for subject in models:
-    name = subject.run.name or 'model'
-    inputs = make(subject, options)
-    options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
-    told = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
-    results.append(module.measure(subject.run, inputs, told))
-  return results
+  inputs = make(subject, options) if given is None else given
+  options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
+  told = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
+  found = module.measure(subject.run, inputs, told)
+  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told)}
+
+
+def checkpoint(run: Run) -> dict:
+  """Which model a result is of: folder (its own name alone), step, and dtype of the model.
+
+  A snapshot of the hub has the folder of its repository, and its revision.
+  """
+  found = {'folder': None, 'step': run.step, 'dtype': run.config.dtype}
+  if run.folder is not None:
+    folder = Path(run.folder).absolute()
+    found['folder'] = folder.name
+    if re.fullmatch('[0-9a-f]{40}', folder.name):
+      found |= {'folder': folder.parents[1].name if folder.parent.name == 'snapshots'
+                else folder.name, 'revision': folder.name}
+  return found
 
 
 def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
@@ -53,52 +103,58 @@ def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
     ValueError: the name, an option, the tokens or the model do not fit; names the remedy.
   """
   analysis = find(name)
-  subject, module = Subject.of_run(run), analysis.module()
-  if tokens is None:
-    [result] = measure_all(analysis, [subject], analysis.options(**options))
-  else:
-    if getattr(module, 'OWN_INPUTS', False):
+  subject, given = Subject.of_run(run), None
+  if tokens is not None:
+    if getattr(analysis.module(), 'OWN_INPUTS', False):
       raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
                        'inputs=, source=, sequences= and length=.')
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-      raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
-                       f'{tokens.shape}.')
-    subjects.check_length(run, tokens.shape[1])
-    given = stored(tokens, run.config.vocab_size, 'tokens of the caller')
-    told = analysis.options(**{'sequences': len(tokens), 'length': tokens.shape[1]} | options)
-    result = module.measure(run, given, dataclasses.replace(
-        told, batch_size=told.at_a_time(tokens.shape[1])))
+    given = _given(subject, tokens)
+    options = dict(zip(('sequences', 'length'), given.tokens.shape)) | options
+  result = measure(analysis, subject, analysis.options(**options), given)
   if plot is not None:
-    module.draw([result], plot)
+    analysis.module().draw([result], plot)
   return result
 
 
-def load_all(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
-             options: Options) -> Iterator[Subject]:
-  """Published models and runs of ours, each loaded when its turn comes.
-
-  Raises:
-    ValueError: a model cannot be loaded. CheckpointError: no usable checkpoint in a workdir.
-  """
+def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
+            options: Options) -> list[tuple[str, Callable[[], Subject]]]:
+  """Names of published models and of runs of ours, and what loads each."""
   companions = getattr(analysis.module(), 'companions', list)
-  published = companions(checkpoints)
-  total = len(published) + len(workdirs)
-  for number, name in enumerate([*published, *workdirs], 1):
-    options.say(f'[{number}/{total}] {name}')
-    if number <= len(published):
-      yield Subject.of_checkpoint(name, options.dtype, options.fsdp)
-    else:
-      yield Subject.of_workdir(os.path.expanduser(name))
+  published = lambda name: lambda: Subject.of_checkpoint(name, options.dtype, options.fsdp)
+  trained = lambda name: lambda: Subject.of_workdir(os.path.expanduser(name), options.dtype)
+  return [*((name, published(name)) for name in companions(checkpoints)),
+          *((name, trained(name)) for name in workdirs)]
 
 
-def table_of(analysis: Analysis, results: list[dict]) -> list[list[str]]:
-  """The results in columns, with their header first: what the module has as `rows`."""
-  rows = getattr(analysis.module(), 'rows', None)
-  if rows:
-    return rows(results)
-  plain = [key for key, value in results[0].items()
-           if isinstance(value, (int, float)) and not isinstance(value, bool)]
-  return [['model', *plain], *([result['model'] or 'model', *(f'{result[key]:.4g}'
-                                                              for key in plain)]
-                               for result in results)]
+def _given(subject, tokens):
+  """Tokens of a caller as inputs of a model; a ValueError where they do not fit it."""
+  run, tokens = subject.run, np.asarray(tokens)
+  if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+    raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
+                     f'{tokens.shape}.')
+  if not tokens.size:
+    raise ValueError(f'tokens of shape {tokens.shape} are empty: give one sequence or more.')
+  size = run.config.vocab_size
+  if size and not 0 <= tokens.min() <= tokens.max() < size:
+    raise ValueError(f'tokens reach from {tokens.min()} to {tokens.max()}, and the vocabulary has '
+                     f'{size} entries: use the tokenizer of the model.')
+  subjects.check_length(run, tokens.shape[1])
+  made = stored(tokens, size, 'tokens of the caller')
+  bos = made.description['bos'] | {'protocol': 'as given'}
+  return dataclasses.replace(made, tokenizer=subject.tokenizer,
+                             description=made.description | {'kind': 'given', 'bos': bos})
+
+
+def _plain(options):
+  """Options for JSON: lists for tuples, files by their own names."""
+  found = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
+           if field.name != 'say'}
+  found |= {name: _without_path(found[name]) for name in ('source', 'hellaswag')}
+  return {name: list(value) if isinstance(value, tuple) else value
+          for name, value in found.items()}
+
+
+def _without_path(name):
+  """A name as it is, and of a path on this machine its last part."""
+  path = os.path.expanduser(name)
+  return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else name

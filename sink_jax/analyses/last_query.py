@@ -10,19 +10,32 @@ import dataclasses
 
 import numpy as np
 
+from sink_jax.analyses import streaming
 from sink_jax.analyses.blocks import attention_layers, check_choice
 from sink_jax.analyses.options import Options
+from sink_jax.analyses.subjects import Subject, check_length
 from sink_jax.data.inputs import Inputs
 from sink_jax.models.record import Want
 from sink_jax.models.run import Run
+
+
+def make_inputs(subject: Subject, options: Options) -> Inputs:
+  """Long texts as `streaming` has them: few documents are as long as these inputs.
+
+  Raises:
+    ValueError: too little text, or more tokens than the model has positions.
+  """
+  check_length(subject.run, options.length)
+  return streaming.make_inputs(subject, options)
 
 
 def first_token_weights(run: Run, tokens, *, dtype: str = 'float32',
                         batch_size: int | None = None) -> np.ndarray:
   """Weight that the last query gives to the first token (S, N, H), of tokens (S, T).
 
-  Rows sum to one: softmax itself, and row-normalised scores where attention is not. N counts
-  the blocks with attention. Memory grows linearly with T: one row per head is kept.
+  Softmax itself, and row-normalised scores where attention is not; a bias slot or sink logit
+  takes its share of a row. N counts the blocks with attention. Memory grows linearly with T: one
+  row per head is kept.
   """
   tokens = np.asarray(tokens)
   run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
@@ -69,10 +82,12 @@ def draw(results: list[dict], path) -> None:
                 fmt='o', markersize=5, capsize=3, linewidth=1.5,
                 label=f'{result["model"] or "model"}, T = {result["length"]}, '
                       f'{result["sequences"]} sequences')
-  ax.set_ylim(-0.04, 1.04)
+  reach = [mean + sign * deviation for result in results for sign in (-1, 1)
+           for mean, deviation in zip(result['mean'], result['deviation'])]
+  ax.set_ylim(min(0, *reach) - 0.04, max(1, *reach) + 0.04)
   ax.xaxis.get_major_locator().set_params(integer=True)
   ax.grid(alpha=0.25)
-  ax.legend(fontsize=9, frameon=False)
+  ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
   label(ax, 'Last query: mean and standard deviation over heads', 'block',
         'attention on the first token')
   save(figure, path)

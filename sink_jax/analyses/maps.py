@@ -13,6 +13,7 @@ from sink_jax.models.run import Run
 
 _DIGITS = 4  # decimals of a map in a result
 _PANELS = 12  # heads of a model, at most
+_COLUMNS = 4
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
@@ -43,22 +44,26 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 
 def draw(results: list[dict], path) -> None:
-  """A panel per head, queries down and keys across; a row per model, and one for raw maps (PNG)."""
+  """A panel per head, queries down and keys across, up to four in a row (PNG).
+
+  Each model begins a new row, and so do raw maps.
+  """
   from sink_jax.evaluate.plots import attention_panel, canvas, save
 
-  rows = [(result, key) for result in results for key in ('map', 'raw_map')
-          if key in result['heads'][0]]
-  columns = max(len(result['heads']) for result in results)
+  columns = min(_COLUMNS, max(len(result['heads']) for result in results))
+  rows = [(result, key, result['heads'][i:i + columns]) for result in results
+          for key in ('map', 'raw_map') if key in result['heads'][0]
+          for i in range(0, len(result['heads']), columns)]
   figure, axes = canvas(1.0 + 3.9 * columns, 4.1 * len(rows), len(rows), columns)
-  for line, (result, key) in zip(axes, rows):
+  for line, (result, key, heads) in zip(axes, rows):
     proxy = 'raw_map' in result['heads'][0]
     kind = 'raw weights' if key == 'raw_map' else 'rows made to sum to 1' if proxy else 'attention'
-    for ax, own in zip(line, result['heads']):
+    for ax, own in zip(line, heads):
       attention_panel(figure, ax, own[key],
                       f'{result["model"] or "model"}: block {own["layer"] + 1}, '
                       f'head {own["head"] + 1}\nimportance of the first token '
                       f'{own["importance"]:.2f}', kind)
-    for ax in line[len(result['heads']):]:
+    for ax in line[len(heads):]:
       ax.set_axis_off()
   save(figure, path)
 

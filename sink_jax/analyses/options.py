@@ -18,12 +18,14 @@ class Options:
 
   inputs: 'natural', 'random' or 'repeat'. source: of the text, '' for Python's documentation.
   sequences, length: S and T of the inputs. lengths: those of a sweep over T. epsilons: the
-  thresholds. bos: '' for 'tokenizer' with text and 'none' with tokens drawn at random.
+  thresholds; both in ascending order, each once. bos: '' for 'tokenizer' with text and 'none'
+  with tokens drawn at random.
   layers, heads: 0-based, None for the analysis's own choice. positions: 1-based, None
   likewise. cache_size: tokens that a cache keeps; sinks: how many of them are the first ones.
-  batch_size: sequences at a time, None for 16,384 tokens. fsdp: devices over which the
-  parameters are split. hellaswag: a local file of its questions, '' to download them; limit: how
-  many of them, None for all. say: takes a line of progress.
+  batch_size: sequences of `length` tokens at a time, of another length as many as have the same
+  number of tokens; None for 16,384 tokens. Whole maps, and caches, go by their own sizes. fsdp:
+  devices over which the parameters are split. hellaswag: a local file of its questions, '' to
+  download them; limit: how many of them, None for all. say: takes a line of progress.
   """
 
   inputs: str = 'natural'
@@ -64,6 +66,8 @@ class Options:
     if not self.epsilons or not all(0 < epsilon < 1 for epsilon in self.epsilons):
       raise ValueError(f'--epsilons={",".join(f"{e:g}" for e in self.epsilons)}: importance lies '
                        'between 0 and 1; the paper uses 0.3.')
+    for name in ('epsilons', 'lengths'):
+      object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
   @property
   def epsilon(self) -> float:

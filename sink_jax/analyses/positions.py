@@ -77,13 +77,14 @@ def sink_rates(run: Run, tokens, positions=POSITIONS, epsilon: float = EPSILON, 
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   """Table 7 of one model, see `sink_rates`; options.positions are 1-based.
 
-  For the paper's model, inputs and epsilon, a row has its numbers too: paper {sink_1, sink_t}.
+  By default these are the paper's, as far as the inputs and the model reach. For the paper's
+  model, inputs and epsilon, a row has its numbers too: paper {sink_1, sink_t}.
 
   Raises:
     ValueError: several epsilons, no learned positions, or a position outside the inputs.
   """
   length, epsilon = inputs.tokens.shape[1], options.epsilon
-  rows = sink_rates(run, inputs.tokens, options.positions or POSITIONS, epsilon,
+  rows = sink_rates(run, inputs.tokens, options.positions or _default(run, length), epsilon,
                     dtype=options.dtype, batch_size=options.at_a_time(length))
   model = paper.known(run.name)
   if (model and model.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
@@ -97,8 +98,12 @@ def draw(results: list[dict], path) -> None:
   """Sink_1 and Sink_t in percent against t, a panel per model (PNG)."""
   from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
 
-  figure, axes = canvas(1.6 + 4.6 * len(results), 4.0, columns=len(results))
-  for ax, result in zip(axes[0], results):
+  columns = min(3, len(results))
+  lines = -(-len(results) // columns)
+  figure, axes = canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns)
+  for ax in axes.flat[len(results):]:
+    ax.set_axis_off()
+  for ax, result in zip(axes.flat, results):
     untouched = next(row for row in result['rows'] if row['change'] == 'no')['sink_1']
     ax.axhline(untouched, color='#555555', linestyle=':', linewidth=1.5,
                label=f'{SINK_1}, untouched')
@@ -138,6 +143,17 @@ def rows(results: list[dict]) -> list[list[str]]:
         table.append([result['model'] or 'model', change, name,
                       *(_cell(row, key) for row in cells)])
   return table
+
+
+def _default(run, length):
+  """The paper's positions, without those beyond the inputs or the model's position vectors."""
+  _table(run, 2)
+  last = min(length, run.config.attention.position.max_length)
+  found = tuple(t for t in POSITIONS if t <= last)
+  if not found:
+    raise ValueError(f'--positions: none of {POSITIONS} is within {last} tokens; name others, or '
+                     'use longer inputs.')
+  return found
 
 
 def _cell(row, key):

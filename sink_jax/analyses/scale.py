@@ -40,7 +40,7 @@ def panel(ax, results: list[dict], key: str, title: str, y: str) -> None:
   for i, family in enumerate(families):
     points = sorted((r['parameters'], r[key]) for r in results if r['family'] == family)
     # No line between models that have nothing to do with each other.
-    style = 'os^Dv<>'[i % 7] + ('' if family == 'other' else '-')
+    style = 'os^Dv<>'[(i + i // len(COLOURS)) % 7] + ('' if family == 'other' else '-')
     ax.plot(*zip(*points), style, color=COLOURS[i % len(COLOURS)], linewidth=2, markersize=6,
             label=family)
   ax.set_xscale('log')
@@ -56,7 +56,7 @@ def draw(results: list[dict], path) -> None:
   figure, axes = canvas(6.0, 4.2)
   panel(axes[0, 0], results, 'sink_1', f'ε = {results[0]["epsilon"]:g}, '
         f'T = {results[0]["inputs"]["length"]}', f'{SINK_1} (% of heads)')
-  axes[0, 0].legend(fontsize=9, frameon=False)
+  axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
   save(figure, path)
 
 

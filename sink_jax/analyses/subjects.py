@@ -13,7 +13,10 @@ from sink_jax.load import load_pretrained, load_run, load_tokenizer
 from sink_jax.models.run import Run
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.sharding import make_mesh
-from sink_jax.train.workdir import read_config
+from sink_jax.train.workdir import is_workdir, read_config
+
+# Of a missing tokenizer's message; what can be done without one depends on the analysis.
+_ADVICE = ', or take --inputs=random, which needs no tokenizer'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,29 +39,33 @@ class Subject:
     return cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
 
   @classmethod
-  def of_workdir(cls, workdir) -> Subject:
-    """A training run of ours; see `load_run` for the errors."""
-    source = from_dict(read_config(workdir)).data.source
-    task = '' if isinstance(source, DocumentSource) else repr(source)
-    return cls.of_run(load_run(workdir), task)
+  def of_workdir(cls, workdir, dtype: str = 'float32') -> Subject:
+    """A training run of ours, its activations in `dtype`; see `load_run` for the errors."""
+    run = load_run(workdir)
+    return cls.of_run(dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype)))
 
   @classmethod
-  def of_run(cls, run: Run, task: str = '') -> Subject:
+  def of_run(cls, run: Run) -> Subject:
     """A model that is loaded already."""
+    task = _task(run)
     try:
       return cls(run, load_tokenizer(run), task=task)
     except (ValueError, OSError) as error:  # matters to text alone
-      return cls(run, problem=str(error), task=task)
+      problem = str(error).rstrip('.').replace(_ADVICE, '')
+      return cls(run, problem=problem, task=task)
 
-  def text_tokenizer(self) -> TextTokenizer:
+  def text_tokenizer(self, drawn: bool = True) -> TextTokenizer:
     """The tokenizer.
+
+    Args:
+      drawn: whether tokens drawn at random would do in place of text.
 
     Raises:
       ValueError: there is none, or it is not this model's.
     """
     if self.tokenizer is None:
-      raise ValueError(f'{self.run.name}: no tokenizer for text: {self.problem}. Without one, use '
-                       '--inputs=random or --inputs=repeat.')
+      advice = '; --inputs=random and --inputs=repeat need none' if drawn else ''
+      raise ValueError(f'{self.run.name}: no tokenizer for text: {self.problem}{advice}.')
     self.tokenizer.check_vocabulary(self.run.config.vocab_size)
     return self.tokenizer
 
@@ -94,6 +101,14 @@ def check_length(run: Run, length: int) -> None:
     run.config.attention.position.check_length(length)
   except ValueError as error:
     raise ValueError(f'{run.name}, --length or --lengths: {error}') from None
+
+
+def _task(run):
+  """The synthetic task that a run of ours learned; '' of any other model."""
+  if run.folder is None or not is_workdir(run.folder):
+    return ''
+  source = from_dict(read_config(run.folder)).data.source
+  return '' if isinstance(source, DocumentSource) else repr(source)
 
 
 def _stored(subject, options):

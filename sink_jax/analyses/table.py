@@ -1,12 +1,11 @@
 """Every analysis of published models. A new one is a module and a line here.
 
 A module has `measure(run, inputs, options) -> dict`, ready for JSON, with 'model' and 'inputs';
-and `draw(results, path)`, which draws the results of several models into one PNG. Where it
-needs them: `make_inputs(subject, options) -> Inputs` in place of `subjects.make_inputs`, and
-`OWN_INPUTS = True` where no other inputs will do; `check_all(length, epsilon) -> results`, which
-needs no model;
-`companions(names) -> names`, the checkpoints to load when these are given, and
-`rows(results) -> [[str]]`, a table for the terminal with its header first.
+`draw(results, path)`, which draws the results of several models into one PNG; and
+`rows(results) -> [[str]]`, a table for the terminal with its header first. Where it needs them:
+`make_inputs(subject, options) -> Inputs` in place of `subjects.make_inputs`; `OWN_INPUTS = True`
+where no other inputs will do; `check_all(length, epsilon) -> results`, which needs no model; and
+`companions(names) -> names`, the checkpoints to load when these are given.
 """
 
 from __future__ import annotations
@@ -24,12 +23,16 @@ _MORE = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """One analysis. figure: of the paper. line: what it shows. defaults: its own of Options."""
+  """One analysis. figure: of the paper. line: what it shows. defaults: its own of Options.
+
+  thresholds: whether it takes several epsilons.
+  """
 
   figure: str
   line: str
   name: str
   defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+  thresholds: bool = False
 
   def module(self) -> ModuleType:
     """The module of that name beside this one."""
@@ -42,18 +45,22 @@ class Analysis:
       ValueError: a value that cannot be; names the option.
     """
     given = {key: value for key, value in given.items() if value is not None}
-    return Options(**{**self.defaults, **given})
+    options = Options(**{**self.defaults, **given})
+    if not self.thresholds and len(options.epsilons) > 1:
+      raise ValueError(f'--epsilons: {self.name} takes one threshold at most, such as '
+                       '--epsilons=0.3.')
+    return options
 
 
 ANALYSES = {analysis.name: analysis for analysis in [
     Analysis('Figure 3', 'Sink_1 against the length T of the inputs', 'lengths',
-             {'epsilons': _MORE}),
+             {'epsilons': _MORE}, thresholds=True),
     Analysis('Table 1 (left)', 'Sink_1 on text, random tokens and one repeated token', 'kinds'),
     Analysis('Table 1 (right)', 'Sink_1 of base models and their chat versions', 'chat'),
     Analysis('Figure 4 (left)', 'Sink_1 against the number of parameters, by family', 'scale'),
     Analysis('Figure 10', 'Sink_1 beside HellaSwag accuracy, by family and scale', 'hellaswag'),
     Analysis('Figure 9', 'Sink_1 on the domains of a corpus, such as the Pile', 'domains',
-             {'epsilons': (0.2, 0.3, 0.4), 'source': 'Stdlib()'}),
+             {'epsilons': (0.2, 0.3, 0.4), 'source': 'Stdlib()'}, thresholds=True),
     Analysis('Figures 19 to 24, 27', 'importance of the first token over blocks and heads',
              'heads'),
     Analysis('Figures 25, 26', 'attention maps of single heads', 'maps', {'sequences': 10}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from pathlib import Path
 
 import jax
@@ -12,12 +13,13 @@ import numpy as np
 import sink_jax
 from sink_jax.analyses import frame, table
 from sink_jax.report.jsontext import rounded, to_json
+from sink_jax.train.checksums import write_atomically
 from sink_jax.train.provenance import hardware, now
 
 
 def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
-                   **given) -> tuple[str, list[Path]]:
-  """Carries out an analysis, and writes OUT/NAME.json and OUT/NAME.png.
+                   **given) -> tuple[str, list[Path], list[dict]]:
+  """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Args:
     name: of `sink_jax.analyses.table`.
@@ -26,35 +28,55 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
     given: fields of `Options`; None for the default of the analysis.
 
   Returns:
-    The results as a table for a terminal, and the paths of the two files.
+    The results as a table for a terminal, the paths of the files, and {'model', 'error'} of the
+    models that failed among several. There is no picture of no results.
 
   Raises:
     ValueError: an option, a model or its inputs cannot be used; names it and the remedy.
-    CheckpointError: no usable checkpoint in a workdir. OSError: `out` cannot be written.
+    CheckpointError: no usable checkpoint in a workdir, where that is the only model.
   """
   analysis = table.find(name)
-  check_all = getattr(analysis.module(), 'check_all', None)
+  module = analysis.module()
+  check_all = getattr(module, 'check_all', None)
   if not (checkpoints or workdirs or check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs of ours.')
+  options = analysis.options(**given)
+  out = _made(out)
+  numbers, picture = out / f'{name}.json', out / f'{name}.png'
+  write = lambda results, failed: write_atomically(
+      numbers, to_json(rounded(_record(analysis, results, failed))))
+  if checkpoints or workdirs:
+    models = frame.loaders(analysis, checkpoints, workdirs, options)
+    results, failed = frame.measure_all(analysis, models, options, write)
+  else:
+    results, failed = check_all(options.length, options.epsilon), []
+    write(results, failed)
+  if not results:
+    return f'{analysis.figure}: no results', [numbers], failed
+  module.draw(results, picture)
+  text = f'{analysis.figure}: {analysis.line}\n{_columns(module.rows(results))}'
+  return text, [numbers, picture], failed
+
+
+def _made(out):
+  """The folder to write to, made before the work where that could fail."""
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
-  options = analysis.options(**given)
   out = Path(os.path.expanduser(out))
-  out.mkdir(parents=True, exist_ok=True)  # before the work, where it could fail
-  if checkpoints or workdirs:
-    models = frame.load_all(analysis, checkpoints, workdirs, options)
-    results = frame.measure_all(analysis, models, options)
-  else:
-    results = check_all(options.length, options.epsilon)
-  record = {'analysis': analysis.name, 'figure': analysis.figure, **now(), 'hardware': hardware(),
-            'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
-                         'numpy': np.__version__, 'python': platform.python_version()},
-            'results': results}
-  numbers, picture = out / f'{name}.json', out / f'{name}.png'
-  numbers.write_text(to_json(rounded(record)), encoding='utf-8')
-  analysis.module().draw(results, picture)
-  rows = frame.table_of(analysis, results)
-  return f'{analysis.figure}: {analysis.line}\n{_columns(rows)}', [numbers, picture]
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=out).close()
+  except OSError as error:
+    raise ValueError(f'--out={out} cannot be written to ({error.strerror}): name another folder, '
+                     'which is made where there is none.') from None
+  return out
+
+
+def _record(analysis, results, failed):
+  return {'analysis': analysis.name, 'figure': analysis.figure, **now(), 'hardware': hardware(),
+          'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
+                       'numpy': np.__version__, 'python': platform.python_version()},
+          'results': results, 'failed': failed}
 
 
 def _columns(rows):

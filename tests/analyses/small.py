@@ -5,6 +5,7 @@ import struct
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs
+from sink_jax.evaluate import plots
 from tests.random_params import random_params
 
 VOCABULARY = 13
@@ -35,6 +36,19 @@ def check_rows(module, results):
   assert len(table) > len(results) and len({len(row) for row in table}) == 1
   assert all(isinstance(cell, str) for row in table for cell in row)
   return table
+
+
+def drawn(module, results, monkeypatch):
+  """The figure that a module draws of results, before it becomes a file."""
+  kept = []
+  monkeypatch.setattr(plots, 'save', lambda figure, path: kept.append(figure))
+  module.draw(results, None)
+  return kept[0]
+
+
+def lines(ax):
+  """{label: points (n, 2)} of what is plotted."""
+  return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
 
 
 def check_png(path):

@@ -7,7 +7,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import angles
-from tests.analyses.small import check_png, check_rows, options, random_inputs, small_run
+from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
+                                  small_run)
 
 
 def pairs(run, tokens):
@@ -91,3 +92,15 @@ def test_picture(tmp_path):
   assert table[1][:2] == ['small', '2'] and len(table) == 2
   angles.draw([result, result], tmp_path / 'angles.png')
   check_png(tmp_path / 'angles.png')
+
+
+def test_what_is_drawn_where(monkeypatch):
+  found = angles.measure(small_run(), random_inputs(), options(layers=(1,)))
+  axes = drawn(angles, [found], monkeypatch).axes
+  for ax, panel, name in zip(axes, axes[3:], angles.NAMES):
+    own = lines(ax)
+    for words, key in (('first key', 'first'), ('mean of the other keys', 'others')):
+      mean = np.mean(found[f'{name}_{key}'], 1)
+      np.testing.assert_allclose(own[words], np.transpose([[1, 2], mean]))
+    shown = np.tril(np.ma.filled(panel.get_images()[0].get_array(), 0))
+    np.testing.assert_allclose(shown, np.tril(found['maps'][0][name]))

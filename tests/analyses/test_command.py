@@ -1,16 +1,21 @@
 """The table of analyses, their options, and the command on tiny models."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 import sink_jax as sj
-from sink_jax.analyses import table
+from sink_jax.analyses import __main__ as command
+from sink_jax.analyses import domains, frame, hellaswag, norms, table
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs
 from sink_jax.data.tokenizer import ByteEncoder
@@ -55,6 +60,7 @@ def test_every_analysis_is_a_module():
     assert module.measure.__doc__ and module.draw.__doc__ and module.__doc__, name
     assert analysis.figure and analysis.line and name in table.as_text()
     assert analysis.options().epsilons  # its own defaults are options
+    assert module.rows.__doc__
   assert '--inputs=repeat' in table.as_text()
   with pytest.raises(ValueError, match='Did you mean lengths'):
     table.find('length')
@@ -83,6 +89,17 @@ def test_options_that_cannot_be(wrong, words):
     Options(**wrong)
 
 
+def test_sweeps_are_sorted_and_say_everything_once():
+  chosen = Options(epsilons=(0.4, 0.2, 0.4), lengths=(9, 4, 9))
+  assert chosen.epsilons == (0.2, 0.4) and chosen.lengths == (4, 9)
+
+
+def test_several_thresholds_are_refused_before_a_model_is_loaded(tmp_path):
+  with pytest.raises(ValueError, match='--epsilons: scale takes one'):
+    analyse_models('scale', ['no such model'], [], tmp_path, epsilons=(0.2, 0.3))
+  assert table.find('domains').options(epsilons=(0.2, 0.3)).epsilons == (0.2, 0.3)
+
+
 def test_sequences_at_a_time():
   assert Options().at_a_time(64) == 256 and Options().at_a_time(10**6) == 1
   assert Options(batch_size=4, length=64).at_a_time(128) == 2
@@ -92,10 +109,10 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, tmp_path):
   run = workdir(tmp_path / 'run', data__source="TextFolder(path='texts')",
                 data__tokenizer='Bytes()', model__vocab_size=258)
   said = []
-  text, paths = analyse_models(
+  text, paths, failed = analyse_models(
       'lengths', [str(checkpoint)], [run], tmp_path / 'out', lengths=(4, 9), epsilons=(0.3,),
       sequences=3, say=said.append, bos=None)
-  assert [p.name for p in paths] == ['lengths.json', 'lengths.png']
+  assert [p.name for p in paths] == ['lengths.json', 'lengths.png'] and failed == []
   check_png(paths[1])
   written = json.loads(paths[0].read_text())
   assert written['analysis'] == 'lengths' and written['figure'] == 'Figure 3'
@@ -110,6 +127,11 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, tmp_path):
   assert second['inputs']['source'] == "Stdlib(domains='docs', max_files=0)"
   assert 'Figure 3' in text and 'tiny-llama' in text and 'T=9' in text
   assert any('no --source' in line for line in said) and any('[2/2]' in line for line in said)
+  assert first['checkpoint'] == {'folder': 'tiny-llama', 'step': None, 'dtype': 'float32'}
+  assert second['checkpoint'] == {'folder': 'run', 'step': 2, 'dtype': 'float32'}
+  assert first['options'] == second['options']
+  assert first['options']['lengths'] == [4, 9] and first['options']['dtype'] == 'float32'
+  assert 'say' not in first['options'] and written['failed'] == []
   # The numbers are those of the probe on the same inputs.
   subject = Subject.of_checkpoint(checkpoint)
   tokens = make_inputs(subject, Options(sequences=3, length=9)).tokens
@@ -133,8 +155,15 @@ def test_a_run_of_a_synthetic_task_is_probed_on_its_own_tokens(tmp_path):
 def test_a_checkpoint_without_a_tokenizer(tmp_path):
   tiny.write(tmp_path)
   subject = Subject.of_checkpoint(tmp_path)
-  with pytest.raises(ValueError, match='no tokenizer for text.*--inputs=random'):
+  with pytest.raises(ValueError) as error:
     make_inputs(subject, Options())
+  told = str(error.value)
+  assert 'no tokenizer for text' in told and told.count('--inputs=random') == 1
+  assert told.endswith('need none.') and '..' not in told and '. ' not in told
+  with pytest.raises(ValueError) as error:  # which is about text alone
+    domains.make_inputs(subject, Options())
+  told = str(error.value)
+  assert 'no tokenizer for text' in told and '--inputs' not in told and not told.endswith('..')
   assert make_inputs(subject, Options(inputs='random')).tokens.max() < 16
   write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
   with pytest.raises(ValueError, match='only has 16 tokens'):
@@ -175,3 +204,107 @@ def test_the_command_itself(checkpoint, tmp_path):
   code, _, told = command('maps', f'--checkpoint={checkpoint}', f'--out={tmp_path}', '--layers=one')
   assert code == 1 and told.strip().splitlines()[-1] == (
       'error: --layers=one: write numbers, such as 1,3.')
+
+
+def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatch):
+  folder, measure, seen = str(tmp_path / 'missing'), norms.measure, []
+
+  def fails_at_the_second(run, inputs, options):
+    written = tmp_path / 'norms.json'
+    seen.append(len(json.loads(written.read_text())['results']) if written.exists() else None)
+    if len(seen) == 2:
+      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of\nmemory')
+    return measure(run, inputs, options)
+
+  monkeypatch.setattr(norms, 'measure', fails_at_the_second)
+  text, paths, failed = analyse_models('norms', [str(checkpoint)] * 3 + ['missing'], [folder],
+                                       tmp_path, inputs='random', length=8, sequences=2)
+  assert [own['model'] for own in failed] == ['tiny-llama', 'missing', 'missing']
+  assert failed[0]['error'] == 'RESOURCE_EXHAUSTED: out of memory'
+  assert 'neither a folder' in failed[1]['error'] and 'not the workdir' in failed[2]['error']
+  assert seen == [None, 1, 1]  # after every model there is what was found so far
+  written = json.loads(paths[0].read_text())
+  assert written['failed'] == failed and len(written['results']) == 2
+  check_png(paths[1])
+  assert text.count('hidden states') == 2
+
+
+def test_only_models_that_fail(tmp_path):
+  _, paths, failed = analyse_models('norms', ['one missing', 'another'], [], tmp_path)
+  assert len(failed) == 2 and [path.name for path in paths] == ['norms.json']
+  alone = tmp_path / 'alone'
+  with pytest.raises(ValueError, match='neither a folder'):
+    analyse_models('norms', ['one missing'], [], alone)
+  assert not list(alone.iterdir())
+
+
+def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys):
+  found = {'model': 'big', 'error': 'no memory'}
+  monkeypatch.setattr(command, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
+  with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
+    flags.FLAGS(['analyses'], known_only=True)
+    command.main(['analyses', 'norms'])
+  assert error.value.code == 'error: big: no memory'  # and exit status 1
+  assert capsys.readouterr().out == 'table\na.json\n'
+
+
+def test_out_that_cannot_be_written(checkpoint, tmp_path):
+  (tmp_path / 'file').write_text('')
+  for out in (tmp_path / 'file', tmp_path / 'file' / 'below', '/proc'):
+    with pytest.raises(ValueError, match=f'--out={out} cannot be written .*another folder'):
+      analyse_models('norms', [str(checkpoint)], [], out)
+
+
+def test_which_model_a_result_is_of():
+  run = dataclasses.replace(small_run(), step=7)
+  assert frame.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32'}
+  snapshot = f'/cache/models--a--b/snapshots/{"0a" * 20}'
+  found = frame.checkpoint(dataclasses.replace(run, folder=snapshot))
+  assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)
+
+
+def test_results_of_a_caller_say_how_they_were_made():
+  found = sj.analyse('norms', small_run(dtype='bfloat16'), np.ones((2, 5), int), hellaswag='/a/b')
+  assert found['checkpoint']['dtype'] == 'bfloat16'
+  options = found['options']
+  assert (options['sequences'], options['length'], options['hellaswag']) == (2, 5, 'b')
+  assert found['inputs']['kind'] == 'given' and found['inputs']['bos']['protocol'] == 'as given'
+
+
+def test_the_dtype_of_a_run_of_ours(tmp_path):
+  folder = workdir(tmp_path)
+  assert Subject.of_workdir(folder, 'bfloat16').run.config.dtype == 'bfloat16'
+  _, paths, _ = analyse_models('norms', [], [folder], tmp_path / 'out', sequences=2, length=8,
+                               dtype='bfloat16')
+  [result] = json.loads(paths[0].read_text())['results']
+  assert result['checkpoint']['dtype'] == result['options']['dtype'] == 'bfloat16'
+
+
+@pytest.mark.parametrize('name', ['last_query', 'angles', 'maps', 'norms'])
+@pytest.mark.parametrize('tokens, words', [
+    ([[1, 13]], 'from 1 to 13, and the vocabulary has 13'), ([[-1, 2]], 'from -1 to 2'),
+    (np.zeros((0, 5), int), 'empty'), ([1, 2], r'shape \(S, T\)')])
+def test_tokens_that_a_model_does_not_have(name, tokens, words):
+  with pytest.raises(ValueError, match=words):
+    sj.analyse(name, small_run(), np.asarray(tokens))
+
+
+def test_a_loaded_run_of_a_synthetic_task_has_its_own_tokens_too(tmp_path):
+  run = sj.load_run(workdir(tmp_path))
+  found = sj.analyse('norms', run, sequences=4, length=10)
+  assert 'BigramBackcopy' in found['inputs']['source']
+  assert found['hidden'] == sj.analyse('norms', run, run.probe_tokens[:4, :10])['hidden']
+
+
+def test_tokens_of_a_caller_go_with_the_tokenizer_of_the_model(checkpoint, monkeypatch):
+  seen = []
+  monkeypatch.setattr(norms, 'measure', lambda run, inputs, options: seen.append(inputs) or {})
+  sj.analyse('norms', sj.load_pretrained(checkpoint), np.ones((2, 5), int))
+  assert seen[0].tokenizer.vocab_size == 258
+
+
+def test_hellaswag_beside_sinks_on_tokens_of_a_caller(checkpoint, monkeypatch):
+  answers = lambda run, tokenizer, **options: {'acc': float(tokenizer.vocab_size)}
+  monkeypatch.setattr(hellaswag, 'hellaswag_accuracy', answers)
+  found = sj.analyse('hellaswag', sj.load_pretrained(checkpoint), np.ones((2, 5), int))
+  assert found['acc'] == 258 and found['inputs']['sequences'] == 2

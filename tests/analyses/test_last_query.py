@@ -1,15 +1,12 @@
-"""Attention of the last query against whole maps; memory of what is linear in the length."""
+"""Attention of the last query against whole maps."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import last_query
-from sink_jax.models.sizes import parameter_shapes
-from sink_jax.models.transformer import Transformer
-from tests.analyses.small import check_png, check_rows, options, random_inputs, small_run
+from tests.analyses.small import (check_png, check_rows, drawn, options, random_inputs,
+                                  small_run)
 
 WINDOW = sj.AttentionSpec(mask='Window(size=4)')
 
@@ -44,26 +41,25 @@ def test_chosen_layers_and_heads():
       last_query.measure(run, inputs, options(**asked))
 
 
-@pytest.mark.parametrize('want', [sj.Want(last_query=True), sj.Want(angles=True)], ids=str)
-def test_4096_tokens_need_no_map(want):
-  config = small_run(implementation='chunked').config
-  shapes = parameter_shapes(config)
-
-  def temporary_bytes(want, length):
-    record = lambda params, tokens: Transformer(config).apply({'params': params}, tokens, want)[1]
-    tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    return jax.jit(record).lower(shapes, tokens).compile().memory_analysis().temp_size_in_bytes
-
-  long = temporary_bytes(want, 4096)
-  one_map = 4 * 4096 ** 2  # bytes, of one of the four heads
-  assert long < one_map
-  assert long / temporary_bytes(want, 1024) < 4.5
-  if want.angles:  # the comparison can tell
-    assert temporary_bytes(sj.Want(maps=True), 4096) > 4 * one_map
-
-
 def test_picture(tmp_path):
   result = last_query.measure(small_run(layers=4), random_inputs(), options())
   assert len(check_rows(last_query, [result])) == 5
   last_query.draw([result, result | {'model': 'other'}], tmp_path / 'last.png')
   check_png(tmp_path / 'last.png')
+
+
+def test_what_is_drawn_where(monkeypatch):
+  run = small_run(layers=3)
+  result = last_query.measure(run, random_inputs(), options(layers=(0, 2)))
+  other = result | {'model': 'other', 'mean': [0.2, 1.0], 'deviation': [0.5, 0.4]}
+  figure = drawn(last_query, [result, other], monkeypatch)
+  [ax] = figure.axes
+  for bars, own, shift in zip(ax.containers, (result, other), (-0.075, 0.075)):
+    points = bars.lines[0].get_xydata()
+    np.testing.assert_allclose(points, np.transpose([[1 + shift, 3 + shift], own['mean']]))
+    ends = np.array([path.get_segments() for path in bars.lines[2]])[0, :, :, 1]
+    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], 2 * np.array(own['deviation']))
+  low, high = ax.get_ylim()
+  assert low < 0.2 - 0.5 and high > 1.0 + 0.4
+  figure.draw_without_rendering()
+  assert ax.get_legend().get_window_extent().x0 >= ax.get_window_extent().x1

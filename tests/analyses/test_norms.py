@@ -7,7 +7,8 @@ import sink_jax as sj
 from sink_jax.analyses import norms
 from sink_jax.analyses.blocks import attention_layers
 from sink_jax.models.config import Layer, Mamba
-from tests.analyses.small import check_png, check_rows, options, random_inputs, small_run
+from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
+                                  small_run)
 
 HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
 
@@ -63,3 +64,12 @@ def test_blocks_without_attention_have_hidden_states_alone(tmp_path):
   assert table[2][5] == f'{ratio:.4g}'
   norms.draw([found, found], tmp_path / 'norms.png')
   check_png(tmp_path / 'norms.png')
+
+
+def test_what_is_drawn_where(monkeypatch):
+  found = norms.measure(small_run(layers=4, pattern=HYBRID), random_inputs(), options())
+  axes = drawn(norms, [found], monkeypatch).axes
+  for ax, kind, blocks in zip(axes, norms.KINDS, (range(5), (2, 4), (2, 4))):
+    own = lines(ax)
+    for name, key in (('first token', 'first'), ('mean of the others', 'others')):
+      np.testing.assert_allclose(own[name], np.transpose([blocks, found[kind][key]]))

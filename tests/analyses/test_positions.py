@@ -7,8 +7,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import positions
-from tests.analyses.small import (VOCABULARY, check_png, check_rows, options, random_inputs,
-                                  repeated_inputs, small_run)
+from tests.analyses.small import (VOCABULARY, check_png, check_rows, drawn, lines, options,
+                                  random_inputs, repeated_inputs, small_run)
 
 LEARNED = sj.AttentionSpec(position=sj.Learned(max_length=16))
 
@@ -101,7 +101,8 @@ def test_the_paper_stands_beside_its_own_model():
   assert published['swapped', 5] == {'sink_1': 1.44, 'sink_t': 57.63}
   assert published['swapped', 30] == {'sink_1': 9.73, 'sink_t': 50.22}  # printed as 25 once more
   assert published['swapped', 35] == {'sink_1': None, 'sink_t': None}
-  assert positions.rows([found])[4][3:] == ['-', '100.00 (57.63)', '100.00 (51.70)', '100.00 (50.22)', '100.00']
+  assert positions.rows([found])[4][3:] == [
+      '-', '100.00 (57.63)', '100.00 (51.70)', '100.00 (50.22)', '100.00']
   for other, told in ((random_inputs(length=64), {}), (inputs, dict(epsilons=(0.2,)))):
     rows = positions.measure(run, other, options(positions=(5,), **told))['rows']
     assert not any('paper' in row for row in rows)
@@ -114,3 +115,33 @@ def test_picture(tmp_path):
   assert table[0][3:] == ['no', 't=5', 't=9', 't=15'] and len(table) == 9
   assert table[4][1:] == ['swapped', 'Sink_t', '-', '100.00', '100.00', '100.00']
   check_png(tmp_path / 'positions.png')
+
+
+@pytest.mark.parametrize('length, expected', [(16, [5, 10, 15]), (12, [5, 10])])
+def test_default_positions_are_those_that_there_are(length, expected):
+  found = positions.measure(sink_at(1), repeated_inputs(length=length), options())
+  assert [row['position'] for row in found['rows'] if row['change'] == 'swapped'] == expected
+
+
+def test_default_positions_of_short_inputs():
+  with pytest.raises(ValueError, match='--positions: none of .* within 4 tokens'):
+    positions.measure(sink_at(1), repeated_inputs(length=4), options())
+
+
+def test_what_is_drawn_where(monkeypatch):
+  result = positions.measure(sink_at(1), repeated_inputs(length=16), options(positions=(5, 9, 15)))
+  rows = {(row['change'], row['position']): row for row in result['rows']}
+  for i, row in enumerate(result['rows']):
+    row |= {'sink_1': 3.0 * i, 'sink_t': 4.0 * i}
+  figure = drawn(positions, [result] * 4, monkeypatch)
+  assert len({ax.get_position().x0 for ax in figure.axes}) == 3  # then a new row
+  ax = figure.axes[0]
+  assert list(ax.get_xticks()) == [5, 9, 15]
+  found = lines(ax)
+  untouched = next(points for name, points in found.items() if 'untouched' in name)
+  assert set(untouched[:, 1]) == {rows['no', None]['sink_1']}
+  for change, shift in (('replaced', -0.25), ('swapped', 0.25)):
+    for key, name in (('sink_1', '_1'), ('sink_t', '_t')):
+      [points] = [own for title, own in found.items()
+                  if title.endswith(change) and f'Sink}}{name}' in title]
+      np.testing.assert_allclose(points, [(t + shift, rows[change, t][key]) for t in (5, 9, 15)])

@@ -13,7 +13,8 @@ from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
-from tests.analyses.small import check_png, check_rows, options, random_inputs, small_run
+from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
+                                  small_run)
 
 
 def sharp_run(name='sharp', **changes):
@@ -148,6 +149,25 @@ def test_chat(run, tmp_path, monkeypatch):
   assert chat.rows(results)[2][2:] == ['LLaMA2-7B Chat', f'{tuned["sink_1"]:.2f} (92.88)']
 
 
+def test_chat_keeps_models_of_one_name_apart(run, monkeypatch):
+  named = lambda name, rate: chat.measure(dataclasses.replace(run, name=name), random_inputs(),
+                                          options()) | {'sink_1': rate}
+  results = [named('LLaMA2-7B Chat', 10.0), named('LLaMA2-7B Base', 20.0),
+             named('LLaMA2-7B Base', 30.0), named('mine', 40.0), named('mine', 50.0)]
+  rates = [[own and own['sink_1'] for own in couple] for couple in chat.pairs(results)]
+  assert rates == [[20, 10], [30, None], [40, 50]]
+  ax = drawn(chat, results, monkeypatch).axes[0]
+  bars = [(round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height()) for bar in ax.patches
+          if bar.get_height()]
+  assert sorted(bars) == [(-0.18, 20), (0.18, 10), (0.82, 30), (1.82, 40), (2.18, 50)]
+
+
+def test_a_folder_brings_no_counterpart(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'Mistral-7B').mkdir()
+  assert chat.companions(['Mistral-7B', 'other']) == ['Mistral-7B', 'other']
+
+
 def test_a_model_of_the_catalogue_brings_its_counterpart():
   assert chat.companions(['LLaMA2-7B Base', 'x']) == ['LLaMA2-7B Base', 'LLaMA2-7B Chat', 'x']
   assert chat.companions(['mistralai/Mistral-7B-Instruct-v0.1']) == [
@@ -167,6 +187,60 @@ def test_scale(run, tmp_path):
   scale.draw(found, tmp_path / 'scale.png')
   check_png(tmp_path / 'scale.png')
   check_rows(scale, found)
+
+
+def test_scale_has_parameters_across_and_the_rate_up(run, monkeypatch):
+  own = scale.measure(run, random_inputs(), options())
+  sizes = [(f'family {i}', 10 ** (6 + j), 5.0 * i + j) for i in range(9) for j in (1, 0)]
+  results = [own | {'family': family, 'parameters': size, 'sink_1': rate}
+             for family, size, rate in sizes]
+  figure = drawn(scale, results, monkeypatch)
+  [ax] = figure.axes
+  for i, (name, points) in enumerate(lines(ax).items()):
+    assert name == f'family {i}'
+    np.testing.assert_allclose(points, [(1e6, 5 * i), (1e7, 5 * i + 1)])
+  assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
+  assert (ax.get_xlabel(), ax.get_xscale()) == ('parameters', 'log')
+  figure.draw_without_rendering()
+  assert ax.get_legend().get_window_extent().x0 >= ax.get_window_extent().x1
+
+
+def test_heads_go_across_and_blocks_down(run, monkeypatch):
+  result = heads.measure(run, random_inputs(), options()) | {
+      'layers': [1, 3], 'importance': [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]]}
+  ax = drawn(heads, [result], monkeypatch).axes[0]
+  [image] = ax.get_images()
+  np.testing.assert_allclose(image.get_array(), result['importance'])
+  assert image.origin == 'upper' and image.get_clim() == (0, 1)
+  assert [tick.get_text() for tick in ax.get_yticklabels()] == ['2', '4']
+  assert [tick.get_text() for tick in ax.get_xticklabels()] == ['1', '2', '3', '4']
+  assert (ax.get_xlabel(), ax.get_ylabel()) == ('head', 'block')
+
+
+def test_many_maps_go_on_in_the_next_row(run, monkeypatch):
+  found = maps.measure(run, random_inputs(), options(layers=(0, 1), heads=(0, 1, 2)))
+  figure = drawn(maps, [found], monkeypatch)
+  panels = [ax for ax in figure.axes if ax.get_images()]
+  assert len(panels) == 6 and len({ax.get_position().x0 for ax in panels}) == 4
+  for ax, own in zip(panels, found['heads']):
+    assert f'block {own["layer"] + 1}, head {own["head"] + 1}' in ax.get_title()
+    shown = np.tril(np.ma.filled(ax.get_images()[0].get_array(), 0))
+    np.testing.assert_allclose(shown, np.tril(own['map']))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ('key', 'query')
+
+
+def test_bars_of_kinds_and_domains(run, monkeypatch):
+  subject, chosen = Subject(run), options(length=6, sequences=2, inputs='random')
+  result = kinds.measure(run, kinds.make_inputs(subject, chosen), chosen) | {
+      'sink_1': {'natural': 10.0, 'random': 20.0, 'repeat': 30.0}}
+  bars = lambda ax: sorted((round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height())
+                           for bar in ax.patches if bar.get_height())
+  ax = drawn(kinds, [result], monkeypatch).axes[0]
+  assert bars(ax) == [(-0.26, 10), (0, 20), (0.26, 30)]
+  one = {'model': 'a', 'epsilons': [0.2], 'domains': ['x', 'y'], 'sink_1': [[10.0, 20.0]]}
+  ax = drawn(domains, [one, one | {'domains': ['y'], 'sink_1': [[30.0]]}], monkeypatch).axes[0]
+  assert bars(ax) == [(-0.2, 10), (0.8, 20), (1.2, 30)]
+  assert [tick.get_text() for tick in ax.get_xticklabels()] == ['x', 'y']
 
 
 def corpus(tmp_path):

@@ -7,8 +7,8 @@ import sink_jax as sj
 from sink_jax.analyses import repeated_tokens
 from sink_jax.analyses.closed_forms import closed_form, proposition, rotary_bound
 from sink_jax.models.config import Layer, Mamba
-from tests.analyses.small import (check_png, check_rows, options, random_inputs, repeated_inputs,
-                                  small_run)
+from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
+                                  repeated_inputs, small_run)
 
 POSITIONS = ['Nope()', 'Relative()', 'Alibi()', 'Rope()', 'Rope(fraction=0.5)', 'YarnRope()']
 HARMONIC = sum(1 / t for t in range(1, 65)) / 64  # importance of the first of 64 equal keys
@@ -33,6 +33,18 @@ def test_all_propositions_without_a_checkpoint(all_of_them, tmp_path):
   assert [row[-1] for row in table[1:]] == ['no', 'yes', 'no', 'no', 'no']
   repeated_tokens.draw(all_of_them, tmp_path / 'all.png')
   check_png(tmp_path / 'all.png')
+
+
+def test_what_is_drawn_where(all_of_them, monkeypatch):
+  for ax, result in zip(drawn(repeated_tokens, all_of_them, monkeypatch).axes, all_of_them):
+    found = lines(ax)
+    assert len(found) == 2 * len(result['heads']) and ax.get_xlabel() == 'key'
+    for own in result['heads']:
+      name = f'block {own["layer"] + 1}, head {own["head"] + 1}'
+      closed = 'closed form' if result['form'] == 'exact' else 'upper bound'
+      for words, key in (('measured', 'row'), (closed, 'closed_row')):
+        np.testing.assert_allclose(found[f'{name}: {words}'],
+                                   np.transpose([np.arange(1, 65), own[key]]))
 
 
 def test_the_premise_of_proposition_2_fails_and_with_it_the_conclusion(all_of_them):
