@@ -60,9 +60,13 @@ def main(argv):
 def _generate():
   if (_CHECKPOINT.value is None) == (_WORKDIR.value is None):
     raise ValueError('name a model: either --checkpoint or --workdir.')
+  if _LENGTH.value < 1 or _FSDP.value < 1:
+    raise ValueError(f'--length={_LENGTH.value} and --fsdp={_FSDP.value} must be at least 1.')
+  if _FSDP.value > 1 and _WORKDIR.value is not None:
+    raise ValueError('--fsdp is for published models; a run of ours is loaded onto one device.')
   prompt = _read_prompt()
   if _CHECKPOINT.value is not None:
-    mesh = make_mesh(-1, _FSDP.value) if _FSDP.value != 1 else None
+    mesh = make_mesh(-1, _FSDP.value) if _FSDP.value > 1 else None
     run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value, mesh=mesh)
   else:
     run = load_run(os.path.expanduser(_WORKDIR.value))
@@ -86,6 +90,12 @@ def _generate():
 
 
 def _read_prompt():
+  prompt = _given_prompt()
+  prompt.encode()  # a ValueError where the bytes are no text
+  return prompt
+
+
+def _given_prompt():
   if _PROMPT.value is not None and _PROMPT_FILE.value is not None:
     raise ValueError('--prompt and --prompt_file exclude each other.')
   if _PROMPT.value is not None:

@@ -33,7 +33,10 @@ def load_run(workdir) -> Run:
   if Path(workdir, 'config.json').exists() and not is_workdir(workdir):
     raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
                      'named by --checkpoint, or loaded by load_pretrained.')
-  config = from_dict(read_config(workdir)).model_config()
+  try:
+    config = from_dict(read_config(workdir)).model_config()
+  except TypeError as error:  # 'layers': '2'
+    raise ValueError(f'{workdir}: config.json is damaged ({error}).') from None
   config = dataclasses.replace(config, implementation=None)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -68,6 +71,9 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
   hf = checkpoint.config
   own = family(hf)
   config = own.config(hf)
+  if config.layers > len(checkpoint.entries):
+    raise ValueError(f'{folder}: config.json says {config.layers} layers, and the files hold '
+                     f'{len(checkpoint.entries)} tensors: the two do not belong together.')
   params = load_parameters(
       checkpoint, own.stored(hf, config), parameter_shapes(config), prefix=own.PREFIX,
       ignored=own.IGNORED, dtype=dtype, mesh=mesh)

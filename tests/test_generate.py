@@ -52,6 +52,7 @@ def test_the_text_goes_on_beyond_the_cache(checkpoint):
     (('--prompt=a', '--prompt_file=b'), 'exclude each other'),
     (('--prompt_file=none.txt',), 'none.txt'),
     (('--prompt=a', '--cache_size=4'), 'sinks'),
+    (('--prompt=a', '--length=-3'), '--length=-3'),
 ])
 def test_bad_input_is_one_line(checkpoint, arguments, message):
   model = (f'--checkpoint={checkpoint}', '--bos=none') if arguments else ()

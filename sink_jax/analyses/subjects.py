@@ -15,9 +15,6 @@ from sink_jax.train.experiment import from_dict
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.workdir import is_workdir, read_config
 
-# Of a missing tokenizer's message; what can be done without one depends on the analysis.
-_ADVICE = ', or take --inputs=random, which needs no tokenizer'
-
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
@@ -51,7 +48,7 @@ class Subject:
     try:
       return cls(run, load_tokenizer(run), task=task)
     except (ValueError, OSError) as error:  # matters to text alone
-      problem = str(error).rstrip('.').replace(_ADVICE, '')
+      problem = str(error).rstrip('.')
       return cls(run, problem=problem, task=task)
 
   def text_tokenizer(self, drawn: bool = True) -> TextTokenizer:

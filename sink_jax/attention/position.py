@@ -105,6 +105,12 @@ class Llama3Rope(Rope):
   high_frequency_factor: float = 4.0
   original_length: int = 8192
 
+  def __post_init__(self):
+    super().__post_init__()
+    if not 0 < self.low_frequency_factor < self.high_frequency_factor or self.original_length < 1:
+      raise ValueError(f'{self}: needs 0 < low_frequency_factor < high_frequency_factor, and an '
+                       'original_length of at least 1.')
+
   def frequencies(self, channels):
     full = self.base ** (-np.arange(0, channels, 2) / channels)
     turns = self.original_length * full / (2 * np.pi)
@@ -129,6 +135,12 @@ class YarnRope(Rope):
   original_length: int = 4096
   attention_factor: float | None = None
   truncate: bool = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not (self.base > 1 and min(self.beta_fast, self.beta_slow) > 0 < self.original_length):
+      raise ValueError(f'{self}: needs a base above 1, and beta_fast, beta_slow and '
+                       'original_length above 0.')
 
   @property
   def amplitude(self):

@@ -10,7 +10,7 @@ import numpy as np
 
 from sink_jax.data.tokenizer import Encoder
 
-_REMEDY = 'download the model again, or take --inputs=random, which needs no tokenizer'
+_REMEDY = 'download the model again'
 
 
 class TextTokenizer:
@@ -48,9 +48,16 @@ class TextTokenizer:
     settings = {**_object(folder / 'special_tokens_map.json'),
                 **_object(folder / 'tokenizer_config.json')}
     file, tokenizer = _read(folder, settings)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    prefix = _prefix(tokenizer)  # before special tokens are taken for letters
+    try:
+      tokenizer.no_truncation()
+      tokenizer.no_padding()
+      vocab_size = max(tokenizer.get_vocab().values()) + 1
+      prefix = _prefix(tokenizer)  # before special tokens are taken for letters
+    except BaseException as error:  # the library raises bare Exceptions, and panics beside them
+      if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+        raise
+      raise ValueError(f'{file} cannot encode a text ({" ".join(str(error).split())[:200]}): '
+                       f'{_REMEDY}.') from None
     tokenizer.encode_special_tokens = True
     bos_id = _bos_id(folder, file, tokenizer, settings, prefix)
     added = settings.get('add_bos_token')
@@ -63,7 +70,7 @@ class TextTokenizer:
       prefix = [i for i in prefix if i != bos_id]
     return cls(lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
                lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-               vocab_size=max(tokenizer.get_vocab().values()) + 1, bos_id=bos_id, prefix=prefix,
+               vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
                name=str(file))
 
   @classmethod
@@ -142,7 +149,8 @@ def _bos_id(folder, file, tokenizer, settings, prefix):
   if prefix or settings.get('bos_token', 0) is None:  # null: it says that there is none
     return prefix[0] if prefix else None
   found = _object(folder / 'config.json').get('bos_token_id')
-  return found if isinstance(found, int) and tokenizer.id_to_token(found) is not None else None
+  known = type(found) is int and 0 <= found < 2**32 and tokenizer.id_to_token(found) is not None
+  return found if known else None
 
 
 def _content(token):

@@ -48,6 +48,8 @@ class CachePolicy:
 
   positions: 'cache' counts the tokens in the cache, as StreamingLLM does: no position ever
     exceeds size - 1. 'text' counts the tokens of the text. They differ once a token was dropped.
+    Angles of rotary encodings are float32: 'text' is off by 0.002 radians after 131,072 tokens, by
+    0.04 after a million.
   """
 
   size: int

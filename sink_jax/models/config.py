@@ -88,7 +88,8 @@ class ModelConfig:
   init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
     what the release's multi-device runs very probably used; 'tinyllama' is what its
     model files write: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
-  dtype: of activations; parameters, norms, row statistics and logits are float32.
+  dtype: of activations; norms, row statistics and logits are float32, and parameters too, but
+    for those of models imported in bfloat16.
   implementation: of attention, see `attend`. remat: recompute blocks when backpropagating.
   """
 
@@ -134,6 +135,9 @@ class ModelConfig:
     if unknown := set(self.biases) - set(BIASED):
       raise ValueError(f'model.biases: unknown {", ".join(sorted(unknown))}; choices: '
                        f'{", ".join(BIASED)}.')
+    if not self.attention_layers:
+      raise ValueError('model.pattern has no block with attention, so there are no sinks to look '
+                       'for.')
     if self.parallel_residual and self.norm_location != 'pre':
       raise ValueError("model.parallel_residual needs model.norm_location = 'pre'.")
     if (self.tied or self.embedding_dim) and not self.vocab_size:

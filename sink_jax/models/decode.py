@@ -8,6 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.mask import Prefix
 from sink_jax.models.cache import AttentionCache, CachePolicy, Memory
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.mamba import MambaCache
@@ -61,9 +62,19 @@ def extend(config: ModelConfig, params, tokens_B, policy: CachePolicy, memory: M
       {'params': params}, tokens_B[:, None], memory=memory, step=policy.step(memory.seen))
 
 
-def check_policy(config: ModelConfig, policy: CachePolicy, length: int) -> None:
-  """Raises a ValueError where a text of `length` tokens cannot be read with the policy."""
+def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
+                 at_once: int = 1) -> None:
+  """Raises a ValueError where a text of `length` tokens cannot be read with the policy.
+
+  at_once: how many tokens are read together at its beginning.
+  """
   total = length + config.sink_tokens
+  for layer in config.pattern:
+    mask = config.attention_of(layer).mask
+    together = min(at_once + config.sink_tokens, policy.size)
+    if isinstance(mask, Prefix) and not layer.mamba and together < min(mask.length, total):
+      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
+                       f'read at once; here these are {together}. Give a longer prompt or cache.')
   if policy.size <= config.sink_tokens or (
       config.sink_tokens and total > policy.size and not policy.sinks):
     raise ValueError(f'{policy} drops the learned sink token: give it sinks of at least 1 and '

@@ -33,7 +33,8 @@ class MixtureOfExperts(nn.Module):
     weights_BxTxX = jnp.sum(jax.nn.one_hot(active, experts.count) * top[..., None], -2)
 
     gated = config.ffn.endswith('glu')
-    sizes = {'w1': (config.d_model, config.ffn_hidden), 'w_out': (config.ffn_hidden, config.d_model)}
+    width, hidden = config.d_model, config.ffn_hidden
+    sizes = {'w1': (width, hidden), 'w_out': (hidden, width)}
     if gated:
       sizes['w2'] = sizes['w1']
     own = {name: _Stack((experts.count, *size), config, name=name)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -15,6 +16,7 @@ from sink_jax.models.decode import begin, check_policy, extend
 from sink_jax.models.run import Run
 
 _CHUNK = 32  # tokens that the device makes between two words to the host
+_COLDEST = 1e-6  # temperature; below it the most likely token is taken
 _SCORED = 512  # tokens that are scored in one call
 
 
@@ -33,14 +35,16 @@ def stream(run: Run, tokens, length: int, *, policy: CachePolicy | None = None,
       tokens than the model has learned positions for.
   """
   tokens = _checked(run, tokens)
-  if length < 1 or chunk < 1 or not temperature >= 0:
+  if length < 1 or chunk < 1 or not 0 <= temperature < math.inf:
     raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, temperature = '
-                     f'{temperature} at least 0.')
+                     f'{temperature} a number from 0 on.')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
   if top_k is not None and not 1 <= top_k <= run.config.vocab_size:
     raise ValueError(f'top_k = {top_k} must lie between 1 and {run.config.vocab_size}.')
   total = tokens.shape[1] + length
   policy = policy or CachePolicy(total + run.config.sink_tokens)
-  check_policy(run.config, policy, total)
+  check_policy(run.config, policy, total, tokens.shape[1])
   return _pieces(run, tokens, length, policy, (float(temperature), top_k), seed, chunk)
 
 
@@ -73,7 +77,7 @@ def _pieces(run, tokens, length, policy, sampling, seed, chunk):
     count = min(chunk, length - start)
     # All pieces are made with the same program; what is too much of the last is cut off.
     state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
-                             state, jax.random.fold_in(key, start))
+                             state, key, start)
     yield np.asarray(piece)[:, :count]
 
 
@@ -97,14 +101,16 @@ def _begin(config, mesh, policy, params, tokens):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
-def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, Memory], key):
-  def step(carry, key):
+def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, Memory], key,
+              start):
+  def step(carry, number):
     logits, memory = carry
-    token = _sample(logits, *sampling, key)
+    # By the number of the token, so that the size of the pieces changes nothing.
+    token = _sample(logits, *sampling, jax.random.fold_in(key, number))
     return extend(config, params, token, policy, memory), token
 
   with in_mesh(mesh):
-    state, tokens_TxS = jax.lax.scan(step, state, jax.random.split(key, count))
+    state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
   return state, tokens_TxS.T
 
 
@@ -122,12 +128,13 @@ def _score(config, mesh, policy, params, state, tokens):
 
 
 def _sample(logits_SxV, temperature, top_k, key):
-  if temperature == 0:
+  if temperature < _COLDEST:
     return jnp.argmax(logits_SxV, -1)
-  if top_k is not None:
-    least = jax.lax.top_k(logits_SxV, top_k)[0][:, -1:]
-    logits_SxV = jnp.where(logits_SxV < least, -jnp.inf, logits_SxV)
-  return jax.random.categorical(key, logits_SxV / temperature)
+  if top_k is None:
+    return jax.random.categorical(key, logits_SxV / temperature)
+  best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, top_k)
+  chosen_S = jax.random.categorical(key, best_SxK / temperature)
+  return jnp.take_along_axis(ids_SxK, chosen_S[:, None], -1)[:, 0]
 
 
 def _checked(run, tokens):

@@ -61,9 +61,6 @@ class Block(nn.Module):
     """Attention, or what stands in its place."""
     config, layer = self.config, self.layer
     if layer.mamba:
-      # Tokens that come at once start from nothing: a cache is only read by a step.
-      if cache is not None and step is None:
-        cache = jax.tree.map(jnp.zeros_like, cache)
       out, cache = MambaMixer(config, layer.mamba, name='mamba')(x_BxTxD, cache)
       return out, None, cache
     return Attention(config, config.attention_of(layer), name='attention')(

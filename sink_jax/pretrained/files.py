@@ -74,7 +74,10 @@ class Checkpoint:
     if not isinstance(files, dict) or not files:
       raise ValueError(f'{path} has no weight_map, which says where the tensors are: download it '
                        'again.')
-    for file in set(map(str, files.values())):
+    if not all(isinstance(file, str) for file in files.values()):
+      raise ValueError(f'{path}: weight_map must say a file name for every tensor: download it '
+                       'again.')
+    for file in set(files.values()):
       # The index is data from elsewhere: it must not lead out of the folder.
       if file in ('', '.', '..') or {'/', '\\', '\0'} & set(file):
         raise ValueError(f'{path} names the file {file!r}, which is not inside the folder.')
@@ -120,9 +123,10 @@ def pickled(source: str | os.PathLike, what: str) -> str:
   return (f'{what}, which can run any code when they are read, so sink_jax does not read them. '
           'If you trust them, convert them once, where torch and transformers are installed, '
           'and load the new folder:\n'
-          'python -c "from transformers import AutoModelForCausalLM as M; '
+          'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
           f"M.from_pretrained('{source}', torch_dtype='auto')"
-          f".save_pretrained('{target}', safe_serialization=True)\"")
+          f".save_pretrained('{target}', safe_serialization=True); "
+          f"T.from_pretrained('{source}').save_pretrained('{target}')\"")
 
 
 def read_object(path: Path, remedy: str) -> dict:

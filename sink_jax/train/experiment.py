@@ -147,6 +147,13 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
   Raises:
     ValueError: an unknown or missing key, an unknown slot or value; lists the choices.
   """
+  try:
+    return _from_dict(config)
+  except (TypeError, AttributeError) as error:
+    raise ValueError(f'a value of the config has the wrong type: {error}.') from None
+
+
+def _from_dict(config):
   top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
   model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig)
                           if f.name not in ('attention', *IMPORTED_ONLY))]

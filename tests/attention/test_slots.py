@@ -200,3 +200,12 @@ def test_slots_are_values_of_jit():
   x = np.ones((1, 4, 2, 4), np.float32)
   np.testing.assert_allclose(f(sj.AttentionSpec(), x, x, x), x, rtol=1e-6)
   assert isinstance(sj.AttentionSpec().mask, Slot)
+
+
+@pytest.mark.parametrize('text', [
+    'Llama3Rope(low_frequency_factor=4.0)', 'Llama3Rope(low_frequency_factor=0.0)',
+    'YarnRope(base=1.0)', 'YarnRope(beta_fast=-3.0)', 'YarnRope(original_length=0)',
+    'Rope(fraction=0.0)', 'Rope(factor=0.0)'])
+def test_rotations_that_cannot_be_are_refused(text):
+  with pytest.raises(ValueError, match=text.split('(')[0]):
+    sj.AttentionSpec(position=text)

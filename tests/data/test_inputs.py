@@ -129,7 +129,7 @@ def test_the_tokenizer_of_a_run():
 
 
 @pytest.mark.parametrize('files, words', [
-    ({}, 'has no tokenizer.json.*--inputs=random'),
+    ({}, 'has no tokenizer.json.*download'),
     ({'tokenizer.model': 'x'}, 'sentencepiece model.*save_pretrained'),
     ({'tokenizer.json': '{'}, 'tokenizer.json is damaged'),
     ({'vocab.json': '{', 'merges.txt': ''}, 'vocab.json is damaged'),
@@ -318,3 +318,14 @@ def test_sources_of_a_command_line(tmp_path, corpus):
                        ('Jsonl(', 'Cannot read')):
     with pytest.raises(ValueError, match=words):
       open_source(wrong)
+
+
+def test_tokenizers_that_cannot_encode_are_explained(tmp_path):
+  from tokenizers import Tokenizer, models
+  Tokenizer(models.WordLevel({'b': 0}, unk_token='[UNK]')).save(str(tmp_path / 'tokenizer.json'))
+  with pytest.raises(ValueError, match='cannot encode a text'):
+    TextTokenizer.from_folder(tmp_path)
+  Tokenizer(models.WordLevel({'a': 0}, unk_token='a')).save(str(tmp_path / 'tokenizer.json'))
+  for wrong in (-1, 2**40, True, 7):
+    (tmp_path / 'config.json').write_text(json.dumps({'bos_token_id': wrong}))
+    assert TextTokenizer.from_folder(tmp_path).bos_id is None

@@ -118,7 +118,8 @@ def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, 
 
 def test_cache_and_text_positions_differ_once_a_token_is_dropped():
   run = model(layers=1)
-  a, b = (decoded(run, tokens(), CachePolicy(5, 2, positions), 1) for positions in ('cache', 'text'))
+  a, b = (decoded(run, tokens(), CachePolicy(5, 2, positions), 1)
+          for positions in ('cache', 'text'))
   np.testing.assert_allclose(a[:, :5], b[:, :5], rtol=1e-5, atol=1e-6)
   assert np.abs(a[:, 5:] - b[:, 5:]).max() > 0.01
 

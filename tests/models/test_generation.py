@@ -1,6 +1,9 @@
 """Generation and scoring with a cache, against whole forward passes."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,6 +54,35 @@ def test_seeds_choose_the_sample(run):
   assert (text != run.generate(prompt(), 20, temperature=1.0, seed=6)).any()
 
 
+def test_the_size_of_the_pieces_changes_no_sample(run):
+  text = [np.concatenate(list(stream(run, prompt(), 24, temperature=1.0, seed=5, chunk=chunk)), 1)
+          for chunk in (5, 24)]
+  np.testing.assert_array_equal(*text)
+  first, second, third = (text[0][:, i:i + 5] for i in (0, 5, 10))
+  assert (first != second).any() and (second != third).any()
+
+
+def test_extreme_temperatures_and_ties():
+  logits = jnp.asarray([[1.0, 1.0, 2.0, 1.0]] * 200)
+  sample = lambda temperature, k=None: set(
+      np.asarray(generation._sample(logits, temperature, k, jax.random.key(0))).tolist())
+  assert sample(1e-40) == sample(1e-7) == sample(1e-3) == sample(1.0, 1) == {2}
+  assert sample(100.0, 2) == {0, 2} and sample(1e30) == {0, 1, 2, 3}
+
+
+def test_a_prefix_is_read_at_once():
+  config = dataclasses.replace(CONFIG, attention=sj.AttentionSpec(mask='Prefix(length=4)'))
+  run = sj.Run(config, random_params(config))
+  text = prompt(length=4)
+  for _ in range(5):
+    text = np.concatenate([text, np.argmax(run.logits(text)[:, -1], -1)[:, None]], 1)
+  np.testing.assert_array_equal(run.generate(prompt(length=4), 5), text[:, 4:])
+  with pytest.raises(ValueError, match='read at once; here these are 3'):
+    run.generate(prompt(length=3), 5)
+  with pytest.raises(ValueError, match='read at once; here these are 1'):
+    text_losses(run, text, CachePolicy(9))
+
+
 def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
   text = prompt(length=40)
   logits = np.asarray(run.logits(text), np.float64)
@@ -91,6 +123,8 @@ def test_memory_does_not_grow_with_the_text(run):
 def test_bad_input_is_refused_before_anything_runs(run):
   for options, message in ((dict(length=0), 'length'), (dict(temperature=-1.0), 'temperature'),
                            (dict(temperature=float('nan')), 'temperature'),
+                           (dict(temperature=float('inf')), 'temperature'),
+                           (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'),
                            (dict(top_k=0), 'top_k'), (dict(top_k=33), 'top_k')):
     with pytest.raises(ValueError, match=message):
       run.generate(prompt(), **dict(length=2) | options)
@@ -105,6 +139,17 @@ def test_bad_input_is_refused_before_anything_runs(run):
   # A cache that counts its own positions never runs out of them.
   text = sj.Run(learned, random_params(learned)).generate(prompt(), 20, policy=CachePolicy(8, 2))
   assert text.shape == (2, 20)
+
+
+def test_all_learned_positions_can_be_used_with_a_sink_token():
+  config = sj.ModelConfig(**{**vars(CONFIG), 'sink_tokens': 1, 'attention': sj.AttentionSpec(
+      position='Learned(max_length=8)')})
+  run = sj.Run(config, random_params(config))
+  for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text')):
+    assert run.generate(prompt(), 4, policy=policy).shape == (2, 4)
+  with pytest.raises(ValueError, match='8 learned positions'):
+    run.generate(prompt(), 5)
+  assert run.generate(prompt(), 12, policy=CachePolicy(9, 2)).shape == (2, 12)
 
 
 def test_a_learned_sink_token_is_never_dropped():

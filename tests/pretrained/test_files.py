@@ -105,7 +105,7 @@ def test_an_index_stays_inside_its_folder(tmp_path, file):
   tiny.write(tmp_path / 'model', files=3)
   tiny.save_file({'x': np.zeros(1)}, tmp_path / 'outside.safetensors')
   edit_index(tmp_path / 'model', lambda index: index['weight_map'].update({'x': file}))
-  refused(tmp_path / 'model', INDEX, 'inside' if isinstance(file, str) else str(file))
+  refused(tmp_path / 'model', INDEX, 'inside' if isinstance(file, str) else 'weight_map')
 
 
 @pytest.mark.parametrize('index', [{}, {'weight_map': {}}, {'weight_map': [SECOND]}, []])
@@ -123,3 +123,19 @@ def test_a_run_of_ours_is_told_apart(tmp_path):
     Checkpoint(tmp_path)
   with pytest.raises(ValueError, match='--checkpoint'):
     sj.load_run(tiny.write(tmp_path / 'other') and tmp_path / 'other')
+
+
+def test_more_layers_than_tensors_are_refused_before_they_are_listed(tmp_path):
+  tiny.write(tmp_path)
+  config = json.loads((tmp_path / 'config.json').read_text())
+  (tmp_path / 'config.json').write_text(json.dumps(config | {'num_hidden_layers': 2**26}))
+  with pytest.raises(ValueError, match=f'says {2**26} layers'):
+    sj.load_pretrained(tmp_path)
+
+
+def test_an_index_of_mixed_types_is_refused(tmp_path):
+  tiny.write(tmp_path, files=3)
+  index = json.loads((tmp_path / INDEX).read_text())
+  index['weight_map'][next(iter(index['weight_map']))] = 5
+  (tmp_path / INDEX).write_text(json.dumps(index))
+  refused(tmp_path, INDEX, 'weight_map')

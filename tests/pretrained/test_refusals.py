@@ -53,7 +53,8 @@ def test_what_is_left_out_has_the_default_of_the_family():
 
 @pytest.mark.parametrize('key, value', [
     ('hidden_size', 10**20), ('vocab_size', 2**31), ('layer_norm_eps', 10**400),
-    ('layer_norm_eps', float('nan')), ('rope_scaling', {'rope_type': [1]}), ('rope_scaling', {'type': {'a': 1}})])
+    ('layer_norm_eps', float('nan')), ('rope_scaling', {'rope_type': [1]}),
+    ('rope_scaling', {'type': {'a': 1}})])
 def test_numbers_that_cannot_be_are_refused_before_anything_is_made(key, value):
   with pytest.raises(ValueError, match=key.replace('rope_scaling', 'rope_type')):
     read('gpt_neox', **{key: value})
