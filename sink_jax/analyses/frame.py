@@ -108,7 +108,7 @@ def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
     if getattr(analysis.module(), 'OWN_INPUTS', False):
       raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
                        'inputs=, source=, sequences= and length=.')
-    given = _given(subject, tokens)
+    given = _given(subject, tokens, getattr(analysis.module(), 'ANY_LENGTH', False))
     options = dict(zip(('sequences', 'length'), given.tokens.shape)) | options
   result = measure(analysis, subject, analysis.options(**options), given)
   if plot is not None:
@@ -126,7 +126,7 @@ def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
           *((name, trained(name)) for name in workdirs)]
 
 
-def _given(subject, tokens):
+def _given(subject, tokens, any_length):
   """Tokens of a caller as inputs of a model; a ValueError where they do not fit it."""
   run, tokens = subject.run, np.asarray(tokens)
   if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
@@ -138,7 +138,8 @@ def _given(subject, tokens):
   if size and not 0 <= tokens.min() <= tokens.max() < size:
     raise ValueError(f'tokens reach from {tokens.min()} to {tokens.max()}, and the vocabulary has '
                      f'{size} entries: use the tokenizer of the model.')
-  subjects.check_length(run, tokens.shape[1])
+  if not any_length:
+    subjects.check_length(run, tokens.shape[1])
   made = stored(tokens, size, 'tokens of the caller')
   bos = made.description['bos'] | {'protocol': 'as given'}
   return dataclasses.replace(made, tokenizer=subject.tokenizer,

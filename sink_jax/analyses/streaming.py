@@ -20,6 +20,7 @@ from sink_jax.models.decode import check_policy, memory_bytes
 from sink_jax.models.generation import text_losses
 from sink_jax.models.run import Run
 
+ANY_LENGTH = True  # a cache may count positions of its own
 _POINTS = 64  # of a curve
 
 

@@ -4,8 +4,9 @@ A module has `measure(run, inputs, options) -> dict`, ready for JSON, with 'mode
 `draw(results, path)`, which draws the results of several models into one PNG; and
 `rows(results) -> [[str]]`, a table for the terminal with its header first. Where it needs them:
 `make_inputs(subject, options) -> Inputs` in place of `subjects.make_inputs`; `OWN_INPUTS = True`
-where no other inputs will do; `check_all(length, epsilon) -> results`, which needs no model; and
-`companions(names) -> names`, the checkpoints to load when these are given.
+where no other inputs will do; `ANY_LENGTH = True` where they may exceed a model's positions;
+`check_all(length, epsilon) -> results`, which needs no model; and `companions(names) -> names`,
+the checkpoints to load when these are given.
 """
 
 from __future__ import annotations

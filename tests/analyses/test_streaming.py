@@ -7,9 +7,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import streaming
-from sink_jax.analyses.options import Options
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.inputs import long_text, stored
+from sink_jax.data.inputs import long_text
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from tests.random_params import random_params
@@ -47,7 +46,7 @@ def test_caches_that_a_model_cannot_have_are_left_out():
   learned = sj.ModelConfig(**{**vars(CONFIG), 'attention': sj.AttentionSpec(
       position='Learned(max_length=16)')})
   run = sj.Run(learned, random_params(learned))
-  measure = lambda **o: streaming.measure(run, stored(tokens(), 32, 'here'), Options(**o))
+  measure = lambda **options: sj.analyse('streaming', run, tokens(), **options)
   result = measure(cache_size=8, sinks=2)
   assert list(result['caches']) == ['0 + 8', '2 + 6']
   assert list(result['skipped']) == ['2 + 6, text positions', 'all tokens']

@@ -82,6 +82,17 @@ def test_stored_fixtures(case):
   compare(FIXTURES / case)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize('case', CASES)
+def test_bfloat16_is_near(case):
+  """What must be float32 for it is: norms, softmax, routers, the recurrence of Mamba."""
+  expected = load_file(FIXTURES / case / 'expected.safetensors')
+  run = sj.load_pretrained(FIXTURES / case, dtype='bfloat16')
+  logits = np.asarray(run.logits(expected['tokens']), np.float64)
+  difference = np.abs(logits - expected['logits']).mean() / np.abs(expected['logits']).mean()
+  assert difference < 0.05, difference
+
+
 @pytest.fixture(scope='module')
 def fresh(tmp_path_factory):
   folder = tmp_path_factory.mktemp('fresh')
