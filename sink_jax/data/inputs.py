@@ -157,14 +157,6 @@ def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
                     vocab_size=vocab_size)
 
 
-def in_words(description: dict[str, Any]) -> str:
-  """A description in a few words, for the title of a picture."""
-  kind = {'natural': 'text', 'random': 'random tokens', 'repeat': 'one repeated token'}
-  bos = '' if description['bos']['applied'] == 'none' else ', with BOS'
-  return (f'{description["sequences"]} sequences of {description["length"]} tokens, '
-          f'{kind[description["kind"]]}{bos}')
-
-
 def open_source(text: str = '') -> DocumentSource:
   """The source of a command line: a config string, or the path of a folder or a file.
 
