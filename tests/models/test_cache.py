@@ -56,7 +56,7 @@ def decoded(run, inputs, policy, first):
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
          pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer())),
 ], ids=str)
-@pytest.mark.parametrize('first', [1, 5])
+@pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.full), 5])
 def test_decoding_equals_the_forward_pass(options, first):
   run = model(**options)
   expected = np.asarray(run.logits(tokens()))[:, first - 1:]
@@ -108,7 +108,9 @@ def streaming_llm(run, inputs, size, sinks, positions):
 
 @pytest.mark.parametrize('position', ['Rope()', 'Alibi()', 'Relative()'])
 @pytest.mark.parametrize('positions', ['cache', 'text'])
-@pytest.mark.parametrize('size,sinks,first', [(5, 2, 1), (5, 2, 5), (6, 0, 3), (4, 3, 1)])
+@pytest.mark.parametrize('size,sinks,first', [
+    (5, 2, 1), pytest.param(5, 2, 5, marks=pytest.mark.full), (6, 0, 3),
+    pytest.param(4, 3, 1, marks=pytest.mark.full)])
 def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, sinks, first):
   run = model(layers=1, attention=sj.AttentionSpec(position=position))
   expected = streaming_llm(run, np.asarray(tokens()), size, sinks, positions)[:, first - 1:]

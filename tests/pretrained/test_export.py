@@ -150,6 +150,7 @@ def test_a_synthetic_task_has_no_tokenizer():
     encoder_of(DataConfig(source=BigramBackcopy(length=16), context=16), '')
 
 
+@pytest.mark.full  # the README's example is run by its own test
 def test_the_command(tmp_path):
   train(runs.config(steps=1, checkpoint_every=0), tmp_path / 'run', show_progress=False)
   command = [sys.executable, '-m', 'sink_jax.export', f'--workdir={tmp_path / "run"}']

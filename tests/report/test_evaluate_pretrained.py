@@ -15,6 +15,7 @@ from sink_jax.report.evaluation import as_text, evaluate_pretrained
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
+full = pytest.mark.full
 
 
 def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
@@ -33,9 +34,10 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
 
 
 @pytest.mark.parametrize('arguments,message', [
-    (('--out=x',), 'either --workdir or --checkpoint'),
-    (('--workdir=x', '--inputs=random'), '--inputs is for published models'),
-    ((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed'),
+    pytest.param(('--out=x',), 'either --workdir or --checkpoint', marks=full),
+    pytest.param(('--workdir=x', '--inputs=random'), '--inputs is for published models',
+                 marks=full),
+    pytest.param((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed', marks=full),
     ((f'--checkpoint={FIXTURES / "gpt2"}', '--out=x', '--inputs=random'), '16 learned positions'),
     ((f'--checkpoint={FIXTURES / "llama"}', '--out=x'), 'no tokenizer'),
     (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
