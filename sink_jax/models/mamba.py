@@ -66,7 +66,8 @@ class MambaMixer(nn.Module):
              else cache.state_BxIxS)
     state, y_TxBxI = jax.lax.scan(step, state, tuple(tokens))
     y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)
-    out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype) * jax.nn.silu(gate))
+    y = y * jax.nn.silu(gate.astype(jnp.float32))
+    out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
     if cache is None:
       return out, None
     return out, MambaCache(seen[:, length:], state)
