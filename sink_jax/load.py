@@ -53,7 +53,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
       run = sj.load_pretrained('Pythia-14M')
       run.logits(tokens)
 
-  Beside the parameters, memory holds one stored tensor at a time.
+  Beside the parameters, memory holds one stored tensor at a time, two where one completes or
+  repeats the other (MXFP4 and its scales, a tied unembedding that is stored as well).
 
   Args:
     path_or_name: a folder with config.json and safetensors files, a name of the paper's

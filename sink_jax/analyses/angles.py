@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from sink_jax.analyses.blocks import attention_layers, check_choice
+from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.models.record import Want
@@ -103,7 +103,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
       8 heads.
   """
   check_choice(run.config, options.layers, options.heads)
-  layers = attention_layers(run.config)
+  layers = list(run.config.attention_layers)
   found = statistics(run, inputs.tokens, dtype=options.dtype,
                      batch_size=options.at_a_time(inputs.tokens.shape[1]))
   asked = None if options.layers is None else [layers.index(i) for i in options.layers]

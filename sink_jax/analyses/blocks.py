@@ -1,13 +1,8 @@
-"""Which blocks of a model have attention, and a person's choice among them and their heads."""
+"""A person's choice among the blocks of a model that have attention, and their heads."""
 
 from __future__ import annotations
 
 from sink_jax.models.config import ModelConfig
-
-
-def attention_layers(config: ModelConfig) -> list[int]:
-  """`config.attention_layers` as a list."""
-  return list(config.attention_layers)
 
 
 def check_choice(config: ModelConfig, layers, heads) -> None:
@@ -17,7 +12,7 @@ def check_choice(config: ModelConfig, layers, heads) -> None:
     ValueError: there are not; counts from 1, as the command line does.
   """
   from_1 = lambda numbers: ','.join(str(i + 1) for i in numbers)
-  there = attention_layers(config)
+  there = config.attention_layers
   if unknown := sorted(set(layers or ()) - set(there)):
     raise ValueError(f'--layers={from_1(unknown)}: no such block with attention; this model has '
                      f'it in {from_1(there)}.')

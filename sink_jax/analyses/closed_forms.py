@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sink_jax.analyses.blocks import attention_layers
 from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.kv_bias import NoBias, VBias
 from sink_jax.attention.mask import Mask
@@ -37,7 +36,7 @@ def proposition(config: ModelConfig) -> int:
       'a bias slot or a learned sink token takes its part of every row':
           bool(config.sink_tokens) or not isinstance(spec.kv_bias, (NoBias, VBias)),
       'blocks with a Mamba mixer remember how many tokens came before':
-          len(attention_layers(config)) < config.layers}
+          len(config.attention_layers) < config.layers}
   if reason := '; '.join(text for text, true in reasons.items() if true):
     raise ValueError(f'Propositions 1 to 4 do not apply to this model: {reason}. Use a softmax '
                      'model with NoPE, a relative bias, ALiBi or rotary positions.')

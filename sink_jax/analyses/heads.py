@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sink_jax.analyses.blocks import attention_layers
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
@@ -29,7 +28,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon,
           'sink_1': 100 * report.sink_rate(epsilon=epsilon),
-          'layers': attention_layers(run.config),
+          'layers': list(run.config.attention_layers),
           'importance': report.importance[..., 0].mean(0, dtype=np.float64).tolist()}
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from sink_jax.analyses import streaming
-from sink_jax.analyses.blocks import attention_layers, check_choice
+from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, check_length
 from sink_jax.data.inputs import Inputs
@@ -59,7 +59,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   length = inputs.tokens.shape[1]
   found = first_token_weights(run, inputs.tokens, dtype=options.dtype,
                               batch_size=options.at_a_time(length)).mean(0)
-  layers = attention_layers(run.config)
+  layers = list(run.config.attention_layers)
   chosen = layers if options.layers is None else list(options.layers)
   heads = list(range(run.config.heads) if options.heads is None else options.heads)
   found = found[[layers.index(i) for i in chosen]][:, heads]

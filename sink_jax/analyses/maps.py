@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sink_jax.analyses.angles import chosen_heads
-from sink_jax.analyses.blocks import attention_layers, check_choice
+from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.maps import HeadMaps, head_maps
@@ -28,7 +28,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
     ValueError: a block without attention, a head that there is not, or more than 12 heads.
   """
   check_choice(run.config, options.layers, options.heads)
-  layers = attention_layers(run.config)
+  layers = list(run.config.attention_layers)
   asked = None if options.layers is None else [layers.index(i) for i in options.layers]
   maps = head_maps(run, inputs.tokens)
   if asked is None and options.heads is None:

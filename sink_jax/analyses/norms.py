@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sink_jax.analyses.blocks import attention_layers
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import SinkReport, probe
@@ -50,7 +49,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
   found = {kind: {name: x.tolist() for name, x in own.items()}
            for kind, own in token_norms(report).items()}
-  return {'model': run.name, 'inputs': inputs.description, 'layers': attention_layers(run.config),
+  layers = list(run.config.attention_layers)
+  return {'model': run.name, 'inputs': inputs.description, 'layers': layers,
           **found}
 
 

@@ -22,7 +22,7 @@ class Run:
   name: where it came from. step: training steps done, None if unknown. bos: how its
   inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
   probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
-  folder: of an imported model, where its tokenizer lies.
+  folder: where it was loaded from; its tokenizer is found there.
   """
 
   config: ModelConfig

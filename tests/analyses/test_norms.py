@@ -5,7 +5,6 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import norms
-from sink_jax.analyses.blocks import attention_layers
 from sink_jax.models.config import Layer, Mamba
 from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
                                   small_run)
@@ -54,7 +53,7 @@ def test_the_last_hidden_state_is_taken_before_the_final_norm():
 
 def test_blocks_without_attention_have_hidden_states_alone(tmp_path):
   run = small_run(layers=4, pattern=HYBRID)
-  assert attention_layers(run.config) == [1, 3]
+  assert run.config.attention_layers == (1, 3)
   found = norms.measure(run, random_inputs(), options())
   assert found['layers'] == [1, 3]
   assert [len(found[kind]['ratio']) for kind in norms.KINDS] == [5, 2, 2]
