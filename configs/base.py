@@ -18,7 +18,7 @@ def get_config():
   config.checkpoints_kept = 2  # the newest ones
 
   config.model = ConfigDict()
-  config.model.size = '60m'  # tiny, 60m, 1b; the next keys override it where set
+  config.model.size = '60m'  # tiny, 60m, 1b, 7b, 13b; the next keys override it where set
   config.model.layers = config_dict.placeholder(int)
   config.model.d_model = config_dict.placeholder(int)
   config.model.heads = config_dict.placeholder(int)
@@ -37,7 +37,8 @@ def get_config():
   config.model.dtype = 'bfloat16'  # of activations: bfloat16, float32
   # Of attention: reference, chunked, linear, pallas, cudnn, splash; empty: the platform's best.
   config.model.implementation = config_dict.placeholder(str)
-  config.model.remat = False  # recompute blocks in the backward pass
+  # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all).
+  config.model.remat = 'none'
 
   # One variant of attention; the README explains the slots.
   config.attention = ConfigDict()
@@ -88,6 +89,7 @@ def get_config():
   config.mesh = ConfigDict()
   config.mesh.data = -1  # devices that split the batch; -1: all that remain
   config.mesh.fsdp = 1  # devices that also split the parameters
+  config.mesh.tensor = 1  # devices that split heads and hidden units, not the batch
 
   config.label = ConfigDict()  # where this config is from; reports read it, nothing else does
   config.label.trial = ''

@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--vocab', type=_count, help='default 50432; on a CPU 8192')
 
   one = command('train_step', 'Training steps of a model with AdamW: tokens/s and MFU.')
-  one.add_argument('--size', help='tiny, 60m, 1b (default 60m, on a CPU tiny)')
+  one.add_argument('--size', help='tiny, 60m, 1b, 7b, 13b (default 60m, on a CPU tiny)')
   one.add_argument('--batch', nargs='+', type=_count, help='sequences (default 8 16 32; CPU 4)')
   one.add_argument('--length', type=_count, help='default 2048; on a CPU 256')
   one.add_argument('--vocab', type=_count, help='default 50432; on a CPU 512')
@@ -83,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--implementation', type=_names, default=['default'], metavar='NAMES',
                    help='of attention, several separated by commas; "default" is what this '
                         'machine chooses by itself')
-  one.add_argument('--remat', action='store_true', help='recompute blocks when backpropagating')
+  one.add_argument('--remat', choices=['none', 'save_matmuls', 'save_attention', 'blocks'],
+                   default='none', help='what is recomputed when backpropagating (default none)')
   for slot in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias', 'qk_norm'):
     one.add_argument(f'--attention.{slot}', metavar='VALUE', help=f'config string of the {slot}')
 

@@ -11,9 +11,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.finish import KernelRows
+from sink_jax.kernels.finish import ATTENTION, KernelRows
 from sink_jax.kernels.tile import Tile, row_cotangents
 
 BLOCK = 128  # query rows at a time
@@ -44,7 +45,8 @@ def _forward(spec, q, k, v):
     see = functools.partial(block, keys=k[:, lo:hi], values=v[:, lo:hi], j=jnp.arange(lo, hi))
     parts.append(map_blocks(see, first, (q[:, first:last],))[0])
   out, *stats = (jnp.concatenate(p, 1) for p in zip(*parts))
-  result = KernelRows(out, *(jnp.swapaxes(x[..., 0], 1, 2) for x in stats))
+  rows = KernelRows(out, *(jnp.swapaxes(x[..., 0], 1, 2) for x in stats))
+  result = checkpoint_name(rows, ATTENTION)
   return result, (q, k, v, result)
 
 

@@ -19,6 +19,7 @@ from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.kernels.finish import ATTENTION
 
 _CUDNN_HEAD_DIM = 128
 _SPLASH_HEAD_DIM = 256
@@ -79,8 +80,7 @@ def splash(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *,
            interpret: bool = False):
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped.
 
-  XLA cannot partition the kernel: on several TPUs this goes into a `jax.shard_map` over the
-  batch, with check_vma=False.
+  XLA cannot partition the kernel: on several TPUs this goes into `over_devices`.
 
   Args:
     interpret: run the kernel in Pallas' interpreter, which works on any machine.
@@ -124,7 +124,8 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
   masks = splash_attention.MultiHeadMask([_Lazy(mask, length)] * heads)
   with jax.ensure_compile_time_eval():
     kernel = splash_attention.make_splash_mha(
-        masks, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+        masks, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret,
+        residual_checkpoint_name=ATTENTION)
     return jax.tree.map(np.asarray, kernel)
 
 

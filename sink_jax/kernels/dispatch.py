@@ -12,7 +12,7 @@ from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads
 from sink_jax.kernels import chunked, delegated, flash, linear
 from sink_jax.kernels.finish import finish, finish_softmax
-from sink_jax.kernels.sharded import over_batch
+from sink_jax.kernels.sharded import over_devices
 
 IMPLEMENTATIONS = ('reference', 'chunked', 'linear', 'pallas', 'cudnn', 'splash')
 
@@ -64,10 +64,9 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
     raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
   if name == 'reference':
     return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v, params)
-  if name == 'cudnn':  # it splits its batch over devices by itself
-    out = finish_softmax(spec, delegated.cudnn(spec, q, k, v), params)
-  elif name == 'splash':
-    rows = over_batch(lambda *share: (delegated.splash(spec, *share), ()), q, k, v)[0]
+  if name in ('cudnn', 'splash'):
+    kernel = {'cudnn': delegated.cudnn, 'splash': delegated.splash}[name]
+    rows, = over_devices('bthd bthd bthd -> bthd', lambda *share: (kernel(spec, *share),), q, k, v)
     out = finish_softmax(spec, rows, params)
   else:
     if name == 'chunked':

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from sink_jax.attention.reference import PROXY_EPS, powered
 from sink_jax.attention.spec import AttentionSpec, Dims, slot_score
 
+ATTENTION = 'attention'  # what a rematerialisation policy calls the results of these kernels
+
 
 class KernelRows(NamedTuple):
   """Output of a kernel; every field is differentiable.

@@ -6,11 +6,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels import flash_gpu, flash_tpu
-from sink_jax.kernels.finish import KernelRows
-from sink_jax.kernels.sharded import over_batch
+from sink_jax.kernels.finish import ATTENTION, KernelRows
+from sink_jax.kernels.sharded import over_devices
 from sink_jax.kernels.tile import row_cotangents
 
 _INTERPRETED = flash_tpu  # what runs, slowly, on a platform without kernels
@@ -33,14 +34,16 @@ def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> KernelR
 
 
 def _forward(spec, q, k, v):
-  result = KernelRows(*_on_platform('forward', (spec,), q, k, v))
+  rows = _on_platform('forward', 'bthd bthd bthd -> bthd bht bht', (spec,), q, k, v)
+  result = checkpoint_name(KernelRows(*rows), ATTENTION)
   return result, (q, k, v, result)
 
 
 def _backward(spec, saved, cotangents):
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
-  return _on_platform('backward', (spec,), q, k, v, cotangents.out_BxTxHxDh, *per_row)
+  layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
+  return _on_platform('backward', layout, (spec,), q, k, v, cotangents.out_BxTxHxDh, *per_row)
 
 
 rows.defvjp(_forward, _backward)
@@ -48,7 +51,7 @@ rows.defvjp(_forward, _backward)
 
 def statistics(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh):
   """stat, power_stat and sum_j |f_ij| (B, H, T) float32; the last is zero for exp."""
-  return _on_platform('statistics', (spec,), q_BxTxHxDh, k_BxTxHkvxDh)
+  return _on_platform('statistics', 'bthd bthd -> bht bht bht', (spec,), q_BxTxHxDh, k_BxTxHkvxDh)
 
 
 def columns(spec: AttentionSpec, keys: int, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT,
@@ -57,23 +60,28 @@ def columns(spec: AttentionSpec, keys: int, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT
 
   stat: for exp the logarithm that rows are relative to, f_ij = exp(s_ij - stat_i).
   """
-  return _on_platform('columns', (spec, keys), q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT,
-                      *weights_BxHxT)
+  sums = ' bht' * len(weights_BxHxT)
+  return _on_platform('columns', f'bthd bthd bht{sums} ->{sums}', (spec, keys), q_BxTxHxDh,
+                      k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT)
 
 
-def _on_platform(name, static, *arrays):
+def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
+  # A device that has some of the heads has their slopes.
+  slopes_H = jnp.asarray(static[0].position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
+
   def kernel(module, **options):
-    return lambda *arrays: tuple(getattr(module, name)(*static, *arrays, **options))
+    return lambda slopes, *arrays: tuple(
+        getattr(module, name)(*static, *arrays, slopes_H=slopes, **options))
 
   def share(*arrays):
     with jax.enable_x64(False):  # in which the kernels' positions would be 64 bits wide
       return jax.lax.platform_dependent(
           *arrays, tpu=kernel(flash_tpu), cuda=kernel(flash_gpu),
-          default=kernel(_INTERPRETED, interpret=True)), ()
+          default=kernel(_INTERPRETED, interpret=True))
 
   @jax.custom_jvp
   def call(*arrays):
-    return over_batch(share, *arrays)[0]
+    return over_devices(f'h {layout}', share, slopes_H, *arrays)
 
   @call.defjvp
   def refuse(primals, tangents):
@@ -82,4 +90,4 @@ def _on_platform(name, static, *arrays):
     raise NotImplementedError(
         f"{what} by implementation 'pallas': use implementation='chunked'.")
 
-  return call(*arrays)
+  return call(q_BxTxHxDh, *arrays)

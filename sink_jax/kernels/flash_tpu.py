@@ -24,9 +24,9 @@ def unsupported(head_dim: int) -> str | None:
   return None
 
 
-def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, interpret=False):
+def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
+  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   out, stats = program.over_queries(
       functools.partial(_forward_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh)],
@@ -35,9 +35,9 @@ def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, interpret=False):
   return program.tokens_first(out), *program.split(stats)
 
 
-def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret=False):
+def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=True)
+  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
   stats, = program.over_queries(
       functools.partial(_statistics_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh)], [program.per_row(3)],
@@ -46,9 +46,9 @@ def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret=False):
 
 
 def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_BxHxT,
-             interpret=False):
+             slopes_H=None, interpret=False):
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
+  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   inputs = [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh),
             program.queries(do_BxTxHxDh), program.rows(rows_BxHxT)]
   dq, = program.over_queries(
@@ -62,12 +62,13 @@ def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_Bx
           program.tokens_first(dv, turned=False))
 
 
-def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, interpret=False):
+def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, slopes_H=None,
+            interpret=False):
   """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
 
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
+  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   zeros = [jnp.zeros_like(stat_BxHxT)] * (SUBLANES - len(weights_BxHxT))
   sums, = program.over_keys(
       functools.partial(_columns_kernel, program.tile),

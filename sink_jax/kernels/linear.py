@@ -15,11 +15,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.mask import Causal
 from sink_jax.attention.similarity import Linear
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.finish import KernelRows
+from sink_jax.kernels.finish import ATTENTION, KernelRows
 
 # Tokens at a time. A block costs O(block Dh) per token beside the O(Dh^2) of the running
 # sum, so about Dh is best; the usual Dh are 64 to 128, and matrix units want 128.
@@ -51,7 +52,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> KernelR
     stat = jnp.zeros((batch, heads, length), jnp.float32)
   else:
     stat = _row_sums(q_BxTxHxDh, k_BxTxHkvxDh)
-  return KernelRows(out, stat, stat)
+  return checkpoint_name(KernelRows(out, stat, stat), ATTENTION)
 
 
 @jax.checkpoint  # else the running sum of the keys would be stored, twice the size of bf16 keys

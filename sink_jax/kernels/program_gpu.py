@@ -49,10 +49,11 @@ class Program:
   """Blocks, grid and loops of a kernel for one set of queries and keys.
 
   A program owns one tile of queries or keys of one head and goes through the tiles of the
-  other kind. Inputs and outputs are (array or shape, BlockSpec).
+  other kind. Inputs and outputs are (array or shape, BlockSpec). slopes_H: of the position
+  bias, where the heads are a part of the model's; None for those of so many heads.
   """
 
-  def __init__(self, kernel, spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=False):
+  def __init__(self, kernel, spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=False):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     limit = min(limit for limit in BLOCKS[kernel] if head_dim <= limit)
@@ -65,6 +66,7 @@ class Program:
     self.parts, self.tiles = 1, self.padded // self.blocks.own
     self.owns_queries = kernel in ('forward', 'dq')
     self.per_head, self.interpret = kernel != 'dkv', interpret
+    self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
 
   def only(self, keys):
     """Takes the first `keys` keys only, the queries of each tile in parts if they are few."""
@@ -141,8 +143,7 @@ class Program:
     # causal mask, are left out of the program.
     self.head = bool((ranges.first < ranges.first_full).any())
     self.tail = bool((ranges.last_full < ranges.last).any())
-    tables = jnp.asarray(np.stack(ranges)), jnp.asarray(
-        self.tile.spec.position.slopes(self.heads), jnp.float32)
+    tables = jnp.asarray(np.stack(ranges)), jnp.asarray(self.slopes_H, jnp.float32)
     table = lambda x: pl.BlockSpec(x.shape, lambda n, h, b: (0,) * x.ndim)
     call = pl.pallas_call(
         functools.partial(kernel, self),

@@ -22,15 +22,17 @@ class Program:
   """Layouts and grids of the kernels for one set of queries and keys.
 
   Inputs and outputs are (array or shape, block, axis) with axis 'queries' or 'keys': a
-  block is chosen by (batch, head) and its number along that axis.
+  block is chosen by (batch, head) and its number along that axis. slopes_H: of the position
+  bias, where the heads are a part of the model's; None for those of so many heads.
   """
 
-  def __init__(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, interpret, sizes=False):
+  def __init__(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=False):
     self.batch, self.length, self.heads, self.head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     self.block = min(_BLOCK, -(-self.length // _LANES) * _LANES)
     self.padded = -(-self.length // self.block) * self.block
     self.interpret = interpret
+    self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
     self.tile = Tile(spec, self.head_dim, axis=0, sizes=sizes and not spec.similarity.exponential,
                      length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
@@ -118,8 +120,8 @@ class Program:
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel',) * (len(grid) - loops) + (_LOOP,) * loops),
         interpret=self.interpret)
-    slopes = jnp.asarray(self.tile.spec.position.slopes(self.heads), jnp.float32)
-    return call(jnp.asarray(np.stack(ranges)), slopes, *(x for x, _, _ in inputs))
+    slopes_H = jnp.asarray(self.slopes_H, jnp.float32)
+    return call(jnp.asarray(np.stack(ranges)), slopes_H, *(x for x, _, _ in inputs))
 
   def _heads_first(self, x_BxTxHxDh):
     x = jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padded - self.length), (0, 0), (0, 0)))

@@ -1,8 +1,8 @@
-"""Running a function on every device's share of a batch.
+"""Running a function on every device's share of a batch and of the heads.
 
 Kernels are opaque to the compiler's partitioner, which would gather their inputs on every
 device, and sums in a loop would cross the devices at every turn. The mesh is the one in
-context, `in_mesh`.
+context, `in_mesh`: its axis 'tensor' splits heads, all others split the batch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import math
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+_TENSOR = 'tensor'
+
 
 @contextlib.contextmanager
 def in_mesh(mesh):
-  """A context, or decorator, in which kernels find the mesh to split their batch over."""
+  """A context, or decorator, in which kernels find the mesh to split their inputs over."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh else contextlib.nullcontext():
     yield
 
@@ -28,45 +30,67 @@ def mesh_of(arrays):
   return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
-def on_batch(x):
-  """x, split over the devices by its first axis where that divides: says it to the compiler.
+def placed(layout: str, x):
+  """x, split as the letters of its axes say, see `over_devices`: says it to the compiler.
 
-  Without a word it may carry the layout of sharded parameters over to activations.
+  Without a word it may carry the layout of parameters, or of what the loss splits, over to
+  activations.
   """
-  axes, devices = _mesh()
-  if devices == 1 or x.shape[0] % devices:
+  sizes = _axes()
+  if math.prod(sizes.values()) == 1:
     return x
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
+  over = _splits(sizes, [layout], [x])
+  # A batch that does not divide is the compiler's to split.
+  axes = {'b': over['b'] or PartitionSpec.UNCONSTRAINED, 'h': over['h'] or None}
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(axes.get, layout)))
 
 
-def over_batch(f, *arrays, whole=()):
-  """Calls f(*arrays, *whole), each device with its share of the first axis of `arrays`.
+def over_devices(layout: str, f, *arrays):
+  """Calls f(*arrays) on every device with its share of them.
 
-  f returns (results with the batch as first axis, totals); totals are summed over devices.
-  A batch that does not divide among the devices, such as that of a small probe, is
-  computed by every device as a whole.
+  layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b' is
+  split over the axes of the mesh for batches, 'h' over 'tensor': heads, or what is to be
+  treated as they are. Other letters are not split; a dot stands for no axes. A result without
+  'b' or 'h' is a sum over the devices among which an array with that letter was split. Where an
+  axis does not divide, such as the batch of a small probe, every device computes the whole.
   """
-  axes, devices = _mesh()
-  if devices == 1:
-    return f(*arrays, *whole)
-  split = arrays[0].shape[0] % devices == 0
-  batch = PartitionSpec(axes) if split else PartitionSpec()
+  sizes = _axes()
+  if math.prod(sizes.values()) == 1:
+    return f(*arrays)
+  inputs, outputs = ([part.strip('.') for part in side.split()] for side in layout.split('->'))
+  over = _splits(sizes, inputs, arrays)
+  spec = lambda axes: PartitionSpec(*(over.get(letter) or None for letter in axes))
+
+  def total(axes, x):
+    names = [name for letter in 'bh' if letter not in axes and letter in ''.join(inputs)
+             for name in over[letter]]
+    return jax.lax.psum(x, tuple(names)) if names else x
 
   def share(*inputs):
-    results, totals = f(*inputs)
-    return results, jax.lax.psum(totals, axes) if split else totals
+    return tuple(map(total, outputs, f(*inputs)))
 
   return jax.shard_map(
-      share, in_specs=(batch,) * len(arrays) + (PartitionSpec(),) * len(whole),
-      out_specs=(batch, PartitionSpec()), axis_names=set(axes), check_vma=False)(*arrays, *whole)
+      share, in_specs=tuple(map(spec, inputs)), out_specs=tuple(map(spec, outputs)),
+      axis_names=set(sizes), check_vma=False)(*arrays)
 
 
-def _mesh():
-  """Axes of the mesh in context that may still be split, and their number of devices."""
+def _splits(sizes, layouts, arrays):
+  """{letter: axes of the mesh that split it}, none where one of its lengths does not divide."""
+  over = {'b': tuple(name for name in sizes if name != _TENSOR),
+          'h': tuple(name for name in sizes if name == _TENSOR)}
+  for letter, names in over.items():
+    devices = math.prod(sizes[name] for name in names)
+    if any(x.shape[axes.index(letter)] % devices
+           for axes, x in zip(layouts, arrays) if letter in axes):
+      over[letter] = ()
+  return over
+
+
+def _axes():
+  """{axis: devices} of the mesh in context, those that may still be split."""
   mesh = jax.sharding.get_abstract_mesh()
   if AxisType.Explicit in mesh.axis_types:
     raise NotImplementedError('explicit mesh axes: make the mesh with axis_types Auto, as '
                               'sink_jax.train.sharding.make_mesh does.')
-  axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types)
-               if kind == AxisType.Auto)
-  return axes, math.prod(mesh.shape[name] for name in axes)
+  return {name: mesh.shape[name] for name, kind in zip(mesh.axis_names, mesh.axis_types)
+          if kind == AxisType.Auto}

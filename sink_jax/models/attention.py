@@ -12,6 +12,7 @@ from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
 from sink_jax.kernels.dispatch import attend, choose, unsupported
 from sink_jax.kernels.importance import Importance, streaming_importance
+from sink_jax.kernels.sharded import placed
 from sink_jax.models.cache import AttentionCache, Step
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import Linear, initializer
@@ -33,9 +34,9 @@ class Attention(nn.Module):
     tokens see what the cache holds, and are written where the step says.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
-    heads = lambda n, name: Linear(
+    heads = lambda n, name: placed('bthd', Linear(
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
-            *x_BxTxD.shape[:2], n, dims.head_dim)
+            *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
@@ -54,11 +55,12 @@ class Attention(nn.Module):
                           implementation=config.implementation)
     else:
       o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, step.queries_L, step.keys_C)
+    o_BxTxHxDh = placed('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)
     else:
       o = o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
-    out = Linear(config.d_model, config, group='out', name='out')(o)
+    out = placed('btd', Linear(config.d_model, config, group='out', name='out')(o))
     if want is None:
       return out, None, cache
     return out, self._record(want, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params), cache

@@ -20,6 +20,7 @@ CHOICES = {
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
     'dtype': ('bfloat16', 'float32'),
+    'remat': ('none', 'save_matmuls', 'save_attention', 'blocks'),
 }
 
 
@@ -90,7 +91,16 @@ class ModelConfig:
     model files write: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
   dtype: of activations; norms, row statistics and logits are float32, and parameters too, but
     for those of models imported in bfloat16.
-  implementation: of attention, see `attend`. remat: recompute blocks when backpropagating.
+  implementation: of attention, see `attend`.
+  remat: what the backward pass recomputes instead of keeping it. In values per token and
+    block, D = d_model, A = heads x head_dim, K = kv_heads x head_dim, F = ffn_hidden, of 2
+    bytes each in bfloat16, is kept with
+    'none': everything that a gradient needs, more than below, whatever XLA makes of it;
+    'save_matmuls': the block's input, what comes out of linear layers and attention:
+      2 D + 2 A + 2 K + 2 F (gated; else F); recomputes norms, rotations and activations;
+    'save_attention': D + A, and two float32 statistics per head; recomputes all else;
+    'blocks': D, the block's input; recomputes the block.
+    A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
   """
 
   layers: int
@@ -117,7 +127,7 @@ class ModelConfig:
   init: str = 'torch_default'
   dtype: str = 'bfloat16'
   implementation: str | None = None
-  remat: bool = False
+  remat: str = 'none'
 
   def __post_init__(self):
     for name, allowed in CHOICES.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from sink_jax.kernels.sharded import in_mesh, mesh_of
 from sink_jax.models.config import ModelConfig
@@ -51,10 +52,17 @@ class Run:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(config, mesh, params, tokens):
   with in_mesh(mesh):
-    return Transformer(config).apply({'params': params}, tokens)
+    return _readable(mesh, Transformer(config).apply({'params': params}, tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _record(config, want, mesh, params, tokens):
   with in_mesh(mesh):
-    return Transformer(config).apply({'params': params}, tokens, want)[1]
+    return _readable(mesh, Transformer(config).apply({'params': params}, tokens, want)[1])
+
+
+def _readable(mesh, results):
+  """Whole on every device, where a process does not reach all devices."""
+  if mesh is None or jax.process_count() == 1:
+    return results
+  return jax.lax.with_sharding_constraint(results, PartitionSpec())

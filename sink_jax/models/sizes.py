@@ -12,11 +12,14 @@ import jax.numpy as jnp
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
-# '60m' and '1b' are the paper's (Section 4, Section 7.4); 'tiny' is for two CPU cores.
+# '60m' and '1b' are the paper's (Section 4, Section 7.4), '7b' and '13b' LLaMA-2's (Touvron et
+# al. 2023); 'tiny' is for two CPU cores.
 SIZES = {
     'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
     '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
     '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
+    '7b': dict(layers=32, d_model=4096, heads=32, ffn_hidden=11008),
+    '13b': dict(layers=40, d_model=5120, heads=40, ffn_hidden=13824),
 }
 
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.kernels.sharded import on_batch
+from sink_jax.kernels.finish import ATTENTION
+from sink_jax.kernels.sharded import placed
 from sink_jax.models.attention import Attention, norm
 from sink_jax.models.cache import Memory, Step
 from sink_jax.models.config import Layer, ModelConfig
@@ -18,6 +19,22 @@ from sink_jax.models.experts import MixtureOfExperts
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.record import LayerRecord, Record, Want
+
+
+def _attention_saveable(primitive, *arguments, **params):
+  """Results of attention; cuDNN's have no name, but a primitive of their own."""
+  named = jax.checkpoint_policies.save_only_these_names(ATTENTION)
+  return primitive.name.startswith('dot_product_attention_fwd') or named(
+      primitive, *arguments, **params)
+
+
+# What `remat` keeps of a block beside its input.
+SAVED = {
+    'blocks': jax.checkpoint_policies.nothing_saveable,
+    'save_attention': _attention_saveable,
+    'save_matmuls': jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _attention_saveable),
+}
 
 
 class Block(nn.Module):
@@ -45,7 +62,7 @@ class Block(nn.Module):
       x = norm1(h_BxTxD + o)
       before = x + ffn(x)
       out = norm2(before)
-    out = on_batch(out)
+    out = placed('btd', out)
     if want is None:
       return out, (None, cache)
     tokens = slice(config.sink_tokens, None)
@@ -114,7 +131,7 @@ class Transformer(nn.Module):
     positions_T = np.arange(inputs.shape[1]) if step is None else (
         step.queries_L - config.sink_tokens)
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
-    h_BxTxD = on_batch(h_BxTxD.astype(dtype))
+    h_BxTxD = placed('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
       sinks_SxD = self.param('sink_tokens', initializer('embedding', config),
                              (config.sink_tokens, config.d_model), jnp.float32)
@@ -124,8 +141,9 @@ class Transformer(nn.Module):
     h0_BxTxD = h_BxTxD
     period = Block if len(config.pattern) == 1 else Period
     options = {'layer': config.pattern[0]} if period is Block else {}
-    if config.remat:
-      period = nn.remat(period, prevent_cse=False, static_argnums=(2,))
+    if config.remat != 'none':
+      period = nn.remat(period, prevent_cse=False, static_argnums=(2,),
+                        policy=SAVED[config.remat])
     blocks = nn.scan(period, variable_axes={'params': 0}, split_rngs={'params': True},
                      length=config.layers // len(config.pattern),
                      in_axes=(nn.broadcast, 0, nn.broadcast))(config, **options, name='blocks')
@@ -138,7 +156,7 @@ class Transformer(nn.Module):
     if config.norm_location == 'pre':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if not unembed:
-      return h_BxTxD
+      return placed('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
     if memory is not None:
       return logits[:, 0], memory

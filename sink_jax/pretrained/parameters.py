@@ -32,7 +32,7 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
     shapes: the tree of shapes, from `parameter_shapes`.
     prefix: names in the files may lack it, in a checkpoint of the bare model.
     ignored: full-match patterns of names of tensors that hold no parameters.
-    mesh: with the axes data and fsdp, see `state_shardings`; None for a single device.
+    mesh: with the axes data, fsdp and tensor, see `state_shardings`; None for a single device.
 
   Raises:
     ValueError: tensors are missing, unknown or of another shape or dtype, or a file is damaged.

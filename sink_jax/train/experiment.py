@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.interventions import Intervention
@@ -16,6 +15,7 @@ from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
 from sink_jax.models.sizes import sized
 from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
+from sink_jax.train.sharding import check_tensor, mesh_sizes
 
 class NotExpressible(ValueError):
   """A trial has no counterpart at this budget, such as a window smaller than one token.
@@ -28,8 +28,9 @@ class NotExpressible(ValueError):
 
 # Keys that may differ when a run is resumed: they change where and how often things
 # happen, not what is computed.
-RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'log_every', 'checkpoint_every',
-             'checkpoints_kept', 'label.trial', 'label.budget', 'label.protocol')
+RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'log_every',
+             'checkpoint_every', 'checkpoints_kept', 'label.trial', 'label.budget',
+             'label.protocol')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ class MeshConfig:
 
   data: int = -1
   fsdp: int = 1
+  tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +120,14 @@ class Experiment:
     """The model, for data of this vocabulary (or these features).
 
     Raises:
-      ValueError: the tokenizer's vocabulary exceeds the model's.
+      ValueError: the tokenizer's vocabulary exceeds the model's, or a value is none of a model.
     """
+    try:
+      return self._model_config(vocab_size, input_features, output_features)
+    except (TypeError, OverflowError) as error:
+      raise ValueError(f'a value of model has the wrong type: {error}.') from None
+
+  def _model_config(self, vocab_size, input_features, output_features):
     options = {k: v for k, v in self.model.items() if v is not None}
     if vocab_size:
       wanted = options.setdefault('vocab_size', vocab_size)
@@ -131,14 +139,18 @@ class Experiment:
     return sized(**options, attention=self.attention)
 
   def check_devices(self) -> None:
-    """Raises a ValueError if the devices do not divide a micro-batch."""
-    devices, sequences = jax.device_count(), self.batch_size // self.microbatches
+    """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model."""
+    data, fsdp, tensor = mesh_sizes(self.mesh.data, self.mesh.fsdp, self.mesh.tensor)
+    devices, sequences = data * fsdp, self.batch_size // self.microbatches
     if sequences % devices:
       fitting = max(1, round(sequences / devices)) * devices * self.microbatches
+      splitting = f'{devices} devices' if tensor == 1 else f'{devices} groups of {tensor} devices'
       raise ValueError(
-          f'{devices} devices do not divide a micro-batch of {sequences} sequences '
+          f'{splitting} do not divide a micro-batch of {sequences} sequences '
           f'(batch_size {self.batch_size} / microbatches {self.microbatches}): use '
           f'batch_size = {fitting}, or other microbatches.')
+    if tensor > 1:  # the vocabulary, which may not be known yet, plays no part
+      check_tensor(self.model_config(self.model['vocab_size'] or 1), tensor)
 
 
 def from_dict(config: Mapping[str, Any]) -> Experiment:

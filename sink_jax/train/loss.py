@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
-from sink_jax.kernels.sharded import over_batch
+from sink_jax.kernels.sharded import over_devices
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
@@ -46,16 +46,18 @@ def training_weights(weights_BxT, config: ModelConfig):
 def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
-  Every device goes through its own sequences, a few positions of each at a time.
+  Every device goes through its own sequences, a few positions of each at a time; the devices
+  of a tensor group, which all have h, take a share of its positions each.
   Differentiable in h and W: their gradients are computed along with the loss, so that no
   logits are computed twice.
   """
   def share(h, targets, weights, kernel):
     chunk = lambda *chunks: (_chunk_loss(*chunks, kernel)[0], None)
-    return (), _over_chunks(chunk, kernel.shape[1], h, targets, weights)[0]
+    return _over_chunks(chunk, kernel.shape[1], h, targets, weights)[:1]
 
-  return over_batch(share, h_BxTxD, targets_BxT, weights_BxT,
-                    whole=(kernel_DxV.astype(h_BxTxD.dtype),))[1]
+  # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
+  return over_devices('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
+                      kernel_DxV.astype(h_BxTxD.dtype))[0]
 
 
 def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
@@ -69,11 +71,11 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, product('btd,btv->dv', h, dlogits)), dh
 
-    totals, dh = _over_chunks(chunk, kernel.shape[1], h, targets, weights)
-    return dh, totals
+    (loss, dkernel), dh = _over_chunks(chunk, kernel.shape[1], h, targets, weights)
+    return loss, dkernel, dh
 
-  dh, (loss, dkernel) = over_batch(share, h_BxTxD, targets_BxT, weights_BxT,
-                                   whole=(kernel_DxV.astype(h_BxTxD.dtype),))
+  loss, dkernel, dh = over_devices('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
+                                   weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 

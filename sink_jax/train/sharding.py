@@ -1,27 +1,85 @@
-"""Meshes and the rule that lays arrays out on them."""
+"""Meshes and the rule that lays arrays out on them.
+
+A batch is split over 'data' and 'fsdp'. Parameters, and what the optimiser keeps of each,
+are split over 'tensor' by this table, and over 'fsdp' along the larger one of their last two
+axes, or along the other one if 'tensor' has the larger:
+
+  | parameter                                             | 'tensor' splits        |
+  |-------------------------------------------------------|------------------------|
+  | of attention: query, key, value and their biases      | heads, in the outputs  |
+  |   out                                                 | heads, in the inputs   |
+  |   k*, v* and the logit of the sink                    | heads, if not shared   |
+  | of feed-forward networks: w1, w2 and their biases     | their outputs          |
+  |   w_out                                               | its inputs             |
+  | all others: embeddings, norms, biases of out and      | nothing                |
+  |   w_out, Mamba mixers, experts ...                    |                        |
+
+The devices of a tensor group thus have the same sequences and some of the heads and hidden
+units each; they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis
+that does not divide is not split, and the axis of the layers never is.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from sink_jax.models.config import ModelConfig
 
-def make_mesh(data: int = -1, fsdp: int = 1) -> Mesh:
-  """A (data, fsdp) mesh over all devices; -1 takes the devices that remain.
+# How a parameter's path ends, its number of axes with that of the layers (experts have one
+# more), and the axis that 'tensor' splits.
+_TENSOR = (
+    (r'attention/(query|key|value)/kernel', 3, 2),
+    (r'attention/(query|key|value)/bias', 2, 1),
+    (r'attention/out/kernel', 3, 1),
+    (r'attention/kv_bias_(key|value)', 3, 1),
+    (r'attention/kv_bias_logit', 2, 1),
+    (r'ffn/w[12]/kernel', 3, 2),
+    (r'ffn/w[12]/bias', 2, 1),
+    (r'ffn/w_out/kernel', 3, 1),
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+  """A (data, fsdp, tensor) mesh over all devices; -1 takes the devices that remain.
+
+  Devices of a tensor group are neighbours: of one process, or on a TPU of one another.
 
   Raises:
     ValueError: the sizes do not multiply to the number of devices.
   """
-  count = jax.device_count()
-  sizes = [data, fsdp]
+  sizes = mesh_sizes(data, fsdp, tensor)
+  # jax.make_mesh has no mesh for some sizes on a TPU whose axes are larger than they are.
+  devices = mesh_utils.create_device_mesh(sizes, allow_split_physical_axes=True)
+  return Mesh(devices, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+
+
+def mesh_sizes(data: int, fsdp: int, tensor: int) -> tuple[int, int, int]:
+  """The sizes of a mesh over all devices, without -1; raises as `make_mesh` does."""
+  count, sizes = jax.device_count(), [data, fsdp, tensor]
   if sizes.count(-1) == 1:
     sizes[sizes.index(-1)] = count // max(1, -math.prod(sizes))
   if min(sizes) < 1 or math.prod(sizes) != count:
-    raise ValueError(f'mesh.data = {data} and mesh.fsdp = {fsdp} do not fit {count} devices: '
-                     'their product must be the number of devices (-1: the rest).')
-  return jax.make_mesh(sizes, ('data', 'fsdp'), axis_types=(AxisType.Auto,) * 2)
+    raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
+                     f'fit {count} devices: their product must be the number of devices (-1: the '
+                     'rest).')
+  return tuple(sizes)
+
+
+def check_tensor(config: ModelConfig, tensor: int) -> None:
+  """Raises a ValueError where a model cannot be split over a 'tensor' axis of this size."""
+  sizes = {'heads': config.heads, 'kv_heads': config.dims.kv_heads}
+  if config.ffn != 'none' and any(not layer.experts for layer in config.pattern):
+    sizes['ffn_hidden'] = config.ffn_hidden
+  for name, size in sizes.items():
+    if size % tensor:
+      fitting = math.gcd(*sizes.values())
+      raise ValueError(f'mesh.tensor = {tensor} does not divide model.{name} = {size}: this '
+                       f'model takes mesh.tensor = {fitting}, or a divisor of it.')
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -29,24 +87,29 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Sequences are split over all devices."""
+  """Sequences are split over 'data' and 'fsdp', the same on all devices of a tensor group."""
   return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
 
 
 def state_shardings(mesh: Mesh, state):
-  """Shardings of parameters and optimiser state, from their shapes alone.
+  """Shardings of parameters and optimiser state, from their paths and shapes alone.
 
-  An array is split over 'fsdp' along its largest axis that divides evenly, looking at
-  the last two axes (a layer axis stays whole); small and odd arrays are replicated.
+  'fsdp' splits the largest of the last two axes that divides and is not split yet; small and
+  odd arrays are replicated.
   """
-  parts = mesh.shape['fsdp']
+  def rule(path, x):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    axes = [None] * x.ndim
+    for pattern, ndim, axis in _TENSOR:
+      # The optimiser's arrays end with the path of their parameter.
+      if x.ndim == ndim and re.search(f'(^|/){pattern}$', name):
+        if mesh.shape['tensor'] > 1 and x.shape[axis] % mesh.shape['tensor'] == 0:
+          axes[axis] = 'tensor'
+    first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)  # of these arrays the first: layers
+    free = [a for a in range(first, x.ndim)
+            if not axes[a] and x.shape[a] % mesh.shape['fsdp'] == 0]
+    if x.ndim > 1 and free and mesh.shape['fsdp'] > 1:
+      axes[max(free, key=lambda a: x.shape[a])] = 'fsdp'
+    return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
 
-  def rule(x):
-    axes = [a for a in range(max(0, x.ndim - 2), x.ndim) if x.shape[a] % parts == 0]
-    if parts == 1 or x.ndim < 2 or not axes:
-      return replicated(mesh)
-    split = max(axes, key=lambda a: x.shape[a])
-    return NamedSharding(mesh, PartitionSpec(*(
-        'fsdp' if a == split else None for a in range(x.ndim))))
-
-  return jax.tree.map(rule, state)
+  return jax.tree_util.tree_map_with_path(rule, state)

@@ -12,7 +12,8 @@ from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
-from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
+from sink_jax.train.sharding import (
+    batch_sharding, check_tensor, replicated, state_shardings)
 
 
 class TrainState(NamedTuple):
@@ -22,7 +23,12 @@ class TrainState(NamedTuple):
 
 
 def state_layout(config: ModelConfig, optimizer: optax.GradientTransformation, mesh):
-  """The state as shapes with shardings: what a checkpoint is restored into."""
+  """The state as shapes with shardings: what a checkpoint is restored into.
+
+  Raises:
+    ValueError: the tensor axis of the mesh does not divide the heads or hidden units.
+  """
+  check_tensor(config, mesh.shape['tensor'])
   shapes = jax.eval_shape(lambda: _fresh(config, optimizer, 0))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))

@@ -171,7 +171,7 @@ def test_sweep_leaves_the_table_as_it_was():
     (['importance', '--variant=tanh'], '--variant: unknown'),
     (['importance', '--length', '2'], '--keys=4'),
     (['loss', '--tokens=8'], '8,2048'),
-    (['train_step', '--size=7b'], 'tiny, 60m, 1b'),
+    (['train_step', '--size=70b'], 'tiny, 60m, 1b, 7b, 13b'),
     (['train_step', '--implementation=flash'], 'chunked'),
     (['train_step', '--attention.mask=Block()'], 'Causal'),
     (['correctness', '--share=4/4'], '0/4'),

@@ -1,5 +1,7 @@
 """The whole training step of the paper's models, compiled for all devices of a small slice."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,33 +18,58 @@ from tests.compile import targets
 LENGTH = 2048
 
 
-def compile_step(target, size, sequences, split_parameters, remat):
-  """The training step on the devices of the target's topology, for `sequences` on each."""
+def compile_step(target, size, sequences, sizes, remat, implementation='pallas'):
+  """The training step on the devices of the target's topology, for `sequences` in all.
+
+  sizes: (data, fsdp, tensor) of the mesh.
+  """
   devices = np.array(targets.topology_devices(target))
-  shape = (1, -1) if split_parameters else (-1, 1)
-  mesh = Mesh(devices.reshape(shape), ('data', 'fsdp'), axis_types=(AxisType.Auto,) * 2)
-  config = sized(size, vocab_size=50432, implementation='pallas', remat=remat)
+  mesh = Mesh(devices.reshape(sizes), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+  config = sized(size, vocab_size=50432, implementation=implementation, remat=remat)
   optimizer = make_optimizer(OptimizerConfig(), 1000)
-  one = lambda dtype: jax.ShapeDtypeStruct(
-      (sequences * len(devices), LENGTH), dtype, sharding=batch_sharding(mesh))
+  one = lambda dtype: jax.ShapeDtypeStruct((sequences, LENGTH), dtype,
+                                           sharding=batch_sharding(mesh))
   return targets.compile_for(
       target, make_train_step(config, optimizer, mesh), state_layout(config, optimizer, mesh),
       Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)))
 
 
-@pytest.mark.parametrize('size, sequences, split_parameters, remat', [
-    pytest.param('60m', 4, False, False, id='60m'),
-    pytest.param('60m', 16, False, True, id='60m-remat', marks=pytest.mark.full),
-    pytest.param('1b', 2, True, True, id='1b-remat', marks=pytest.mark.full),
+def collectives(compiled):
+  """{kind: {shape: how often the program has it}} of what devices tell each other."""
+  found = {}
+  program = re.sub(r'\{[^{}]*\}|/\*.*?\*/', '', compiled.as_text())
+  for shapes, kind in re.findall(
+      r'= (\([^()]*\)|\S+) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)'
+      r'(?:-start)?\(', program):
+    for shape in re.findall(r'\w+\[[^]]*\]', shapes):
+      counts = found.setdefault(kind, {})
+      counts[shape] = counts.get(shape, 0) + 1
+  return found
+
+
+@pytest.mark.parametrize('size, sequences, sizes, remat', [
+    pytest.param('60m', 4, (-1, 1, 1), 'none', id='60m'),
+    pytest.param('60m', 4, (-1, 2, 2), 'none', id='60m-tensor', marks=pytest.mark.full),
+    pytest.param('60m', 16, (-1, 1, 1), 'blocks', id='60m-remat', marks=pytest.mark.full),
+    pytest.param('1b', 2, (1, -1, 1), 'blocks', id='1b-remat', marks=pytest.mark.full),
+    pytest.param('1b', 2, (-1, 2, 2), 'blocks', id='1b-tensor', marks=pytest.mark.full),
 ])
-def test_training_fits_the_device(target, size, sequences, split_parameters, remat, note):
-  compiled = compile_step(target, size, sequences, split_parameters, remat)
+def test_training_fits_the_device(target, size, sequences, sizes, remat, note):
+  """sequences: on each device, or for each where a group of them shares the same."""
+  devices = len(targets.topology_devices(target))
+  compiled = compile_step(target, size, sequences * devices, sizes, remat)
   needed = targets.memory(compiled)
-  note(target=target, model=size, sequences=sequences, remat=remat, **{
-      f'{name}_gib': round(x / targets.GIB, 2) for name, x in needed._asdict().items()})
+  between = collectives(compiled)
+  note(target=target, model=size, sequences=sequences, mesh=sizes, remat=remat, **{
+      f'{name}_gib': round(x / targets.GIB, 2) for name, x in needed._asdict().items()},
+       collectives=between)
   assert needed.arguments + needed.temporaries < targets.HBM_BYTES[target]
-  program = compiled.as_text()
-  assert ('triton' if target == 'h200' else 'tpu_custom_call') in program
-  if not split_parameters:  # devices meet only to add up: each attends to its own sequences
-    assert 'all-reduce' in program
-    assert 'all-gather' not in program and 'all-to-all' not in program
+  assert ('triton' if target == 'h200' else 'tpu_custom_call') in compiled.as_text()
+  assert 'all-reduce' in between
+  if sizes[1:] == (1, 1):  # devices meet only to add up: each attends to its own sequences
+    assert not {'all-gather', 'all-to-all'} & between.keys()
+  if sizes[2] > 1:  # parameters are gathered, and once the gradient that leaves the loss
+    assert 'all-to-all' not in between
+    activations = {shape: n for shape, n in between.get('all-gather', {}).items()
+                   if f',{LENGTH},' in shape}
+    assert sum(activations.values()) <= 1, activations

@@ -14,6 +14,7 @@ import sink_jax as sj
 from sink_jax.attention import reference
 from sink_jax.attention.mask import Mask
 from sink_jax.kernels import delegated
+from sink_jax.models.transformer import SAVED
 
 MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=5), sj.Prefix(length=200)]
 
@@ -164,8 +165,8 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
   assert '2048x2048' not in text  # neither scores nor a mask of T x T
 
 
-def cudnn_calls(monkeypatch, f, inputs):
-  """{custom call: what it configures} of a lowering for CUDA.
+def cudnn_calls(monkeypatch, f, inputs, kind=dict):
+  """{custom call: what it configures} of a lowering for CUDA, or a list of the calls.
 
   jax asks for the version of cuDNN while it traces, which a CPU installation cannot tell.
   Nothing else needs a GPU.
@@ -177,6 +178,8 @@ def cudnn_calls(monkeypatch, f, inputs):
   text = jax.jit(f).trace(*inputs).lower(lowering_platforms=('cuda',)).as_text()
   assert '2048x2048' not in text
   calls = re.findall(r'custom_call @(\S+?)\(.*?backend_config = "(.*?)"[,}]', text)
+  if kind is list:
+    return [name for name, _ in calls]
   return {name: json.loads(config.replace(r'\22', '"'))['cudnn_fmha_backend_config']
           for name, config in calls}
 
@@ -197,6 +200,15 @@ def test_cudnn_is_called_with_the_mask(monkeypatch, mask, window):
     assert config['dropout_rate'] == 0
   out = jax.eval_shape(f, *inputs)
   assert out.shape == inputs[0].shape and out.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('policy, forward', [('save_attention', 1), ('blocks', 2)])
+def test_results_of_cudnn_can_be_kept(monkeypatch, policy, forward):
+  f = functools.partial(delegated.cudnn, softmax())
+  block = jax.checkpoint(lambda *x: jnp.sin(f(*x)).sum(), policy=SAVED[policy])
+  step = jax.value_and_grad(block, argnums=(0, 1, 2))
+  names = cudnn_calls(monkeypatch, step, shapes(kv_heads=2), list)
+  assert sorted(names) == ['__cudnn$fmhaSoftmax'] * forward + ['__cudnn$fmhaSoftmaxBackward']
 
 
 @pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=7),

@@ -150,7 +150,7 @@ def test_the_first_keys_alone(kernels):
 def test_few_columns_are_summed_in_parts(monkeypatch):
   use('gpu', monkeypatch)
   q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
-  program = program_gpu.Program('columns', sj.AttentionSpec(), q, k, True)
+  program = program_gpu.Program('columns', sj.AttentionSpec(), q, k, None, True)
   program.only(4)
   assert program.parts > 1
   parts = sj.streaming_importance(sj.AttentionSpec(), q, k, keys=4, implementation='pallas')

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.kernels import dispatch
 from sink_jax.models.config import FFNS
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
@@ -34,6 +35,11 @@ def logits(config, params, inputs):
 def test_parameter_counts_of_the_paper(size, body, total):
   assert sj.parameter_count(size=size, embeddings=False) == body
   assert sj.parameter_count(size=size) == total
+
+
+@pytest.mark.parametrize('size, total', [('7b', 6_738_415_616), ('13b', 13_015_864_320)])
+def test_parameter_counts_of_llama_2(size, total):
+  assert sj.parameter_count(size=size, vocab_size=32000) == total
 
 
 @pytest.mark.parametrize('options, extra', [
@@ -131,7 +137,7 @@ def numpy_model(config, params, inputs):
     *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
     dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
-    dict(norm='none'), dict(combine_heads='add'), dict(heads=1), dict(remat=True),
+    dict(norm='none'), dict(combine_heads='add'), dict(heads=1), dict(remat='blocks'),
     dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
@@ -140,6 +146,29 @@ def test_the_decoder_is_equations_2_to_4(options):
   expected = numpy_model(config, params, inputs)
   np.testing.assert_allclose(logits(config, params, inputs), expected,
                              atol=1e-5 * np.abs(expected).max())
+
+
+def test_what_the_backward_pass_recomputes(monkeypatch):
+  """Matrix products, and kernels of attention, in a training step for TPUs."""
+  inputs = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+
+  def counts(**options):
+    config = sj.ModelConfig(**TINY | dict(d_model=32, implementation='pallas') | options)
+    loss = lambda params, x: Transformer(config).apply({'params': params}, x).sum()
+    text = jax.jit(jax.grad(loss)).trace(parameter_shapes(config), inputs).lower(
+        lowering_platforms=('tpu',)).as_text()
+    return text.count('stablehlo.dot_general'), text.count('custom_call @tpu_custom_call')
+
+  (products, kernels), *others = (counts(remat=remat) for remat in (
+      'none', 'save_matmuls', 'save_attention', 'blocks'))
+  assert kernels == 3  # forward, dq, dk with dv
+  # The block's seven are recomputed, but for the last, which no gradient needs.
+  assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
+  with pytest.raises(ValueError, match="remat = True; choices: none, save_matmuls, save_att"):
+    counts(remat=True)
+  monkeypatch.setattr(dispatch, 'platform', lambda: 'tpu')
+  splash = dict(implementation='splash', heads=2)
+  assert [counts(remat=remat, **splash)[1] for remat in ('save_attention', 'blocks')] == [3, 4]
 
 
 def test_initialisations():

@@ -99,11 +99,11 @@ def test_bad_config_files_are_explained(tmp_path):
 def test_options_seeds_and_settings_reach_the_config():
   trials = load_trials(CONFIGS / 'window.py', {'budget': 'smoke', 'protocol': 'released'}, [3, 5],
                        {'steps': '7', 'optimizer.clip': '2', 'model.vocab_size': 'null',
-                        'data.source': 'Stdlib(max_files=3)', 'model.remat': 'true'})
+                        'data.source': 'Stdlib(max_files=3)', 'model.remat': 'blocks'})
   assert list(trials)[:2] == ['window-32-seed-3', 'window-32-seed-5'] and len(trials) == 12
   config = trials['window-64-seed-5'].config
   assert (config['seed'], config['steps'], config['optimizer']['clip']) == (5, 7, 2.0)
-  assert config['data']['source'] == 'Stdlib(max_files=3)' and config['model']['remat'] is True
+  assert config['data']['source'] == 'Stdlib(max_files=3)' and config['model']['remat'] == 'blocks'
   assert config['attention']['mask'] == 'Window(size=2)'
   assert config['label'] == {'trial': 'window-64', 'protocol': 'released',
                              'budget': 'smoke with steps=7, optimizer.clip=2'}

@@ -138,7 +138,7 @@ def test_prefix_training_ignores_the_prefix_and_validation_does_not():
 
 
 def test_sharding_rule():
-  mesh = jax.sharding.AbstractMesh((1, 8), ('data', 'fsdp'))
+  mesh = jax.sharding.AbstractMesh((1, 8, 1), ('data', 'fsdp', 'tensor'))
   expected = {
       (10, 768, 1536): (None, None, 'fsdp'), (50432, 768): ('fsdp', None),
       (10, 768): (None, 'fsdp'), (3, 5): (), (): (), (768,): ()}
@@ -147,10 +147,10 @@ def test_sharding_rule():
     assert tuple(sharding.spec) == spec, shape
 
 
-@pytest.mark.parametrize('data, fsdp', [(-1, 1), (2, 4)])
-def test_eight_devices_equal_one(tmp_path, data, fsdp):
+@pytest.mark.parametrize('sizes', [(-1, 1, 1), (2, 2, 2)])
+def test_eight_devices_equal_one(tmp_path, sizes):
   processes = [runs.start(tmp_path / str(n), devices=n, microbatches=m, **mesh) for n, m, mesh in (
-      (1, 1, {}), (8, 1, {'mesh.data': data, 'mesh.fsdp': fsdp}))]
+      (1, 1, {}), (8, 1, dict(zip(('mesh.data', 'mesh.fsdp', 'mesh.tensor'), sizes))))]
   for process in processes:
     _, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
@@ -165,14 +165,17 @@ def test_eight_devices_equal_one(tmp_path, data, fsdp):
 
 
 SHARDED = """
-import jax.numpy as jnp, numpy as np, sink_jax as sj
+import re
+import jax, jax.numpy as jnp, numpy as np, pytest, sink_jax as sj
 from sink_jax.data.batches import Batch
+from sink_jax.kernels import dispatch
+from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.run import _record
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
-from sink_jax.train.sharding import make_mesh
+from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 
-mesh = make_mesh(2, 4)
+mesh = make_mesh(2, 2, 2)
 config = sj.sized('tiny', vocab_size=11, implementation='pallas')
 optimizer = make_optimizer(OptimizerConfig(), 10)
 state = init_state(config, optimizer, 0, mesh)
@@ -184,6 +187,15 @@ texts = [lower(make_train_step(config, optimizer, mesh), state, batch),
          lower(_record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
 assert all('tpu_custom_call' in text for text in texts)
 assert sj.Run(config, state.params).record(tokens[:5]) is not None
+
+fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
+fused.check_cudnn_version = lambda: 91002  # a CPU installation cannot tell
+dispatch.platform = lambda: 'cuda'
+q = jax.ShapeDtypeStruct((8, 64, 4, 16), jnp.bfloat16, sharding=batch_sharding(mesh))
+with in_mesh(mesh):
+  text = jax.jit(lambda q: sj.attend(sj.AttentionSpec(), q, q, q, implementation='cudnn')).trace(
+      q).lower(lowering_platforms=('cuda',)).as_text()
+assert re.search('fmhaSoftmax.*tensor<2x64x2x16xbf16>', text), text
 """
 
 
@@ -197,6 +209,6 @@ def test_kernels_are_not_left_to_the_partitioner():
 
 
 def test_meshes_that_do_not_fit_are_explained():
-  for sizes in ((2, 1), (-1, 3), (0, 1), (-1, -1)):
+  for sizes in ((2, 1), (-1, 3), (0, 1), (-1, -1), (-1, 1, 2), (1, 1, -3)):
     with pytest.raises(ValueError, match='do not fit 1 devices'):
       make_mesh(*sizes)

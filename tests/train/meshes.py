@@ -1,0 +1,102 @@
+"""Training steps on eight devices against one; run by test_meshes.py in a process of its own.
+
+python -m tests.train.meshes CASE:DATAxFSDPxTENSOR ...
+"""
+
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+import sink_jax as sj
+from sink_jax.data.batches import Batch
+from sink_jax.kernels.sharded import in_mesh
+from sink_jax.train.loss import cross_entropy
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
+from sink_jax.train.step import init_state, make_train_step
+
+SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
+CASES = {
+    'alibi': (dict(position=sj.Alibi(), kv_bias=sj.KBias()),
+              dict(implementation='pallas', kv_heads=4, remat='save_attention')),
+    'relative': (dict(position=sj.Relative(), kv_bias=sj.SinkLogit()),
+                 dict(implementation='pallas')),
+    'sink': (dict(kv_bias=sj.SinkLogit()), dict(implementation='chunked', kv_heads=4)),
+    'sigmoid': (SIGMOID | dict(kv_bias=sj.KVBias()), dict(implementation='pallas')),
+    'sigmoid-chunked': (SIGMOID, dict(implementation='chunked', remat='save_matmuls')),
+    'linear': (dict(similarity=sj.Linear(), normalizer=sj.AbsFloor()),
+               dict(implementation='linear', kv_heads=4)),
+    'reference': (dict(kv_bias=sj.VBias(shared=True)),
+                  dict(implementation='reference', combine_heads='add', norm_location='post')),
+    'biases': (dict(feature_map=sj.Mlp(), qk_norm=sj.QKNorm()),
+               dict(norm='layernorm', biases=('qkv', 'out', 'ffn'), remat='blocks')),
+    'token': ({}, dict(implementation='pallas', sink_tokens=1)),
+}
+VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
+
+
+def train(case, mesh):
+  """(loss and gradient norm of each step, parameters, importance, compiled step as text)."""
+  slots, options = CASES[case]
+  config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
+                                 vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
+  # Adam's first steps are signs of gradients, which magnify rounding near zero.
+  optimizer = make_optimizer(OptimizerConfig(name='sgd', warmup_steps=0, learning_rate=1e-2), 10)
+  state = init_state(config, optimizer, 0, mesh)
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, VOCAB, (BATCH, LENGTH + 1)).astype(np.int32)
+  weights = (rng.random((BATCH, LENGTH)) > 0.3).astype(np.float32)
+  batch = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], weights), batch_sharding(mesh))
+  step = make_train_step(config, optimizer, mesh, 2 if case == 'token' else 1).lower(
+      state, batch).compile()
+  curve = []
+  for _ in range(STEPS):
+    state, metrics = step(state, batch)
+    curve.append([float(metrics['loss']), float(metrics['grad_norm'])])
+  probe = tokens[:3, :13]  # neither sequences nor positions divide
+  importance = sj.Run(config, state.params).record(probe).layers.importance
+  return np.array(curve), state.params, importance, step.as_text()
+
+
+def odd_loss(mesh):
+  """The loss, with its gradients, of a batch that does not divide."""
+  rng = np.random.default_rng(0)
+  h, kernel = rng.standard_normal((3, 13, 8), np.float32), rng.standard_normal((8, 11), np.float32)
+  with in_mesh(mesh):
+    return jax.jit(jax.value_and_grad(cross_entropy, argnums=(0, 1)),
+                   out_shardings=replicated(mesh) if mesh else None)(
+        h, kernel, rng.integers(0, 11, (3, 13)), rng.random((3, 13), np.float32))
+
+
+def compare(case, sizes, one):
+  """The differences of a training run on (data, fsdp, tensor) from that on one device."""
+  mesh = make_mesh(*sizes)
+  curve, params, importance, program = train(case, mesh)
+  np.testing.assert_allclose(curve, one[0], rtol=1e-6)
+  distance = jax.tree.map(lambda a, b: np.linalg.norm(a - np.asarray(b)) / np.linalg.norm(b),
+                          jax.tree.map(np.asarray, params), one[1])
+  assert max(jax.tree.leaves(distance)) < 1e-6, distance
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), importance, one[2])
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+               odd_loss(mesh), odd_loss(None))
+  largest = max((np.abs(curve / one[0] - 1).max(), max(jax.tree.leaves(distance))))
+  print(f'{case} {sizes}: {largest:.1e}')
+  if sizes[1:] == (1, 1):
+    assert 'all-reduce' in program
+    assert not any(kind in program for kind in ('all-gather', 'all-to-all', 'collective-permute'))
+  query = params['blocks']['attention']['query']['kernel']
+  # What a device keeps of a projection: its share of both axes.
+  assert query.addressable_shards[0].data.size * sizes[1] * sizes[2] == query.size
+
+
+if __name__ == '__main__':
+  device = np.array(jax.devices()[:1]).reshape(1, 1, 1)
+  alone = Mesh(device, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+  ones = {}
+  for argument in sys.argv[1:]:
+    name, shape = argument.split(':')
+    if name not in ones:
+      ones[name] = train(name, alone)
+    compare(name, tuple(map(int, shape.split('x'))), ones[name])

@@ -1,0 +1,120 @@
+"""Layouts on (data, fsdp, tensor) meshes, and that they change no numbers."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.train import sharding
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.step import state_layout
+from tests.train import meshes, runs
+
+FULL = [f'{case}:{shape}' for case in meshes.CASES
+        for shape in ('8x1x1', '1x8x1', '2x2x2', '1x2x4', '1x1x8')
+        if shape != '1x1x8' or 'kv_heads' not in meshes.CASES[case][1]]
+
+
+@pytest.mark.parametrize('arguments', [
+    pytest.param(['alibi:1x2x4'], id='alibi-1x2x4'),
+    *(pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
+      for case in meshes.CASES)])
+def test_eight_devices_train_as_one_does(arguments):
+  done = subprocess.run(
+      [sys.executable, '-m', 'tests.train.meshes', *arguments], capture_output=True, text=True,
+      cwd=runs.ROOT, env=os.environ | {
+          'PYTHONPATH': str(runs.ROOT),
+          'XLA_FLAGS': os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8'})
+  assert done.returncode == 0, done.stderr
+  print(done.stdout)
+  assert len(done.stdout.splitlines()) == len(arguments)
+
+
+def abstract(*sizes):
+  return jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor'))
+
+
+def layout(mesh, **options):
+  """{path: axes of the mesh} of parameters and of the optimiser's first moments."""
+  config = sj.ModelConfig(**dict(layers=3, d_model=32, heads=8, kv_heads=4, ffn_hidden=48,
+                                 vocab_size=100) | options)
+  state = state_layout(config, make_optimizer(OptimizerConfig(), 10), mesh)
+  flat = lambda tree: {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(
+      x.sharding.spec) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  params = flat(state.params)
+  moments = {path.partition('/mu/')[2]: spec for path, spec in flat(state.opt_state).items()
+             if '/mu/' in path}
+  assert moments == params
+  return params
+
+
+def test_parameters_are_split_by_the_table():
+  biased = dict(biases=('qkv', 'out', 'ffn'),
+                attention=sj.AttentionSpec(kv_bias=sj.KVBias()))
+  specs = layout(abstract(1, 2, 4), **biased)
+  blocks = {path.removeprefix('blocks/'): spec for path, spec in specs.items()}
+  for name in ('attention/query', 'attention/key', 'attention/value', 'ffn/w1', 'ffn/w2'):
+    assert blocks[f'{name}/kernel'] == (None, 'fsdp', 'tensor')
+    assert blocks[f'{name}/bias'] == (None, 'tensor')
+  for name in ('attention/out', 'ffn/w_out'):
+    assert blocks[f'{name}/kernel'] == (None, 'tensor', 'fsdp')
+    assert blocks[f'{name}/bias'] == (None, 'fsdp')
+  assert blocks['attention/kv_bias_key'] == (None, 'tensor', 'fsdp')
+  assert specs['embed'] == ('fsdp', None) and specs['unembed/kernel'] == (None, 'fsdp')
+  shared = sj.AttentionSpec(kv_bias=sj.KBias(shared=True))
+  assert layout(abstract(1, 1, 4), attention=shared)['blocks/attention/kv_bias_key'] == ()
+  logit = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(kv_bias=sj.SinkLogit()))
+  assert logit['blocks/attention/kv_bias_logit'] == (None, 'tensor')
+
+
+def test_imported_layers_keep_their_layout():
+  from sink_jax.models.config import Experts, Layer, Mamba
+  pattern = Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(64, 4, 4, 4)), Layer()
+  options = dict(pattern=pattern)
+  split, whole = (layout(abstract(1, 2, n), **options) for n in (4, 1))
+  same = lambda path: 'mamba' in path or 'layer0/ffn' in path
+  assert {p: s for p, s in split.items() if same(p)} == {p: s for p, s in whole.items() if same(p)}
+  assert split['blocks/layer1/ffn/w1/kernel'] == (None, 'fsdp', 'tensor')
+  assert not any('tensor' in spec for spec in whole.values())
+
+
+def test_the_memory_of_a_device_falls():
+  shapes = parameter_shapes(sj.sized('7b', vocab_size=32000))
+  size = lambda *sizes: sum(
+      np.prod(s.shard_shape(x.shape)) for x, s in zip(
+          jax.tree.leaves(shapes),
+          jax.tree.leaves(sharding.state_shardings(abstract(*sizes), shapes))))
+  total = size(8, 1, 1)
+  assert total == 6_738_415_616
+  assert size(1, 2, 4) < total / 7  # all but the embeddings are split over all eight
+  assert size(1, 8, 1) < total / 7.99
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(heads=6), r'mesh.tensor = 4 does not divide model.heads = 6: .* mesh.tensor = 2'),
+    (dict(heads=8, kv_heads=2), r'model.kv_heads = 2: .* mesh.tensor = 2'),
+    (dict(heads=8, ffn_hidden=50), r'model.ffn_hidden = 50: .* mesh.tensor = 2')])
+def test_models_that_do_not_divide_are_refused(options, message, monkeypatch):
+  config = dict(layers=1, d_model=48, ffn_hidden=64, vocab_size=11) | options
+  optimizer = make_optimizer(OptimizerConfig(), 10)
+  with pytest.raises(ValueError, match=message):
+    state_layout(sj.ModelConfig(**config), optimizer, abstract(1, 2, 4))
+  monkeypatch.setattr(jax, 'device_count', lambda: 8)
+  keys = {f'model__{key}': value for key, value in config.items()}
+  with pytest.raises(ValueError, match=message):
+    from_dict(runs.config(mesh__tensor=4, **keys)).check_devices()
+
+
+def test_batches_are_for_groups_of_devices(monkeypatch):
+  monkeypatch.setattr(jax, 'device_count', lambda: 32)
+  from_dict(runs.config(mesh__tensor=4, mesh__fsdp=2)).check_devices()  # 8 for 8 groups
+  with pytest.raises(ValueError, match='16 groups of 2 devices do not .* batch_size = 16'):
+    from_dict(runs.config(mesh__tensor=2)).check_devices()
+  with pytest.raises(ValueError, match='mesh.tensor = 5 do not fit 32 devices'):
+    from_dict(runs.config(mesh__tensor=5)).check_devices()
