@@ -16,39 +16,42 @@ class Batch(NamedTuple):
   weights: np.ndarray  # (B, T) float32; 0 = not part of the loss
 
 
-def local_size(batch_size: int, process_index: int, process_count: int) -> int:
-  """Rows of the global batch that one process makes."""
-  if batch_size < 1 or batch_size % process_count:
-    raise ValueError(f'batch_size={batch_size} must be a positive multiple of the '
-                     f'{process_count} processes.')
-  if not 0 <= process_index < process_count:
-    raise ValueError(f'process_index={process_index} is not one of {process_count} processes.')
-  return batch_size // process_count
+def checked_rows(batch_size: int, rows) -> np.ndarray:
+  """Row numbers of a global batch, all of them for None.
+
+  Raises:
+    ValueError: there are none, or some are outside the batch.
+  """
+  rows = np.arange(batch_size) if rows is None else np.asarray(rows)
+  if batch_size < 1 or not len(rows) or not 0 <= rows.min() <= rows.max() < batch_size:
+    raise ValueError(f'rows must be some of 0 to {batch_size - 1}, those of a batch of '
+                     f'{batch_size}, not {rows}.')
+  return rows
 
 
 class FixedBatches(Sequence):
   """Batches of a fixed list of rows, made when asked for, all of one shape.
 
   The last batch is filled up with repeated rows of weight 0. `make(rows)` makes
-  the batch of an array of row numbers.
+  the batch of an array of row numbers of the list, `listed`; `rows` are those of every
+  batch that are wanted, None for all.
   """
 
-  def __init__(self, make: Callable[[np.ndarray], Batch], rows: np.ndarray, batch_size: int,
-               max_batches: int = 0, process_index: int = 0, process_count: int = 1):
-    self._local = local_size(batch_size, process_index, process_count)
-    self._first = process_index * self._local
+  def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
+               max_batches: int = 0, rows: np.ndarray | None = None):
+    self._rows = checked_rows(batch_size, rows)
     self._make, self._batch_size = make, batch_size
-    self._rows = rows[:max_batches * batch_size] if max_batches else rows
+    self._listed = listed[:max_batches * batch_size] if max_batches else listed
 
   def __len__(self) -> int:
-    return -(-len(self._rows) // self._batch_size)
+    return -(-len(self._listed) // self._batch_size)
 
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
-    slots = index * self._batch_size + self._first + np.arange(self._local)
-    real = slots < len(self._rows)
-    batch = self._make(self._rows[np.where(real, slots, 0)])
+    slots = index * self._batch_size + self._rows
+    real = slots < len(self._listed)
+    batch = self._make(self._listed[np.where(real, slots, 0)])
     return batch._replace(weights=batch.weights * real[:, None].astype(np.float32))
 
 
@@ -58,31 +61,28 @@ class Data:
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
 
-  def batch(self, step: int, batch_size: int, seed: int,
-            process_index: int = 0, process_count: int = 1) -> Batch:
-    """This process's rows of global batch `step`; a pure function of its arguments.
+  def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
+    """Rows of global batch `step`, all of them for None; a pure function of its arguments.
 
-    Process p holds the p-th contiguous block of rows, so the blocks in process
-    order are the batch of a single process.
+    So processes that each make some of the rows make the batch of a single process.
     """
-    local = local_size(batch_size, process_index, process_count)
-    first = step * batch_size + process_index * local
-    return self._training_batch(first, local, seed)
+    rows = checked_rows(batch_size, rows)
+    return self._training_batch(step * batch_size + rows, seed)
 
   def batches(self, start_step: int, batch_size: int, seed: int,
-              process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+              rows: np.ndarray | None = None) -> Iterator[Batch]:
     """`batch(start_step, ...)`, `batch(start_step + 1, ...)`, ... without end, prefetched.
 
     Resuming reads nothing that came before `start_step`.
     """
     import grain
-    local_size(batch_size, process_index, process_count)  # fail here, not in a thread
+    checked_rows(batch_size, rows)  # fail here, not in a thread
     steps = grain.MapDataset.range(start_step, sys.maxsize)
-    made = steps.map(lambda s: self.batch(s, batch_size, seed, process_index, process_count))
+    made = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
     return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
 
-  def validation(self, batch_size: int, max_batches: int = 0, process_index: int = 0,
-                 process_count: int = 1) -> dict[str, Sequence[Batch]]:
+  def validation(self, batch_size: int, max_batches: int = 0,
+                 rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
     """Named validation sets, the same each time; `max_batches` 0 = all of it."""
     raise NotImplementedError
 
@@ -98,6 +98,6 @@ class Data:
     """The text of the ids."""
     raise NotImplementedError
 
-  def _training_batch(self, first: int, count: int, seed: int) -> Batch:
-    """Rows first, ..., first + count - 1 of the endless training stream."""
+  def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
+    """These rows of the endless training stream."""
     raise NotImplementedError

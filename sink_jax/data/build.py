@@ -1,6 +1,7 @@
 """Tokenizes and packs a corpus once, into a cache of fixed-length chunks.
 
     python -m sink_jax.data.build --source 'Stdlib()' --tokenizer 'Bytes()' --context 64
+    python -m sink_jax.data.build --verify FOLDER
 """
 
 from __future__ import annotations
@@ -8,41 +9,42 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import shutil
-import socket
-import time
-import uuid
-from collections.abc import Iterator
-
-import numpy as np
+import pathlib
+import signal
+import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
-from sink_jax.data.cache import FORMAT, SPLITS, Cache, cache_root
-from sink_jax.data.documents import Document, DocumentSource, Prepared, held_out
-from sink_jax.data.packing import ChunkWriter, Packer, delimited
-from sink_jax.data.probe_pool import ProbePool
-from sink_jax.data.tokenizer import Encoder, Tokenizer
+from sink_jax.data import digests, remote
+from sink_jax.data.assembly import Assembly
+from sink_jax.data.cache import FORMAT, Cache, cache_root
+from sink_jax.data.documents import DocumentSource, Prepared
+from sink_jax.data.once import DiskFull, make_once
+from sink_jax.data.progress import Progress
+from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.slot import build, choices
 
-_MAX_DOMAINS = 256  # each keeps two files open
-_STALE_SECONDS = 24 * 3600
+_EXIT_SAVED = 42  # "start me again"
 
 
 def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: bool,
-               eos: bool = True, valid_fraction: float = 0.05, cache_dir: str = '') -> Cache:
+               eos: bool = True, valid_fraction: float = 0.05, cache_dir: str = '',
+               workers: int = 0) -> Cache:
   """The cache of a corpus, built now if it is not there yet.
 
-  Safe with several processes: each builds in a folder of its own and renames it,
-  the first wins. A folder appears under its final name only when it is complete.
+  Safe with several processes: one builds, the others wait. A folder appears under its
+  final name only when it is complete, and a build that was killed goes on where it was.
 
   Args:
     context: C, tokens the model sees; chunks have C + 1.
     bos, eos: whether BOS precedes and EOS follows each document.
     valid_fraction: share of the documents held out, by a hash of their names.
+    cache_dir: a folder or gs://bucket/folder; what is built is copied there, what is there
+      already is copied here once. '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax.
+    workers: processes that tokenize; 0 is this one alone, with the tokenizer's threads.
 
   Raises:
     ValueError: the corpus is missing, damaged or too small; says what to change.
+    DiskFull: the same call goes on once there is room.
   """
   settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
   if isinstance(source, Prepared):
@@ -50,192 +52,70 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   if context < 1 or not 0 < valid_fraction < 1:
     raise ValueError(f'context={context} must be at least 1, and valid_fraction={valid_fraction} '
                      'between 0 and 1 (0.05 holds out a twentieth of the documents).')
+  if workers < 0:
+    raise ValueError(f'workers={workers} must be 0 (this process) or more.')
   settings |= {
       'format': FORMAT, 'source': repr(source), 'source_fingerprint': source.fingerprint(),
       'tokenizer_fingerprint': tokenizer.fingerprint(), 'valid_fraction': valid_fraction}
   key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+  name = f'{type(source).__name__.lower()}-{context}-{key}'
   root = cache_root(cache_dir)
-  final = root / f'{type(source).__name__.lower()}-{context}-{key}'
-  if not (final / 'manifest.json').exists():
-    root.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(root, final)
+  final = root / name
+
+  def make(folder):
     encoder = tokenizer.resolve(source, valid_fraction, root)
-    owner = f'{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
-    partial = root / f'{final.name}.partial-{owner}'
-    partial.mkdir()
-    try:
-      _write(partial, source, encoder, settings)
-      _publish(partial, final)
-    finally:
-      shutil.rmtree(partial, ignore_errors=True)
+    Assembly(folder, source, encoder, settings).run(workers)
+
+  if not remote.is_remote(cache_dir):
+    make_once(final, make)
+  elif remote.exists(f'{cache_dir}/{name}'):
+    remote.copy_here(f'{cache_dir}/{name}', final)
+  else:
+    make_once(final, make)
+    remote.copy_there(final, f'{cache_dir}/{name}')
   return Cache(final)
 
 
 def _open_prepared(source, settings):
   cache = Cache(source.folder())
   for name, wanted in settings.items():
-    found = cache.manifest[name]
+    found = cache.manifest.get(name)
     if found != wanted:
       raise ValueError(f'{cache.folder} was built with {name}={found!r}, not {wanted!r}; '
                        f'set {name}={found!r} or build another cache.')
   return cache
 
 
-def _remove_leftovers(root, final):
-  if final.exists() and not (final / 'manifest.json').exists():
-    shutil.rmtree(final)  # a copy that was broken off: our own builds appear complete
-  for partial in root.glob('*.partial-*'):  # of builds that were killed
-    try:
-      newest = max(f.stat().st_mtime for f in [partial, *partial.iterdir()])
-    except FileNotFoundError:  # another process has just finished or removed it
-      continue
-    if newest < time.time() - _STALE_SECONDS:
-      shutil.rmtree(partial, ignore_errors=True)
+def verify(folder: pathlib.Path) -> int:
+  """Compares every file of a cache with its digest; returns the bytes read.
 
-
-def _publish(partial, final):
-  try:
-    os.rename(partial, final)
-  except OSError:
-    if not (final / 'manifest.json').exists():  # else another process was faster
-      raise
-
-
-def _write(folder, source, encoder, settings):
-  """Writes a complete cache into an empty folder, the manifest last."""
-  length = settings['context'] + 1
-  bos_id = encoder.bos_id if settings['bos'] else None
-  eos_id = encoder.eos_id if settings['eos'] else None
-  domains = {}
-  for document, tokens in _encoded(source, encoder):
-    if document.domain not in domains:
-      _check_domain(document.domain, domains)
-      domains[document.domain] = _Domain(folder, len(domains), length, encoder)
-    held = held_out(document.name, settings['valid_fraction'])
-    domains[document.domain].add(tokens, delimited(tokens, bos_id, eos_id), held)
-  if not domains:
-    raise ValueError(f'{source!r} has no documents with any text.')
-  domains = dict(sorted(domains.items()))
-  entries = {name: domain.finish(name, settings) for name, domain in domains.items()}
-  ProbePool.save(folder / 'probe.npz', [d.probes for d in domains.values()], encoder.pad_id)
-  encoder.save(folder)
-  manifest = settings | {
-      'vocab_size': encoder.vocab_size, 'dtype': _dtype(encoder).name,
-      'special_ids': {'eos': encoder.eos_id, 'bos': encoder.bos_id, 'pad': encoder.pad_id},
-      'content': _digest(folder), 'domains': entries}
-  (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1) + '\n')
-
-
-def _digest(folder) -> str:
-  """Identifies the chunks and probe prompts by what they hold."""
-  digest = hashlib.sha256()
-  for path in sorted(folder.glob('*.npy')):
-    with open(path, 'rb') as file:
-      digest.update(hashlib.file_digest(file, 'sha256').digest())
-  return digest.hexdigest()[:32]
-
-
-def _encoded(source, encoder) -> Iterator[tuple[Document, np.ndarray]]:
-  """Documents with text, and their ids; a progress bar counts them on a terminal."""
-  import tqdm
-  with tqdm.tqdm(desc='tokenizing', unit=' documents', disable=None) as bar:
-    for group in _grouped(source.documents()):
-      ids = encoder.encode_batch([document.text for document in group])
-      yield from zip(group, ids, strict=True)
-      bar.update(len(group))
-
-
-def _grouped(documents, characters=1 << 20):
-  """Lists of documents large enough for the tokenizer's threads, small enough for memory."""
-  group, size = [], 0
-  for document in documents:
-    if document.text:
-      group.append(document)
-      size += len(document.text)
-    if size >= characters:
-      yield group
-      group, size = [], 0
-  if group:
-    yield group
-
-
-def _check_domain(name, domains):
-  if name == 'valid':
-    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
-                     'validation set; rename it.')
-  if len(domains) == _MAX_DOMAINS:
-    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {name!r}: does domain_field '
-                     'name a domain, or the documents?')
-
-
-def _dtype(encoder: Encoder) -> np.dtype:
-  return np.dtype(np.uint16 if encoder.vocab_size <= 65536 else np.uint32)
-
-
-class _Domain:
-  """The two packed streams of one domain while they are written."""
-
-  def __init__(self, folder, number, length, encoder):
-    self._dtype = _dtype(encoder)
-    self._length = length
-    self._paths = {s: folder / f'{s}.{number:03}.npy' for s in SPLITS}
-    self._writers = {s: ChunkWriter(p, length, self._dtype) for s, p in self._paths.items()}
-    self._packers = {s: Packer(length) for s in SPLITS}
-    self._documents = dict.fromkeys(SPLITS, 0)
-    self.probes = ProbePool(length)
-
-  def add(self, tokens, stream_tokens, held):
-    split = 'valid' if held else 'train'
-    self._documents[split] += 1
-    self._writers[split].write(self._packers[split].add(stream_tokens))
-    if held:
-      self.probes.add(tokens)
-
-  def finish(self, name, settings):
-    """Closes the files; returns the domain's entry in the manifest."""
-    for writer in self._writers.values():
-      writer.close()
-    rows = {s: w.rows for s, w in self._writers.items()}
-    split_by = 'documents'
-    if not all(rows.values()):
-      rows, split_by = self._split_chunks(name, rows, settings), 'chunks'
-    entry = {s: {'file': self._paths[s].name, 'documents': self._documents[s],
-                 'tokens': self._packers[s].tokens, 'chunks': rows[s]} for s in SPLITS}
-    return {'split_by': split_by} | entry
-
-  def _split_chunks(self, name, rows, settings):
-    """Few, long documents can leave one split empty: then the last chunks are for validation."""
-    total = sum(rows.values())
-    if total < 2:
-      tokens = sum(p.tokens for p in self._packers.values())
-      raise ValueError(
-          f'{settings["source"]}: domain {name!r} has {tokens} tokens in '
-          f'{sum(self._documents.values())} documents, too few for a training and a validation '
-          f'chunk of context + 1 = {self._length}; add text, lower the context, '
-          'or merge the domain into another.')
-    chunks = [np.load(self._paths[s], mmap_mode='r') for s in SPLITS]
-    valid = max(1, min(total - 1, round(total * settings['valid_fraction'])))
-    writers = {s: ChunkWriter(p.with_suffix('.new'), self._length, self._dtype)
-               for s, p in self._paths.items()}
-    written = 0
-    for block in (c[i:i + 4096] for c in chunks for i in range(0, len(c), 4096)):
-      train = max(0, min(len(block), total - valid - written))
-      writers['train'].write(block[:train])
-      writers['valid'].write(block[train:])
-      written += len(block)
-    del chunks
-    for split, writer in writers.items():
-      writer.close()
-      os.replace(self._paths[split].with_suffix('.new'), self._paths[split])
-    self.probes = ProbePool(self._length)
-    for chunk in np.load(self._paths['valid'], mmap_mode='r'):
-      self.probes.add(chunk)
-    return {s: w.rows for s, w in writers.items()}
+  Raises:
+    ValueError: names the files that are missing or differ.
+  """
+  files = Cache(folder).manifest.get('files')
+  if files is None:
+    raise ValueError(f'{folder} was built before digests of all files were kept; build it again '
+                     'to have them.')
+  wrong, read = [], 0
+  with Progress('verifying', sum(file['bytes'] for file in files.values())) as progress:
+    def seen(size):
+      nonlocal read
+      read += size
+      progress.update(read)
+    for name, file in files.items():
+      if digests.sha256(folder / name, seen) != file['sha256']:
+        wrong.append(name)
+  if wrong:
+    raise ValueError(f'{folder}: {", ".join(wrong)} changed since the build; delete the folder '
+                     'and build or copy it again.')
+  return read
 
 
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
-      prog='python -m sink_jax.data.build', description=__doc__.splitlines()[0])
+      prog='python -m sink_jax.data.build', description=__doc__.splitlines()[0],
+      epilog='Run again, it goes on where it was. Exit code 42: stopped by SIGTERM, to be '
+             'started again; 1: no space, or a damaged file; 2: wrong options or input.')
   parser.add_argument('--source', default='Stdlib()',
                       help=f'one of: {", ".join(choices(DocumentSource))} (default %(default)s)')
   parser.add_argument('--tokenizer', default='Bytes()',
@@ -247,16 +127,44 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--valid_fraction', type=float, default=0.05,
                       help='share of the documents held out (default %(default)s)')
   parser.add_argument('--cache_dir', default='',
-                      help='default: $SINK_JAX_CACHE, else ~/.cache/sink_jax')
+                      help='a folder or gs://bucket/folder, to which the finished cache is copied '
+                           '(default: $SINK_JAX_CACHE, else ~/.cache/sink_jax)')
+  parser.add_argument('--workers', type=int, default=0,
+                      help='processes that tokenize (default 0: this one, with the threads of '
+                           'the tokenizer)')
+  parser.add_argument('--verify', metavar='FOLDER', type=pathlib.Path,
+                      help='build nothing, compare the files of a cache with their digests')
   args = parser.parse_args(argv)
   try:
+    if args.verify:
+      _verify(parser, args.verify)
+      return
     cache = open_cache(build(DocumentSource, args.source), build(Tokenizer, args.tokenizer),
-                       args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir)
-  except (ValueError, OSError, MemoryError, RuntimeError) as error:
+                       args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir,
+                       args.workers)
+  except ValueError as error:
     parser.exit(2, f'{parser.prog}: {error}\n')
+  except (OSError, MemoryError, RuntimeError) as error:
+    parser.exit(1, f'{parser.prog}: {error}\n')
   print(cache.folder)
   print(json.dumps(cache.manifest['domains'], indent=1))
 
 
+def _verify(parser, folder):
+  try:
+    print(f'{folder}: {verify(folder) / 1e6:.1f} MB, every file is as it was built')
+  except ValueError as error:
+    parser.exit(1, f'{parser.prog}: {error}\n')
+
+
+def _stop(signum, frame):
+  sys.stderr.write('stopped by SIGTERM; the same command goes on where this one was\n')
+  sys.exit(_EXIT_SAVED)
+
+
 if __name__ == '__main__':
-  main()
+  signal.signal(signal.SIGTERM, _stop)
+  try:
+    main()
+  except KeyboardInterrupt:
+    sys.exit(130)

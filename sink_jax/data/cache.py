@@ -6,19 +6,26 @@ import functools
 import json
 import os
 import pathlib
+import tokenize
 import zipfile
+import zlib
 
 import numpy as np
 
 from sink_jax.data.tokenizer import Encoder, load_encoder
+from sink_jax.data.whole import whole
 
 FORMAT = 2  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 
 
 def cache_root(option: str = '') -> pathlib.Path:
-  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax."""
-  folder = option or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
+  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax.
+
+  An option such as gs://bucket/folder is not of this machine, so it has the default.
+  """
+  local = '' if '://' in option else option
+  folder = local or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
   return pathlib.Path(folder).expanduser()
 
 
@@ -54,8 +61,8 @@ class Cache:
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
     try:
-      self.manifest = json.loads((folder / 'manifest.json').read_text())
-    except (OSError, ValueError) as error:
+      self.manifest = json.loads(whole(folder / 'manifest.json'))
+    except (OSError, ValueError, RecursionError) as error:
       raise ValueError(f'{folder} is not a chunk cache ({error}); delete it, and build one with '
                        'python -m sink_jax.data.build.') from None
     if not isinstance(self.manifest, dict):
@@ -65,14 +72,25 @@ class Cache:
                        f'reads {FORMAT}; delete the folder and build it again.')
     if not {'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
-    self.domains = list(self.manifest['domains'])
-    self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
-                   for split in SPLITS}
+    try:
+      self._check_sizes()
+      self.domains = list(self.manifest['domains'])
+      self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
+                     for split in SPLITS}
+      if not all(map(len, self.tables.values())):
+        raise KeyError('chunks')
+    except (KeyError, TypeError, AttributeError) as error:
+      raise ValueError(f'{folder / "manifest.json"} is damaged ({type(error).__name__}: {error}); '
+                       f'{self._remedy()}') from None
 
   @functools.cached_property
   def encoder(self) -> Encoder:
-    ids = self.manifest['special_ids']
-    return load_encoder(self.folder, ids['eos'], ids['bos'], ids['pad'])
+    try:
+      ids = [int(self.manifest['special_ids'][name]) for name in ('eos', 'bos', 'pad')]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+      raise ValueError(f'{self.folder / "manifest.json"} is damaged: special_ids ({error}); '
+                       f'{self._remedy()}') from None
+    return load_encoder(self.folder, *ids)
 
   def probes(self, length: int) -> np.ndarray:
     """(n, length) first tokens of all stored validation documents that are long enough.
@@ -84,19 +102,33 @@ class Cache:
       with np.load(path) as stored:
         long_enough = stored['lengths'] >= length
         tokens, domains = stored['tokens'][long_enough], stored['domains'][long_enough]
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError,
+            MemoryError, zlib.error, NotImplementedError, RuntimeError, tokenize.TokenError,
+            zipfile.BadZipFile) as error:
       raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
     rank = np.zeros(len(domains), np.int64)
     for d in np.unique(domains):
       rank[domains == d] = np.arange((domains == d).sum())
     return tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
 
+  def _check_sizes(self):
+    for name, file in self.manifest.get('files', {}).items():
+      path = self.folder / name
+      found = path.stat().st_size if path.exists() else None
+      if found != file['bytes']:
+        raise ValueError(f'{path} is missing or damaged ({found or 0} bytes, not {file["bytes"]}); '
+                         f'{self._remedy()}')
+
   def _chunks(self, domain, split):
     entry = self.manifest['domains'][domain][split]
+    if os.path.basename(entry['file']) != entry['file']:  # it must not lead out of the folder
+      raise ValueError(f'{self.folder / "manifest.json"} names the file {entry["file"]!r}; '
+                       f'{self._remedy()}')
     path = self.folder / entry['file']
     try:
-      chunks = np.load(path, mmap_mode='r')
-    except (OSError, EOFError, ValueError) as error:
+      # Not np.load, which takes other files than arrays, too.
+      chunks = np.lib.format.open_memmap(path, mode='r')
+    except (OSError, EOFError, ValueError, OverflowError, TypeError, tokenize.TokenError) as error:
       raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
     wanted = (entry['chunks'], self.manifest['context'] + 1)
     if chunks.shape != wanted or chunks.dtype != self.manifest['dtype']:

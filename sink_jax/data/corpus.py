@@ -40,7 +40,7 @@ class CorpusData(Data):
     self._parts, self._weights = self._mixture(domain_weights)
     self._orders = {}  # by seed
 
-  def validation(self, batch_size, max_batches=0, process_index=0, process_count=1):
+  def validation(self, batch_size, max_batches=0, rows=None):
     table = self._cache.tables['valid']
     # Shuffled once, so that the first few batches are a fair sample of all.
     order = counter.permutation(len(table), _VALID_KEY)
@@ -49,8 +49,8 @@ class CorpusData(Data):
       domain = np.searchsorted(table.offsets, order, side='right') - 1
       sets |= {name: order[domain == d] for d, name in enumerate(self._cache.domains)}
     make = lambda rows: self._batch('valid', rows, np.zeros_like(rows))
-    return {name: FixedBatches(make, rows, batch_size, max_batches, process_index, process_count)
-            for name, rows in sets.items()}
+    return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
+            for name, listed in sets.items()}
 
   def probe_tokens(self, sequences=100, length=64):
     """First tokens of validation documents, no BOS or EOS inserted.
@@ -143,9 +143,9 @@ class CorpusData(Data):
           lambda index, position, size=size: (position, index // size)))
     return endless[0] if len(endless) == 1 else grain.MapDataset.mix(endless, self._weights)
 
-  def _training_batch(self, first, count, seed):
+  def _training_batch(self, numbers, seed):
     order = self._order(seed)
-    positions, epochs = np.array([order[i] for i in range(first, first + count)]).T
+    positions, epochs = np.array([order[int(i)] for i in numbers]).T
     rows = positions if self._rows is None else self._rows[positions]
     return self._batch('train', rows, epochs)
 

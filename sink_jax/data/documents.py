@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -24,16 +25,28 @@ class Document(NamedTuple):
   text: str
   domain: str
   name: str  # documents of one name fall into the same split
+  position: int = 0  # bytes of the source up to the end of this document
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSource(Source):
-  """A corpus: an ordered, repeatable stream of documents."""
+  """A corpus: an ordered, repeatable stream of documents.
+
+  A subclass has `documents`, or `documents_from` where it can begin in the middle.
+  """
 
   abstract = True
 
   def documents(self) -> Iterator[Document]:
-    raise NotImplementedError
+    return self.documents_from(0)
+
+  def documents_from(self, start: int) -> Iterator[Document]:
+    """All but the first `start` documents."""
+    return itertools.islice(self.documents(), start, None)
+
+  def size(self) -> int:
+    """Bytes that `Document.position` grows to; 0 where that is not known."""
+    return 0
 
   def fingerprint(self) -> str:
     """A cheap string that changes when the corpus does; it does not read the text."""
@@ -66,14 +79,19 @@ class Stdlib(DocumentSource):
       raise ValueError(f'Stdlib(max_files={self.max_files}) must be 0 (all) or more.')
 
   def documents(self):
+    position = 0
     for name, path in self._modules():
+      position += path.stat().st_size
       with tokenize.open(path) as file:  # honours the coding cookie
         text = file.read()
       if 'code' in self._domains():
-        yield Document(text, 'code', name)
+        yield Document(text, 'code', name, position)
       if 'docs' in self._domains():
         for docstrings in _docstrings(text):
-          yield Document(docstrings, 'docs', name)
+          yield Document(docstrings, 'docs', name, position)
+
+  def size(self):
+    return _total_size(self._modules())
 
   def fingerprint(self):
     return _digest([sys.version] + [(name, path.stat().st_size) for name, path in self._modules()])
@@ -123,14 +141,20 @@ class TextFolder(DocumentSource):
   path: str = ''
   pattern: str = '**/*.txt'
 
-  def documents(self):
-    for name, file in self._files():
+  def documents_from(self, start):
+    files = self._files()
+    position = _total_size(files[:start])
+    for name, file in files[start:]:
+      position += file.stat().st_size
       try:
         text = file.read_bytes().decode('utf-8')
       except UnicodeDecodeError as error:
         raise ValueError(f'{file}: not valid UTF-8 at byte {error.start}; convert it '
                          '(iconv -t UTF-8), or exclude it by TextFolder(pattern=...).') from None
-      yield Document(text, _folder_domain(name), name)
+      yield Document(text, _folder_domain(name), name, position)
+
+  def size(self):
+    return _total_size(self._files())
 
   def fingerprint(self):
     return _files_fingerprint(self._files())
@@ -157,20 +181,27 @@ class Jsonl(DocumentSource):
   field: str = 'text'
   domain_field: str = ''
 
-  def documents(self):
+  def documents_from(self, start):
+    before = 0
     for name, file in self._files():
-      for number, line in enumerate(text_lines.lines(file), 1):
+      for number, (line, position) in enumerate(text_lines.lines(file), 1):
         if line.strip():
-          yield self._document(line, name, number, file)
+          start -= 1
+          if start < 0:
+            yield self._document(line, name, number, file, before + position)
+      before += file.stat().st_size
+
+  def size(self):
+    return _total_size(self._files())
 
   def fingerprint(self):
     return _files_fingerprint(self._files())
 
-  def _document(self, line, name, number, file):
+  def _document(self, line, name, number, file, position):
     where = f'{file}, line {number}'
     try:
       record = json.loads(line)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both
+    except (ValueError, RecursionError) as error:  # among them JSONDecodeError
       raise ValueError(f'{where}: not a JSON object ({error}); a last line that fails means a '
                        'truncated file: copy it again, or remove the line.') from None
     text = _string_at(record, self.field, where, 'field')
@@ -180,7 +211,7 @@ class Jsonl(DocumentSource):
       text.encode()
     except UnicodeEncodeError:  # JSON escapes can spell half a surrogate pair
       text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-    return Document(text, domain, f'{name}:{number}')
+    return Document(text, domain, f'{name}:{number}', position)
 
   def _files(self):
     root = _existing(self.path, "Jsonl(path='...')")
@@ -205,20 +236,27 @@ class Tfds(DocumentSource):
   split: str = 'train'
   field: str = 'text'
 
-  def documents(self):
+  def documents_from(self, start):
     builder = self._builder()
     try:
       records = builder.as_data_source(split=self.split)
     except ValueError as error:
       raise ValueError(f'{self!r}: {error}') from None
-    for index in range(len(records)):
+    size = self.size()
+    for index in range(start, len(records)):
       record = records[index]
       text = record.get(self.field)
       if not isinstance(text, (bytes, str)):
         raise ValueError(f'{self!r}: {self.field!r} is not a text feature; '
                          f'the features are: {", ".join(record)}.')
       text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
-      yield Document(text, 'text', f'{self.split}:{index}')
+      yield Document(text, 'text', f'{self.split}:{index}', size * (index + 1) // len(records))
+
+  def size(self):
+    try:
+      return int(self._builder().info.splits[self.split].num_bytes)
+    except (KeyError, ValueError):  # a part of a split: its bytes are not known
+      return 0
 
   def fingerprint(self):
     info = self._builder().info
@@ -230,8 +268,8 @@ class Tfds(DocumentSource):
       raise ValueError("Tfds(name='') needs the name of a dataset.")
     import tensorflow_datasets as tfds
     folder = self.data_dir or tfds.core.constants.DATA_DIR
-    remedy = (f"prepare it once with tfds.builder({self.name!r}, data_dir={str(folder)!r}, "
-              "file_format='array_record').download_and_prepare()")
+    remedy = ('prepare it once with python -m sink_jax.data.build_tfds '
+              f'--name={self.name} --data_dir={folder}')
     try:
       # From its files only: tfds.builder would start a download for a known name.
       builder = tfds.core.read_only_builder.builder_from_files(self.name, data_dir=folder)
@@ -246,13 +284,20 @@ class Tfds(DocumentSource):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared(DocumentSource):
-  """A folder written by `python -m sink_jax.data.build`, to train where the text is not."""
+  """A folder written by `python -m sink_jax.data.build`, to train where the text is not.
+
+  One on gs:// is copied to this host first, once for all its processes.
+  """
   path: str = ''
 
   def documents(self):
     raise ValueError(f'{self!r} holds chunks, not documents; give build the original source.')
 
   def folder(self) -> pathlib.Path:
+    """The folder on this machine."""
+    from sink_jax.data import remote  # it stands on this module
+    if remote.is_remote(self.path):
+      return remote.local_copy(self.path)
     return _existing(self.path, "Prepared(path='...')")
 
   def fingerprint(self):
@@ -262,6 +307,9 @@ class Prepared(DocumentSource):
 def _existing(path, option):
   if not path:
     raise ValueError(f'{option} needs the path of the corpus.')
+  if '://' in path:
+    raise ValueError(f'{option}: {path} is not on a file system; copy it to this machine first '
+                     '(gcloud storage cp), or mount the bucket (gcsfuse).')
   root = pathlib.Path(path).expanduser()
   if not root.exists():
     raise ValueError(f'{root} does not exist; check {option}.')
@@ -270,6 +318,10 @@ def _existing(path, option):
 
 def _listing(root, files):
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
+
+
+def _total_size(files):
+  return sum(file.stat().st_size for _, file in files)
 
 
 def _folder_domain(name):

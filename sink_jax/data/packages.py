@@ -29,9 +29,10 @@ class InstalledPackages(DocumentSource):
       raise ValueError(f'InstalledPackages(max_files={self.max_files}) must be 0 (all) or more.')
 
   def documents(self):
-    seen = set()
+    seen, position = set(), 0
     for name, path in self._files():
       content = path.read_bytes()
+      position += len(content)
       digest = hashlib.blake2b(content, digest_size=16).digest()
       try:
         text = content.decode('utf-8')
@@ -39,7 +40,10 @@ class InstalledPackages(DocumentSource):
         continue
       if digest not in seen and text.strip():
         seen.add(digest)
-        yield Document(text, _DOMAINS[path.suffix], name.split('/')[0])
+        yield Document(text, _DOMAINS[path.suffix], name.split('/')[0], position)
+
+  def size(self):
+    return sum(path.stat().st_size for _, path in self._files())
 
   def fingerprint(self):
     described = [(name, path.stat().st_size) for name, path in self._files()]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pathlib
 
 import numpy as np
+
+_BUFFER = 1 << 18  # bytes kept before they are written
 
 
 def delimited(tokens: np.ndarray, bos_id: int | None, eos_id: int | None) -> np.ndarray:
@@ -14,51 +18,98 @@ def delimited(tokens: np.ndarray, bos_id: int | None, eos_id: int | None) -> np.
   return np.concatenate(parts).astype(np.int32)
 
 
-class Packer:
-  """Cuts one endless token stream into non-overlapping chunks of `length` tokens.
+class GrowingFile:
+  """A file that only grows: cut back to the size of a commit, it is as it was then.
 
-  A chunk may begin anywhere in a document and may span several. Only the
-  unfinished tail is kept between calls, so memory is bounded by one document.
-  The tail that is left at the end of the stream is dropped by never asking for it.
+  It is open only while a buffer is written, so that many of them can grow at once.
+
+  Args:
+    size: bytes of the last commit; whatever follows them is cut off.
+
+  Raises:
+    ValueError: the file is shorter than that.
   """
 
-  def __init__(self, length: int):
-    self._length = length
-    self._tail = np.zeros(0, np.int32)
-    self.tokens = 0  # all tokens ever added, the tail included
+  def __init__(self, path: pathlib.Path, size: int = 0):
+    self.path, self.size = path, size
+    self._buffer, self._written, self._synced = [], size, size
+    with open(path, 'ab') as file:
+      if file.tell() < size:
+        raise ValueError(f'{path} has {file.tell()} bytes, fewer than the {size} of its commit.')
+      file.truncate(size)
 
-  def add(self, tokens: np.ndarray) -> np.ndarray:
-    """Appends tokens to the stream; returns the (n, length) chunks it completes."""
-    self.tokens += len(tokens)
-    stream = np.concatenate([self._tail, tokens]) if len(self._tail) else tokens
-    whole = len(stream) // self._length * self._length
-    self._tail = np.array(stream[whole:], np.int32)
-    return np.asarray(stream[:whole], np.int32).reshape(-1, self._length)
+  def append(self, content: bytes | np.ndarray) -> None:
+    self._buffer.append(bytes(content))
+    self.size += len(self._buffer[-1])
+    if self.size - self._written > _BUFFER:
+      self._write()
+
+  def commit(self) -> None:
+    """Makes everything appended so far outlast a power cut."""
+    if self.size > self._synced:
+      self._write(sync=True)
+      self._synced = self.size
+
+  def _write(self, sync=False):
+    with open(self.path, 'ab') as file:
+      if file.tell() != self._written:  # removed or written to by somebody else
+        raise ValueError(f'{self.path} was changed while it was written; build again.')
+      file.write(b''.join(self._buffer))
+      if sync:
+        file.flush()
+        os.fsync(file.fileno())
+    self._buffer, self._written = [], self.size
 
 
-class ChunkWriter:
-  """Streams (n, length) chunks into one `.npy` file whose row count is not known yet."""
+class TokenStream(GrowingFile):
+  """One endless token stream on its way into an `.npy` file of (n, length) chunks.
 
-  def __init__(self, path: str | os.PathLike, length: int, dtype: np.dtype):
-    self.rows = 0
-    self._length = length
+  A chunk may begin anywhere in a document and may span several. The tail that is left at
+  the end of the stream is dropped when the file is sealed.
+  """
+
+  def __init__(self, path: pathlib.Path, length: int, dtype: np.dtype, tokens: int = 0):
+    self.tokens = tokens
     self._dtype = np.dtype(dtype)
-    self._file = open(path, 'wb')
-    self._write_header()
-    self._start = self._file.tell()
+    super().__init__(path, npy_size(tokens, length, dtype) if tokens else 0)
+    if not tokens:
+      self.append(_header(0, length, dtype))
 
-  def write(self, chunks: np.ndarray) -> None:
-    self._file.write(np.ascontiguousarray(chunks, self._dtype).tobytes())
-    self.rows += len(chunks)
+  def add(self, tokens: np.ndarray) -> None:
+    self.tokens += len(tokens)
+    self.append(np.asarray(tokens, self._dtype))
 
-  def close(self) -> None:
-    # NumPy pads the header so that the first axis can grow in place.
-    self._file.seek(0)
-    self._write_header()
-    assert self._file.tell() == self._start, 'the .npy header changed its size'
-    self._file.close()
 
-  def _write_header(self):
-    np.lib.format.write_array_header_1_0(self._file, {
-        'descr': np.lib.format.dtype_to_descr(self._dtype),
-        'fortran_order': False, 'shape': (self.rows, self._length)})
+def npy_size(tokens: int, length: int, dtype: np.dtype) -> int:
+  """Bytes of a file of chunks with so many tokens in it."""
+  return len(_header(0, length, dtype)) + tokens * np.dtype(dtype).itemsize
+
+
+def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
+  """Makes the first rows of a stream an ordinary `.npy` file; doing it twice does no harm."""
+  with open(path, 'r+b') as file:
+    file.truncate(npy_size(rows * length, length, dtype))
+    file.write(_header(rows, length, dtype))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_npy(path: pathlib.Path, chunks: np.ndarray) -> None:
+  """Writes chunks, mapped or not, in place of what the path held."""
+  partial = path.with_suffix('.new')
+  with open(partial, 'wb') as file:
+    file.write(_header(len(chunks), chunks.shape[1], chunks.dtype))
+    for first in range(0, len(chunks), 4096):
+      file.write(np.ascontiguousarray(chunks[first:first + 4096]))
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(partial, path)
+
+
+def _header(rows, length, dtype):
+  # NumPy pads the header to one size for any number of rows.
+  header = io.BytesIO()
+  np.lib.format.write_array_header_1_0(header, {
+      'descr': np.lib.format.dtype_to_descr(np.dtype(dtype)),
+      'fortran_order': False, 'shape': (rows, length)})
+  return header.getvalue()

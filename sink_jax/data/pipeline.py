@@ -77,12 +77,12 @@ class SyntheticData(Data):
     self.vocab_size = task.vocab_size
     self.input_features, self.output_features = task.input_features, task.output_features
 
-  def validation(self, batch_size, max_batches=0, process_index=0, process_count=1):
+  def validation(self, batch_size, max_batches=0, rows=None):
     """'valid', and one set for each named part of the targets (the same sequences)."""
-    rows = np.arange(self.task.valid_sequences)
-    names = [None, *self.task.target_sets(self.task.batch('valid', 0, rows[:1]))]
-    return {name or 'valid': FixedBatches(self._maker(name), rows, batch_size, max_batches,
-                                          process_index, process_count) for name in names}
+    listed = np.arange(self.task.valid_sequences)
+    names = [None, *self.task.target_sets(self.task.batch('valid', 0, listed[:1]))]
+    return {name or 'valid': FixedBatches(self._maker(name), listed, batch_size, max_batches, rows)
+            for name in names}
 
   def probe_tokens(self, sequences=100, length=64):
     """The first `length` inputs of the validation sequences, BOS included."""
@@ -107,5 +107,5 @@ class SyntheticData(Data):
       return batch
     return make
 
-  def _training_batch(self, first, count, seed):
-    return self.task.batch('train', seed, np.arange(first, first + count))
+  def _training_batch(self, numbers, seed):
+    return self.task.batch('train', seed, numbers)

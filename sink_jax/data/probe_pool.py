@@ -21,11 +21,14 @@ class ProbePool:
     self._kept_at_least = np.zeros(longest + 1, np.int64)  # by length
     self._prompts = []
 
-  def add(self, tokens: np.ndarray) -> None:
+  def add(self, tokens: np.ndarray) -> np.ndarray | None:
+    """Returns the prompt if it is kept."""
     length = min(len(tokens), self._longest)
-    if length and self._kept_at_least[length] < _KEPT:
-      self._kept_at_least[:length + 1] += 1
-      self._prompts.append(np.array(tokens[:length], np.uint32))
+    if not length or self._kept_at_least[length] >= _KEPT:
+      return None
+    self._kept_at_least[:length + 1] += 1
+    self._prompts.append(np.array(tokens[:length], np.uint32))
+    return self._prompts[-1]
 
   @staticmethod
   def save(path: str | os.PathLike, pools: list[ProbePool], pad_id: int) -> None:

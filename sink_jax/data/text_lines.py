@@ -3,64 +3,78 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pathlib
 import zlib
 from collections.abc import Iterator
 
-_BLOCK = 1 << 20
+LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as much memory
+_EXPANSION = 250  # of a compressed file as a whole; text is a tenth of that
+_PIECE = 1 << 10  # of a zstd file: a block of four bytes can stand for 128 KiB
 
 
-def lines(path: pathlib.Path) -> Iterator[bytes]:
-  """Yields the lines of a file, decompressed by its suffix (.gz, .zst).
+def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
+  """Yields the lines of a file, decompressed by its suffix (.gz, .zst), in bounded memory.
+
+  With each comes how many bytes of the file, as it is stored, were read up to its end.
 
   Raises:
-    ValueError: the compressed stream is damaged or ends early.
+    ValueError: the compressed stream is damaged, ends early or holds next to nothing, or a
+      line is too long.
   """
-  if path.suffix == '.gz':
-    yield from _gzip_lines(path)
-  elif path.suffix == '.zst':
-    yield from _zstd_lines(path)
-  else:
-    with open(path, 'rb') as file:
-      yield from file
-
-
-def _gzip_lines(path):
-  try:
-    with gzip.open(path, 'rb') as file:
-      yield from file
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise _damaged(path, 'gzip', error) from error
-
-
-def _zstd_lines(path):
   import zstandard
-  tail = b''
-  try:
-    for block in _zstd_blocks(path, zstandard.ZstdDecompressor()):
-      *whole, tail = (tail + block).split(b'\n')
-      yield from whole
-  except zstandard.ZstdError as error:
-    raise _damaged(path, 'zstd', error) from error
-  if tail:
-    yield tail
+  kind = {'.gz': 'gzip', '.zst': 'zstd'}.get(path.suffix)
+  if not path.is_file():  # a device has no end
+    raise ValueError(f'{path} is not a file.')
+  with open(path, 'rb') as stored:
+    file = {'gzip': lambda: io.BufferedReader(gzip.GzipFile(fileobj=stored)),
+            'zstd': lambda: io.BufferedReader(_ZstdFile(stored)), None: lambda: stored}[kind]()
+    number, read, check_at = 0, 0, LONGEST
+    try:
+      while line := file.readline(LONGEST + 1):
+        number, read = number + 1, read + len(line)
+        if kind and read > check_at:
+          check_at += LONGEST
+          if read > _EXPANSION * stored.tell():
+            raise ValueError(f'{path}: {stored.tell()} bytes of it stand for {read}, so it does '
+                             'not hold text; remove it.')
+        if len(line) > LONGEST:
+          raise ValueError(f'{path}, line {number} is longer than {LONGEST} bytes; split the '
+                           'document.')
+        yield line, stored.tell() if kind else read
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+      raise ValueError(f'{path}: damaged or truncated {kind} file ({error}); '
+                       'copy or download it again, or remove it.') from error
 
 
-def _zstd_blocks(path, decompressor):
-  # The library's file readers take an early end for the end of the file, so the
-  # frames are walked here and an unfinished one is an error.
-  frame = None
-  with open(path, 'rb') as file:
-    while data := file.read(_BLOCK):
-      while data:
-        frame = frame or decompressor.decompressobj()
-        yield frame.decompress(data)
-        data = frame.unused_data if frame.eof else b''
-        frame = None if frame.eof else frame
-  if frame is not None:
-    raise _damaged(path, 'zstd', 'the stream ends inside a frame')
+class _ZstdFile(io.RawIOBase):
+  """The content of all frames of a file.
 
+  The library's file readers take an early end for the end of the file, and its decompressor
+  has no bound on what a piece becomes; so the frames are walked here, in small pieces.
+  """
 
-def _damaged(path, kind, why):
-  return ValueError(f'{path}: damaged or truncated {kind} file ({why}); '
-                    'copy or download it again, or remove it.')
+  def __init__(self, stored):
+    import zstandard
+    self._stored, self._zstandard = stored, zstandard
+    self._decompressor, self._frame = zstandard.ZstdDecompressor(), None
+    self._rest, self._ready = b'', memoryview(b'')
+
+  def readable(self):
+    return True
+
+  def readinto(self, buffer):
+    while not self._ready:
+      data = self._rest or self._stored.read(_PIECE)
+      if not data:
+        if self._frame is not None:
+          raise self._zstandard.ZstdError('the stream ends inside a frame')
+        return 0
+      self._frame = self._frame or self._decompressor.decompressobj()
+      self._ready = memoryview(self._frame.decompress(data))
+      self._rest = self._frame.unused_data if self._frame.eof else b''
+      self._frame = None if self._frame.eof else self._frame
+    count = min(len(buffer), len(self._ready))
+    buffer[:count] = self._ready[:count]
+    self._ready = self._ready[count:]
+    return count

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import Encoder, panics_refused
+from sink_jax.data.whole import whole
 
 _REMEDY = 'download the model again'
 
@@ -48,16 +49,11 @@ class TextTokenizer:
     settings = {**_object(folder / 'special_tokens_map.json'),
                 **_object(folder / 'tokenizer_config.json')}
     file, tokenizer = _read(folder, settings)
-    try:
+    with panics_refused(f'{file} cannot encode a text: {_REMEDY}'):
       tokenizer.no_truncation()
       tokenizer.no_padding()
       vocab_size = max(tokenizer.get_vocab().values()) + 1
       prefix = _prefix(tokenizer)  # before special tokens are taken for letters
-    except BaseException as error:  # the library raises bare Exceptions, and panics beside them
-      if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-        raise
-      raise ValueError(f'{file} cannot encode a text ({" ".join(str(error).split())[:200]}): '
-                       f'{_REMEDY}.') from None
     tokenizer.encode_special_tokens = True
     bos_id = _bos_id(folder, file, tokenizer, settings, prefix)
     added = settings.get('add_bos_token')
@@ -68,9 +64,16 @@ class TextTokenizer:
       prefix = [bos_id]
     elif added is False:
       prefix = [i for i in prefix if i != bos_id]
-    return cls(lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-               lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-               vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
+
+    def encode(text):
+      with panics_refused(f'{file} cannot encode this text'):
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(ids):
+      with panics_refused(f'{file} cannot decode these ids'):
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
                name=str(file))
 
   @classmethod
@@ -98,15 +101,13 @@ class TextTokenizer:
 def _read(folder, settings):
   """(file, tokenizer) of the first layout that the folder has."""
   import tokenizers
-  whole, vocab, merges = (folder / n for n in ('tokenizer.json', 'vocab.json', 'merges.txt'))
-  try:
-    if whole.exists():
-      return whole, tokenizers.Tokenizer.from_file(str(whole))
-    if vocab.exists() and merges.exists():
-      whole = vocab
+  file, vocab, merges = (folder / n for n in ('tokenizer.json', 'vocab.json', 'merges.txt'))
+  if file.exists():
+    with panics_refused(f'{file} is damaged or not a tokenizer: {_REMEDY}'):
+      return file, tokenizers.Tokenizer.from_str(whole(file))
+  if vocab.exists() and merges.exists():
+    with panics_refused(f'{vocab} is damaged or not a tokenizer: {_REMEDY}'):
       return vocab, _byte_level(tokenizers, vocab, merges, settings)
-  except Exception as error:  # the library raises bare Exceptions
-    raise ValueError(f'{whole} is damaged or not a tokenizer ({error}): {_REMEDY}.') from None
   models = sorted(p.name for p in folder.glob('*.model'))
   if models:
     raise ValueError(
@@ -119,6 +120,7 @@ def _read(folder, settings):
 
 def _byte_level(tokenizers, vocab, merges, settings):
   """GPT-2's tokenizer. Whether it adds a BOS is left to add_bos_token, as in OPT."""
+  whole(vocab), whole(merges)  # the library would read a device without end
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
       add_prefix_space=bool(settings.get('add_prefix_space')))
@@ -168,7 +170,7 @@ def _object(path):
   if not path.exists():
     return {}
   try:
-    value = json.loads(path.read_text(encoding='utf-8'))
+    value = json.loads(whole(path))
   except (OSError, ValueError, RecursionError) as error:
     raise ValueError(f'{path} is damaged ({error}): {_REMEDY}.') from None
   if not isinstance(value, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sink_jax.data.documents import DocumentSource, held_out
+from sink_jax.data.whole import whole
 from sink_jax.slot import Slot
 
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
@@ -71,22 +73,22 @@ class FileEncoder(Encoder):
   """A Hugging Face `tokenizer.json`."""
 
   def __init__(self, serialized: str, eos_id: int, bos_id: int, pad_id: int):
-    import tokenizers
     self._serialized = serialized
-    self._tokenizer = tokenizers.Tokenizer.from_str(serialized)
+    self._tokenizer, vocabulary = parsed(serialized)
     self._tokenizer.encode_special_tokens = True  # '<s>' in a document is three letters
-    self._tokenizer.no_truncation()
-    self._tokenizer.no_padding()
-    self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+    self.vocab_size = max(vocabulary.values()) + 1
     self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
     self._special = sorted({eos_id, bos_id, pad_id})
-    names = [self._tokenizer.id_to_token(i) for i in self._special]
+    names = [name for name, id_ in vocabulary.items() if id_ in self._special]
+    if not set(self._special) <= set(vocabulary.values()):
+      raise ValueError(f'the tokenizer has no token for one of the ids {self._special}.')
     # The place after the first letter of a special token's name.
     self._inside = re.compile('|'.join(f'(?<={re.escape(n[0])})(?={re.escape(n[1:])})'
                                        for n in names if len(n) > 1) or '(?!)')
 
   def encode_batch(self, texts):
-    encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    with panics_refused('the tokenizer cannot encode a text'):
+      encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     ids = [np.asarray(e.ids, np.int32) for e in encoded]
     return [self._encode_apart(text) if np.isin(i, self._special).any() else i
             for text, i in zip(texts, ids, strict=True)]
@@ -94,13 +96,16 @@ class FileEncoder(Encoder):
   def _encode_apart(self, text):
     # Unigram and word-level models list their special tokens among the ordinary
     # words, so the name has to be broken up to be read as letters.
-    pieces = self._tokenizer.encode_batch_fast(self._inside.split(text), add_special_tokens=False)
+    with panics_refused('the tokenizer cannot encode a text'):
+      pieces = self._tokenizer.encode_batch_fast(self._inside.split(text),
+                                                 add_special_tokens=False)
     return np.concatenate([np.asarray(p.ids, np.int32) for p in pieces])
 
   def decode(self, ids):
     ids = np.asarray(ids).ravel().tolist()
-    return self._tokenizer.decode([i for i in ids if i < self.vocab_size],
-                                  skip_special_tokens=False)
+    with panics_refused('the tokenizer cannot decode these ids'):
+      return self._tokenizer.decode([i for i in ids if i < self.vocab_size],
+                                    skip_special_tokens=False)
 
   def fingerprint(self):
     ids = f'{self.eos_id},{self.bos_id},{self.pad_id}'
@@ -110,12 +115,44 @@ class FileEncoder(Encoder):
     pathlib.Path(folder, 'tokenizer.json').write_text(self._serialized, encoding='utf-8')
 
 
+def parsed(serialized: str):
+  """(tokenizer, its vocabulary) of the text of a tokenizer.json, without cuts and padding.
+
+  Raises:
+    ValueError: it is damaged, or of no use: no token at all, or a text cannot be encoded.
+  """
+  import tokenizers
+  with panics_refused('not a tokenizer.json'):
+    tokenizer = tokenizers.Tokenizer.from_str(serialized)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.encode('a')
+  if not vocabulary:
+    raise ValueError('not a tokenizer.json with any token.')
+  return tokenizer, vocabulary
+
+
+@contextlib.contextmanager
+def panics_refused(what: str):
+  """Errors of the tokenizers library as ValueErrors: bare Exceptions, and panics beside them."""
+  try:
+    yield
+  except BaseException as error:
+    if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+      raise
+    raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
+
+
 def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: int) -> Encoder:
   """The encoder that was saved into a chunk cache."""
   path = pathlib.Path(folder, 'tokenizer.json')
   if not path.exists():
     return ByteEncoder()
-  return FileEncoder(path.read_text(encoding='utf-8'), eos_id, bos_id, pad_id)
+  try:
+    return FileEncoder(whole(path), eos_id, bos_id, pad_id)
+  except ValueError as error:
+    raise ValueError(f'{path} is damaged ({error}): delete {folder} and build it again.') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +184,11 @@ class HuggingFace(Tokenizer):
   bos: str = ''
 
   def resolve(self, source, valid_fraction, root):
-    import tokenizers
     serialized = self._read()
     try:
-      tokenizer = tokenizers.Tokenizer.from_str(serialized)
-    except Exception as error:  # the library raises bare Exceptions
-      raise ValueError(f'{self._file()}: not a tokenizer.json ({error}).') from None
+      tokenizer, _ = parsed(serialized)
+    except ValueError as error:
+      raise ValueError(f'{self._file()}: {error}') from None
     special = {t.content: i for i, t in sorted(tokenizer.get_added_tokens_decoder().items())
                if t.special}
     eos_id = self._find(tokenizer, special, 'eos', _EOS_NAMES)
@@ -166,17 +202,20 @@ class HuggingFace(Tokenizer):
   def _file(self):
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
-    path = pathlib.Path(self.path).expanduser()
+    try:
+      path = pathlib.Path(self.path).expanduser()
+    except RuntimeError as error:  # ~ of somebody who is not here
+      raise ValueError(f'HuggingFace(path={self.path!r}): {error}') from None
     return path / 'tokenizer.json' if path.is_dir() else path
 
   def _read(self):
     file = self._file()
     try:
-      return file.read_text(encoding='utf-8')
+      return whole(file)
     except FileNotFoundError:
       raise ValueError(f'{file} does not exist; set HuggingFace(path=...) to a tokenizer.json '
                        'or the folder that holds it.') from None
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # among them UnicodeDecodeError
       raise ValueError(f'{file}: not a tokenizer.json ({error}).') from None
 
   def _find(self, tokenizer, special, option, names, default=None):

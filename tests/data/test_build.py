@@ -1,5 +1,6 @@
 """The chunk cache: content, reuse, interruption, concurrency, errors."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from sink_jax.data import build as build_module
+from sink_jax.data import once
 from sink_jax.data.build import open_cache
 from sink_jax.data.cache import Cache, cache_root
 from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
@@ -103,7 +105,7 @@ def test_probe_pool_keeps_the_first_of_each_length(monkeypatch):
 def test_cache_is_reused_and_its_key_sees_every_setting(corpus, cache_folder, monkeypatch):
   first = _open(corpus)
   with monkeypatch.context() as patch:
-    patch.setattr(build_module, '_write', None)  # a second build would fail
+    patch.setattr(build_module, 'Assembly', None)  # a second build would fail
     assert _open(corpus).folder == first.folder
   others = [_open(corpus, context=17), _open(corpus, bos=True), _open(corpus, eos=False),
             _open(corpus, tokenizer=TrainedBpe(vocab_size=270)),
@@ -121,18 +123,19 @@ def test_an_interrupted_build_is_never_used(corpus, cache_folder, monkeypatch):
     patch.setattr(ByteEncoder, 'save', killed)
     with pytest.raises(KeyboardInterrupt):
       _open(corpus)
-  assert list(cache_folder.iterdir()) == []  # it cleans up after itself
+  assert [path.suffix for path in cache_folder.iterdir()] == ['.partial']
   complete = _open(corpus).folder
-  # What kill -9 leaves, and what a broken-off copy leaves under the final name:
-  leftover = cache_folder / f'{complete.name}.partial-host-1-abcd'
-  shutil.copytree(complete, leftover)
+  assert list(cache_folder.iterdir()) == [complete]
+  assert not (complete / 'lock').exists() and not (complete / 'work').exists()
+  # A copy by hand that was broken off, and what another host began and never went on with:
   for name in ('train.000.npy', 'manifest.json'):
     (complete / name).unlink()
+  leftover = cache_folder / 'other.partial'
+  shutil.copytree(complete, leftover)
   assert len(_open(corpus).tables['train']) > 0
-  assert leftover.exists()  # it may belong to a running build
+  assert leftover.exists()
   for path in [leftover, *leftover.iterdir()]:
     os.utime(path, (1, 1))
-  shutil.rmtree(complete)
   _open(corpus)
   assert not leftover.exists()
 
@@ -144,9 +147,11 @@ def test_damaged_cache_files_are_named(corpus):
   with pytest.raises(ValueError, match=r'train\.001\.npy is missing or damaged.*delete'):
     _open(corpus)
   shutil.copy(folder / 'valid.001.npy', folder / 'train.001.npy')
+  manifest = json.loads((folder / 'manifest.json').read_text())
+  del manifest['files']  # as in older caches
+  (folder / 'manifest.json').write_text(json.dumps(manifest))
   with pytest.raises(ValueError, match=r'train\.001\.npy holds uint16.*delete'):
     _open(corpus)
-  manifest = json.loads((folder / 'manifest.json').read_text())
   (folder / 'manifest.json').write_text(json.dumps(manifest | {'format': 0}))
   with pytest.raises(ValueError, match='cache format 0'):
     Cache(folder)
@@ -155,18 +160,22 @@ def test_damaged_cache_files_are_named(corpus):
     Cache(folder)
 
 
-def test_the_slower_of_two_builds_takes_the_result_of_the_faster(corpus, cache_folder, monkeypatch):
-  publish, folders = build_module._publish, []
+def test_without_locks_the_slower_of_two_builds_takes_the_result_of_the_faster(
+    corpus, cache_folder, monkeypatch):
+  def refused(file, kind):
+    raise OSError(errno.ENOLCK, 'no locks')
+  monkeypatch.setattr(once.fcntl, 'flock', refused)
+  publish, folders = once._publish, []
 
   def overtaken(partial, final):
-    monkeypatch.setattr(build_module, '_publish', publish)
+    monkeypatch.setattr(once, '_publish', publish)
     folders.append(_open(corpus).folder)  # another process finishes in between
     stamp = final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns
     publish(partial, final)
     assert (final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns) == stamp
-  monkeypatch.setattr(build_module, '_publish', overtaken)
+  monkeypatch.setattr(once, '_publish', overtaken)
   assert _open(corpus).folder == folders[0]
-  assert list(cache_folder.iterdir()) == folders
+  assert folders[0] in cache_folder.iterdir() and not list(cache_folder.glob('*.partial-*'))
 
 
 def test_two_processes_at_once_and_the_command_line(corpus, cache_folder):
@@ -177,7 +186,8 @@ def test_two_processes_at_once_and_the_command_line(corpus, cache_folder):
   outputs = [p.communicate() for p in running]
   assert [p.returncode for p in running] == [0, 0], outputs
   printed = [out.splitlines()[0] for out, _ in outputs]
-  assert printed[0] == printed[1] and outputs[0][1] == ''  # no progress bar off a terminal
+  assert printed[0] == printed[1]
+  assert not any('tokenizing' in err for _, err in outputs)  # no progress bar off a terminal
   assert sorted(p.name for p in cache_folder.iterdir()) == sorted(
       ['tokenizers', printed[0].rsplit('/', 1)[1]])
   failed = subprocess.run([*command[:4], 'TextFolder()'], capture_output=True, text=True)

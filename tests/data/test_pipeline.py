@@ -76,23 +76,23 @@ def test_fewer_chunks_than_a_batch_wrap_around(config):
   np.testing.assert_array_equal(_sorted(chunks[:3]), _sorted(chunks[3:6]))
 
 
-@pytest.mark.parametrize('processes', [1, 2, 4])
-def test_processes_hold_consecutive_blocks_of_the_same_global_batch(config, processes):
+@pytest.mark.parametrize('shares', [[range(8)], [range(4), range(4, 8)], [range(2, 4), (0, 1, 6, 7)]])
+def test_processes_make_their_rows_of_the_same_global_batch(config, shares):
   data = open_data(config(domain_weights=(('prose', 1.0), ('verse', 2.0))))
   for step in (0, 999):
     whole = data.batch(step, 8, seed=3)
-    parts = [data.batch(step, 8, 3, p, processes) for p in range(processes)]
-    np.testing.assert_array_equal(np.concatenate([p.tokens for p in parts]), whole.tokens)
-  iterated = [next(data.batches(999, 8, 3, p, processes)) for p in range(processes)]
-  np.testing.assert_array_equal(np.concatenate([b.tokens for b in iterated]), whole.tokens)
+    for rows in map(np.array, shares):
+      np.testing.assert_array_equal(data.batch(step, 8, 3, rows).tokens, whole.tokens[rows])
+      np.testing.assert_array_equal(
+          next(data.batches(step, 8, 3, rows)).tokens, whole.tokens[rows])
 
 
-def test_batch_size_must_divide(config):
+def test_rows_must_be_in_the_batch(config):
   data = open_data(config())
-  with pytest.raises(ValueError, match='batch_size=6 must be a positive multiple of the 4'):
-    data.batches(0, 6, 0, 0, 4)
-  with pytest.raises(ValueError, match='process_index=4'):
-    data.batch(0, 8, 0, 4, 4)
+  with pytest.raises(ValueError, match='rows must be some of 0 to 5'):
+    data.batches(0, 6, 0, np.array([5, 6]))
+  with pytest.raises(ValueError, match='rows must be some of 0 to 7'):
+    data.batch(0, 8, 0, np.array([], int))
 
 
 def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch):
@@ -210,11 +210,11 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
   # A few batches already sample both domains.
   prose = {c.tobytes() for c in stored[:bound]}
   assert 0 < sum(c.tobytes() in prose for b in again for c in _chunks(b)) < 14
-  halves = [data.validation(8, process_index=p, process_count=2)['valid'] for p in range(2)]
-  for whole, *parts in zip(data.validation(8)['valid'], *halves, strict=True):
+  rows = np.array([1, 2, 7])
+  for whole, part in zip(data.validation(8)['valid'], data.validation(8, rows=rows)['valid'],
+                         strict=True):
     for name in whole._fields:
-      np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]),
-                                    getattr(whole, name))
+      np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
 
 
 def test_one_domain_has_one_validation_set(corpus):

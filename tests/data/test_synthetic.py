@@ -128,9 +128,10 @@ def test_data_interface(task):
   assert (data.vocab_size, data.input_features, data.output_features) == (
       task.vocab_size, task.input_features, task.output_features)
   whole = data.batch(3, 8, seed=1)
-  parts = [data.batch(3, 8, 1, process_index=p, process_count=2) for p in range(2)]
+  rows = np.array([1, 2, 7])
+  part = data.batch(3, 8, 1, rows)
   for name in whole._fields:
-    np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+    np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
   np.testing.assert_array_equal(next(data.batches(3, 8, 1)).tokens, whole.tokens)
   assert (data.batch(4, 8, 1).tokens != whole.tokens).any()
   sets = data.validation(batch_size=4)

@@ -1,0 +1,40 @@
+"""Datasets of TFDS, prepared without TensorFlow."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from sink_jax.data.build import open_cache
+from sink_jax.data.build_tfds import main, prepare
+from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
+from sink_jax.data.tokenizer import Bytes
+from sink_jax.slot import build
+
+
+def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):
+  folder = str(tmp_path / 'tfds')
+  main(['--name=mine', '--data_dir', folder, '--source', repr(corpus)])
+  source = build(DocumentSource, capsys.readouterr().out.splitlines()[-1])
+  assert source == Tfds(name='mine', data_dir=folder)
+  assert [d.text for d in source.documents()] == [d.text for d in corpus.documents()]
+  assert list(source.documents_from(90)) == list(source.documents())[90:]
+  assert prepare('mine', folder, corpus) == source  # it is there
+  train = open_cache(source, Bytes(), 16, False).tables['train']
+  stream = train.take(np.arange(len(train))).ravel()
+  assert Bytes().resolve(None, 0, None).decode(stream).startswith('prose 0 ')
+  with pytest.raises(ValueError, match=r'was made of TextFolder.*another --name'):
+    prepare('mine', folder, TextFolder(path=corpus.path, pattern='**/1*.txt'))
+  assert 'tensorflow' not in sys.modules
+
+
+def test_errors(tmp_path, capsys):
+  with pytest.raises(SystemExit) as stop:
+    main(['--name=no_such_set', '--data_dir', str(tmp_path)])
+  assert stop.value.code == 2 and "no dataset 'no_such_set'" in capsys.readouterr().err
+  with pytest.raises(ValueError, match=r"'c4/en' cannot be prepared here: .*Jsonl"):
+    prepare('c4/en', str(tmp_path))
+  with pytest.raises(ValueError, match='small letters'):
+    prepare('My-Set', str(tmp_path), TextFolder(path=str(tmp_path)))
+  with pytest.raises(ValueError, match="'mine' cannot be prepared: .*no files like"):
+    prepare('mine', str(tmp_path), TextFolder(path=str(tmp_path)))
