@@ -9,7 +9,7 @@ TARGETS=v5e,v5p,v6e,v7x,h200
 case ${1:-} in
   -h | --help)
     cat <<'HELP'
-bash launch/test.sh [--full] [--parity] [--compile[=TARGETS]] [arguments of pytest]
+bash launch/test.sh [--full] [--parity] [--slurm] [--compile[=TARGETS]] [arguments of pytest]
 
 Runs the tests on the CPU. Paths among the arguments start at the repository.
 
@@ -22,6 +22,9 @@ Runs the tests on the CPU. Paths among the arguments start at the repository.
                      transformers, on new random weights. It and PyTorch are installed beside
                      the environment (1.3 GB; with PyTorch's CUDA packages, which pip takes
                      on some platforms, several), once
+  --slurm            instead of the tests, starts a SLURM of one node here, runs a job there that
+                     is stopped, queues again and resumes, and ends it. As root, after
+                     apt-get install slurmd slurmctld slurm-client munge
   PARITY=DIR         where they lie; unset: parity in the environment
   COMPILERS=DIR      where the compilers lie; unset: compilers in the environment
   COMPILE_TABLE=FILE gets a line of JSON about every compile: memory, registers, spills
@@ -34,13 +37,14 @@ HELP
     ;;
 esac
 
-# Sets targets, from --compile, parity, and arguments: the others.
+# Sets targets, from --compile, parity, slurm, and arguments: the others.
 read_arguments() {
   local argument
-  targets='' parity='' arguments=()
+  targets='' parity='' slurm='' arguments=()
   for argument in "$@"; do
     case $argument in
       --parity) parity=yes ;;
+      --slurm) slurm=yes ;;
       --compile) targets=$TARGETS ;;
       --compile=*) targets=${argument#*=} && check_targets ;;
       *) arguments+=("$argument") ;;
@@ -127,6 +131,8 @@ if [[ -n $parity ]]; then
   PARITY_PACKAGES=$PARITY
   case " ${arguments[*]-}" in *" tests/"*) ;; *) paths+=(tests/pretrained/test_parity.py) ;; esac
 fi
+export SLURM_TEST=$slurm
+if [[ -n $slurm ]]; then paths+=(tests/launchers/test_slurm.py); fi
 cd "$ROOT"
 workers=(-n "${WORKERS:-2}")
 if [[ ${WORKERS:-2} == 0 ]]; then workers=(); fi # then pytest-xdist is not needed either

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 
 from tests.launch_clone import ROOT, Clone, kinds, pinned
 
-SCRIPTS = sorted(p for p in (ROOT / 'launch').glob('*.sh')) + [ROOT / '.ci' / 'run']
+SCRIPTS = [p for ending in ('sh', 'sbatch') for p in sorted((ROOT / 'launch').glob(f'*.{ending}'))
+           if p.name != 'settings.sh'] + [ROOT / '.ci' / 'run']
 
 pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
@@ -208,6 +209,12 @@ def test_without_an_environment(clone):
   assert code == 1 and not log and 'has no flax, grain' in output
 
 
+def test_slurm_is_a_test_of_its_own(clone):
+  clone.python('python3', '3.12.1')
+  assert '[tests/launchers/test_slurm.py] in' in clone('--slurm')[2][-1]
+  assert 'launchers/test_slurm.py' not in clone('-k', 'x')[2][-1]
+
+
 @pytest.mark.parametrize('failing, code', [('', 0), ('tests', 1), ('compile', 1)])
 def test_continuous_integration_runs_the_tests(clone, tmp_path, failing, code):
   clone.python('python3', '3.12.1')
@@ -220,10 +227,12 @@ def test_continuous_integration_runs_the_tests(clone, tmp_path, failing, code):
 def test_scripts_are_sound(script):
   subprocess.run(['bash', '-n', script], check=True)
   assert os.access(script, os.X_OK)
-  if not shutil.which('shellcheck'):
+  shellcheck = shutil.which('shellcheck', path=os.pathsep.join(
+      [os.path.dirname(sys.executable), os.environ['PATH']]))
+  if not shellcheck:  # a platform without the package
     pytest.skip('shellcheck is not installed; bash -n found nothing')
   checked = subprocess.run(
-      ['shellcheck', '-x', script], cwd=ROOT, capture_output=True, text=True)
+      [shellcheck, '-x', script], cwd=ROOT, capture_output=True, text=True)
   assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
