@@ -16,13 +16,15 @@ import importlib
 import os
 import pathlib
 import sys
-from typing import NamedTuple
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+
+from sink_jax.plan import compiler
+from sink_jax.plan.chips import CHIPS, GIB
+from sink_jax.plan.compiler import memory  # noqa: F401, the tests' too
 
 TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tpu7x:2x2x1'}
 TPUS = tuple(TOPOLOGIES)
@@ -30,9 +32,7 @@ TARGETS = (*TPUS, 'h200')
 
 # Per device, which is a chip, but on v7x one of the two cores of a chip. HBM is what the
 # compiler lets a program use, a little less than the chip has.
-GIB = 2**30
-HBM_BYTES = {'v5e': 15.75 * GIB, 'v5p': 95.7 * GIB, 'v6e': 31.2 * GIB, 'v7x': 94.7 * GIB,
-             'h200': 139 * GIB}
+HBM_BYTES = {kind: chip.usable for kind, chip in CHIPS.items()} | {'h200': 139 * GIB}
 VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
 
 # What the compiler asks of a device, in place of the device.
@@ -93,22 +93,6 @@ def lowered_text(platform, f, *args):
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-class Memory(NamedTuple):
-  """Bytes on one device."""
-
-  arguments: int
-  temporaries: int
-  total: int  # with the results that do not take the place of an argument
-
-
-def memory(compiled):
-  """What a compiled program needs in the memory of a device, without its code."""
-  m = compiled.memory_analysis()
-  results = m.output_size_in_bytes - m.alias_size_in_bytes
-  return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
-                m.argument_size_in_bytes + m.temp_size_in_bytes + results)
-
-
 def compiler_directory(kind):
   """Where the 'tpu' or 'cuda' compiler lies; a RuntimeError where it is missing."""
   path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
@@ -122,22 +106,8 @@ def compiler_directory(kind):
 def _topology(target):
   # Compilers read the flags when they are loaded. Those of the tests are for CPUs and would
   # change the kernels; and a compiled program from the cache would be without its dump.
-  os.environ['XLA_FLAGS'] = ''
-  jax.config.update('jax_enable_compilation_cache', False)
-  from jax.experimental.compilation_cache import compilation_cache
-  compilation_cache.reset_cache()
-  return _gpus() if target == 'h200' else _tpus(target)
-
-
-def _tpus(target):
-  os.environ |= {
-      'TPU_LIBRARY_PATH': str(compiler_directory('tpu') / 'libtpu' / 'libtpu.so'),
-      'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
-      'TPU_SKIP_MDS_QUERY': '1',  # no question to a metadata server
-      'TPU_ACCELERATOR_TYPE': 'v5litepod-4', 'TPU_WORKER_HOSTNAMES': 'localhost',
-      'TPU_LOG_DIR': 'disabled'}
-  return topologies.get_topology_desc(
-      platform='tpu', topology_name=TOPOLOGIES[target]).devices
+  compiler.fresh_compiles()
+  return _gpus() if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
 
 
 def _gpus():

@@ -1,0 +1,1 @@
+"""What a training step needs on a slice of TPUs: compiled here, without the TPUs."""

@@ -1,0 +1,167 @@
+"""python -m sink_jax.plan --size=1b --topology=v5e:16x16 --fsdp=256 --remat=blocks"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import sys
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+
+from sink_jax.models.sizes import SIZES
+from sink_jax.plan import advice, compiler
+from sink_jax.plan.chips import GIB, parse
+from sink_jax.plan.job import Job, mesh_of, plan
+from sink_jax.plan.roofline import SHARE
+from sink_jax.plan.text import as_text, brief
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.loop import quiet_logs
+
+_BASE = pathlib.Path(__file__).parents[2] / 'configs' / 'base.py'
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'The run to plan, as of sink_jax.train: --config=configs/x.py:trial '
+    '--config.KEY=VALUE. The options below override it. Without it configs/base.py.')
+_TOPOLOGY = flags.DEFINE_string('topology', None, 'Slice of TPUs, such as v5e:16x16, v5p:4x4x4, '
+                                'v6e:4x4 or v7x:4x4x4.')
+_SIZE = flags.DEFINE_string('size', None, f'Of the model: {", ".join(SIZES)}.')
+_VOCAB = flags.DEFINE_integer('vocab', None, 'Of the model. Without it the config\'s, or 50432.')
+_CONTEXT = flags.DEFINE_integer('context', None, 'Tokens of a sequence.', lower_bound=1)
+_BATCH = flags.DEFINE_integer('batch_size', None, 'Sequences of a step.', lower_bound=1)
+_MICRO = flags.DEFINE_integer('microbatches', None, 'Parts of a batch, one after another.',
+                              lower_bound=1)
+_REMAT = flags.DEFINE_string('remat', None, 'What the backward pass recomputes.')
+_MESH = [flags.DEFINE_integer(name, None, told) for name, told in (
+    ('data', 'Devices that split the batch; -1: all that remain.'),
+    ('fsdp', 'Devices that also split the parameters.'),
+    ('tensor', 'Devices that split heads and hidden units.'))]
+_SHARE = flags.DEFINE_float('share', SHARE, 'Of the peak that matrix products reach: an '
+                            'assumption.', lower_bound=0.01, upper_bound=1)
+_SECONDS = flags.DEFINE_float('step_seconds', None, 'Measured time of a device alone with its '
+                              'part of a step, in place of the share of the peak.', lower_bound=0)
+_JSON = flags.DEFINE_string('json', None, 'File for all of it.')
+_SEARCH = flags.DEFINE_boolean('search', False, 'Compile some meshes and remat policies, a minute '
+                               'or more each, and rank those that fit.')
+_TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of our own models on '
+                             'common slices, such as results/plan. An hour on two cores.')
+_SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estimate from 8 to '
+                               '4,096 chips, such as results/scaling.')
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
+  quiet_logs()
+  logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this CPU
+  jax.config.update('jax_platforms', 'cpu')  # a GPU that is here has no part in it
+  try:
+    sys.exit(_run())
+  except (ValueError, compiler.CompilerMissing) as error:
+    sys.exit(f'error: {error}')
+
+
+def _run():
+  say = lambda line: print(line, file=sys.stderr, flush=True)
+  if _TABLE.value:
+    from sink_jax.plan import table
+    table.write(pathlib.Path(_TABLE.value), say)
+    return 0
+  if _SCALING.value:
+    from sink_jax.plan import scaling
+    scaling.write(pathlib.Path(_SCALING.value))
+    return 0
+  if not _TOPOLOGY.value:
+    raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
+  job = _job()
+  if _SEARCH.value:
+    return _search(job, say)
+  one = _planned(job)
+  print(as_text(one, job.where))
+  _save(one)
+  if one['fits']:
+    return 0
+  print(f'error: needs {one["memory"]["total"] / GIB:,.1f} GiB of {one["usable"] / GIB:,.2f} on a '
+        'device. Estimates of what would help:', *advice.advice(job, one['memory']),
+        '  --search compiles some of them.', sep='\n', file=sys.stderr)
+  return 1
+
+
+def _planned(job):
+  return plan(job, _SHARE.value, _SECONDS.value)
+
+
+def _search(job, say):
+  plans = []
+  for other in advice.alternatives(job):
+    try:
+      plans.append(_planned(other))
+    except ValueError as error:
+      say(f'{advice.options_of(other)}: {error}')
+      continue
+    say(brief(plans[-1]))
+  found = advice.ranked(plans)
+  print('\n'.join(map(brief, found)) or 'error: none of them fits: more chips, or smaller batches.')
+  _save(found)
+  return 0 if found else 1
+
+
+def _save(document):
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(json.dumps(document, indent=1) + '\n')
+
+
+def _job():
+  where = parse(_TOPOLOGY.value)
+  config = _CONFIG.value.to_dict()
+  for flag, section, key in (
+      (_SIZE, 'model', 'size'), (_REMAT, 'model', 'remat'), (_CONTEXT, 'data', 'context')):
+    if flag.value is not None:
+      config[section][key] = flag.value
+  for flag, key in ((_BATCH, 'batch_size'), (_MICRO, 'microbatches')):
+    if flag.value is not None:
+      config[key] = flag.value
+  for flag in _MESH:
+    if flag.value is not None:
+      config['mesh'][flag.name] = flag.value
+  config['model']['implementation'] = config['model']['implementation'] or 'pallas'
+  experiment = from_dict(config)
+  model = experiment.model_config(_vocab(experiment))
+  mesh = experiment.mesh
+  return Job(config['label']['trial'] or config['model']['size'], where, model,
+             experiment.optimizer, experiment.steps, experiment.data.context,
+             experiment.batch_size, experiment.microbatches,
+             mesh_of(mesh.data, mesh.fsdp, mesh.tensor, where.devices))
+
+
+def _vocab(experiment):
+  source = getattr(experiment.data.source, 'vocab_size', None)
+  if source == 0:
+    raise ValueError('the config is of a task without tokens: there is nothing to plan.')
+  known = _VOCAB.value or experiment.model['vocab_size'] or source
+  if not known and _config_given(sys.argv):
+    known = getattr(experiment.data.tokenizer, 'vocab_size', None)
+  return known or 50432
+
+
+def _config_given(arguments):
+  return any(one.startswith(('--config=', '-config=')) or one in ('--config', '-config')
+             for one in arguments)
+
+
+def _parse(arguments):
+  """Flags, with a message in place of the traceback that a wrong config key would give."""
+  if not _config_given(arguments):
+    arguments = [arguments[0], f'--config={_BASE}', *arguments[1:]]
+  try:
+    return app.parse_flags_with_usage(arguments)
+  except (AttributeError, KeyError, TypeError, OSError) as error:
+    while error.args and isinstance(error.args[0], Exception):
+      error = error.args[0]
+    told = ' '.join(str(error.args[0] if error.args else error).split())
+    sys.exit(f'error: --config: {told}. configs/base.py lists all keys.')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)

@@ -1,0 +1,114 @@
+"""TPU chips and slices: the table of their constants, and names such as v5e:16x16.
+
+Peaks, memory and bandwidths are those of the Google Cloud TPU documentation, in its pages on
+TPU v5e, v5p, v6e and TPU7x. The bandwidth of a link is a chip's bidirectional bandwidth there,
+halved for one direction and divided among the ports: two for every dimension of the torus.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+GIB = 2**30
+SOURCE = 'Google Cloud TPU documentation, pages on v5e, v5p, v6e and TPU7x'
+# Per hop: an order of magnitude, which no page of the documentation states.
+HOP_SECONDS = 1e-6
+
+
+class Chip(NamedTuple):
+  """Of one device: a chip, but on v7x one of its two cores.
+
+  usable: bytes of its memory that the compiler lets a program use. link: bytes per second
+  in one direction, between chips. wraps: dimensions that are a multiple of it are closed to
+  rings. most: chips of the largest slice.
+  """
+
+  prefix: str
+  peak: float
+  memory: float
+  usable: float
+  bandwidth: float
+  link: float
+  dimensions: int
+  wraps: int
+  cores: int
+  most: int
+  example: str
+
+
+CHIPS = {
+    'v5e': Chip('v5e', 197e12, 16 * GIB, 15.75 * GIB, 819e9, 50e9, 2, 16, 1, 256, '16x16'),
+    'v5p': Chip('v5p', 459e12, 96 * GIB, 95.7 * GIB, 2765e9, 100e9, 3, 4, 1, 6144, '4x4x8'),
+    'v6e': Chip('v6e', 918e12, 32 * GIB, 31.2 * GIB, 1638e9, 100e9, 2, 16, 1, 256, '16x16'),
+    'v7x': Chip('tpu7x', 2307e12 / 2, 96 * GIB, 94.7 * GIB, 7380e9 / 2, 100e9, 3, 4, 2, 9216,
+                '4x4x4'),
+}
+
+
+class Slice(NamedTuple):
+  """kind: of its chips. shape: chips along every dimension."""
+
+  kind: str
+  shape: tuple[int, ...]
+
+  @property
+  def chip(self) -> Chip:
+    return CHIPS[self.kind]
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.shape) * self.chip.cores
+
+  @property
+  def name(self) -> str:
+    return f'{self.kind}:{"x".join(map(str, self.shape))}'
+
+  @property
+  def compiler_name(self) -> str:
+    return f'{self.chip.prefix}:{"x".join(map(str, self.shape))}'
+
+  def closed(self, dimension: int) -> bool:
+    """Is there a link from the last chip along a dimension back to the first?
+
+    v5e and v6e have it along 16 chips; v5p and v7x in slices of whole cubes of 4 x 4 x 4.
+    """
+    if self.chip.dimensions == 3:
+      return all(n % self.chip.wraps == 0 for n in self.shape)
+    return self.shape[dimension] % self.chip.wraps == 0
+
+
+def parse(topology: str) -> Slice:
+  """The slice of a name such as 'v5e:16x16'.
+
+  Raises:
+    ValueError: no such chip, or a shape that it is not connected in; says which there are.
+  """
+  kind, _, shape = topology.lower().partition(':')
+  kind = {chip.prefix: name for name, chip in CHIPS.items()}.get(kind, kind)
+  if kind not in CHIPS:
+    gpu = re.match(r'(h100|h200|a100|b200|gb200|cuda|gpu)', kind)
+    why = ('GPUs are not planned, only TPUs: the compiler of NVIDIA GPUs knows no links between '
+           'them' if gpu else 'no such chip')
+    raise ValueError(f'--topology={topology}: {why}. Choices: {_examples()}.')
+  chip = CHIPS[kind]
+  if not re.fullmatch(r'\d+(x\d+)*', shape):
+    raise ValueError(f'--topology={topology}: write the chips along every dimension, such as '
+                     f'{kind}:{chip.example}.')
+  sizes = tuple(map(int, shape.split('x')))
+  if len(sizes) != chip.dimensions:
+    raise ValueError(f'--topology={topology}: {kind} has {chip.dimensions} dimensions, as in '
+                     f'{kind}:{chip.example}.')
+  # Compilers know hosts of 2 x 2 chips.
+  if sizes[0] % 2 or sizes[1] % 2 or min(sizes) < 1:
+    raise ValueError(f'--topology={topology}: hosts have 2 x 2 chips, so the first two numbers '
+                     f'must be even, as in {kind}:{chip.example}.')
+  if math.prod(sizes) > chip.most:
+    raise ValueError(f'--topology={topology}: {math.prod(sizes):,} chips; a slice of {kind} has '
+                     f'{chip.most:,} at most. Traffic between slices is not planned.')
+  return Slice(kind, sizes)
+
+
+def _examples():
+  return ', '.join(f'{kind}:{chip.example}' for kind, chip in CHIPS.items())

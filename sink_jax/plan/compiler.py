@@ -1,0 +1,120 @@
+"""The compiler for TPUs, on machines without one. What is private to libtpu is in this file.
+
+It lies in a folder of its own, COMPILERS=DIR, where `bash launch/test.sh --compile=v5e` puts
+it (beside the environment, where it is found without a word), or is an installed libtpu.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from sink_jax.plan.chips import GIB
+
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': GIB, 'T': 2**40}
+
+
+class CompilerMissing(RuntimeError):
+  """There is no compiler for TPUs here; the message says how to get it."""
+
+
+class OutOfMemory(RuntimeError):
+  """A program that the compiler refuses, for the memory of a device.
+
+  needed: bytes that it names. temporaries: these are without the arguments of the program.
+  """
+
+  def __init__(self, needed: float, temporaries: bool):
+    super().__init__(f'needs {needed / GIB:.2f} GiB')
+    self.needed, self.temporaries = needed, temporaries
+
+  def bytes_with(self, arguments: float) -> float:
+    return self.needed + arguments * self.temporaries
+
+
+class Memory(NamedTuple):
+  """Bytes on one device."""
+
+  arguments: int
+  temporaries: int
+  total: int  # with the results that do not take the place of an argument
+
+
+def memory(compiled) -> Memory:
+  """What a compiled program needs in the memory of a device, without its code."""
+  m = compiled.memory_analysis()
+  results = m.output_size_in_bytes - m.alias_size_in_bytes
+  return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
+                m.argument_size_in_bytes + m.temp_size_in_bytes + results)
+
+
+def topology_devices(name: str):
+  """Devices that programs can be compiled for, of a topology such as 'v5e:16x16'.
+
+  Raises:
+    CompilerMissing: with the ways to get it.
+    ValueError: the compiler has no such topology.
+  """
+  _prepare()
+  try:
+    return topologies.get_topology_desc(platform='tpu', topology_name=name).devices
+  except Exception as error:  # of private classes
+    told = ' '.join(str(error).split())
+    raise ValueError(f'The compiler has no topology {name}: {told[:200]}') from None
+
+
+def compile_lowered(lowered, options=None):
+  """`lowered.compile()`, with what the compiler says about memory as an OutOfMemory."""
+  try:
+    return lowered.compile(compiler_options=options)
+  except jax.errors.JaxRuntimeError as error:
+    told = str(error)
+    alone = re.search(r'required for HLO temporaries \(([\d.]+)([KMGT]?)\)', told)
+    used = alone or re.search(r'Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm', told)
+    if not used:
+      raise
+    raise OutOfMemory(float(used[1]) * _UNITS[used[2]], bool(alone)) from None
+
+
+def fresh_compiles() -> None:
+  """Nothing of the tests' flags for CPUs, nothing out of the cache: that has no program text."""
+  os.environ['XLA_FLAGS'] = ''
+  jax.config.update('jax_enable_compilation_cache', False)
+  from jax.experimental.compilation_cache import compilation_cache
+  compilation_cache.reset_cache()
+
+
+@functools.cache
+def _prepare():
+  fresh_compiles()
+  os.environ |= {
+      'TPU_LIBRARY_PATH': str(_library()),
+      'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
+      'TPU_SKIP_MDS_QUERY': '1',  # no question to a metadata server
+      'TPU_ACCELERATOR_TYPE': 'v5litepod-4', 'TPU_WORKER_HOSTNAMES': 'localhost',
+      'TPU_LOG_DIR': 'disabled', 'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3'}
+
+
+def _library() -> pathlib.Path:
+  folder = os.environ.get('COMPILERS') or pathlib.Path(sys.prefix) / 'compilers'
+  library = pathlib.Path(folder) / 'tpu' / 'libtpu' / 'libtpu.so'
+  if library.is_file():
+    return library
+  installed = importlib.util.find_spec('libtpu')
+  if installed and installed.origin:
+    library = pathlib.Path(installed.origin).parent / 'libtpu.so'
+    if library.is_file():
+      return library
+  version = '0.0.42.1' if sys.version_info < (3, 12) else '0.0.48.1'
+  raise CompilerMissing(
+      f'No compiler for TPUs in {folder}/tpu: bash launch/test.sh --compile=v5e gets it and '
+      f'COMPILERS=DIR says where it lies; or pip install libtpu=={version} (0.7 GB; '
+      'launch/compilers/tpu.txt).')

@@ -1,0 +1,348 @@
+"""What a compiled program does in a step, read from its text: traffic and matrix products.
+
+The compiler's own analysis counts the body of a loop once, and a step is mostly loops: over
+layers, micro-batches and parts of the loss. Here every instruction counts as often as its
+loops turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+_KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all',
+          'collective-permute', 'collective-broadcast')
+_ARRAY = re.compile(r'\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?')
+_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$')
+_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
+# These move nothing by themselves.
+_FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call',
+         'conditional', 'partition-id', 'replica-id', 'after-all', 'opt-barrier', 'iota'}
+
+
+class Array(NamedTuple):
+  """space: 0 is the main memory of the device, the others are on the chip."""
+
+  dims: tuple[int, ...]
+  width: float
+  space: int
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> float:
+    return self.size * self.width
+
+
+class Instruction(NamedTuple):
+  name: str
+  shape: tuple[Array, ...]  # several of a tuple
+  op: str
+  rest: str  # what follows the opening parenthesis
+  root: bool
+
+  @property
+  def operands(self) -> list[str]:
+    return re.findall(r'%([\w.\-]+)', self.rest[:_closing(self.rest)])
+
+  def called(self, *attributes: str) -> list[str]:
+    """Names of computations."""
+    names = []
+    for attribute in attributes:
+      if found := re.search(rf'\b{attribute}=\{{?([^,{{}}]*(?:, *%[^,{{}}]*)*)', self.rest):
+        names += [name.strip().lstrip('%') for name in found[1].split(',')]
+    return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One kind of traffic between devices.
+
+  payload: bytes of the whole array on a device: what is summed, or comes out of a gather, or
+    goes into a scatter. group: partitions that meet, of the first group.
+  overlapped: other work goes on meanwhile.
+  """
+
+  kind: str
+  payload: float
+  group: tuple[int, ...]
+  count: float
+  overlapped: bool
+
+  @property
+  def moved(self) -> float:
+    """Bytes that every device sends at a time, in rings, which need the fewest."""
+    rest = (len(self.group) - 1) / len(self.group)
+    if self.kind == 'collective-permute':
+      return self.payload
+    return self.payload * rest * (2 if self.kind == 'all-reduce' else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """products: FLOPs of matrix products outside of kernels. bytes: to and from main memory.
+
+  kernels: calls of kernels, whose FLOPs the text does not tell.
+  unknown: loops whose turns the text does not tell; they count once.
+  """
+
+  collectives: tuple[Collective, ...]
+  products: float
+  bytes: float
+  kernels: int
+  unknown: int
+
+
+def read(text: str) -> Program:
+  """Reads the text of a compiled program, `compiled.as_text()`, for a CPU or TPU."""
+  return _Reader(text).read()
+
+
+class _Reader:
+
+  def __init__(self, text):
+    header = text[:text.find('\n')]
+    found = re.search(r'num_partitions=(\d+)', header) or re.search(r'replica_count=(\d+)', header)
+    self.partitions = int(found[1]) if found else 1
+    self.computations, self.entry = _computations(text)
+    self.collectives: dict[tuple, Collective] = {}
+    self.products = self.bytes = 0.0
+    self.kernels = self.unknown = 0
+
+  def read(self):
+    self._visit(self.entry, 1, fused=False, overlapped=False)
+    return Program(tuple(self.collectives.values()), self.products, self.bytes, self.kernels,
+                   self.unknown)
+
+  def _visit(self, name, times, fused, overlapped):
+    computation = self.computations.get(name, {})
+    for x in computation.values():
+      kind = x.op.removesuffix('-start')
+      if kind in _KINDS:
+        self._collective(x, kind, name, times, fused, overlapped or x.op != kind)
+      elif x.op in ('convolution', 'dot'):
+        self.products += times * _product_flops(x, computation)
+      elif x.op == 'custom-call' and 'custom_call_target="tpu_custom_call"' in x.rest:
+        self.kernels += times
+      if x.op == 'while':
+        turns = self._turns(x)
+        self.unknown += turns is None
+        for body in x.called('body'):
+          self._visit(body, times * (turns or 1), fused, overlapped)
+      elif x.op in ('fusion', 'call', 'conditional', 'async-start'):
+        inner = fused or x.op == 'fusion'
+        for body in x.called('calls', 'to_apply', 'branch_computations', 'true_computation',
+                             'false_computation'):
+          self._visit(body, times, inner, overlapped or x.op == 'async-start')
+      if not fused:
+        self.bytes += times * self._traffic(x, computation)
+
+  def _collective(self, x, kind, computation, times, fused, overlapped):
+    group = _group(x, self.partitions)
+    if kind == 'all-reduce' and 'all-reduce-scatter' in computation:
+      kind = 'reduce-scatter'
+    sizes = [array.bytes for array in x.shape]
+    if kind == 'reduce-scatter' and x.op != 'all-reduce':
+      payload = sum(sizes) * len(group)
+    elif x.op in ('all-gather-start', 'collective-permute-start'):
+      payload = sum(sizes) - self._operand_bytes(x, computation)  # with the operand, a copy
+    else:
+      payload = sum(sizes)
+    # A gather that goes on during several fusions is written in each of them.
+    channel = re.search(r'channel_id=(\d+)', x.rest)
+    key = (kind, 'channel', channel[1]) if fused and channel else (kind, computation, x.name)
+    inside = fused and kind != 'reduce-scatter'
+    before = self.collectives.get(key)
+    if before is None:
+      self.bytes += times * payload * fused
+      self.collectives[key] = Collective(kind, payload, group, times, overlapped or inside)
+    elif not fused:  # of a computation that is called from several places
+      self.collectives[key] = dataclasses.replace(before, count=before.count + times)
+
+  def _operand_bytes(self, x, computation):
+    inside = self.computations[computation]
+    return sum(a.bytes for name in x.operands if name in inside for a in inside[name].shape)
+
+  def _turns(self, x):
+    if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"', x.rest):
+      return int(known[1])
+    # Loops count up from 0 to a number in their condition: scans by ones, and what the compiler
+    # makes of a product with a gathered matrix, part by part, by twos.
+    for name in x.called('condition'):
+      bounds = _constants(self.computations.get(name, {}).values())
+      if bounds:
+        return -(-max(bounds) // self._increment(x, self.computations[name]))
+    return None
+
+  def _increment(self, x, condition):
+    index = next((found[1] for y in condition.values() if y.op == 'get-tuple-element'
+                  and (found := re.search(r'index=(\d+)', y.rest))), None)
+    body = self.computations.get((x.called('body') or [''])[0], {})
+    root = next((y for y in body.values() if y.root), None)
+    if index is None or root is None or root.op != 'tuple' or int(index) >= len(root.operands):
+      return 1
+    counter = body[root.operands[int(index)]]
+    added = _constants(body[name] for name in counter.operands if name in body)
+    return max(1, *added) if counter.op == 'add' and added else 1
+
+  def _traffic(self, x, computation):
+    """Bytes that a top-level instruction reads from main memory and writes to it."""
+    if x.op in _FREE or x.op.endswith('-done') or x.op == 'async-start':
+      return 0
+    if x.op == 'dynamic-slice':
+      return 2 * _main(x.shape)
+    if x.op == 'dynamic-update-slice':
+      return 2 * _main(computation[x.operands[1]].shape) if len(x.operands) > 1 else 0
+    if x.op in ('copy-start', 'slice-start'):  # to (0) from (1), and the other way round
+      moved = min(array.bytes for array in x.shape[:2])
+      return moved * sum(array.space == 0 for array in x.shape[:2])
+    operands = [computation[name].shape for name in x.operands if name in computation]
+    if x.op == 'custom-call' and 'tpu_custom_call' not in x.rest:
+      return 0  # hints and empty buffers
+    if x.op != 'fusion':
+      return _main(x.shape) + sum(map(_main, operands))
+    [called] = x.called('calls')
+    inside = self.computations[called]
+    parameters = {int(re.match(r'\d+', y.rest)[0]): y for y in inside.values()
+                  if y.op == 'parameter'}
+    read = sum(min(_main(shape), self._read(parameters[i], inside))
+               for i, shape in enumerate(operands) if i in parameters)
+    [root] = [y for y in inside.values() if y.root]
+    outputs = [inside[name] for name in root.operands] if root.op == 'tuple' else [root]
+    return read + sum(min(array.bytes, self._written(y, inside))
+                      for array, y in zip(x.shape, outputs) if array.space == 0)
+
+  def _read(self, parameter, inside):
+    """Bytes of a parameter that a fused computation reads."""
+    total = 0
+    for user in inside.values():
+      for index, name in enumerate(user.operands):
+        if name != parameter.name:
+          continue
+        if user.op in ('bitcast', 'convert'):
+          total += self._read(user, inside)
+        elif user.op in ('dynamic-slice', 'slice', 'gather') and index == 0:
+          total += sum(array.bytes for array in user.shape)
+        elif user.op == 'fusion':
+          [called] = user.called('calls')
+          nested = self.computations[called]
+          total += sum(self._read(y, nested) for y in nested.values()
+                       if y.op == 'parameter' and y.rest.startswith(f'{index})'))
+        elif not (user.op in ('tuple', 'custom-call', *_KINDS)
+                  or user.op == 'dynamic-update-slice' and index == 0):
+          total += sum(array.bytes for array in parameter.shape)
+    return total
+
+  def _written(self, result, inside):
+    """Bytes of a result that a fused computation writes; it passes parameters on in place."""
+    if result.op in ('parameter', 'get-tuple-element', 'custom-call', *_KINDS):
+      return 0
+    if result.op == 'bitcast':
+      return self._written(inside[result.operands[0]], inside)
+    if result.op == 'dynamic-update-slice':
+      return sum(array.bytes for array in inside[result.operands[1]].shape)
+    if result.op == 'fusion':
+      [called] = result.called('calls')
+      nested = self.computations[called]
+      [root] = [y for y in nested.values() if y.root]
+      if root.op != 'tuple':
+        return self._written(root, nested)
+    return sum(array.bytes for array in result.shape)
+
+
+def _computations(text):
+  computations: dict[str, dict[str, Instruction]] = {}
+  current, entry = None, ''
+  for line in text.splitlines():
+    if header := _COMPUTATION.match(line):
+      current = computations.setdefault(header[2], {})
+      entry = header[2] if header[1] else entry
+    elif line.startswith('}'):
+      current = None
+    elif current is not None and (found := _INSTRUCTION.match(line)):
+      name, shape, op, rest = found.groups()
+      current[name] = Instruction(name, tuple(_arrays(shape)), op, rest,
+                                  line.lstrip().startswith('ROOT'))
+  return computations, entry
+
+
+def _arrays(shape) -> Iterator[Array]:
+  for dtype, sizes, layout in _ARRAY.findall(shape):
+    bits = re.search(r'\d+', dtype)
+    width = int(bits[0]) / 8 if bits else 1 if dtype == 'pred' else 0
+    space = re.search(r'S\((\d+)\)', layout)
+    yield Array(_numbers(sizes), width, int(space[1]) if space else 0)
+
+
+def _constants(instructions):
+  return [int(found[1]) for y in instructions
+          if y.op == 'constant' and (found := re.match(r'(\d+)\)', y.rest))]
+
+
+def _main(shape):
+  return sum(array.bytes for array in shape if array.space == 0)
+
+
+def _product_flops(x, computation):
+  """2 B M N K, which is 2 sqrt(BMK BKN BMN / B), from what goes in and what comes out."""
+  operands = [computation[name].shape[0] for name in x.operands[:2] if name in computation]
+  if len(operands) < 2:
+    return 0
+  found = re.search(r'lhs_batch_dims=\{([\d,]+)\}', x.rest)
+  batch = math.prod(operands[0].dims[i] for i in _numbers(found[1])) if found else 1
+  return 2 * math.sqrt(operands[0].size * operands[1].size * x.shape[0].size / batch)
+
+
+def _group(x, partitions):
+  """The first group of partitions that meet."""
+  if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', x.rest):
+    return int(pairs[1]), int(pairs[2])
+  if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', x.rest):
+    return _numbers(listed[1])
+  # [groups, size]<=[sizes]T(order): consecutive numbers, transposed.
+  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', x.rest):
+    return tuple(_transposed(*iota.groups()[1:]).reshape(_numbers(iota[1]))[0].tolist())
+  if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]"
+                        r"(?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}", x.rest):
+    return _named_group(*named.groups(), partitions)
+  return tuple(range(partitions))
+
+
+def _named_group(mesh, sizes, order, axes, partitions):
+  """Along the axes {'b'} of mesh['a'=2,'b'=4]; 'b':(2)2 is a part of one, after the first 2."""
+  shape = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+  devices = _transposed(sizes or str(partitions), order)
+  split, chosen = [], []
+  for name, size in shape.items():
+    part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?(?=,|$)", axes)
+    before, own = (int(part[1]), int(part[2])) if part and part[1] else (1, size)
+    chosen += [False, bool(part), False]
+    split += [before, own, size // before // own]
+  index = tuple(slice(None) if keep else 0 for keep in chosen)
+  return tuple(devices.reshape(split)[index].ravel().tolist())
+
+
+def _transposed(sizes, order):
+  sizes = _numbers(sizes)
+  numbers = np.arange(math.prod(sizes)).reshape(sizes)
+  return numbers.transpose(_numbers(order)) if order else numbers
+
+
+def _numbers(text):
+  return tuple(int(n) for n in text.split(',') if n)
+
+
+def _closing(text):
+  depth = 1
+  for i, c in enumerate(text):
+    depth += (c == '(') - (c == ')')
+    if not depth:
+      return i
+  return len(text)

@@ -1,0 +1,40 @@
+"""The plan command, compiling for slices of several hosts."""
+
+import json
+import os
+import subprocess
+import sys
+
+from sink_jax.plan.chips import CHIPS, GIB
+
+SLICES = {'v5e': 'v5e:4x4', 'v5p': 'v5p:2x2x4', 'v6e': 'v6e:4x4', 'v7x': 'v7x:2x2x2'}
+
+
+def plan(*arguments):
+  """Of a model of two small layers."""
+  return subprocess.run(
+      [sys.executable, '-P', '-m', 'sink_jax.plan', '--size=tiny', '--vocab=512',
+       '--config.model.heads=4', '--config.model.d_model=512', '--config.model.ffn_hidden=1024',
+       *arguments], capture_output=True, text=True, env=os.environ)
+
+
+def test_a_plan_counts_what_the_devices_exchange(tpu, tmp_path, note):
+  file = tmp_path / 'plan.json'
+  shown = plan(f'--topology={SLICES[tpu]}', '--data=4', '--fsdp=4', '--batch_size=16',
+               '--context=512', f'--json={file}')
+  assert shown.returncode == 0, shown.stderr
+  one = json.loads(file.read_text())
+  note(target=tpu, **one['seconds'])
+  axes = {row['axes'] for row in one['collectives']}
+  assert 'fsdp' in axes and any('data' in name for name in axes)
+  assert one['memory']['total'] < CHIPS[tpu].usable and one['unknown_loops'] == 0
+  # Products of the model and, at most, of a part of the loss that is padding.
+  assert one['model_flops'] <= one['flops'] < 1.5 * one['model_flops']
+  assert 'Computed, not measured' in shown.stdout
+
+
+def test_what_does_not_fit_comes_with_what_to_turn(tpu):
+  shown = plan(f'--topology={SLICES[tpu]}', '--batch_size=65536', '--context=2048', '--data=-1')
+  assert shown.returncode == 1
+  assert 'error: needs' in shown.stderr and '--remat=blocks' in shown.stderr
+  assert f'of {CHIPS[tpu].usable / GIB:.2f}' in shown.stderr

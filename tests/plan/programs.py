@@ -1,0 +1,63 @@
+"""Small programs compiled for 8 simulated devices, whose traffic is known; prints JSON."""
+
+import json
+import os
+import sys
+
+os.environ['XLA_FLAGS'] = ('--xla_force_host_platform_device_count=8 '
+                           '--xla_backend_optimization_level=0')
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sink_jax.data.batches import Batch
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.sizes import parameter_count
+from sink_jax.plan import links
+from sink_jax.plan.program import read
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.sharding import batch_sharding
+from sink_jax.train.step import make_train_step, state_layout
+
+LAYERS, D, ROWS = 5, 64, 16
+
+
+def mesh(*sizes):
+  return jax.make_mesh(sizes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+
+
+def scanned(where, weights):
+  """Gradient of LAYERS products h = h W, with the weights split as said."""
+  over = lambda *axes: NamedSharding(where, PartitionSpec(*axes))
+  w = jax.ShapeDtypeStruct((LAYERS, D, D), jnp.float32, sharding=over(*weights))
+  h = jax.ShapeDtypeStruct((ROWS, D), jnp.float32, sharding=over(('data', 'fsdp')))
+  loss = lambda w, h: jnp.sum(jax.lax.scan(
+      lambda h, w: (jax.lax.with_sharding_constraint(jnp.tanh(h @ w), over(('data', 'fsdp'))),
+                    None), h, w)[0])
+  return jax.jit(jax.grad(loss), out_shardings=over(*weights)).lower(w, h).compile().as_text()
+
+
+def training_step(where):
+  config = ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
+                       dtype='float32', implementation='reference')
+  optimizer = make_optimizer(OptimizerConfig(), 10)
+  one = lambda dtype: jax.ShapeDtypeStruct((8, 12), dtype, sharding=batch_sharding(where))
+  return parameter_count(config), make_train_step(config, optimizer, where).lower(
+      state_layout(config, optimizer, where),
+      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32))).compile().as_text()
+
+
+def described(text, where):
+  program = read(text)
+  return {'products': program.products, 'unknown': program.unknown, 'bytes': program.bytes,
+          'collectives': [dict(kind=c.kind, payload=c.payload, moved=c.moved, count=c.count,
+                               axes=links.axes_of(c, where)) for c in program.collectives]}
+
+
+data, split = mesh(8, 1, 1), mesh(2, 4, 1)
+parameters, step = training_step(data)
+json.dump({'data': described(scanned(data, (None, None, None)), data),
+           'fsdp': described(scanned(split, (None, 'fsdp', None)), split),
+           'step': described(step, data), 'parameters': parameters}, sys.stdout)

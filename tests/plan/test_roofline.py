@@ -1,0 +1,190 @@
+"""Slices, links and times, against closed forms; errors in arguments."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.attention.mask import Window
+from sink_jax.models.sizes import flops_per_token, sized
+from sink_jax.plan import advice, chips, compiler, links, roofline, scaling, table
+from sink_jax.plan.job import Job, mesh_of
+from sink_jax.plan.program import Collective
+from sink_jax.train.optimizer import OptimizerConfig
+
+
+def job(topology='v5p:4x4x4', mesh=(4, 16, 1), batch_size=128, microbatches=1, remat='none'):
+  return Job('1b', chips.parse(topology), sized('1b', vocab_size=50432, remat=remat),
+             OptimizerConfig(), 100, 2048, batch_size, microbatches, mesh)
+
+
+def torus(topology, sizes):
+  """A mesh over the chips of a slice, in the order of their coordinates."""
+  where = chips.parse(topology)
+  devices = np.empty(where.shape, object)
+  for place in np.ndindex(where.shape):
+    devices[place] = types.SimpleNamespace(coords=place + (0,) * (3 - len(place)))
+  mesh = types.SimpleNamespace(devices=devices.reshape(sizes), axis_names=('data', 'fsdp'))
+  return where, mesh
+
+
+def group(mesh, axis):
+  numbers = np.arange(mesh.devices.size).reshape(mesh.devices.shape)
+  return tuple(int(n) for n in (numbers[0] if axis == 'fsdp' else numbers[:, 0]))
+
+
+@pytest.mark.parametrize('topology, sizes, axis, links_used, hops', [
+    ('v5e:16x16', (16, 16), 'fsdp', 2, 8),  # a ring in both directions
+    ('v5e:4x4', (4, 4), 'fsdp', 1, 3),  # a line
+    ('v5e:4x4', (1, 16), 'fsdp', 2, 6),  # two lines
+    ('v5p:4x4x4', (1, 64), 'fsdp', 6, 6),  # three rings
+    ('v5p:4x4x4', (4, 16), 'data', 2, 2),
+    ('v5e:16x16', (64, 4), 'fsdp', 1, 3),  # a part of a ring
+    ('v5p:2x2x2', (2, 4), 'fsdp', 2, 2),
+    ('v5e:8x8', (4, 16), 'data', 1 / 2, 6),  # every other row: two groups share the links
+])
+def test_a_group_has_the_links_along_which_it_lies(topology, sizes, axis, links_used, hops):
+  where, mesh = torus(topology, sizes)
+  path = links.path(group(mesh, axis), mesh, where)
+  assert path.bandwidth == pytest.approx(links_used * where.chip.link)
+  assert path.hops == hops
+
+
+def test_seconds_of_traffic():
+  where, mesh = torus('v5e:16x16', (16, 16))
+  one = Collective('all-gather', 32e9, group(mesh, 'fsdp'), 3, False)
+  assert links.axes_of(one, mesh) == 'fsdp'
+  assert links.seconds(one, mesh, where) == pytest.approx(
+      3 * (15 / 16 * 32e9 / 100e9 + 8 * chips.HOP_SECONDS))
+  twice = dataclasses.replace(one, kind='all-reduce')
+  assert links.seconds(twice, mesh, where) == pytest.approx(2 * links.seconds(one, mesh, where))
+  assert links.seconds(dataclasses.replace(one, group=(3,)), mesh, where) == 0
+
+
+def test_the_step_waits_for_what_nothing_hides():
+  chip = chips.CHIPS['v5e']
+  line = roofline.make(flops=chip.peak, bytes_=chip.bandwidth / 2, overlapped=0.25, exposed=0.5,
+                       chip=chip, share=0.5)
+  assert (line.compute, line.peak, line.memory) == (2, 1, 0.5)
+  assert (line.step, line.floor, line.bound) == (2.5, 1, 'compute')
+  slow = dataclasses.replace(line, overlapped=3.0)
+  assert (slow.step, slow.floor, slow.bound) == (3.5, 3.5, 'links')
+  assert roofline.make(1, 1, 0, 0, chip, 0.5, compute=7.0).step == 7
+
+
+def test_mfu_counts_the_models_flops():
+  config, chip = sized('1b', vocab_size=50432), chips.CHIPS['v5p']
+  flops = 1000 * flops_per_token(config, 2048)
+  assert roofline.mfu(config, 2048, 1000, 4, chip, flops / (4 * chip.peak)) == pytest.approx(1)
+
+
+def test_flops_of_attention_kernels():
+  config = sized('60m', vocab_size=100)
+  seen = (2048 + 1) / 2
+  assert roofline.attention_flops(config, 2048) == pytest.approx(4 * 10 * 768 * seen)
+  narrow = dataclasses.replace(config, attention=sj.AttentionSpec(mask=Window(size=1)))
+  assert roofline.attention_flops(narrow, 2048) == pytest.approx(4 * 10 * 768)
+  forward = 7 * roofline.attention_flops(config, 2048)
+  kernels = lambda calls, micro: roofline.kernel_flops(config, 2048, 7, calls, micro)
+  assert kernels(30, 1) == pytest.approx(4.5 * forward)
+  assert kernels(80, 2) == pytest.approx(5.5 * forward)  # the forward pass twice
+  assert kernels(0, 1) == 0
+
+
+@pytest.mark.parametrize('topology, told', [
+    ('v9:4x4', 'Choices: v5e:16x16'), ('h200:8', 'only TPUs'), ('v5e', 'such as v5e:16x16'),
+    ('v5e:4x4x4', '2 dimensions'), ('v5p:16', '3 dimensions'), ('v5e:3x4', 'must be even'),
+    ('v5e:32x32', '256 at most'), ('v5p:4x4xx', 'such as v5p:')])
+def test_topologies_that_do_not_exist(topology, told):
+  with pytest.raises(ValueError, match=told):
+    chips.parse(topology)
+
+
+def test_topologies():
+  where = chips.parse('tpu7x:4x4x8')
+  assert (where.name, where.compiler_name, where.devices) == ('v7x:4x4x8', 'tpu7x:4x4x8', 256)
+  assert chips.parse('V5P:16x16x16').devices == 4096
+  assert [chips.parse('v5p:2x4x4').closed(d) for d in range(3)] == [False] * 3
+  assert [chips.parse('v6e:8x16').closed(d) for d in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize('options, told', [
+    (dict(mesh=(3, 16, 1)), 'their product must be 64'),
+    (dict(batch_size=100), 'use --batch_size=128'),
+    (dict(batch_size=96, microbatches=5), 'must divide'),
+    (dict(microbatches=4), 'use --microbatches=2 or --batch_size=256')])
+def test_what_does_not_divide(options, told):
+  with pytest.raises(ValueError, match=told):
+    job(**options)
+
+
+def test_the_rest_of_the_mesh():
+  assert mesh_of(-1, 16, 2, 64) == (2, 16, 2)
+  assert mesh_of(4, 16, 1, 64) == (4, 16, 1)
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+  monkeypatch.setenv('COMPILERS', '/disk/none')
+  monkeypatch.setattr(compiler.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(compiler.CompilerMissing, match='launch/test.sh --compile=v5e'):
+    compiler._library()
+
+
+@pytest.mark.parametrize('told, needed', [
+    ('total memory required for HLO temporaries (43.70G) exceeds available HBM (15.75G).', 44.7),
+    ('Ran out of memory in memory space hbm. Used 21.30G of 15.75G hbm.', 21.3)])
+def test_what_the_compiler_says_about_memory(told, needed):
+  def refuse(compiler_options):
+    raise compiler.jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {told}')
+
+  with pytest.raises(compiler.OutOfMemory) as error:
+    compiler.compile_lowered(types.SimpleNamespace(compile=refuse))
+  assert error.value.bytes_with(1 * chips.GIB) == pytest.approx(needed * chips.GIB)
+
+
+def test_advice_comes_with_what_it_needs():
+  lines = advice.advice(job(batch_size=512), {
+      'arguments': 1 * chips.GIB, 'temporaries': 200 * chips.GIB, 'total': 201 * chips.GIB})
+  named = [line.split(':')[0].strip() for line in lines]
+  assert named[:2] == ['--remat=save_matmuls', '--remat=save_attention']
+  assert '--microbatches=2' in named
+  fits = [line for line in lines if line.endswith('fits')]
+  assert fits and all('--remat=none' not in line for line in lines)
+
+
+def test_alternatives_have_the_same_batch():
+  given = job()
+  found = list(advice.alternatives(given))
+  assert found[0] == given and len(found) == len(set((o.mesh, o.model.remat) for o in found))
+  assert {o.tokens for o in found} == {given.tokens}
+
+
+def test_the_volumes_of_the_estimate():
+  layers, width, hidden, vocab = 22, 2048, 5632, 50432
+  parts = {(kind, axes): 0.0 for kind, axes, *_ in scaling.volumes('1b', 16, 1, 64, 0, 1, False)}
+  for kind, axes, payload, times in scaling.volumes('1b', 16, 1, 64, 0, 1, False):
+    parts[kind, axes] += payload * times
+  matrices = layers * (4 * width**2 + 3 * width * hidden)
+  assert parts['reduce-scatter', 'fsdp'] == pytest.approx(2 * matrices, rel=1e-3)  # and gains
+  assert parts['all-reduce', 'data'] == pytest.approx(2 * matrices / 16, rel=1e-3)
+  assert parts['all-reduce', 'data+fsdp'] == 2 * 4 * vocab * width
+  assert scaling.critical_tokens(1.0) == 2e8
+
+
+def test_every_row_of_the_table_has_all_its_columns():
+  mesh = {'data': 4, 'fsdp': 16, 'tensor': 1}
+  there = {'name': '1b/v5p:4x4x4/16', 'topology': 'v5p:4x4x4', 'mesh': mesh, 'batch_size': 128,
+           'microbatches': 1, 'remat': 'none', 'usable': 95 * chips.GIB, 'fits': True,
+           'memory': {'arguments': chips.GIB, 'temporaries': 30 * chips.GIB}}
+  refused = there | {'fits': False}
+  counted = there | {
+      'flops': 1e13, 'collectives': [{'moved': 2.5e9}], 'mfu': 0.5, 'tokens_per_second': 1e6,
+      'seconds': {'compute': 0.2, 'memory': 0.1, 'overlapped': 0.01, 'exposed': 0.02, 'step': 0.22}}
+  failed = {'name': '1b/v5p:4x4x4/16', 'failed': 'no such topology'}
+  shown = [line for line in table.markdown([counted, refused, failed]).splitlines()
+           if line.startswith('| ')]
+  assert [row.count('|') for row in shown] == [17] * 4
+  assert '4x16x1' in shown[1] and '30.0 (20.0)' in shown[1] and '2.50' in shown[1]
+  assert 'does not fit' in shown[2] and 'no such topology' in shown[3]
