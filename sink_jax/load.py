@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
+from pathlib import PurePath
 
 import jax
 
@@ -16,6 +16,7 @@ from sink_jax.pretrained.families import family
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.parameters import load_parameters
 from sink_jax.pretrained.tokenizer_files import encoder_of
+from sink_jax.train import storage
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.workdir import is_workdir, read_config, read_data_summary, read_probe_tokens
@@ -30,19 +31,20 @@ def load_run(workdir) -> Run:
   Raises:
     ValueError: not the workdir of a run. CheckpointError: no usable checkpoint in it.
   """
-  if Path(workdir, 'config.json').exists() and not is_workdir(workdir):
+  if (storage.folder(workdir) / 'config.json').exists() and not is_workdir(workdir):
     raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
                      'named by --checkpoint, or loaded by load_pretrained.')
+  saved = read_config(workdir)
   try:
-    config = from_dict(read_config(workdir)).model_config()
-  except TypeError as error:  # 'layers': '2'
+    config = from_dict(saved).model_config()
+  except ValueError as error:
     raise ValueError(f'{workdir}: config.json is damaged ({error}).') from None
   config = dataclasses.replace(config, implementation=None)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))
   step, params = restore_params(workdir, target)
-  return Run(config, params, Path(workdir).name, step, probe_tokens=read_probe_tokens(workdir),
+  return Run(config, params, PurePath(workdir).name, step, probe_tokens=read_probe_tokens(workdir),
              folder=str(workdir))
 
 

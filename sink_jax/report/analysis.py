@@ -13,7 +13,7 @@ import numpy as np
 import sink_jax
 from sink_jax.analyses import frame, table
 from sink_jax.report.jsontext import rounded, to_json
-from sink_jax.train.checksums import write_atomically
+from sink_jax.train.storage import write_atomically
 from sink_jax.train.provenance import hardware, now
 
 

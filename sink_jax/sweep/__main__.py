@@ -8,11 +8,15 @@ all of them are, at any time; so does --status.
 
 from __future__ import annotations
 
-import os
+from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
+
+exit_saved_until_training()  # the imports below take seconds
+
 import signal
 import sys
-from pathlib import Path
+import traceback
 
+import jax
 from absl import app, flags
 
 from sink_jax.sweep import plan
@@ -20,7 +24,10 @@ from sink_jax.sweep.pool import Stopped, run_at_once
 from sink_jax.sweep.runner import ENDED, run_trial
 from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
 from sink_jax.sweep.trials import load_trials, parse_settings, sharded
-from sink_jax.train.loop import EXIT_SAVED, Interrupted, quiet_logs
+from sink_jax.train.distributed import fail, init_distributed, is_first
+from sink_jax.train.loop import Interrupted, quiet_logs
+from sink_jax.train.stop import StopSignal
+from sink_jax.train.storage import folder
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
 _WORKDIR = flags.DEFINE_string(
@@ -46,8 +53,6 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
-  # Between trials there is nothing to save; a trial that trains has its own answer.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
   try:
     table = _table()
     trials = _selected(table)
@@ -58,15 +63,20 @@ def main(argv):
     elif not _WORKDIR.value:
       raise ValueError('--workdir is needed to run trials.')
     elif _STATUS.value:
-      root = os.path.expanduser(_WORKDIR.value)
-      print(as_markdown(read_states(trials, root), f'Sweep in {root}'), end='')
+      root = folder(_WORKDIR.value)
+      print(as_markdown(read_states(trials, root), f'Sweep in {_WORKDIR.value}'), end='')
     else:
-      _run(trials, table, Path(os.path.expanduser(_WORKDIR.value)))
+      alone = _PROCESSES.value > 1 or init_distributed()
+      # Between trials there is nothing to save; a trial that trains has its own answer.
+      signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
+      _run(trials, table, folder(_WORKDIR.value), alone or is_first())
   except (Interrupted, Stopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
   except ValueError as error:
-    sys.exit(f'error: {error}')
+    fail(f'error: {error}')
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
 
 
 def _table():
@@ -98,23 +108,30 @@ def _selected(table):
   return sharded(trials, _SHARD.value)
 
 
-def _run(trials, table, root):
-  """Says what it will cost, runs what is left, and says how it went."""
-  root.mkdir(parents=True, exist_ok=True)
-  left = {state.name: trials[state.name] for state in read_states(trials, root)
-          if state.status not in ENDED}
-  made = plan.make(left, _PROCESSES.value)
-  print(plan.headline(made, _BUDGET.value), file=sys.stderr)
-  clock, statuses = Clock(made.work(), made.seconds), {}
-  with reporting(table, root, clock, lines=_PROCESSES.value > 1):
-    for trial, status in _outcomes(trials, root):
-      statuses[trial] = status
-      clock.ended(trial)
-      if trial in left:
-        print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}',
-              file=sys.stderr, flush=True)
-  for trial in trials:
-    print(f'{trial}: {statuses[trial]}')
+def _run(trials, table, root, first):
+  """Says what it will cost, runs what is left, and says how it went.
+
+  first: this is the process of the job that tells.
+  """
+  statuses = {}
+  if first:
+    root.mkdir(parents=True, exist_ok=True)
+    left = {state.name: trials[state.name] for state in read_states(trials, root)
+            if state.status not in ENDED}
+    made = plan.make(left, _PROCESSES.value)
+    print(plan.headline(made, _BUDGET.value), file=sys.stderr)
+    clock = Clock(made.work(), made.seconds)
+    with reporting(table, root, clock, lines=_PROCESSES.value > 1):
+      for trial, status in _outcomes(trials, root):
+        statuses[trial] = status
+        clock.ended(trial)
+        if trial in left:
+          print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}',
+                file=sys.stderr, flush=True)
+    for trial in trials:
+      print(f'{trial}: {statuses[trial]}')
+  else:
+    statuses = dict(_outcomes(trials, root))
   if set(statuses.values()) - set(ENDED):  # diverging is a result
     sys.exit(1)
 
@@ -123,9 +140,15 @@ def _outcomes(trials, root):
   """(name, status) of every trial, as each ends."""
   if _PROCESSES.value > 1:
     yield from run_at_once(trials, root, _PROCESSES.value)
-  else:
+  elif jax.process_count() == 1:
     for name, trial in trials.items():
       yield name, run_trial(trial, root)
+  else:
+    with StopSignal() as stop:  # what one process hears between trials is for all
+      for name, trial in trials.items():
+        if stop.poll(wait=True):
+          raise Stopped
+        yield name, run_trial(trial, root)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,8 @@ from multiprocessing import connection
 
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.loop import EXIT_SAVED, Interrupted, quiet_logs
+from sink_jax.train.exit_code import EXIT_SAVED
+from sink_jax.train.loop import Interrupted, quiet_logs
 from sink_jax.train.provenance import pass_on_command
 
 _LOOK_EVERY = 0.5  # seconds

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from pathlib import Path
+
+import jax
 
 from sink_jax.analyses.training import write_analyses
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train import storage
+from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.loop import Diverged, Interrupted, train
 from sink_jax.train.workdir import Busy, has_ended, read_status, write_outcome
 
@@ -21,29 +24,39 @@ _KEPT = ('done', 'diverged')  # records that nothing replaces
 def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
   """Trains a trial in ROOT/NAME, or what is left of it; returns what became of it.
 
+  All processes of a job call it and get the same answer; the first one writes and analyses.
   That is a status of `read_status`, 'failed' where it could not even begin, 'not analysed'
   where only that failed after the training, or 'busy' where another process is at it.
 
   Raises:
     Interrupted: the process was asked to stop; the state is saved.
   """
-  folder = Path(root) / trial.name
+  folder = storage.folder(root) / trial.name
   try:
     if trial.config is None:
-      return _not_expressible(trial, folder)
-    if not has_ended(folder, trial.config):
+      return agreed(lambda: _not_expressible(trial, folder), ValueError)
+    if not agreed(lambda: has_ended(folder, trial.config), ValueError):
       _train(trial, folder, show_progress)
   except Busy:
     return 'busy'
   except Interrupted:
     raise
   except Diverged as error:  # recorded by the run itself
-    print(f'{trial.name}: {error}', file=sys.stderr)
+    if is_first():
+      print(f'{trial.name}: {error}', file=sys.stderr)
   except Exception as error:  # whatever it is, the other trials can still run
-    _tell(trial, error)
-    if not (folder / 'config.json').exists():  # what stands there keeps its own record
-      record_failure(trial, root, str(error))
+    if jax.process_count() > 1 and not isinstance(error, ValueError):
+      raise  # this process may be the only one that has it
+    if is_first():
+      _tell(trial, error)
+      if not (folder / 'config.json').exists():  # what stands there keeps its own record
+        record_failure(trial, root, str(error))
     return 'failed'
+  return agreed(lambda: _analysed(trial, folder))
+
+
+def _analysed(trial, folder):
+  """The status of a trial that has ended, with its analyses where it is done."""
   status = read_status(folder)['status']
   try:
     if status == 'done':
@@ -56,7 +69,7 @@ def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
 
 def record_failure(trial: Trial, root, error: str) -> None:
   """Says in a trial's folder that it failed, where it could not do so itself."""
-  folder = Path(root) / trial.name
+  folder = storage.folder(root) / trial.name
   if read_status(folder)['status'] not in _KEPT:
     write_outcome(folder, 'failed', error=error, label=dict(trial.label))
 

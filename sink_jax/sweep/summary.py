@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.checksums import write_atomically
+from sink_jax.train import storage
 from sink_jax.train.workdir import in_use, read_status
 
 _TAIL = 32768  # bytes of metrics that hold the last row of every kind
@@ -34,7 +33,7 @@ class State:
 
 def read_states(trials: Mapping[str, Trial], root) -> list[State]:
   """The state of every trial, in their order; reads the ends of files only."""
-  return [_read_state(trial, Path(root) / name) for name, trial in trials.items()]
+  return [_read_state(trial, storage.folder(root) / name) for name, trial in trials.items()]
 
 
 def as_markdown(states: list[State], headline: str) -> str:
@@ -86,7 +85,7 @@ def write_summary(trials: Mapping[str, Trial], root, headline: str) -> None:
   states = read_states(trials | _others(trials, root), root)
   headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
   with contextlib.suppress(OSError):  # a full disk is for the trials to tell
-    write_atomically(Path(root) / 'summary.md', as_markdown(states, headline))
+    storage.write_atomically(storage.folder(root) / 'summary.md', as_markdown(states, headline))
 
 
 class Clock:
@@ -124,7 +123,7 @@ def duration(seconds: float) -> str:
 
 
 def _others(trials, root):
-  found = sorted(path.parent for path in Path(root).glob('*/config.json'))
+  found = sorted(path.parent for path in storage.folder(root).glob('*/config.json'))
   return {folder.name: Trial(folder.name, None) for folder in found if folder.name not in trials}
 
 
@@ -145,7 +144,7 @@ def _read_state(trial, folder):
 def _last_rows(path) -> dict[str, dict]:
   """{kind: last row} of the end of a metrics file, which may be being written."""
   try:
-    with open(path, 'rb') as file:
+    with path.open('rb') as file:
       file.seek(0, 2)
       file.seek(max(0, file.tell() - _TAIL))
       lines = file.read().decode('utf-8', 'replace').splitlines()

@@ -1,14 +1,24 @@
-"""python -m sink_jax.train --config=configs/base.py --workdir=runs/first"""
+"""python -m sink_jax.train --config=configs/base.py --workdir=runs/first
+
+Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that
+starting again does not mend; anything from 128 on: died, the same command resumes.
+"""
 
 from __future__ import annotations
 
+from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
+
+exit_saved_until_training()  # the imports below take seconds
+
 import sys
+import traceback
 
 from absl import app, flags
 from ml_collections import config_flags
 
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.loop import EXIT_SAVED, Diverged, Interrupted, quiet_logs, train
+from sink_jax.train.distributed import fail, init_distributed
+from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:sigmoid. '
@@ -22,15 +32,21 @@ def main(argv):
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    init_distributed()
+    exit_saved_until_training()
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
   except Interrupted as stop:
     print(stop, file=sys.stderr)
     sys.exit(EXIT_SAVED)
-  except (ValueError, Diverged, CheckpointError) as error:
-    sys.exit(f'error: {error}')
+  except (ValueError, Diverged) as error:  # all processes have come to it
+    fail(f'error: {error}')
+  except CheckpointError as error:
+    fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
-    sys.exit(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
-             'this is mended, the same command resumes.')
+    fail(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
+         'this is mended, the same command resumes.', alone=True)
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
 
 
 def _parse(arguments):

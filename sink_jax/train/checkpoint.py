@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 
-from sink_jax.train.checksums import saved_steps, step_folder, verify, write_checksums
+from sink_jax.train.checksums import has_checksums, saved_steps, step_folder, verify, write_checksums
+from sink_jax.train.distributed import agreed, all_of, is_first
+from sink_jax.train.storage import folder, move
 
 _log = logging.getLogger('sink_jax')
 
@@ -25,26 +25,19 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-  """The checkpoints of a workdir that is being trained in.
+  """The checkpoints of a workdir that is being trained in, by all processes of a job.
 
   On opening, saved steps are verified, newest first, until one is good. Damaged ones
   are reported in `damaged` and moved to `damaged/`, so that their step can be saved again.
+  latest: the newest step that is saved, or being saved; None if there is none.
   """
 
   def __init__(self, workdir, kept: int = 2):
-    self._workdir = Path(workdir).absolute()
+    self._workdir, self._kept = folder(workdir), kept
     self._pending: int | None = None
     self._hashing: threading.Thread | None = None
-    self.damaged = _set_damaged_aside(self._workdir)
-    self._manager = ocp.CheckpointManager(
-        self._workdir / 'checkpoints', item_names=('state',),
-        item_handlers={'state': ocp.StandardCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(max_to_keep=kept, cleanup_tmp_directories=True))
-
-  @property
-  def latest(self) -> int | None:
-    """The newest committed step; None if there is none."""
-    return max(saved_steps(self._workdir), default=None)
+    self.damaged, self.latest = agreed(lambda: _set_damaged_aside(self._workdir), OSError)
+    self._manager = self._opened()
 
   def save(self, step: int, state) -> None:
     """Starts saving; the state may be donated as soon as this returns.
@@ -58,7 +51,7 @@ class Checkpoints:
     with self._explained(step):
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
-    self._pending = step
+    self._pending = self.latest = step
 
   def poll(self, wait: bool = False) -> None:
     """Writes the checksums of a save once it is committed; cheap, call it every step."""
@@ -66,8 +59,9 @@ class Checkpoints:
       with self._explained(self._pending):
         self._manager.wait_until_finished()
     if self._pending is not None and not self._manager.is_saving_in_progress():
-      self._hashing = threading.Thread(target=write_checksums, args=(self._workdir, self._pending))
-      self._hashing.start()
+      if is_first():
+        self._hashing = threading.Thread(target=_hash, args=(self._workdir, self._pending))
+        self._hashing.start()
       self._pending = None
     if wait and self._hashing is not None:
       self._hashing.join()
@@ -78,17 +72,48 @@ class Checkpoints:
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
     """
-    if self.latest is None:
-      return None
-    _check_shapes(step_folder(self._workdir, self.latest),
-                  self._manager.item_metadata(self.latest)['state'], target)
-    return self._manager.restore(
-        self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state']
+    while self.latest is not None:
+      state, problem = self._restored(target)
+      if not any(all_of(problem is not None)):
+        return state
+      self._manager.close()
+      lines, self.latest = agreed(
+          lambda: _set_damaged_aside(self._workdir, self.latest, problem or 'unreadable'),
+          OSError)
+      self.damaged += lines
+      self._manager = self._opened()
+    return None
 
   def close(self) -> None:
     """Waits for what is being saved."""
     self.poll(wait=True)
     self._manager.close()
+
+  def _opened(self):
+    return ocp.CheckpointManager(
+        self._workdir / 'checkpoints', item_names=('state',),
+        item_handlers={'state': ocp.StandardCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True))
+
+  def _restored(self, target):
+    """(state, None) of the newest step; (None, problem) of one that cannot be read.
+
+    A step that is as it was written can be read, so only one without checksums may have a
+    problem: its job was killed, or its machine lost power, right after the commit.
+    """
+    try:
+      _check_shapes(step_folder(self._workdir, self.latest),
+                    self._manager.item_metadata(self.latest)['state'], target)
+      return self._manager.restore(
+          self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
+    except CheckpointError:
+      raise
+    except Exception as error:  # Orbax raises bare Exceptions, and others' own
+      told = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+      if has_checksums(self._workdir, self.latest):
+        raise CheckpointError(f'Checkpoint {self.latest} of {self._workdir} is as it was written, '
+                              f'and still cannot be read: {told}') from error
+      return None, f'it has no checksums and cannot be read: {told}'
 
   @contextlib.contextmanager
   def _explained(self, step):
@@ -96,6 +121,7 @@ class Checkpoints:
       yield
     except Exception as error:  # Orbax raises bare Exceptions, and others' own
       self._pending = None
+      self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(
           f'Checkpoint {step} could not be written below {self._workdir}: '
           f'{" ".join(str(error).split())[:300]}. Is the disk full? The newest good checkpoint '
@@ -110,40 +136,62 @@ def restore_params(workdir, target):
   Raises:
     CheckpointError: there is no usable checkpoint, or it holds another model.
   """
-  workdir = Path(workdir).absolute()
+  workdir = folder(workdir)
   for step in saved_steps(workdir):
     problem = verify(workdir, step)
     if problem is None:
-      break
+      try:
+        return step, _params_of(step_folder(workdir, step) / 'state', target)
+      except CheckpointError:
+        raise
+      except Exception as error:  # as in Checkpoints
+        problem = f'cannot be read: {" ".join(str(error).split())[:300]}'
     _log.warning('checkpoint %d is damaged (%s); trying an older one', step, problem)
-  else:
-    raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
-                          'that has saved one?')
+  raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
+                        'that has saved one?')
+
+
+def _params_of(saved, target):
   # The handler itself: a Checkpointer around it would report files that only it writes.
-  folder, handler = step_folder(workdir, step) / 'state', ocp.PyTreeCheckpointHandler()
-  _check_shapes(folder, handler.metadata(folder)['params'], target)
+  handler = ocp.PyTreeCheckpointHandler()
+  _check_shapes(saved, handler.metadata(saved)['params'], target)
   tree = {'params': target}
-  restored = handler.restore(folder, args=ocp.args.PyTreeRestore(
+  restored = handler.restore(saved, args=ocp.args.PyTreeRestore(
       tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True))
   handler.close()
-  return step, restored['params']
+  return restored['params']
 
 
-def _set_damaged_aside(workdir) -> list[str]:
+def _hash(workdir, step):
+  try:
+    write_checksums(workdir, step)
+  except OSError as error:
+    _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
+
+
+def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
+  """Moves damaged steps away until one is good: (what was found, that step or None).
+
+  unreadable: a step that turned out not to be readable, whatever its checksums say.
+  """
   damaged, used = [], None
   for step in saved_steps(workdir):
-    problem = verify(workdir, step)
+    problem = why if step == unreadable else verify(workdir, step)
     if problem is None:
       used = step
       break
-    aside = workdir / 'damaged' / str(step)
-    aside.parent.mkdir(exist_ok=True)
-    while aside.exists():  # an earlier copy of the same step
-      aside = aside.with_name(aside.name + '.again')
-    os.replace(step_folder(workdir, step), aside)
-    damaged.append(f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}')
+    damaged.append(_moved_aside(workdir, step, problem))
   instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
-  return [f'{line}; {instead}' for line in damaged]
+  return [f'{line}; {instead}' for line in damaged], used
+
+
+def _moved_aside(workdir, step, problem):
+  aside = workdir / 'damaged' / str(step)
+  aside.parent.mkdir(parents=True, exist_ok=True)
+  while aside.exists():  # an earlier copy of the same step
+    aside = aside.with_name(aside.name + '.again')
+  move(step_folder(workdir, step), aside)
+  return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'
 
 
 def _check_shapes(folder, saved, target):

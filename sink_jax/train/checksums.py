@@ -7,27 +7,36 @@ import json
 import logging
 import os
 import re
-from pathlib import Path
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from sink_jax.train.storage import files_below, folder, is_local, write_atomically
 
 _log = logging.getLogger('sink_jax')
 
 
-def saved_steps(workdir: Path) -> list[int]:
-  """Committed steps of a workdir, newest first."""
-  names = (p.name for p in step_folder(workdir, 0).parent.glob('*'))
+def saved_steps(workdir) -> list[int]:
+  """Committed steps of a workdir, newest first.
+
+  On a disk a step has its name once it is complete; in an object store it has a mark.
+  """
+  checkpoints = step_folder(workdir, 0).parent
+  folders = checkpoints.iterdir() if checkpoints.exists() else ()
+  names = [path.name for path in folders
+           if is_local(path) or (path / 'commit_success.txt').exists()]
   return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
 
 
-def step_folder(workdir: Path, step: int) -> Path:
-  return Path(workdir) / 'checkpoints' / str(step)
+def step_folder(workdir, step: int):
+  return folder(workdir) / 'checkpoints' / str(step)
 
 
-def write_checksums(workdir: Path, step: int) -> None:
+def write_checksums(workdir, step: int) -> None:
   """Records the SHA-256 of every file of a committed step; forgets steps that are gone."""
-  folder = step_folder(workdir, step)
+  saved = step_folder(workdir, step)
   try:
-    sums = {str(p.relative_to(folder)): _sha256(p)
-            for p in sorted(folder.rglob('*')) if p.is_file()}
+    files = files_below(saved)
+    sums = dict(zip((str(p.relative_to(saved)) for p in files), _sha256_of(files)))
   except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
     return
   path = _sums_path(workdir, step)
@@ -39,42 +48,43 @@ def write_checksums(workdir: Path, step: int) -> None:
       old.unlink(missing_ok=True)
 
 
-def verify(workdir: Path, step: int) -> str | None:
+def has_checksums(workdir, step: int) -> bool:
+  return _sums_path(workdir, step).exists()
+
+
+def verify(workdir, step: int) -> str | None:
   """What is wrong with a saved step; None if every file is as it was written.
 
   A step without (readable) checksums was committed by a run that was killed right
   afterwards. The commit is atomic, so it is accepted if its array data are there.
   """
-  folder, path = step_folder(workdir, step), _sums_path(workdir, step)
+  saved, path = step_folder(workdir, step), _sums_path(workdir, step)
   try:
     sums = dict(json.loads(path.read_text()))
-  except (OSError, ValueError, TypeError):
+  except (OSError, ValueError, TypeError, RecursionError):
     if path.exists():
       _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
-    return None if any(folder.rglob('manifest.ocdbt')) else 'its array data are missing'
-  for name, digest in sums.items():
-    file = folder / name
-    if not file.is_file():
-      return f'{name} is missing'
-    if _sha256(file) != digest:
+    there = {'manifest.ocdbt', '_METADATA'} <= {file.name for file in files_below(saved)}
+    return None if there else 'its array data are missing'
+  missing = [name for name in sums if not (saved / name).is_file()]
+  if missing:
+    return f'{missing[0]} is missing'
+  for name, digest in zip(sums, _sha256_of(saved / name for name in sums)):
+    if digest != sums[name]:
       return f'{name} differs from its checksum'
   return None
 
 
-def write_atomically(path: Path, text: str) -> None:
-  """Writes a whole file or nothing, also through a power cut."""
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-  with open(temporary, 'w', encoding='utf-8') as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-
-
 def _sums_path(workdir, step):
-  return Path(workdir) / 'checksums' / f'{step}.json'
+  return folder(workdir) / 'checksums' / f'{step}.json'
 
 
-def _sha256(path: Path) -> str:
-  with open(path, 'rb') as file:
+def _sha256_of(files: Iterable) -> Iterable[str]:
+  """Digests of files in order, several at a time: hashing leaves the interpreter free."""
+  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    return list(pool.map(_sha256, files))
+
+
+def _sha256(path) -> str:
+  with path.open('rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
-import signal
-import threading
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import absl.logging
@@ -24,23 +23,23 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
+from sink_jax.train.distributed import check_same, is_first
 from sink_jax.train.experiment import Experiment, from_dict, resolved
+from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from sink_jax.train.progress import Progress
-from sink_jax.train.sharding import batch_sharding, make_mesh
+from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import (
     init_state,
     make_train_step,
     make_validation_step,
     state_layout,
 )
+from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 _log = logging.getLogger('sink_jax')
-
-
-EXIT_SAVED = 42  # exit code of a stopped job: "saved, start me again"
 
 
 class Diverged(RuntimeError):
@@ -68,6 +67,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   A run is a pure function of its config: interrupted and resumed it gives the same
   parameters and metrics as in one go. Everything is written below `workdir`:
   config.json, status.json, metrics.jsonl, tensorboard/, checkpoints/, probe_tokens.npy.
+  In a job of several processes all of them call it, with the same arguments.
 
   Args:
     config: the nested dict of `configs/base.py`, e.g. `ConfigDict.to_dict()`.
@@ -75,39 +75,51 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any
-      compute, and nothing is lost.
+      compute, and nothing is lost. Busy, one of them: another job has the workdir, or has
+      taken it since.
     Diverged: a step was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  with _StopSignal() as stop:
+  with StopSignal() as stop:
     experiment = from_dict(config)
     experiment.check_devices()
-    mesh = make_mesh(experiment.mesh.data, experiment.mesh.fsdp)
+    mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
     data = open_data(experiment.data)
     model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
     parameter_shapes(model)  # traces the model: what does not fit is found before any file is made
     attention = training_implementation(model, experiment.data.context)
     probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
-    name = name or Path(workdir).name
-    with runs.claimed(workdir, resolved(config, data), data.summary()) as workdir:
+    name = name or PurePath(workdir).name
+    check_same('config, data or jax', json.dumps([resolved(config, data), data.summary(),
+                                                  jax.__version__], sort_keys=True))
+    with runs.claimed(workdir, resolved(config, data), data.summary()) as claim:
       runs.write_probe_tokens(workdir, probe_tokens)
-      progress = functools.partial(Progress, name=name, enabled=show_progress)
+      progress = functools.partial(Progress, name=name, enabled=show_progress and is_first())
       evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
       recorded = functools.partial(_recorded, attention=attention)
-      params = _train(experiment, model, data, mesh, workdir, evaluation, progress, recorded, stop)
+      try:
+        params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop)
+      except runs.Busy:
+        raise
+      except ValueError as error:
+        if jax.process_count() == 1:
+          raise
+        # What breaks between processes is a ValueError too, and no fault of the config.
+        raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
   model = dataclasses.replace(model, implementation=None)  # of training; see load_run
   return Run(model, params, name, experiment.steps, probe_tokens=probe_tokens)
 
 
-def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorded, stop):
+def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop):
   """From the newest checkpoint to the last step, or to where the run has to stop."""
+  workdir = claim.workdir
   optimizer = make_optimizer(experiment.optimizer, experiment.steps)
   learning_rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
   train_step = make_train_step(model, optimizer, mesh, experiment.microbatches)
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
-  for line in checkpoints.damaged:
-    _log.warning(line)
   state = checkpoints.restore(state_layout(model, optimizer, mesh))
+  for line in checkpoints.damaged:
+    _tell(line)
   if state is None:
     state = init_state(model, optimizer, experiment.seed, mesh)
   start = int(state.step)
@@ -115,7 +127,7 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorde
     checkpoints.close()
     return state.params  # its record stays as it is: when, where and by what it was trained
   if start:
-    _log.warning('resuming from step %d of %d', start, experiment.steps)
+    _tell(f'resuming from step {start} of {experiment.steps}')
 
   metrics = MetricsWriter(workdir, start)
   progress = progress(experiment.steps, start)
@@ -123,8 +135,8 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorde
   clock = Throughput(experiment.batch_size * experiment.data.context,
                      flops_per_token(model, experiment.data.context),
                      measured_matmul_rate(model.dtype))
-  batches = data.batches(start, experiment.batch_size, experiment.seed,
-                         jax.process_index(), jax.process_count())
+  feed = Feed(mesh, experiment.batch_size)
+  batches = data.batches(start, experiment.batch_size, experiment.seed, feed.rows)
 
   def report(step, values):
     """Checks and logs the metrics of an update; waits for the device to finish it."""
@@ -143,19 +155,19 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorde
 
   with contextlib.closing(metrics), contextlib.closing(progress), recorded(
       workdir, checkpoints, start, experiment.steps):
-    if stop.requested and start < experiment.steps:
+    if stop.poll(wait=True) and start < experiment.steps:
       raise Interrupted(start, experiment.steps)
     if start == 0:
       evaluate(0, state.params)
     pending = None  # metrics are read one step late, so that the device never waits
     for step in range(start + 1, experiment.steps + 1):
-      state, values = train_step(state, _global_batch(next(batches), mesh))
+      state, values = train_step(state, feed.put(next(batches)))
       if pending is not None:
         report(*pending)
       pending = (step, values)
       checkpoints.poll()
       finished = step == experiment.steps
-      stopping = stop.requested and not finished  # asked once: it may change at any moment
+      stopping = stop.poll() and not finished  # asked once: it may change at any moment
       saving = finished or stopping or _due(step, experiment.checkpoint_every)
       if saving or evaluate.due(step):
         report(*pending)
@@ -164,6 +176,8 @@ def _train(experiment, model, data, mesh, workdir, evaluation, progress, recorde
         if saving:
           if not _all_finite(state):
             raise Diverged(step, values['loss'])
+          claim.check()
+          metrics.flush()
           checkpoints.save(step, state)
         clock.pause()
       if stopping:
@@ -181,6 +195,9 @@ def _recorded(workdir, checkpoints, start, steps, attention):
   status, details = 'done', {'step': steps}
   try:
     yield
+  except runs.Busy:
+    status = None  # the workdir is another job's by now
+    raise
   except Interrupted as stop:
     status, details = 'interrupted', {'step': stop.step}
     raise
@@ -191,26 +208,31 @@ def _recorded(workdir, checkpoints, start, steps, attention):
     status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
     raise
   finally:
+    # Where this process alone has failed, the others are not there to complete a save.
+    together = status != 'failed' or jax.process_count() == 1
     try:
-      checkpoints.close()
+      if together:
+        checkpoints.close()
     except CheckpointError as error:
       status, details = 'failed', {'error': str(error)}
       raise
     finally:
-      with contextlib.suppress(OSError):  # on a full disk the error itself has to do
-        runs.write_status(workdir, status, **details, attention=attention,
-                          last_good_checkpoint=checkpoints.latest)
+      if status is not None:
+        with contextlib.suppress(OSError):  # on a full disk the error itself has to do
+          runs.write_status(workdir, status, **details, attention=attention,
+                            last_good_checkpoint=checkpoints.latest)
 
 
 class Evaluation:
   """The sink probe and the validation loss, each at its steps and after the last one."""
 
   def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics):
-    self._experiment, self._model, self._mesh = experiment, model, mesh
+    self._experiment, self._model = experiment, model
     self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
     self._validation_step = make_validation_step(model, mesh)
+    self._feed = Feed(mesh, experiment.batch_size)
     self._sets = data.validation(experiment.batch_size, experiment.validation.batches,
-                                 jax.process_index(), jax.process_count())
+                                 self._feed.rows)
     self.sink_1 = 'n/a'
 
   def due(self, step: int) -> bool:
@@ -230,7 +252,7 @@ class Evaluation:
                                           for key, batches in self._sets.items()})
 
   def _loss(self, params, batches):
-    totals = [self._validation_step(params, _global_batch(b, self._mesh)) for b in batches]
+    totals = [self._validation_step(params, self._feed.put(batch)) for batch in batches]
     return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 
@@ -250,30 +272,7 @@ def _due(step, every):
   return every > 0 and step % every == 0
 
 
-def _global_batch(batch, mesh):
-  """This process's rows of a batch -> the global batch, spread over the mesh."""
-  sharding = batch_sharding(mesh)
-  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
-
-
-class _StopSignal:
-  """Turns SIGTERM and SIGINT into a request, so that a step can end and be saved."""
-
-  def __init__(self):
-    self.requested = False
-
-  def __enter__(self):
-    self._old = {}
-    if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGTERM, signal.SIGINT):
-        self._old[number] = signal.signal(number, self._request)
-    return self
-
-  def _request(self, number, frame):
-    if self.requested and number == signal.SIGINT:  # asked twice at the keyboard
-      raise KeyboardInterrupt
-    self.requested = True
-
-  def __exit__(self, *error):
-    for number, handler in self._old.items():
-      signal.signal(number, handler)
+def _tell(line):
+  """Of what concerns the job, one process tells."""
+  if is_first():
+    _log.warning(line)

@@ -5,52 +5,121 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
+import time
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
-from sink_jax.train.checksums import write_atomically
+from sink_jax.train.distributed import is_first
+from sink_jax.train.storage import folder, is_local, write_atomically
+
+_SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
 
 
 class MetricsWriter:
-  """Writes `metrics.jsonl` and TensorBoard events of a workdir.
+  """Writes `metrics.jsonl` and TensorBoard events of a workdir, in the first process.
 
   Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train',
   'valid' and 'probe'. Opened at a step, it first drops lines beyond it, so that a
-  resumed run leaves the same file as one that was never interrupted.
+  resumed run leaves the same file as one that was never interrupted. In an object store
+  the file is written anew twice a minute, and there is no TensorBoard.
   """
 
   def __init__(self, workdir, step: int = 0):
-    path = Path(workdir) / 'metrics.jsonl'
+    self._file = self._board = None
+    if not is_first():
+      return
+    workdir = folder(workdir)
     kept = [row for row in read_metrics(workdir) if row['step'] <= step] if step else []
-    write_atomically(path, ''.join(json.dumps(row) + '\n' for row in kept))
-    self._file = open(path, 'a', buffering=1)
-    self._board = SummaryWriter(str(Path(workdir) / 'tensorboard'), purge_step=step + 1)
+    kept = [json.dumps(row) + '\n' for row in kept]
+    self._path = workdir / 'metrics.jsonl'
+    write_atomically(self._path, ''.join(kept))
+    if is_local(workdir):
+      self._file = open(self._path, 'a', buffering=1)
+      self._board = _Board(workdir / 'tensorboard', step)
+    else:
+      self._file = _Rewritten(self._path, kept)
 
   def write(self, kind: str, step: int, values: dict) -> None:
     """Appends one event; values are numbers, strings, or lists of numbers."""
+    if self._file is None:
+      return
     self._file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
+    if self._board is None:
+      return
     for name, value in values.items():
       if isinstance(value, (int, float)) and math.isfinite(value):
-        self._board.add_scalar(f'{kind}/{name}', value, step)
+        self._board.write(f'{kind}/{name}', value, step)
+
+  def flush(self) -> None:
+    """Puts everything so far where a lost machine does not take it along."""
+    if self._file is not None:
+      self._file.flush()
+      if self._board is not None:
+        os.fsync(self._file.fileno())
+        self._board.flush()
 
   def close(self) -> None:
-    self._file.flush()
-    os.fsync(self._file.fileno())
-    self._file.close()
-    self._board.close()
+    if self._file is not None:
+      self.flush()
+      self._file.close()
+    if self._board is not None:
+      self._board.close()
+
+
+class _Board:
+  """TensorBoard events, written in this thread: that of tensorboardX's own writer dies of a full
+  disk, and whoever gives it more then waits for ever."""
+
+  def __init__(self, folder, step):
+    folder.mkdir(exist_ok=True)
+    self._events = EventsWriter(str(folder / 'events'))
+    # What a run that was killed wrote beyond this step is not shown.
+    self._event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+  def write(self, name, value, step):
+    self._event(step=step, summary=scalar(name, value))
+
+  def flush(self):
+    self._events.flush()
+
+  def close(self):
+    self._events.close()
+
+  def _event(self, **content):
+    self._events.write_event(Event(wall_time=time.time(), **content))
+
+
+class _Rewritten:
+  """A text file that is written as a whole each time."""
+
+  def __init__(self, path, lines):
+    self._path, self._lines, self._written = path, lines, time.monotonic()
+
+  def write(self, line):
+    self._lines.append(line)
+    if time.monotonic() > self._written + _SECONDS_BETWEEN_WRITES:
+      self.flush()
+
+  def flush(self):
+    write_atomically(self._path, ''.join(self._lines))
+    self._written = time.monotonic()
+
+  def close(self):
+    pass
 
 
 def read_metrics(workdir, kind: str | None = None) -> list[dict]:
   """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
-  path, rows = Path(workdir) / 'metrics.jsonl', []
+  path, rows = folder(workdir) / 'metrics.jsonl', []
   if not path.exists():
     return rows
-  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+  for line in path.read_bytes().decode('utf-8', 'replace').splitlines():
     try:
       row = json.loads(line)
       if kind in (None, row['kind']) and row['step'] >= 0:
         rows.append(row)
-    except (json.JSONDecodeError, TypeError, KeyError):
+    except (ValueError, RecursionError, TypeError, KeyError):
       continue
   return rows

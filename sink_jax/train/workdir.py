@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import socket
+import tokenize
+import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sink_jax.train.checksums import write_atomically
+from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
+from sink_jax.train.storage import folder, is_local, write_atomically
 
 
 class Busy(ValueError):
-  """Another process is training in the workdir."""
+  """Another job is training in the workdir."""
+
+
+class Claim:
+  """A workdir that is held for one run.
+
+  Locks hold between processes of one system, and not in object stores or on every network
+  file system. So the newest job writes its name into `owner`, and one that finds another
+  name there before it saves ends instead of writing.
+  """
+
+  def __init__(self, workdir):
+    self.workdir = workdir
+    self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
+
+  def begin(self) -> None:
+    write_atomically(self.workdir / 'owner', self._name)
+
+  def check(self) -> None:
+    """Raises Busy in all processes if another job has taken the workdir over."""
+    agreed(self._check, Busy)
+
+  def _check(self):
+    try:
+      owner = (self.workdir / 'owner').read_text()
+    except OSError:  # somebody tidied up
+      return
+    if owner != self._name:
+      raise Busy(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
+                 'one ends, and leaves what it has saved to the other.')
 
 
 @contextlib.contextmanager
 def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
+
+  All processes of a job call it, the first one acts. Yields a Claim.
 
   Args:
     data: `Data.summary()`; what it says of the content of the data must not change.
@@ -33,14 +67,31 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     ValueError: it holds a run of another config or other data (what differs is listed), or
       it cannot be written. Busy: another process is training in it.
   """
-  workdir = Path(workdir)
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    lock = open(workdir / 'lock', 'a+')
-  except OSError as error:
-    raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another '
-                     '--workdir.') from None
-  with lock:
+  claim = Claim(folder(workdir))
+  with contextlib.ExitStack() as held:
+
+    def begin():
+      held.enter_context(_locked(claim.workdir))
+      _check_same(claim.workdir, config, data)
+      write_atomically(claim.workdir / 'config.json', json.dumps(config, indent=2))
+      write_atomically(claim.workdir / 'data.json', json.dumps(data, indent=2))
+      claim.begin()
+
+    try:
+      agreed(begin, Busy, ValueError, OSError)
+    except OSError as error:
+      raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another --workdir, or '
+                       'make room and give yourself the right to write.') from None
+    yield claim
+
+
+@contextlib.contextmanager
+def _locked(workdir):
+  workdir.mkdir(parents=True, exist_ok=True)
+  if not is_local(workdir):
+    yield
+    return
+  with open(workdir / 'lock', 'a+') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -52,10 +103,7 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     lock.truncate(0)
     lock.write(f'{socket.gethostname()}, process {os.getpid()}')
     lock.flush()
-    _check_same(workdir, config, data)
-    write_atomically(workdir / 'config.json', json.dumps(config, indent=2))
-    write_atomically(workdir / 'data.json', json.dumps(data, indent=2))
-    yield workdir
+    yield
 
 
 def _check_same(workdir, config, data):
@@ -70,9 +118,9 @@ def _check_same(workdir, config, data):
                      + '\nUse another --workdir, or the old values to resume it.')
 
 
-def is_workdir(folder) -> bool:
+def is_workdir(path) -> bool:
   """Whether a run was begun in the folder; that of a published model has a config.json too."""
-  return (Path(folder) / 'data.json').exists()
+  return (folder(path) / 'data.json').exists()
 
 
 def read_config(workdir) -> dict[str, Any]:
@@ -81,7 +129,7 @@ def read_config(workdir) -> dict[str, Any]:
   Raises:
     ValueError: there is none, or it is unreadable.
   """
-  path = Path(workdir) / 'config.json'
+  path = folder(workdir) / 'config.json'
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
   config = _read_object(path)
@@ -93,24 +141,29 @@ def read_config(workdir) -> dict[str, Any]:
 
 def read_data_summary(workdir) -> dict[str, Any]:
   """`Data.summary()` of a run; {} where it has none."""
-  return _read_object(Path(workdir) / 'data.json') or {}
+  return _read_object(folder(workdir) / 'data.json') or {}
 
 
 def write_status(workdir, status: str, **details) -> None:
   """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
-  _write_status(workdir, {'status': status, **details, **here_and_now()})
+  record = {'status': status, **details, **here_and_now()}
+  if is_first():
+    _write_status(workdir, record)
 
 
 def write_outcome(workdir, status: str, **details) -> None:
   """Records what became of a trial that did not train; asks no device, makes the folder."""
-  Path(workdir).mkdir(parents=True, exist_ok=True)
+  folder(workdir).mkdir(parents=True, exist_ok=True)
   _write_status(workdir, {'status': status, **details, **now()})
 
 
 def in_use(workdir) -> bool:
   """Is a process training in the workdir? Yes, too, where the file system has no locks."""
+  workdir = folder(workdir)
+  if not is_local(workdir):
+    return True
   try:
-    with open(Path(workdir) / 'lock', 'rb') as lock:
+    with open(workdir / 'lock', 'rb') as lock:
       fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except FileNotFoundError:
     return False
@@ -121,7 +174,7 @@ def in_use(workdir) -> bool:
 
 def read_status(workdir) -> dict[str, Any]:
   """{'status': 'not run'} where there is none."""
-  status = _read_object(Path(workdir) / 'status.json') or {}
+  status = _read_object(folder(workdir) / 'status.json') or {}
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 
@@ -137,11 +190,11 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
 
 def write_probe_tokens(workdir, tokens) -> None:
   """Stores the probe inputs of a run, once."""
-  path = Path(workdir) / 'probe_tokens.npy'
-  if not path.exists():
-    temporary = path.with_suffix('.part.npy')
-    np.save(temporary, tokens, allow_pickle=False)
-    os.replace(temporary, path)
+  path = folder(workdir) / 'probe_tokens.npy'
+  if is_first() and not path.exists():
+    content = io.BytesIO()
+    np.save(content, tokens, allow_pickle=False)
+    write_atomically(path, content.getvalue())
 
 
 def read_probe_tokens(workdir):
@@ -150,24 +203,26 @@ def read_probe_tokens(workdir):
   Raises:
     ValueError: the file is damaged.
   """
-  path = Path(workdir) / 'probe_tokens.npy'
+  path = folder(workdir) / 'probe_tokens.npy'
   if not path.exists():
     return None
   try:
-    return np.load(path, allow_pickle=False)
-  except (OSError, EOFError, ValueError) as error:
+    # Not np.load, which takes other files than arrays, too.
+    return np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
+  except (OSError, EOFError, ValueError, OverflowError, TypeError, MemoryError,
+          tokenize.TokenError) as error:
     raise ValueError(f'{path} is damaged ({error}). Delete it: training again with the same '
                      'config writes it anew.') from None
 
 
 def _write_status(workdir, record):
-  write_atomically(Path(workdir) / 'status.json', json.dumps(record, indent=2))
+  write_atomically(folder(workdir) / 'status.json', json.dumps(record, indent=2))
 
 
 def _read_object(path):
   """A JSON object; None where the file is missing or holds anything else."""
   try:
     value = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError):
+  except (OSError, ValueError, RecursionError):
     return None
   return value if isinstance(value, dict) else None

@@ -2,11 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from configs import base
+from sink_jax.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,18 +29,50 @@ def config(**changes):
   return base.trial({'small': SMALL | changes}, 'small').to_dict()
 
 
-def start(workdir, *arguments, devices=1, **changes):
-  """Starts `python -m sink_jax.train` on the small run; returns the process."""
+def start(workdir, *arguments, devices=1, job=None, **changes):
+  """Starts `python -m sink_jax.train` on the small run; returns the process.
+
+  job: (port, processes, which of them this is), where it is one of several.
+  """
   changes = {key.replace('__', '.'): value for key, value in changes.items()}
   flags = [f'--config.{key}={value}' for key, value in (SMALL | changes).items()]
   flags_of_xla = (os.environ.get('XLA_FLAGS', ''),
                   f'--xla_force_host_platform_device_count={devices}')
   environment = dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT),
                      XLA_FLAGS=' '.join(flags_of_xla))
+  if job:
+    port, processes, index = job
+    environment |= {'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{port}',
+                    'JAX_NUM_PROCESSES': str(processes), 'JAX_PROCESS_ID': str(index)}
   return subprocess.Popen(
       [sys.executable, '-m', 'sink_jax.train', f'--config={ROOT / "configs" / "base.py"}',
        f'--workdir={workdir}', *flags, *arguments],
       env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def free_port():
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    return free.getsockname()[1]
+
+
+def start_job(workdir, *arguments, processes=2, devices=4, **changes):
+  """Starts a job of several processes on the small run; returns them in order."""
+  port = free_port()
+  return [start(workdir, *arguments, devices=devices, job=(port, processes, i), **changes)
+          for i in range(processes)]
+
+
+def wait_for_step(workdir, step, processes, seconds=180):
+  """Waits until the metrics of a running job have come to a step."""
+  deadline = time.monotonic() + seconds
+  while time.monotonic() < deadline:
+    if any(row['step'] >= step for row in read_metrics(workdir, 'train')):
+      return
+    for process in processes:
+      assert process.poll() is None, process.communicate()
+    time.sleep(0.05)
+  raise AssertionError(f'step {step} was not reached within {seconds} s')
 
 
 def rows(workdir, *kinds):

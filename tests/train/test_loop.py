@@ -366,7 +366,7 @@ def test_continuous_tasks_train_too(tmp_path):
 @pytest.mark.parametrize('changes', [
     dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)'),
     dict(model__norm_location='post', model__combine_heads='add', microbatches=2,
-         model__remat=True, attention__similarity='Linear()', attention__normalizer='AbsFloor()',
+         model__remat='blocks', attention__similarity='Linear()', attention__normalizer='AbsFloor()',
          attention__feature_map='Mlp()')])
 def test_other_architectures_and_objectives_train(tmp_path, changes):
   go(runs.config(steps=3, probe__every=0, validation__every=0, **changes), tmp_path)

@@ -1,0 +1,78 @@
+"""Being asked to stop: a request that every process of a job hears of at the same step."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+  """Turns SIGTERM and SIGINT into a request, so that a step can end and be saved.
+
+  A context: signals are ours inside. The schedulers of pods signal one process, or all of
+  them a little apart; a step is saved by all or by none. So processes tell each other at
+  every step, and hear it one step later, without waiting for the devices. Of two, one
+  within the other, the outer one hears what the inner one heard.
+  """
+
+  def __init__(self):
+    self._asked = False  # this process
+    self._told = None    # the answer of all to the poll before
+    self._outer = None
+
+  def poll(self, wait: bool = False) -> bool:
+    """Has any process been asked, as far as all know? All must call it equally often.
+
+    wait: asks now. Otherwise it is what was known at the last call, with more than one
+      process.
+    """
+    if jax.process_count() == 1:
+      return self._asked
+    told, self._told = self._told, _any(self._asked)
+    if wait:
+      told = self._told
+    return told is not None and bool(told)
+
+  def __enter__(self):
+    self._old = {}
+    self._outer = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
+    if isinstance(self._outer, StopSignal):
+      self._asked = self._outer._asked
+    if threading.current_thread() is threading.main_thread():
+      for number in _SIGNALS:
+        self._old[number] = signal.signal(number, self._request)
+    return self
+
+  def _request(self, number, frame):
+    if self._asked and number == signal.SIGINT:  # asked twice at the keyboard
+      raise KeyboardInterrupt
+    self._asked = True
+
+  def __exit__(self, *error):
+    if isinstance(self._outer, StopSignal):
+      self._outer._asked |= self._asked
+    for number, handler in self._old.items():
+      # None: a handler that is not Python's, which the distributed runtime installs.
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _any(flag: bool) -> jax.Array:
+  """Whether the flag is set in any process; on its way while this returns."""
+  sharding, combine = _combination()
+  mine = np.full(jax.local_device_count(), flag)
+  return combine(jax.make_array_from_process_local_data(sharding, mine))
+
+
+@functools.cache
+def _combination():
+  mesh = Mesh(np.array(jax.devices()), ('device',))
+  combine = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
+  return NamedSharding(mesh, PartitionSpec('device')), combine

@@ -1,0 +1,94 @@
+"""Jobs of several processes: equal to one process, stopped, killed, resumed with another count."""
+
+import contextlib
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.train.checksums import saved_steps, verify
+from sink_jax.train.loop import Interrupted, train
+from tests.train import runs
+from tests.train.test_loop import stop_after
+
+LONG = dict(steps=100000, checkpoint_every=4, probe__every=4, validation__every=4)
+
+
+def end(processes, seconds=120):
+  """Waits for a job: exit codes and what each process said."""
+  said = []
+  try:
+    for process in processes:
+      said.append('\n'.join(process.communicate(timeout=seconds)))
+  finally:
+    for process in processes:
+      process.kill()
+  return [process.returncode for process in processes], said
+
+
+def train_until(step, workdir, monkeypatch):
+  """One process, with all eight devices of this one."""
+  with monkeypatch.context() as patch, pytest.raises(Interrupted):
+    stop_after(patch, step)
+    train(runs.config(**LONG), workdir, show_progress=False)
+
+
+def assert_equal_rows(ours, theirs):
+  for a, b in zip(ours, theirs, strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      if a[key] is None or isinstance(a[key], str):
+        assert a[key] == b[key]
+      else:
+        # The same sums in float32, those over devices in another order: 1e-6.
+        np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-6, err_msg=str((key, a, b)))
+
+
+def test_one_process_two_and_one_again_equal_one(tmp_path, monkeypatch):
+  # Saved by one process, resumed by two, which one signal stops, resumed by one.
+  changing, alone = tmp_path / 'changing', tmp_path / 'alone'
+  train_until(6, changing, monkeypatch)
+  job = runs.start_job(changing, **LONG)
+  with contextlib.ExitStack() as cleanup:
+    cleanup.callback(lambda: [process.kill() for process in job])
+    runs.wait_for_step(changing, 10, job)
+    job[1].send_signal(signal.SIGTERM)
+    codes, said = end(job)
+  assert codes == [42, 42], said
+  stopped = json.loads((changing / 'status.json').read_text())
+  assert stopped['status'] == 'interrupted' and saved_steps(changing)[0] == stopped['step'] >= 10
+  assert verify(changing, stopped['step']) is None
+  assert all(f'Stopped and saved at step {stopped["step"]}' in text for text in said)
+  assert 'resuming from step 6' in said[0] and 'resuming' not in said[1]
+  last = stopped['step'] + 3
+  for workdir in (changing, alone):
+    train_until(last, workdir, monkeypatch)
+  # The step after which a job stops is probed and validated as well.
+  asked = lambda row: row['kind'] == 'train' or row['step'] % 4 == 0
+  assert_equal_rows(*([row for row in runs.rows(workdir) if asked(row)]
+                      for workdir in (changing, alone)))
+  ours, theirs = (jax.tree.leaves(sj.load_run(workdir).params) for workdir in (changing, alone))
+  for a, b in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_dead_process_ends_the_job_and_only_unsaved_steps_are_lost(tmp_path):
+  job = runs.start_job(tmp_path, devices=1, **LONG | dict(probe__every=0, validation__every=0))
+  runs.wait_for_step(tmp_path, 9, job)
+  job[0].kill()  # the coordinator: the others know at once
+  codes, said = end(job, seconds=60)
+  assert codes == [-signal.SIGKILL, -signal.SIGABRT], said[1]
+  assert 'another task died' in said[1]
+  assert sj.load_run(tmp_path).step == saved_steps(tmp_path)[0] >= 4  # 8 was being saved
+
+
+def test_processes_that_differ_are_refused(tmp_path):
+  port = runs.free_port()
+  job = [runs.start(tmp_path / 'run', job=(port, 2, i), seed=i) for i in range(2)]
+  codes, said = end(job, seconds=60)
+  assert codes == [1, 1]
+  assert all('Process 1 has another config' in text for text in said)
+  assert not (tmp_path / 'run').exists()
