@@ -84,7 +84,10 @@ def _typed(name, key, value, hint):
   if type(value) is list and tuple in plain:
     value = tuple(value)
   if type(value) is int and float in plain and int not in plain:
-    value = float(value)
+    try:
+      value = float(value)
+    except OverflowError:
+      raise ValueError(f'{name}({key}=...) is too large for a number with a point.') from None
   if type(value) not in plain:
     wanted = ' or '.join(getattr(p, '__name__', str(p)) for p in plain)
     raise ValueError(f'{name}({key}=...) must be {wanted}, not {value!r}.')

@@ -12,6 +12,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from sink_jax.data.whole import whole
 from sink_jax.train.workdir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -81,7 +82,7 @@ class Checkpoint:
       # The index is data from elsewhere: it must not lead out of the folder.
       if file in ('', '.', '..') or {'/', '\\', '\0'} & set(file):
         raise ValueError(f'{path} names the file {file!r}, which is not inside the folder.')
-      if not (self.folder / file).exists():
+      if not os.path.exists(self.folder / file):  # a name that is too long is none either
         raise ValueError(f'{self.folder / file} is missing, but {INDEX} names it: the download is '
                          'incomplete, run it again.')
     return files
@@ -95,6 +96,8 @@ class Checkpoint:
   @contextlib.contextmanager
   def _open(self, file):
     path = self.folder / file
+    if path.exists() and not path.is_file():  # a device has no end
+      raise ValueError(f'{path} is not a file: download it again.')
     try:
       # Read, not mapped: pages of a mapped file would count as memory of the process.
       with safe_open(path, framework='numpy', backend='pread') as tensors:
@@ -136,7 +139,7 @@ def read_object(path: Path, remedy: str) -> dict:
     ValueError: the file is missing or holds anything else; ends with the remedy.
   """
   try:
-    value = json.loads(path.read_text(encoding='utf-8'))
+    value = json.loads(whole(path))
   except FileNotFoundError:
     raise ValueError(f'{path} does not exist. {remedy}') from None
   except (OSError, ValueError, RecursionError) as error:

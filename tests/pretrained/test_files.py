@@ -128,8 +128,8 @@ def test_a_run_of_ours_is_told_apart(tmp_path):
 def test_more_layers_than_tensors_are_refused_before_they_are_listed(tmp_path):
   tiny.write(tmp_path)
   config = json.loads((tmp_path / 'config.json').read_text())
-  (tmp_path / 'config.json').write_text(json.dumps(config | {'num_hidden_layers': 2**26}))
-  with pytest.raises(ValueError, match=f'says {2**26} layers'):
+  (tmp_path / 'config.json').write_text(json.dumps(config | {'num_hidden_layers': 2**12}))
+  with pytest.raises(ValueError, match=f'says {2**12} layers'):
     sj.load_pretrained(tmp_path)
 
 
