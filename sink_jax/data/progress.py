@@ -1,4 +1,4 @@
-"""What a person sees of long work on data: documents, tokens, MB/s, time left."""
+"""What a person sees of long work: how far it is, what it counts, time left."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 class Progress:
-  """A bar on a terminal, and a line every ten seconds elsewhere.
+  """A bar on a terminal; elsewhere a line every ten seconds, and one for steps at the end.
 
   Args:
     name: of the work.
-    total: bytes there are; 0 where nobody knows.
-    start: bytes that an earlier process has done.
+    total: bytes or steps there are; 0 where nobody knows.
+    start: those that an earlier process has done.
+    unit: 'B' or 'step'.
   """
 
-  def __init__(self, name: str, total: int = 0, start: int = 0):
+  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B',
+               enabled: bool = True):
     terminal = sys.stderr.isatty()
-    self._bar = tqdm(desc=name, total=total or None, initial=start, unit='B', unit_scale=True,
-                     dynamic_ncols=True, disable=not terminal)
+    self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit,
+                     unit_scale=unit == 'B', dynamic_ncols=True,
+                     disable=not (enabled and terminal))
     self._name, self._total, self._start, self._done = name, total, start, start
-    self._lines = not terminal
+    self._lines, self._bytes = enabled and not terminal, unit == 'B'
     self._began = self._last = time.monotonic()
 
-  def update(self, done: int, **counted: int) -> None:
-    """Shows that `done` bytes are behind us, and how many documents, tokens ... they held."""
-    text = '  '.join(f'{count:,} {what}' for what, count in counted.items())
-    self._bar.set_postfix_str(text, refresh=False)
+  def update(self, done: int, **shown: int | str) -> None:
+    """Shows that so much is done, with what it comes to: numbers, or text."""
+    text = ''.join(f'  {k} {v if isinstance(v, str) else format(v, ",")}'
+                   for k, v in shown.items())
+    self._bar.set_postfix_str(text.strip(), refresh=False)
     self._bar.update(done - self._done)
     self._done = done
     now = time.monotonic()
-    if self._lines and now - self._last > _SECONDS_BETWEEN_LINES:
+    ended = not self._bytes and done == self._total
+    if self._lines and (ended or now - self._last > _SECONDS_BETWEEN_LINES):
       self._last = now
-      print(f'{self._name}: {text}{self._rate(now - self._began)}', file=sys.stderr, flush=True)
+      print(f'{self._name}: {self._amount()}{text}{self._left(now - self._began)}',
+            file=sys.stderr, flush=True)
 
   def close(self) -> None:
     self._bar.close()
@@ -47,12 +53,15 @@ class Progress:
   def __exit__(self, *_) -> None:
     self.close()
 
-  def _rate(self, seconds):
+  def _amount(self):
+    if not self._bytes:
+      return f'{self._done}/{self._total}'
+    of = f' of {self._total / 1e6:.0f}' if self._total else ''
+    return f'{self._done / 1e6:.0f}{of} MB'
+
+  def _left(self, seconds):
     rate = (self._done - self._start) / seconds
-    if not rate:
-      return ''
-    if not self._total:
-      return f'  {rate / 1e6:.2f} MB/s'
-    left = max(0, self._total - self._done)
-    return (f'  {self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB  {rate / 1e6:.2f} MB/s'
-            f'  {left / rate:.0f} s left')
+    speed = f'  {rate / 1e6:.2f} MB/s' if self._bytes else ''
+    if not (rate and self._total):
+      return speed
+    return f'{speed}  {max(0, self._total - self._done) / rate:.0f} s left'

@@ -14,11 +14,12 @@ from ml_collections import config_flags
 from sink_jax.models.sizes import SIZES
 from sink_jax.plan import advice, compiler
 from sink_jax.plan.chips import GIB, parse
-from sink_jax.plan.job import Job, mesh_of, plan
+from sink_jax.plan.job import Job, plan
 from sink_jax.plan.roofline import SHARE
 from sink_jax.plan.text import as_text, brief
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
+from sink_jax.train.sharding import mesh_sizes
 
 _BASE = pathlib.Path(__file__).parents[2] / 'configs' / 'base.py'
 _CONFIG = config_flags.DEFINE_config_file(
@@ -132,7 +133,7 @@ def _job():
   return Job(config['label']['trial'] or config['model']['size'], where, model,
              experiment.optimizer, experiment.steps, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
-             mesh_of(mesh.data, mesh.fsdp, mesh.tensor, where.devices))
+             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices))
 
 
 def _vocab(experiment):

@@ -9,8 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.models.config import ModelConfig
@@ -18,7 +16,7 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, links, program, roofline
 from sink_jax.plan.chips import Slice
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
-from sink_jax.train.sharding import batch_sharding
+from sink_jax.train.sharding import batch_sharding, make_mesh, mesh_sizes
 from sink_jax.train.step import make_train_step, state_layout
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -28,7 +26,7 @@ AXES = ('data', 'fsdp', 'tensor')
 class Job:
   """One training step of a run.
 
-  mesh: sizes of (data, fsdp, tensor). steps: of the run, which its learning rate knows.
+  mesh: sizes of (data, fsdp, tensor), no -1. steps: of the run, which its learning rate knows.
   """
 
   name: str
@@ -42,12 +40,7 @@ class Job:
   mesh: tuple[int, int, int]
 
   def __post_init__(self):
-    devices, product = self.where.devices, math.prod(self.mesh)
-    if min(self.mesh) < 1 or product != devices:
-      raise ValueError(
-          f'--data={self.mesh[0]} --fsdp={self.mesh[1]} --tensor={self.mesh[2]} do not fit the '
-          f'{devices} devices of {self.where.name}: their product must be {devices} (-1: the '
-          'rest).')
+    mesh_sizes(*self.mesh, self.where.devices)
     rows = self.mesh[0] * self.mesh[1]
     if self.batch_size % self.microbatches:
       raise ValueError(f'--microbatches={self.microbatches} must divide --batch_size='
@@ -67,14 +60,6 @@ class Job:
     return self.batch_size * self.context
 
 
-def mesh_of(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, int, int]:
-  """Sizes with -1 filled in."""
-  sizes = [data, fsdp, tensor]
-  if sizes.count(-1) == 1:
-    sizes[sizes.index(-1)] = devices // max(1, -math.prod(sizes))
-  return tuple(sizes)
-
-
 def plan(job: Job, share: float = roofline.SHARE, compute: float | None = None,
          keep_text=lambda text: None) -> dict[str, Any]:
   """Compiles the step and counts; everything in bytes, FLOPs and seconds, ready for JSON.
@@ -89,8 +74,7 @@ def plan(job: Job, share: float = roofline.SHARE, compute: float | None = None,
     ValueError: the model does not fit the mesh, or the compiler has no such topology.
   """
   devices = compiler.topology_devices(job.where.compiler_name)
-  mesh = Mesh(mesh_utils.create_device_mesh(job.mesh, devices, allow_split_physical_axes=True),
-              AXES, axis_types=(AxisType.Auto,) * 3)
+  mesh = make_mesh(*job.mesh, devices=devices)
   result = _described(job)
   began = time.monotonic()
   lowered, arguments = _lowered(job, mesh)

@@ -10,10 +10,11 @@ from typing import Any
 
 from sink_jax.models.sizes import sized
 from sink_jax.plan.chips import GIB, SOURCE, parse
-from sink_jax.plan.job import Job, mesh_of, plan
+from sink_jax.plan.job import Job, plan
 from sink_jax.plan.roofline import SHARE
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.provenance import here_and_now
+from sink_jax.train.sharding import mesh_sizes
 
 CONTEXT, VOCAB = 2048, 50432
 # Model, slice, fsdp, tensor ('data' is the rest), sequences of a step, micro-batches, remat.
@@ -66,7 +67,7 @@ def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
   where = parse(topology)
   model = sized(size, vocab_size=VOCAB, implementation='pallas', remat=remat)
   return Job(name, where, model, OptimizerConfig(), 20_000, CONTEXT, batch_size, microbatches,
-             mesh_of(-1, fsdp, tensor, where.devices))
+             mesh_sizes(-1, fsdp, tensor, where.devices))
 
 
 def markdown(plans: list[dict[str, Any]]) -> str:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.interventions import Intervention
@@ -140,7 +142,8 @@ class Experiment:
 
   def check_devices(self) -> None:
     """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model."""
-    data, fsdp, tensor = mesh_sizes(self.mesh.data, self.mesh.fsdp, self.mesh.tensor)
+    data, fsdp, tensor = mesh_sizes(
+        self.mesh.data, self.mesh.fsdp, self.mesh.tensor, jax.device_count())
     devices, sequences = data * fsdp, self.batch_size // self.microbatches
     if sequences % devices:
       fitting = max(1, round(sequences / devices)) * devices * self.microbatches

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.data.pipeline import open_data
+from sink_jax.data.progress import Progress
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.run import Run
@@ -28,7 +29,6 @@ from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from sink_jax.train.progress import Progress
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import (
     init_state,
@@ -94,7 +94,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
                                                   jax.__version__], sort_keys=True))
     with runs.claimed(workdir, resolved(config, data), data.summary()) as claim:
       runs.write_probe_tokens(workdir, probe_tokens)
-      progress = functools.partial(Progress, name=name, enabled=show_progress and is_first())
+      progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
       evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
       recorded = functools.partial(_recorded, attention=attention)
       try:

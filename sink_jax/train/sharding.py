@@ -44,29 +44,29 @@ _TENSOR = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-  """A (data, fsdp, tensor) mesh over all devices; -1 takes the devices that remain.
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+  """A (data, fsdp, tensor) mesh over all devices, or these; -1 takes the devices that remain.
 
   Devices of a tensor group are neighbours: of one process, or on a TPU of one another.
 
   Raises:
     ValueError: the sizes do not multiply to the number of devices.
   """
-  sizes = mesh_sizes(data, fsdp, tensor)
+  devices = jax.devices() if devices is None else devices
+  sizes = mesh_sizes(data, fsdp, tensor, len(devices))
   # jax.make_mesh has no mesh for some sizes on a TPU whose axes are larger than they are.
-  devices = mesh_utils.create_device_mesh(sizes, allow_split_physical_axes=True)
+  devices = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   return Mesh(devices, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
 
 
-def mesh_sizes(data: int, fsdp: int, tensor: int) -> tuple[int, int, int]:
-  """The sizes of a mesh over all devices, without -1; raises as `make_mesh` does."""
-  count, sizes = jax.device_count(), [data, fsdp, tensor]
+def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int, int]:
+  """The sizes of a mesh over `count` devices, without -1; raises as `make_mesh` does."""
+  sizes = [data, fsdp, tensor]
   if sizes.count(-1) == 1:
     sizes[sizes.index(-1)] = count // max(1, -math.prod(sizes))
   if min(sizes) < 1 or math.prod(sizes) != count:
     raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
-                     f'fit {count} devices: their product must be the number of devices (-1: the '
-                     'rest).')
+                     f'fit {count} devices: their product must be {count} (-1: the rest).')
   return tuple(sizes)
 
 

@@ -10,9 +10,10 @@ import sink_jax as sj
 from sink_jax.attention.mask import Window
 from sink_jax.models.sizes import flops_per_token, sized
 from sink_jax.plan import advice, chips, compiler, links, roofline, scaling, table
-from sink_jax.plan.job import Job, mesh_of
+from sink_jax.plan.job import Job
 from sink_jax.plan.program import Collective
 from sink_jax.train.optimizer import OptimizerConfig
+from sink_jax.train.sharding import mesh_sizes
 
 
 def job(topology='v5p:4x4x4', mesh=(4, 16, 1), batch_size=128, microbatches=1, remat='none'):
@@ -121,8 +122,8 @@ def test_what_does_not_divide(options, told):
 
 
 def test_the_rest_of_the_mesh():
-  assert mesh_of(-1, 16, 2, 64) == (2, 16, 2)
-  assert mesh_of(4, 16, 1, 64) == (4, 16, 1)
+  assert mesh_sizes(-1, 16, 2, 64) == (2, 16, 2)
+  assert mesh_sizes(4, 16, 1, 64) == (4, 16, 1)
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
