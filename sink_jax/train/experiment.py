@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.interventions import Intervention
 from sink_jax.data.pipeline import Data, DataConfig, Source
@@ -18,6 +17,7 @@ from sink_jax.models.sizes import sized
 from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
+
 
 class NotExpressible(ValueError):
   """A trial has no counterpart at this budget, such as a window smaller than one token.
