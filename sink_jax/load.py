@@ -38,7 +38,7 @@ def load_run(workdir) -> Run:
   try:
     config = from_dict(saved).model_config()
   except ValueError as error:
-    raise ValueError(f'{workdir}: config.json is damaged ({error}).') from None
+    raise ValueError(f'{workdir}: config.json cannot be read ({error}).') from None
   config = dataclasses.replace(config, implementation=None)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),

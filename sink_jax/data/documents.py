@@ -201,6 +201,8 @@ class Jsonl(DocumentSource):
     where = f'{file}, line {number}'
     try:
       record = json.loads(line)
+    except UnicodeDecodeError as error:
+      raise ValueError(f'{where}: not UTF-8 at byte {error.start}: iconv -t UTF-8.') from None
     except (ValueError, RecursionError) as error:  # among them JSONDecodeError
       raise ValueError(f'{where}: not a JSON object ({error}); a last line that fails means a '
                        'truncated file: copy it again, or remove the line.') from None

@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Iterator
 
 LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as much memory
-_EXPANSION = 250  # of a compressed file as a whole; text is a tenth of that
+# Of a compressed file, once this much was read. Text is compressed ten times, lines that repeat
+# each other some hundred times; gzip cannot do more than a thousand.
+_EXPANSION, _UNSUSPICIOUS = 4000, 1 << 30
 _PIECE = 1 << 10  # of a zstd file: a block of four bytes can stand for 128 KiB
 
 
@@ -29,15 +31,15 @@ def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
   with open(path, 'rb') as stored:
     file = {'gzip': lambda: io.BufferedReader(gzip.GzipFile(fileobj=stored)),
             'zstd': lambda: io.BufferedReader(_ZstdFile(stored)), None: lambda: stored}[kind]()
-    number, read, check_at = 0, 0, LONGEST
+    number, read, check_at = 0, 0, _UNSUSPICIOUS
     try:
       while line := file.readline(LONGEST + 1):
         number, read = number + 1, read + len(line)
         if kind and read > check_at:
           check_at += LONGEST
           if read > _EXPANSION * stored.tell():
-            raise ValueError(f'{path}: {stored.tell()} bytes of it stand for {read}, so it does '
-                             'not hold text; remove it.')
+            raise ValueError(f'{path}: {stored.tell()} bytes of it stand for {read}, so it hardly '
+                             'holds text; decompress it, if it does.')
         if len(line) > LONGEST:
           raise ValueError(f'{path}, line {number} is longer than {LONGEST} bytes; split the '
                            'document.')
@@ -72,8 +74,10 @@ class _ZstdFile(io.RawIOBase):
         return 0
       self._frame = self._frame or self._decompressor.decompressobj()
       self._ready = memoryview(self._frame.decompress(data))
-      self._rest = self._frame.unused_data if self._frame.eof else b''
-      self._frame = None if self._frame.eof else self._frame
+      if self._frame.eof:
+        self._rest, self._frame = self._frame.unused_data, None
+      else:
+        self._rest = b''
     count = min(len(buffer), len(self._ready))
     buffer[:count] = self._ready[:count]
     self._ready = self._ready[count:]

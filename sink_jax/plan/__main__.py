@@ -59,7 +59,7 @@ def main(argv):
   jax.config.update('jax_platforms', 'cpu')  # a GPU that is here has no part in it
   try:
     sys.exit(_run())
-  except (ValueError, compiler.CompilerMissing) as error:
+  except (ValueError, OSError, compiler.CompilerMissing) as error:
     sys.exit(f'error: {error}')
 
 
@@ -75,6 +75,8 @@ def _run():
     return 0
   if not _TOPOLOGY.value:
     raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
+  if _JSON.value and not pathlib.Path(_JSON.value).parent.is_dir():
+    raise ValueError(f'--json={_JSON.value}: its folder does not exist.')
   job = _job()
   if _SEARCH.value:
     return _search(job, say)

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from sink_jax.models.config import CHOICES
 from sink_jax.plan.chips import GIB
 from sink_jax.plan.job import AXES, Job
 
-_POLICIES = ('none', 'save_matmuls', 'save_attention', 'blocks')
+_POLICIES = CHOICES['remat']  # from what keeps most to what keeps least
 
 
 def advice(job: Job, memory: dict[str, float]) -> list[str]:
@@ -76,10 +77,11 @@ def _kept(job, remat):
   width = 2 if model.dtype == 'bfloat16' else 4
   heads = model.heads * model.dims.head_dim
   keys = model.dims.kv_heads * model.dims.head_dim
-  values = {'save_matmuls': 2 * (model.d_model + heads + keys + model.ffn_hidden),
-            'save_attention': model.d_model + heads, 'blocks': model.d_model}[remat]
+  # The residual stream is whole on every device of a tensor group, the rest is split.
+  whole, split = {'save_matmuls': (2 * model.d_model, 2 * (heads + keys + model.ffn_hidden)),
+                  'save_attention': (model.d_model, heads), 'blocks': (model.d_model, 0)}[remat]
   tokens = job.tokens / (job.mesh[0] * job.mesh[1] * job.microbatches)
-  return tokens * model.layers * values * width / (job.mesh[2] if remat != 'blocks' else 1)
+  return tokens * model.layers * (whole + split / job.mesh[2]) * width
 
 
 def _always(job):

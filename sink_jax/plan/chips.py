@@ -3,6 +3,7 @@
 Peaks, memory and bandwidths are those of the Google Cloud TPU documentation, in its pages on
 TPU v5e, v5p, v6e and TPU7x. The bandwidth of a link is a chip's bidirectional bandwidth there,
 halved for one direction and divided among the ports: two for every dimension of the torus.
+What v5p has of memory is what its compiler says; the documentation says 95 GiB.
 """
 
 from __future__ import annotations

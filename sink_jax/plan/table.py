@@ -10,11 +10,13 @@ from typing import Any
 
 from sink_jax.models.sizes import sized
 from sink_jax.plan.chips import GIB, SOURCE, parse
+from sink_jax.plan.compiler import CompilerMissing
 from sink_jax.plan.job import Job, plan
 from sink_jax.plan.roofline import SHARE
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.sharding import mesh_sizes
+from sink_jax.train.storage import write_atomically
 
 CONTEXT, VOCAB = 2048, 50432
 # Model, slice, fsdp, tensor ('data' is the rest), sequences of a step, micro-batches, remat.
@@ -47,7 +49,7 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   file = folder / 'plan.json'
   document = json.loads(file.read_text()) if file.is_file() else {'plans': []}
-  there = {one['name']: one for one in document['plans']}
+  there = {one['name']: one for one in document['plans'] if 'failed' not in one}
   names = {'/'.join(map(str, case)): case for case in CASES}
   for name, case in names.items():
     if name not in there:
@@ -55,12 +57,14 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
       began = time.monotonic()
       try:
         there[name] = plan(_job(name, *case)) | {'where': here_and_now()}
+      except CompilerMissing:
+        raise
       except (ValueError, RuntimeError) as error:  # what the compiler refuses is a result too
         there[name] = {'name': name, 'failed': ' '.join(str(error).split())[:300]}
       say(f'{name}: {time.monotonic() - began:.0f} s')
     plans = [there[name] for name in names if name in there]
-    file.write_text(json.dumps({'plans': plans}, indent=1) + '\n')
-    (folder / 'README.md').write_text(markdown(plans))
+    write_atomically(file, json.dumps({'plans': plans}, indent=1) + '\n')
+    write_atomically(folder / 'README.md', markdown(plans))
 
 
 def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
@@ -88,7 +92,12 @@ def markdown(plans: list[dict[str, Any]]) -> str:
       '| model | slice | mesh | sequences | remat | args | temps | of GiB | TFLOP | links GB | '
       'compute ms | HBM ms | links ms | step ms | MFU | tokens/s |',
       '|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|']
-  return '\n'.join([*lines, *map(_row, plans)]) + '\n'
+  lines += map(_row, plans)
+  if len(plans) < len(CASES):
+    lines += ['', f'{len(CASES) - len(plans)} of {len(CASES)} cases have not been compiled yet: '
+              + ', '.join(f'{size} on {topology}' for size, topology, *_ in CASES[len(plans):])
+              + '.']
+  return '\n'.join(lines) + '\n'
 
 
 def _row(one):

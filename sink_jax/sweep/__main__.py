@@ -12,6 +12,7 @@ from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
 
 exit_saved_until_training()  # the imports below take seconds
 
+import os
 import signal
 import sys
 import traceback
@@ -24,7 +25,7 @@ from sink_jax.sweep.pool import Stopped, run_at_once
 from sink_jax.sweep.runner import ENDED, run_trial
 from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
 from sink_jax.sweep.trials import load_trials, parse_settings, sharded
-from sink_jax.train.distributed import fail, init_distributed, is_first
+from sink_jax.train.distributed import agreed, fail, init_distributed, is_first
 from sink_jax.train.loop import Interrupted, quiet_logs
 from sink_jax.train.stop import StopSignal
 from sink_jax.train.storage import folder
@@ -66,10 +67,10 @@ def main(argv):
       root = folder(_WORKDIR.value)
       print(as_markdown(read_states(trials, root), f'Sweep in {_WORKDIR.value}'), end='')
     else:
-      alone = _PROCESSES.value > 1 or init_distributed()
-      # Between trials there is nothing to save; a trial that trains has its own answer.
-      signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
-      _run(trials, table, folder(_WORKDIR.value), alone or is_first())
+      alone, root = _begun(), folder(_WORKDIR.value)
+      make = lambda: _make(root)
+      make() if alone else agreed(make, ValueError)
+      _run(trials, table, root, alone or is_first())
   except (Interrupted, Stopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
@@ -88,6 +89,9 @@ def _table():
     raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write numbers, such as 0,1,2.') from None
   if _PROCESSES.value < 1:
     raise ValueError(f'--processes={_PROCESSES.value} must be at least 1.')
+  if _PROCESSES.value > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
+    raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
+                     'together, one after the other. Leave it out, or start no job.')
   return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
                      parse_settings(_SET.value))
 
@@ -108,6 +112,25 @@ def _selected(table):
   return sharded(trials, _SHARD.value)
 
 
+def _begun():
+  """Whether this process is alone."""
+  alone = _PROCESSES.value > 1 or init_distributed()
+  # Between trials there is nothing to save; a trial that trains has its own answer.
+  if alone:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
+  else:
+    exit_saved_until_training()  # without a farewell, for which the others would have to come
+  return alone
+
+
+def _make(root):
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f'Cannot use {root} as a workdir: {error}. Choose another '
+                     '--workdir.') from None
+
+
 def _run(trials, table, root, first):
   """Says what it will cost, runs what is left, and says how it went.
 
@@ -115,7 +138,6 @@ def _run(trials, table, root, first):
   """
   statuses = {}
   if first:
-    root.mkdir(parents=True, exist_ok=True)
     left = {state.name: trials[state.name] for state in read_states(trials, root)
             if state.status not in ENDED}
     made = plan.make(left, _PROCESSES.value)

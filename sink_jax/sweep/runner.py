@@ -14,7 +14,7 @@ from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train import storage
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.loop import Diverged, Interrupted, train
-from sink_jax.train.workdir import Busy, has_ended, read_status, write_outcome
+from sink_jax.train.workdir import Busy, TakenOver, has_ended, read_status, write_outcome
 
 _PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
 ENDED = ('done', 'diverged', 'not expressible')
@@ -47,10 +47,9 @@ def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
   except Exception as error:  # whatever it is, the other trials can still run
     if jax.process_count() > 1 and not isinstance(error, ValueError):
       raise  # this process may be the only one that has it
-    if is_first():
-      _tell(trial, error)
-      if not (folder / 'config.json').exists():  # what stands there keeps its own record
-        record_failure(trial, root, str(error))
+    _tell(trial, error)
+    if is_first() and not (folder / 'config.json').exists():  # what is there keeps its record
+      record_failure(trial, root, str(error))
     return 'failed'
   return agreed(lambda: _analysed(trial, folder))
 
@@ -86,8 +85,10 @@ def _train(trial, folder, show_progress):
   while True:
     try:
       return train(trial.config, folder, name=trial.name, show_progress=show_progress)
+    except TakenOver:
+      raise
     except Busy:
-      if time.monotonic() - began > _PATIENCE:
+      if agreed(lambda: time.monotonic() - began > _PATIENCE):
         raise
       time.sleep(0.5)
 

@@ -13,7 +13,14 @@ import threading
 import jax
 import orbax.checkpoint as ocp
 
-from sink_jax.train.checksums import has_checksums, saved_steps, step_folder, verify, write_checksums
+from sink_jax.train.checksums import (
+    forget_checksums,
+    has_checksums,
+    saved_steps,
+    step_folder,
+    verify,
+    write_checksums,
+)
 from sink_jax.train.distributed import agreed, all_of, is_first
 from sink_jax.train.storage import folder, move
 
@@ -49,6 +56,8 @@ class Checkpoints:
     if step == self.latest:
       return
     with self._explained(step):
+      if is_first():
+        forget_checksums(self._workdir, step)
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
     self._pending = self.latest = step
@@ -106,9 +115,11 @@ class Checkpoints:
                     self._manager.item_metadata(self.latest)['state'], target)
       return self._manager.restore(
           self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
-    except CheckpointError:
+    except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
       raise
     except Exception as error:  # Orbax raises bare Exceptions, and others' own
+      if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        raise  # the disk or the network, not the checkpoint
       told = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
       if has_checksums(self._workdir, self.latest):
         raise CheckpointError(f'Checkpoint {self.latest} of {self._workdir} is as it was written, '
@@ -191,6 +202,7 @@ def _moved_aside(workdir, step, problem):
   while aside.exists():  # an earlier copy of the same step
     aside = aside.with_name(aside.name + '.again')
   move(step_folder(workdir, step), aside)
+  forget_checksums(workdir, step)
   return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'
 
 

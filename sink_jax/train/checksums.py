@@ -48,6 +48,11 @@ def write_checksums(workdir, step: int) -> None:
       old.unlink(missing_ok=True)
 
 
+def forget_checksums(workdir, step: int) -> None:
+  """Of a step that goes away, or is about to be written anew."""
+  _sums_path(workdir, step).unlink(missing_ok=True)
+
+
 def has_checksums(workdir, step: int) -> bool:
   return _sums_path(workdir, step).exists()
 

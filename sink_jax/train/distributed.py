@@ -29,7 +29,8 @@ _LAST_WORDS_SECONDS = 3
 def init_distributed() -> bool:
   """Makes this process a part of its job; called once, before anything asks for a device.
 
-  Returns whether it is alone, as far as that is known without asking for one.
+  Returns whether it is alone, as far as that is known without asking for one. The processes
+  of a job leave it together.
 
   Taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where they are set,
   else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process.
@@ -50,6 +51,7 @@ def init_distributed() -> bool:
   try:
     jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                initialization_timeout=_STARTUP_SECONDS)
+    _meet()
     return False
   except ValueError:  # no cluster that jax knows
     _alone()
@@ -68,7 +70,15 @@ def _explicit(given):
   jax.distributed.initialize(
       address, int(count), int(index), initialization_timeout=_STARTUP_SECONDS,
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS if int(count) > 1 else _FOREVER, **local)
+  if int(count) > 1:
+    _meet()
   return int(count) == 1
+
+
+def _meet():
+  """The first thing that processes do together, on CPUs, has to begin within 30 seconds."""
+  if jax.process_count() > 1:
+    between(multihost_utils.sync_global_devices, 'begun')
 
 
 def _alone():
@@ -107,12 +117,27 @@ def agreed(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
   return told if not is_first() else value
 
 
+def together(prepare: Callable[[], Any]) -> Any:
+  """What `prepare()` returns in each process; a ValueError of one is one of all.
+
+  For what depends on the machine of a process, such as its data.
+  """
+  try:
+    value, error = prepare(), None
+  except ValueError as caught:
+    value, error = None, caught
+  failed = all_of(error is not None)
+  if any(failed):
+    raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
+  return value
+
+
 def check_same(what: str, text: str) -> None:
   """Raises a ValueError in all processes unless all of them give the same text."""
   if jax.process_count() == 1:
     return
   digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-  digests = multihost_utils.process_allgather(digest)
+  digests = between(multihost_utils.process_allgather, digest)
   others = [i for i, other in enumerate(digests) if (other != digests[0]).any()]
   if others:
     raise ValueError(f'Process {others[0]} has another {what} than process 0: start all with the '
@@ -123,7 +148,8 @@ def all_of(flag: bool) -> list[bool]:
   """The flags of all processes, in their order."""
   if jax.process_count() == 1:
     return [flag]
-  return [bool(x) for x in multihost_utils.process_allgather(np.array(flag)).ravel()]
+  flags = between(multihost_utils.process_allgather, np.array(flag))
+  return [bool(x) for x in flags.ravel()]
 
 
 def fail(message: str, alone: bool = False) -> None:
@@ -137,6 +163,7 @@ def fail(message: str, alone: bool = False) -> None:
   if jax.process_count() == 1:
     sys.exit(message)
   print(f'process {jax.process_index()}: {message}', file=sys.stderr, flush=True)
+  signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # it stays an error
   if alone:
     print(f'process {jax.process_index()}: if another process has died, this one ends for it '
           f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
@@ -146,10 +173,23 @@ def fail(message: str, alone: bool = False) -> None:
   os._exit(1)  # sys.exit would wait for the others
 
 
+def between(call: Callable, *arguments) -> Any:
+  """What `call` returns, which the processes do together.
+
+  Raises:
+    RuntimeError: another process has died. JAX raises a ValueError, which would be a mistake
+      in the config anywhere else.
+  """
+  try:
+    return call(*arguments)
+  except ValueError as error:
+    raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
+
+
 def _broadcast(value):
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-  padded = np.zeros(size, np.uint8)
+  send = lambda x: np.asarray(between(multihost_utils.broadcast_one_to_all, x))
+  padded = np.zeros(int(send(np.int32(len(data)))), np.uint8)
   if is_first():
     padded[:] = data
-  return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
+  return json.loads(send(padded).tobytes())

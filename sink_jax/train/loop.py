@@ -10,21 +10,23 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import absl.logging
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sink_jax.data.pipeline import open_data
+from sink_jax.data.pipeline import Data, open_data
 from sink_jax.data.progress import Progress
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.attention import training_implementation
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
-from sink_jax.train.distributed import check_same, is_first
+from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
@@ -80,34 +82,50 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     Diverged: a step was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  with StopSignal() as stop:
-    experiment = from_dict(config)
-    experiment.check_devices()
-    mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
-    data = open_data(experiment.data)
-    model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-    parameter_shapes(model)  # traces the model: what does not fit is found before any file is made
-    attention = training_implementation(model, experiment.data.context)
-    probe_tokens = data.probe_tokens(experiment.probe.sequences, experiment.probe.length)
-    name = name or PurePath(workdir).name
-    check_same('config, data or jax', json.dumps([resolved(config, data), data.summary(),
-                                                  jax.__version__], sort_keys=True))
-    with runs.claimed(workdir, resolved(config, data), data.summary()) as claim:
-      runs.write_probe_tokens(workdir, probe_tokens)
-      progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
-      evaluation = functools.partial(Evaluation, experiment, model, data, mesh, probe_tokens, name)
-      recorded = functools.partial(_recorded, attention=attention)
-      try:
-        params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop)
-      except runs.Busy:
+  job = together(lambda: _prepared(config))
+  experiment, model, data, mesh = job.experiment, job.model, job.data, job.mesh
+  name = name or PurePath(workdir).name
+  about = resolved(config, data), data.summary()
+  check_same('config, data or jax', json.dumps([*about, jax.__version__], sort_keys=True))
+  with StopSignal() as stop, runs.claimed(workdir, *about) as claim:
+    runs.write_probe_tokens(workdir, job.probe_tokens)
+    progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
+    evaluation = functools.partial(Evaluation, experiment, model, data, mesh, job.probe_tokens, name)
+    recorded = functools.partial(_recorded, attention=job.attention)
+    try:
+      params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop)
+    except runs.Busy:
+      raise
+    except ValueError as error:
+      if jax.process_count() == 1:
         raise
-      except ValueError as error:
-        if jax.process_count() == 1:
-          raise
-        # What breaks between processes is a ValueError too, and no fault of the config.
-        raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
+      # What breaks between processes is a ValueError too, and no fault of the config.
+      raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
   model = dataclasses.replace(model, implementation=None)  # of training; see load_run
-  return Run(model, params, name, experiment.steps, probe_tokens=probe_tokens)
+  return Run(model, params, name, experiment.steps, probe_tokens=job.probe_tokens)
+
+
+class _Job(NamedTuple):
+  """What a config comes to on this machine."""
+  experiment: Experiment
+  model: ModelConfig
+  data: Data
+  mesh: jax.sharding.Mesh
+  attention: str  # the implementation
+  probe_tokens: np.ndarray
+
+
+def _prepared(config) -> _Job:
+  """Finds what does not fit before any file is made."""
+  experiment = from_dict(config)
+  experiment.check_devices()
+  mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
+  data = open_data(experiment.data)
+  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
+  parameter_shapes(model)  # traces the model
+  return _Job(experiment, model, data, mesh,
+              training_implementation(model, experiment.data.context),
+              data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
 
 
 def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop):
@@ -123,7 +141,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
   if state is None:
     state = init_state(model, optimizer, experiment.seed, mesh)
   start = int(state.step)
-  if start == experiment.steps and runs.read_status(workdir)['status'] == 'done':
+  if start == experiment.steps and agreed(
+      lambda: runs.read_status(workdir)['status'] == 'done'):
     checkpoints.close()
     return state.params  # its record stays as it is: when, where and by what it was trained
   if start:
@@ -176,7 +195,11 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
         if saving:
           if not _all_finite(state):
             raise Diverged(step, values['loss'])
-          claim.check()
+          try:
+            claim.check()
+          except runs.Busy:
+            metrics.abandon()
+            raise
           metrics.flush()
           checkpoints.save(step, state)
         clock.pause()
@@ -214,8 +237,10 @@ def _recorded(workdir, checkpoints, start, steps, attention):
       if together:
         checkpoints.close()
     except CheckpointError as error:
-      status, details = 'failed', {'error': str(error)}
-      raise
+      if status is not None:
+        status, details = 'failed', {'error': str(error)}
+        raise
+      _log.warning(error)
     finally:
       if status is not None:
         with contextlib.suppress(OSError):  # on a full disk the error itself has to do

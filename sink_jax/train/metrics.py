@@ -60,6 +60,10 @@ class MetricsWriter:
         os.fsync(self._file.fileno())
         self._board.flush()
 
+  def abandon(self) -> None:
+    """Writes nothing more: the file is another job's by now."""
+    self._file = self._board = None
+
   def close(self) -> None:
     if self._file is not None:
       self.flush()

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sink_jax.train.distributed import between
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -36,6 +38,9 @@ class StopSignal:
     """
     if jax.process_count() == 1:
       return self._asked
+    return between(self._poll, wait)
+
+  def _poll(self, wait):
     told, self._told = self._told, _any(self._asked)
     if wait:
       told = self._told
@@ -44,11 +49,11 @@ class StopSignal:
   def __enter__(self):
     self._old = {}
     self._outer = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
-    if isinstance(self._outer, StopSignal):
-      self._asked = self._outer._asked
     if threading.current_thread() is threading.main_thread():
       for number in _SIGNALS:
         self._old[number] = signal.signal(number, self._request)
+    if isinstance(self._outer, StopSignal):  # what came until this one listened
+      self._asked |= self._outer._asked
     return self
 
   def _request(self, number, frame):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 import fsspec
@@ -58,7 +59,7 @@ def write_atomically(path, content: str | bytes) -> None:
   if not is_local(path):  # an object appears when it is complete
     path.write_bytes(data)
     return
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')
   with open(temporary, 'wb') as file:
     file.write(data)
     file.flush()

@@ -25,6 +25,10 @@ class Busy(ValueError):
   """Another job is training in the workdir."""
 
 
+class TakenOver(Busy):
+  """Another job has begun to train in the workdir since this one did."""
+
+
 class Claim:
   """A workdir that is held for one run.
 
@@ -41,16 +45,16 @@ class Claim:
     write_atomically(self.workdir / 'owner', self._name)
 
   def check(self) -> None:
-    """Raises Busy in all processes if another job has taken the workdir over."""
-    agreed(self._check, Busy)
+    """Raises TakenOver in all processes if another job has taken the workdir over."""
+    agreed(self._check, TakenOver)
 
   def _check(self):
     try:
-      owner = (self.workdir / 'owner').read_text()
+      owner = (self.workdir / 'owner').read_bytes().decode('utf-8', 'replace')
     except OSError:  # somebody tidied up
       return
     if owner != self._name:
-      raise Busy(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
+      raise TakenOver(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
                  'one ends, and leaves what it has saved to the other.')
 
 
@@ -136,6 +140,11 @@ def read_config(workdir) -> dict[str, Any]:
   if config is None:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
+  mesh, model = config.get('mesh'), config.get('model')  # of runs older than mesh.tensor
+  if isinstance(mesh, dict):
+    mesh.setdefault('tensor', 1)
+  if isinstance(model, dict) and isinstance(model.get('remat'), bool):
+    model['remat'] = 'blocks' if model['remat'] else 'none'
   return config
 
 

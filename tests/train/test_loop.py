@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.train import loop
+from sink_jax.train import checkpoint, loop
 from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import Diverged, Interrupted, train
 from tests.train import runs
@@ -371,3 +371,41 @@ def test_continuous_tasks_train_too(tmp_path):
 def test_other_architectures_and_objectives_train(tmp_path, changes):
   go(runs.config(steps=3, probe__every=0, validation__every=0, **changes), tmp_path)
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
+
+
+def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tmp_path, caplog):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  damage(step_folder(workdir, 8), 'flipped bit')
+  with pytest.MonkeyPatch.context() as patch:  # killed between the commit and the checksums
+    patch.setattr(checkpoint, '_hash', lambda *_: None)
+    go(runs.config(), workdir)
+  assert saved_steps(workdir) == [8, 4] and not (workdir / 'checksums' / '8.json').exists()
+  caplog.clear()
+  assert sj.load_run(workdir).step == 8 and 'damaged' not in caplog.text
+
+
+def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monkeypatch):
+  check = loop.runs.Claim.check
+
+  def displaced(claim):
+    (tmp_path / 'owner').write_text('another')
+    (tmp_path / 'status.json').write_text('{"status": "running", "of": "another"}')
+    check(claim)
+
+  monkeypatch.setattr(loop.runs.Claim, 'check', displaced)
+  with pytest.raises(loop.runs.TakenOver, match='Another job .another. has begun'):
+    go(runs.config(), tmp_path)
+  assert saved_steps(tmp_path) == []
+  assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
+
+
+def test_runs_older_than_tensor_meshes_are_read(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  config = json.loads((workdir / 'config.json').read_text())
+  del config['mesh']['tensor']
+  config['model']['remat'] = False
+  (workdir / 'config.json').write_text(json.dumps(config))
+  assert sj.load_run(workdir).step == 8
+  go(runs.config(), workdir)
