@@ -53,9 +53,10 @@ def test_a_line_without_end(tmp_path, suffix, monkeypatch):
 
 
 def test_a_small_file_that_becomes_a_large_one(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_lines, '_UNSUSPICIOUS', 1 << 12)
+  monkeypatch.setattr(text_lines, '_UNSUSPICIOUS', 1 << 20)
+  monkeypatch.setattr(text_lines, 'LONGEST', 1 << 20)
   path = tmp_path / 'a.zst'
-  path.write_bytes(zstandard.ZstdCompressor().compress(b'\n' * (1 << 24)))
+  path.write_bytes(zstandard.ZstdCompressor().compress((b'a' * (1 << 16) + b'\n') * 512))
   with pytest.raises(ValueError, match='hardly holds text'):
     list(text_lines.lines(path))
 
