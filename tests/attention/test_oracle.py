@@ -23,14 +23,21 @@ def test_paper_variants(name):
 def test_every_pair_of_slot_values():
   specs, impossible = pairwise_specs()
   assert len(specs) > 50
-  for spec in specs:
+  for number, spec in enumerate(specs):
     check_values(spec, plain_implementations(spec))
-    check_gradient(spec, 'chunked')
+    if number % 4 == 0:  # the others below
+      check_gradient(spec, 'chunked')
   # The pairs that no spec can hold are those that the documentation of AttentionSpec lists.
   names = {frozenset((type(x).__name__, type(y).__name__)) for _, x, _, y in impossible}
   assert names == {
       frozenset(('Exp', 'Unnormalized')), frozenset(('Exp', 'RowSum')),
       frozenset(('Unnormalized', 'KBias')), frozenset(('Unnormalized', 'SinkLogit'))}
+
+
+@pytest.mark.full
+def test_gradients_of_every_pair_of_slot_values():
+  for spec in pairwise_specs()[0]:
+    check_gradient(spec, 'chunked')
 
 
 @pytest.mark.full
