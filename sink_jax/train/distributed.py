@@ -51,11 +51,13 @@ def init_distributed() -> bool:
   try:
     jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                initialization_timeout=_STARTUP_SECONDS)
-    _meet()
-    return False
-  except ValueError:  # no cluster that jax knows
-    _alone()
+  except ValueError as error:
+    if 'coordinator_address should be defined' not in str(error):
+      raise
+    _alone()  # no cluster that jax knows
     return True
+  _meet()
+  return False
 
 
 def _explicit(given):

@@ -10,6 +10,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.train.checksums import saved_steps, verify
+from sink_jax.train.distributed import init_distributed
 from sink_jax.train.loop import Interrupted, train
 from tests.train import runs
 from tests.train.test_loop import stop_after
@@ -92,3 +93,27 @@ def test_processes_that_differ_are_refused(tmp_path):
   assert codes == [1, 1]
   assert all('Process 1 has another config' in text for text in said)
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.full
+def test_what_only_one_process_cannot_begin_ends_all(tmp_path):
+  port = runs.free_port()
+  job = [runs.start(tmp_path / 'run', job=(port, 2, i), seed=(0, -1)[i]) for i in range(2)]
+  codes, said = end(job, seconds=60)
+  assert codes == [1, 1]
+  assert 'Process 1 cannot begin' in said[0] and 'seed must be' in said[1]
+
+
+@pytest.mark.parametrize('settings, told', [
+    (dict(JAX_NUM_PROCESSES='2'), 'JAX_NUM_PROCESSES is set and JAX_COORDINATOR_ADDRESS, JAX_PRO'),
+    (dict(JAX_COORDINATOR_ADDRESS='a:1', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='2'), 'from 0'),
+    (dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0'), 'host:port')])
+def test_settings_of_a_job_that_are_wrong_are_refused(settings, told, monkeypatch):
+  for name, value in settings.items():
+    monkeypatch.setenv(name, value)
+  before = signal.getsignal(signal.SIGTERM)
+  try:
+    with pytest.raises(ValueError, match=told):
+      init_distributed()
+  finally:
+    signal.signal(signal.SIGTERM, before)
