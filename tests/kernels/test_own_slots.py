@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.train.runs import ROOT
 
 
+@pytest.mark.full
 def test_own_slots_run_everywhere():
   done = subprocess.run([sys.executable, '-m', 'tests.kernels.own_slots'], cwd=ROOT,
                         capture_output=True, text=True)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -89,7 +90,9 @@ class Launchers:
     return subprocess.Popen(
         ['bash', f'launch/{script}', *arguments], cwd=self.root, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=self.environment | variables)
+        env=self.environment | variables,
+        # Tests that run in the background are deaf to it, and would pass that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
   def __call__(self, script, *arguments, **variables):
     """(exit code, standard output, standard error) of a launcher."""

@@ -293,8 +293,8 @@ def test_bad_options_are_explained(options, words):
 
 
 def test_an_unknown_size_lists_the_choices():
-  with pytest.raises(ValueError, match='tiny, 60m, 1b'):
-    sj.sized('7b', vocab_size=10)
+  with pytest.raises(ValueError, match='tiny, 60m, 1b, 7b, 13b'):
+    sj.sized('70b', vocab_size=10)
 
 
 def test_float_tokens_are_refused():

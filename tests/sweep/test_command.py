@@ -73,6 +73,7 @@ def workers_of(process):
   return found
 
 
+@pytest.mark.full
 def test_two_at_a_time_equal_one_after_the_other(tmp_path):
   code, out, err = finish(start(tmp_path, THREE, '--processes=2'))
   assert code == 1 and out.splitlines() == ['a: done', 'b: done', 'bad: failed']

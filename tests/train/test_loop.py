@@ -249,13 +249,13 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
 
 
 def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
-  open_data = loop.open_data
+  make_optimizer = loop.make_optimizer
 
-  def slow(config):
+  def slow(*arguments):
     signal.raise_signal(signal.SIGTERM)
-    return open_data(config)
+    return make_optimizer(*arguments)
 
-  monkeypatch.setattr(loop, 'open_data', slow)
+  monkeypatch.setattr(loop, 'make_optimizer', slow)
   with pytest.raises(Interrupted, match='at step 0 of 8'):
     go(runs.config(), tmp_path)
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
