@@ -14,6 +14,7 @@ from tensorboardX.summary import scalar
 from sink_jax.train.distributed import is_first
 from sink_jax.train.storage import folder, is_local, write_atomically
 
+_LONGEST = 1 << 20  # bytes of a line; what is longer is none of ours
 _SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
 
 
@@ -119,11 +120,12 @@ def read_metrics(workdir, kind: str | None = None) -> list[dict]:
   path, rows = folder(workdir) / 'metrics.jsonl', []
   if not path.exists():
     return rows
-  for line in path.read_bytes().decode('utf-8', 'replace').splitlines():
-    try:
-      row = json.loads(line)
-      if kind in (None, row['kind']) and row['step'] >= 0:
-        rows.append(row)
-    except (ValueError, RecursionError, TypeError, KeyError):
-      continue
+  with path.open('rb') as file:
+    for line in iter(lambda: file.readline(_LONGEST), b''):
+      try:
+        row = json.loads(line)
+        if kind in (None, row['kind']) and row['step'] >= 0:
+          rows.append(row)
+      except (ValueError, RecursionError, TypeError, KeyError):
+        continue
   return rows

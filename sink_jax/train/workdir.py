@@ -18,7 +18,7 @@ import numpy as np
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
-from sink_jax.train.storage import folder, is_local, write_atomically
+from sink_jax.train.storage import folder, is_local, read_small, write_atomically
 
 
 class Busy(ValueError):
@@ -231,7 +231,7 @@ def _write_status(workdir, record):
 def _read_object(path):
   """A JSON object; None where the file is missing or holds anything else."""
   try:
-    value = json.loads(path.read_text(encoding='utf-8'))
+    value = json.loads(read_small(path))
   except (OSError, ValueError, RecursionError):
     return None
   return value if isinstance(value, dict) else None

@@ -13,6 +13,7 @@ import sink_jax as sj
 from sink_jax.train import checkpoint, loop
 from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import Diverged, Interrupted, train
+from sink_jax.train.metrics import read_metrics
 from tests.train import runs
 
 
@@ -409,3 +410,15 @@ def test_runs_older_than_tensor_meshes_are_read(whole, tmp_path):
   (workdir / 'config.json').write_text(json.dumps(config))
   assert sj.load_run(workdir).step == 8
   go(runs.config(), workdir)
+
+
+def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  for name in ('checksums/8.json', 'metrics.jsonl', 'status.json', 'config.json'):
+    with open(workdir / name, 'wb') as file:
+      file.truncate(2**24)
+  assert read_metrics(workdir) == [] and loop.runs.read_status(workdir)['status'] == 'not run'
+  assert verify(workdir, 8) is None  # as without checksums
+  with pytest.raises(ValueError, match='config.json is damaged'):
+    sj.load_run(workdir)
