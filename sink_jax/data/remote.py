@@ -126,7 +126,10 @@ def _manifest(url):
 
 def _files(text, where):
   try:
-    return json.loads(text)['files']
+    files = json.loads(text)['files']
+    if any(os.path.basename(name) != name or name in ('', '.', '..') for name in files):
+      raise ValueError('a name that leads out of the folder')
+    return files
   except (ValueError, KeyError, TypeError):
     raise ValueError(f'{where}: its manifest.json is damaged, or older than the digests of all '
                      'files; build it again.') from None

@@ -68,8 +68,10 @@ def main(argv):
       print(as_markdown(read_states(trials, root), f'Sweep in {_WORKDIR.value}'), end='')
     else:
       alone, root = _begun(), folder(_WORKDIR.value)
-      make = lambda: _make(root)
-      make() if alone else agreed(make, ValueError)
+      if alone:  # then nobody need be asked, not even for a device
+        _make(root)
+      else:
+        agreed(lambda: _make(root), ValueError)
       _run(trials, table, root, alone or is_first())
   except (Interrupted, Stopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)

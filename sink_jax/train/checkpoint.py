@@ -153,7 +153,7 @@ def restore_params(workdir, target):
     if problem is None:
       try:
         return step, _params_of(step_folder(workdir, step) / 'state', target)
-      except CheckpointError:
+      except (CheckpointError, jax.errors.JaxRuntimeError):
         raise
       except Exception as error:  # as in Checkpoints
         problem = f'cannot be read: {" ".join(str(error).split())[:300]}'

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from sink_jax.train.storage import files_below, folder, is_local, read_small, write_atomically
+from sink_jax.data.whole import whole
+from sink_jax.train.storage import SMALL, files_below, folder, is_local, write_atomically
 
 _log = logging.getLogger('sink_jax')
 
@@ -65,7 +66,7 @@ def verify(workdir, step: int) -> str | None:
   """
   saved, path = step_folder(workdir, step), _sums_path(workdir, step)
   try:
-    sums = dict(json.loads(read_small(path)))
+    sums = dict(json.loads(whole(path, SMALL)))
   except (OSError, ValueError, TypeError, RecursionError):
     if path.exists():
       _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-_SMALL = 1 << 23  # bytes; as JSON they may take thirty times as much memory
+SMALL = 1 << 23  # bytes of a file of ours in JSON, which may take thirty times as much memory
 
 
 def folder(path):
@@ -35,19 +35,6 @@ def folder(path):
 def is_local(path) -> bool:
   """Is it on a disk, with locks, appending and renaming?"""
   return isinstance(path, Path)
-
-
-def read_small(path) -> str:
-  """The text of a small file, such as a config.
-
-  Raises:
-    OSError: there is none, or it is larger than 8 MiB. UnicodeDecodeError: it is no text.
-  """
-  with path.open('rb') as file:
-    data = file.read(_SMALL + 1)
-  if len(data) > _SMALL:
-    raise OSError(f'{path} is larger than {_SMALL} bytes')
-  return data.decode('utf-8')
 
 
 def files_below(path) -> list:

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from sink_jax.data.whole import whole
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
-from sink_jax.train.storage import folder, is_local, read_small, write_atomically
+from sink_jax.train.storage import SMALL, folder, is_local, write_atomically
 
 
 class Busy(ValueError):
@@ -231,7 +232,7 @@ def _write_status(workdir, record):
 def _read_object(path):
   """A JSON object; None where the file is missing or holds anything else."""
   try:
-    value = json.loads(read_small(path))
+    value = json.loads(whole(path, SMALL))
   except (OSError, ValueError, RecursionError):
     return None
   return value if isinstance(value, dict) else None

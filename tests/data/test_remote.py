@@ -138,3 +138,16 @@ def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
   monkeypatch.setattr(remote, '_download', full)
   with pytest.raises(once.DiskFull, match=r'copies/mine-.*GB more are needed'):
     Prepared(path='gs://bucket/mine').folder()
+
+
+def test_a_manifest_cannot_lead_out_of_the_folder(corpus, bucket, cache_folder):
+  there = bucket[0] / 'mine'
+  shutil.copytree(_open(corpus).folder, there)
+  manifest = json.loads((there / 'manifest.json').read_text())
+  name, file = next(iter(manifest['files'].items()))
+  shutil.copy(there / name, bucket[0] / 'escaped')
+  manifest['files'] |= {'../escaped': file}
+  (there / 'manifest.json').write_text(json.dumps(manifest))
+  with pytest.raises(ValueError, match='manifest.json is damaged'):
+    _open(Prepared(path='gs://bucket/mine'))
+  assert not list(cache_folder.rglob('escaped'))
