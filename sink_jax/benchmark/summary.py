@@ -7,7 +7,7 @@ from typing import Any
 from sink_jax.benchmark.table import markdown
 from sink_jax.benchmark.verdict import failures, verdict
 
-_MACHINE = ('hardware', 'driver', 'platform_version', 'jax', 'jaxlib', 'python', 'seed')
+_MACHINE = ('hardware', 'driver', 'platform_version', 'jax', 'jaxlib', 'python', 'code', 'seed')
 
 
 def summary(report: dict[str, Any]) -> str:

@@ -36,8 +36,9 @@ def compare(directory, out, with_maps: bool = True) -> dict:
   now = here_and_now()
   report['provenance'] = {
       'trained by': told('trained_by'), 'trained on': told('trained_on'),
-      'reported by': now['command'], 'date': now['date'],
-      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'}
+      'trained with': told('trained_with'), 'reported by': now['command'], 'date': now['date'],
+      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}',
+      'reported with': now['code']}
   out.mkdir(parents=True, exist_ok=True)
   for group in report['groups']:
     probed = [run for run in runs_of(report, group) if verdict(run) != 'unknown']

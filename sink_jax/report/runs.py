@@ -59,7 +59,7 @@ def read_run(folder, name: str) -> dict:
   Always: name, label {trial, budget, protocol} ('' where unknown), status ('done',
   'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
   'unreadable'), error, reason and loss where the status has them, trained_on (hardware, jax,
-  day) and trained_by (the command) once it was started, step (the last one on record),
+  day), trained_by (the command) and trained_with (the commit) once it was started, step (the last one on record),
   courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
   scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon,
@@ -75,7 +75,7 @@ def read_run(folder, name: str) -> dict:
   run = {'name': name, 'label': _label(status), 'status': status['status'],
          'error': status.get('error'), 'reason': status.get('reason'),
          'loss': status.get('loss'), 'trained_on': _trained_on(status),
-         'trained_by': status.get('command'),
+         'trained_by': status.get('command'), 'trained_with': status.get('code'),
          'step': max([row['step'] for row in rows] + [status.get('step') or 0]),
          'courses': {kind: _course([row for row in rows if row['kind'] == kind])
                      for kind in ('train', 'valid')},

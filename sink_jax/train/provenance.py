@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import os
 import platform
 import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import jax
 
+import sink_jax
 
 _COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one to help it
 
@@ -25,14 +30,49 @@ def pass_on_command() -> None:
   os.environ[_COMMAND] = command()
 
 
+@functools.cache
+def code() -> str:
+  """The source code that runs: 'commit 1f3a..., clean', or what stands for it elsewhere.
+
+  In a checkout the commit is named, and whether files of the package or of configs/ differ
+  from it ('with uncommitted changes'). An installed package has its version and a SHA-256 of its
+  Python files instead: 'sink_jax 0.1.0, files 5c1e...'.
+  """
+  package = Path(sink_jax.__file__).parent
+  return _commit(package.parent) or f'sink_jax {sink_jax.__version__}, files {_digest(package)}'
+
+
+def _commit(root):
+  """Of the checkout whose top folder this is; None if it is none, or git cannot read it."""
+  git = lambda *words: subprocess.run(
+      ['git', '-C', root, *words], capture_output=True, text=True, timeout=20, check=True).stdout
+  if not (root / '.git').exists():  # a package inside somebody else's checkout is not of it
+    return None
+  try:
+    changed = git('status', '--porcelain', '--', 'sink_jax', 'configs')
+    return f'commit {git("rev-parse", "HEAD").strip()}, ' + (
+        'with uncommitted changes' if changed else 'clean')
+  except (OSError, subprocess.SubprocessError):
+    return None
+
+
+def _digest(package):
+  """SHA-256 of the names and contents of a package's Python files, its first 16 digits."""
+  files = sorted((path.relative_to(package).as_posix(), path) for path in package.rglob('*.py'))
+  contents = hashlib.sha256()
+  for name, path in files:
+    contents.update(f'{name}\n{path.stat().st_size}\n'.encode() + path.read_bytes())
+  return contents.hexdigest()[:16]
+
+
 def now() -> dict[str, str]:
-  """Date and command; asks no device."""
+  """Date, command and source code of this process; asks no device."""
   return {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-          'command': command()}
+          'command': command(), 'code': code()}
 
 
 def here_and_now() -> dict[str, str]:
-  """Date, hardware, jax and Python version of this process, and the command that started it."""
+  """What `now` says, with the hardware and the versions of jax and Python of this process."""
   return {
       **now(),
       'hardware': hardware(),

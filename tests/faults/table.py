@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from sink_jax.train.provenance import code
 from sink_jax.train.storage import write_atomically
 from tests.fuzz import tables as fuzz
 
@@ -84,7 +85,7 @@ class Table:
         'settings': self._settings, 'command': f'{self._command} --only={row["name"]}',
         'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'), 'hardware':
         f'{os.cpu_count()} CPU cores ({platform.machine()})', 'python': platform.python_version(),
-        'jax': importlib.metadata.version('jax'),
+        'code': code(), 'jax': importlib.metadata.version('jax'),
         'orbax-checkpoint': importlib.metadata.version('orbax-checkpoint')}
     rows = [self._rows[name] for name in self._names if name in self._rows]
     write_atomically(self._out / 'faults.json', json.dumps({'rows': rows}, indent=1) + '\n')
@@ -115,7 +116,8 @@ def markdown(rows: list[dict], fuzz_found: dict | None) -> str:
     lines += [f'- {row["fault"]}, FAILED: {what}' for what in row['failures'][:5]]
   lines += ['', '## How the rows were made', '']
   lines += [f'- `{row["command"]}`: {row["date"]}, {row["hardware"]}, Python {row["python"]}, '
-            f'jax {row["jax"]}, orbax-checkpoint {row["orbax-checkpoint"]}, {row["seconds"]:,.0f} s'
+            f'jax {row["jax"]}, orbax-checkpoint {row["orbax-checkpoint"]}, {row["seconds"]:,.0f} s, '
+            f'{row.get("code", "commit not recorded")}'
             for row in rows]
   if fuzz_found:
     lines += ['', '#' + fuzz.markdown(fuzz_found).rstrip()]

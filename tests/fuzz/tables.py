@@ -8,6 +8,8 @@ import importlib.metadata
 import os
 import platform
 
+from sink_jax.train.provenance import code
+
 _PACKAGES = ('jax', 'numpy', 'orbax-checkpoint', 'tensorstore', 'safetensors', 'tokenizers',
              'zstandard', 'hypothesis')
 
@@ -37,7 +39,7 @@ def summary(records: list[dict], command: str, seed: int) -> dict:
       'found': _found(records),
       'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
       'hardware': f'{os.cpu_count()} CPU cores ({platform.machine()})',
-      'python': platform.python_version(),
+      'python': platform.python_version(), 'code': code(),
       'versions': {name: importlib.metadata.version(name) for name in _PACKAGES}}
 
 
@@ -45,7 +47,8 @@ def markdown(found: dict) -> str:
   """The same for people."""
   lines = [f'# Hostile input: {found["inputs"]:,} inputs, {found["failures"]} failures', '',
            f'`{found["command"]}`, {found["date"]}, {found["hardware"]}, Python '
-           f'{found["python"]}, ' + ', '.join(f'{k} {v}' for k, v in found['versions'].items()), '',
+           f'{found["python"]}, ' + ', '.join(f'{k} {v}' for k, v in found['versions'].items()) +
+           f', {found.get("code", "commit not recorded")}', '',
            '| kind | inputs | accepted | refused | failures | seconds | slowest (s) | '
            'largest memory (MiB) |', '|---|---|---|---|---|---|---|---|']
   for kind, row in found['kinds'].items():

@@ -48,8 +48,9 @@ def paper_report(runs: list[dict], out) -> dict:
   now = here_and_now()
   report['provenance'] = without_paths({
       'trained by': told('trained_by'), 'trained on': told('trained_on'),
-      'reported by': [now['command']], 'date': [now['date']],
-      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}']})
+      'trained with': told('trained_with'), 'reported by': [now['command']], 'date': [now['date']],
+      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
+      'reported with': [now['code']]})
   out = Path(out)
   out.mkdir(parents=True, exist_ok=True)
   for file, picture in pictures.items():
