@@ -8,7 +8,8 @@ _MODULES = {
     'slots': 'slots', 'configs': 'configs', 'settings': 'configs', 'jsonl': 'jsonl',
     'tokenizers': 'tokenizers', 'text_tokenizers': 'tokenizers', 'headers': 'pretrained',
     'families': 'pretrained', 'checkpoints': 'pretrained', 'run_files': 'workdirs',
-    'load_run': 'workdirs', 'caches': 'caches'}
+    'load_run': 'workdirs', 'run_sizes': 'workdirs', 'caches': 'caches',
+    'nonfinite_models': 'nonfinite', 'attention_maps': 'nonfinite'}
 NAMES = tuple(_MODULES)
 
 

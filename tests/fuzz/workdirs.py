@@ -105,9 +105,29 @@ def _run_load(prepared, input, folder):
   load_run(folder)
 
 
+def _sizes(prepared):
+  """Sizes in config.json that no machine holds, or that are none."""
+  config = json.loads(prepared['run']['config.json'])
+  keys = [('model', key) for key in ('layers', 'd_model', 'heads', 'kv_heads', 'ffn_hidden',
+                                     'vocab_size', 'sink_tokens')]
+  keys += [('data', 'context'), ('data', 'max_tokens'), ('probe', 'length'), ('probe', 'sequences')]
+  keys += [(None, key) for key in ('steps', 'batch_size', 'microbatches')]
+  number = st.sampled_from([*mutate.NUMBERS, 10**9, 10**12]) | st.integers(1, 2**40)
+
+  def changed(pairs):
+    new = json.loads(json.dumps(config))
+    for (section, key), value in pairs:
+      (new if section is None else new[section])[key] = value
+    return Input('', {'config.json': File(json.dumps(new).encode())}, (), 'run')
+
+  return st.lists(st.tuples(st.sampled_from(keys), number), min_size=1, max_size=2).map(changed)
+
+
 _bases = lambda prepared: prepared
 KINDS = {
     'run_files': Kind(_prepare_files, _inputs, _run_files, ('ValueError', 'OSError'), share=10,
                       bases=_bases),
     'load_run': Kind(_prepare, _inputs, _run_load, ('ValueError', 'CheckpointError', 'OSError'),
-                     share=2, batch=200, bases=_bases)}
+                     share=2, batch=200, bases=_bases),
+    'run_sizes': Kind(_prepare, _sizes, _run_load, ('ValueError', 'CheckpointError', 'OSError'),
+                      share=5, batch=500, bases=_bases)}
