@@ -117,6 +117,11 @@ class Experiment:
       raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
                        f'{self.batch_size}.')
 
+  @property
+  def microbatch_size(self) -> int:
+    """Sequences that are computed at a time: those of a slice of a batch."""
+    return self.batch_size // self.microbatches
+
   def model_config(self, vocab_size: int | None = None, input_features: int = 0,
                    output_features: int = 0) -> ModelConfig:
     """The model, for data of this vocabulary (or these features).
@@ -144,7 +149,7 @@ class Experiment:
     """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model."""
     data, fsdp, tensor = mesh_sizes(
         self.mesh.data, self.mesh.fsdp, self.mesh.tensor, jax.device_count())
-    devices, sequences = data * fsdp, self.batch_size // self.microbatches
+    devices, sequences = data * fsdp, self.microbatch_size
     if sequences % devices:
       fitting = max(1, round(sequences / devices)) * devices * self.microbatches
       splitting = f'{devices} devices' if tensor == 1 else f'{devices} groups of {tensor} devices'

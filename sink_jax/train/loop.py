@@ -255,9 +255,11 @@ class Evaluation:
     self._experiment, self._model = experiment, model
     self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
     self._validation_step = make_validation_step(model, mesh)
-    self._feed = Feed(mesh, experiment.batch_size)
-    self._sets = data.validation(experiment.batch_size, experiment.validation.batches,
-                                 self._feed.rows)
+    # As many sequences at a time as a training step has: the memory of a device is its bound.
+    size = experiment.microbatch_size
+    self._feed = Feed(mesh, size)
+    self._sets = data.validation(
+        size, experiment.validation.batches * experiment.microbatches, self._feed.rows)
     self.sink_1 = 'n/a'
 
   def due(self, step: int) -> bool:
@@ -277,7 +279,10 @@ class Evaluation:
                                           for key, batches in self._sets.items()})
 
   def _loss(self, params, batches):
-    totals = [self._validation_step(params, self._feed.put(batch)) for batch in batches]
+    totals = []
+    for batch in batches:
+      totals.append(self._validation_step(params, self._feed.put(batch)))
+      jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
     return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 

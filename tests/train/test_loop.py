@@ -338,6 +338,24 @@ def test_devices_that_do_not_divide_the_batch(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
+  sizes, make = set(), loop.make_validation_step
+
+  def spied(*arguments):
+    step = make(*arguments)
+    return lambda params, batch: sizes.add(len(batch.tokens)) or step(params, batch)
+
+  monkeypatch.setattr(loop, 'make_validation_step', spied)
+  rows = []
+  for microbatches in (1, 4):  # batches of 12 and of 3 sequences; neither divides all of them
+    go(runs.config(steps=1, batch_size=12, microbatches=microbatches, validation__batches=50),
+       tmp_path / str(microbatches))
+    rows.append(runs.rows(tmp_path / str(microbatches), 'valid')[0])
+  assert sizes == {12, 3}
+  for key in ('valid', 'backcopy'):
+    assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-6)
+
+
 def test_an_unwritable_workdir_is_explained(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='Cannot use .* as a workdir'):
