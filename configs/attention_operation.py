@@ -23,5 +23,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='sigmoid'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

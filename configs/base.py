@@ -6,7 +6,9 @@ An experiment of the paper is a table of changes to this one: see `trial`.
 from ml_collections import ConfigDict, config_dict
 
 
-def get_config():
+def get_config(name=''):
+  if name:
+    raise ValueError(f'configs/base.py has no trials, so none that is called {name!r}.')
   config = ConfigDict()
 
   config.seed = 0  # of the parameters and of the order of the data
@@ -104,8 +106,11 @@ def trial(trials, name, config=None):
   """The config of one trial of a table {name: {dotted key: value}}.
 
   Raises:
-    ValueError: unknown trial; lists the choices.
+    ValueError: no trial is named, or an unknown one; lists the choices.
   """
+  if not name:
+    raise ValueError('Name a trial of the config file, as in --config=FILE:TRIAL. Choices: '
+                     f'{", ".join(trials)}.')
   if name not in trials and ',' in name:
     raise ValueError(f'{name!r}: the trials of this file have neither budgets nor protocols.')
   if name not in trials:

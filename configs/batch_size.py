@@ -5,5 +5,5 @@ from configs import budget
 TRIALS = {f'batch-{size}': {'batch_size': size} for size in (128, 256, 1024)}
 
 
-def get_config(argument='batch-128'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -10,5 +10,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='k-bias'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

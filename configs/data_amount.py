@@ -10,5 +10,5 @@ TRIALS = {f'data-{name}': {'data.max_tokens': tokens} for name, tokens in (
     ('200m', 200_000_000), ('100m', 100_000_000), ('50m', 50_000_000))}
 
 
-def get_config(argument='data-50m'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

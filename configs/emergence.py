@@ -28,5 +28,5 @@ _TRIALS = {
 TRIALS = {f'emergence-{name}': _SHORT | changes for name, changes in _TRIALS.items()}
 
 
-def get_config(argument='emergence-default'):
+def get_config(argument=''):
   return base.trial(TRIALS, argument)

@@ -6,5 +6,5 @@ TRIALS = {f'ffn-{name}': {'model.ffn': name}
           for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')}
 
 
-def get_config(argument='ffn-relu'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -6,5 +6,5 @@ TRIALS = {f'fixed-{position}': {'data.interventions': f'FixedToken(position={pos
           for position in (1, 2, 3)}
 
 
-def get_config(argument='fixed-1'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

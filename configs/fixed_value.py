@@ -7,5 +7,5 @@ TRIALS = {f'value-{value}-{norm}': {
           for value in ('first', 'uniform') for norm in (1, 5, 20)}
 
 
-def get_config(argument='value-first-1'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

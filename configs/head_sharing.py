@@ -8,5 +8,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='k-bias-shared'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -6,5 +6,5 @@ TRIALS = {f'heads-{heads}': {'model.heads': heads} for heads in (4, 2, 1)}
 TRIALS['heads-added'] = {'model.combine_heads': 'add'}
 
 
-def get_config(argument='heads-1'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

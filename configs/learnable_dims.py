@@ -6,5 +6,5 @@ TRIALS = {f'learnable-dims-{d_a}': {'attention.kv_bias': f'KBias(learnable_dims=
           for d_a in (1, 2, 4, 8, 16, 32, 64)}
 
 
-def get_config(argument='learnable-dims-1'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -15,5 +15,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='lr-8e-4'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -5,5 +5,5 @@ from configs import budget
 TRIALS = {'post-norm': {'model.norm_location': 'post'}}
 
 
-def get_config(argument='post-norm'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

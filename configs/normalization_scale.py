@@ -6,5 +6,5 @@ TRIALS = {f'scale-{alpha:g}': {'attention.normalizer': f'RowSum(scale={alpha})'}
           for alpha in (2.0, 0.2, 0.1, 0.05)}
 
 
-def get_config(argument='scale-0.2'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

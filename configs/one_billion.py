@@ -9,5 +9,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='1b-softmax'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

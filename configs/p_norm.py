@@ -11,5 +11,5 @@ TRIALS = {f'{name}-p-{word}': similarity | {'attention.normalizer': f'PNorm(p={p
           for name, similarity in _SIMILARITIES.items() for word, p in _P.items()}
 
 
-def get_config(argument='softmax-p-half'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -38,5 +38,5 @@ TRIALS = {name: changes for experiment in EXPERIMENTS
           for name, changes in experiment.TRIALS.items()}
 
 
-def get_config(argument='default'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -16,5 +16,5 @@ TRIALS = {
 }
 
 
-def get_config(argument='nope'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

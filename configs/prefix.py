@@ -6,5 +6,5 @@ TRIALS = {f'prefix-{length}': {'attention.mask': f'Prefix(length={length})'}
           for length in (2, 3, 4, 5, 10)}
 
 
-def get_config(argument='prefix-5'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -53,5 +53,5 @@ TRIALS = {
 }
 
 
-def get_config(name='text-softmax'):
+def get_config(name=''):
   return base.trial(TRIALS, name)

@@ -11,5 +11,5 @@ TRIALS = {name: {'data.interventions': f'RandomTokens(first={first}, last={last}
                                     ('random-1-64', 1, 64))}
 
 
-def get_config(argument='random-1'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -9,5 +9,5 @@ TRIALS |= {f'sigmoid-lr-{name}': _SIGMOID | {'optimizer.learning_rate': float(na
            for name in ('1e-3', '1e-4')}
 
 
-def get_config(argument='sigmoid-wd-0'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

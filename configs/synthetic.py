@@ -69,5 +69,5 @@ _VARIANTS = {
 TRIALS = {f'synthetic-{name}': _BACKCOPY | changes for name, changes in _VARIANTS.items()}
 
 
-def get_config(argument='synthetic-default'):
+def get_config(argument=''):
   return base.trial(TRIALS, argument)

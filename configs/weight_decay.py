@@ -6,5 +6,5 @@ TRIALS = {f'weight-decay-{ratio:g}': {'optimizer.weight_decay': float(ratio)}
           for ratio in (0, 0.001, 0.01, 0.5, 1, 2, 5, 10)}
 
 
-def get_config(argument='weight-decay-0'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

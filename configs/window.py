@@ -6,5 +6,5 @@ TRIALS = {f'window-{size}': {'attention.mask': f'Window(size={size})'}
           for size in (32, 64, 128, 256, 512, 1024)}
 
 
-def get_config(argument='window-32'):
+def get_config(argument=''):
   return budget.config(TRIALS, argument)

@@ -68,7 +68,10 @@ def _parse(text, kind, known):
       raise ValueError('not a call')
     if node.args or any(k.arg is None for k in node.keywords):
       raise ValueError('arguments must be written name=value')
-    return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+    keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+    if len(keywords) < len(node.keywords):  # ast.parse lets it pass
+      raise ValueError('an argument is given twice')
+    return node.func.id, keywords
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
     raise ValueError(
         f'Cannot read {kind} {text[:80]!r} ({error}): {example}, '

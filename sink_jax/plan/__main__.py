@@ -8,9 +8,10 @@ import pathlib
 import sys
 
 import jax
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
+from sink_jax import command
 from sink_jax.models.sizes import SIZES
 from sink_jax.plan import advice, compiler
 from sink_jax.plan.chips import GIB, parse
@@ -52,15 +53,14 @@ _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estim
 
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this CPU
   jax.config.update('jax_platforms', 'cpu')  # a GPU that is here has no part in it
   try:
+    command.no_arguments(argv)
     sys.exit(_run())
   except (ValueError, OSError, compiler.CompilerMissing) as error:
-    sys.exit(f'error: {error}')
+    command.stop(error)
 
 
 def _run():
@@ -143,28 +143,10 @@ def _vocab(experiment):
   if source == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
   known = _VOCAB.value or experiment.model['vocab_size'] or source
-  if not known and _config_given(sys.argv):
+  if not known and command.config_argument(sys.argv):
     known = getattr(experiment.data.tokenizer, 'vocab_size', None)
   return known or 50432
 
 
-def _config_given(arguments):
-  return any(one.startswith(('--config=', '-config=')) or one in ('--config', '-config')
-             for one in arguments)
-
-
-def _parse(arguments):
-  """Flags, with a message in place of the traceback that a wrong config key would give."""
-  if not _config_given(arguments):
-    arguments = [arguments[0], f'--config={_BASE}', *arguments[1:]]
-  try:
-    return app.parse_flags_with_usage(arguments)
-  except (AttributeError, KeyError, TypeError, OSError) as error:
-    while error.args and isinstance(error.args[0], Exception):
-      error = error.args[0]
-    told = ' '.join(str(error.args[0] if error.args else error).split())
-    sys.exit(f'error: --config: {told}. configs/base.py lists all keys.')
-
-
 if __name__ == '__main__':
-  app.run(main, flags_parser=_parse)
+  command.run(main, config=str(_BASE))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sink_jax.command import importable
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
 
 # Keys that change neither the model nor its training; which data there was is told elsewhere.
@@ -100,15 +100,13 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 
 def _load(path):
   """The module of a config file, which may import others beside it as configs.NAME."""
-  sys.path.insert(0, str(path.resolve().parent.parent))
   try:
-    spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with importable(path):
+      spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
+      module = importlib.util.module_from_spec(spec)
+      spec.loader.exec_module(module)
   except Exception as error:  # as above
     raise ValueError(f'Cannot use {path}: {type(error).__name__}: {error}.') from error
-  finally:
-    sys.path.pop(0)
   if not hasattr(module, 'TRIALS'):
     raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax.train')
   return module

@@ -13,9 +13,10 @@ exit_saved_until_training()  # the imports below take seconds
 import sys
 import traceback
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
+from sink_jax import command
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.distributed import fail, init_distributed
 from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
@@ -27,11 +28,11 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run. A folder with the same config is resumed.')
 flags.mark_flags_as_required(['config', 'workdir'])
 
+
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
     init_distributed()
     exit_saved_until_training()
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
@@ -49,17 +50,5 @@ def main(argv):
     fail(traceback.format_exc(), alone=True)
 
 
-def _parse(arguments):
-  """Flags, with a message in place of the traceback that a wrong config key would give."""
-  try:
-    return app.parse_flags_with_usage(arguments)
-  except (AttributeError, KeyError, TypeError) as error:
-    while error.args and isinstance(error.args[0], Exception):
-      error = error.args[0]
-    told = ' '.join(str(error.args[0] if error.args else error).split())
-    sys.exit(f'error: --config has no such key: {told}. configs/base.py lists all; a budget and a '
-             'protocol are parts of the name: --config=configs/window.py:window-32,budget=smoke')
-
-
 if __name__ == '__main__':
-  app.run(main, flags_parser=_parse)
+  command.run(main)

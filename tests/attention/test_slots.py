@@ -39,6 +39,7 @@ def test_a_spec_is_rebuilt_from_its_strings(spec):
     ('Windw(size=3)', ['Did you mean Window', 'Causal, Prefix, Window']),
     ('Window(sise=3)', ['no argument', 'size']),
     ('Window(3)', ['name=value']),
+    ('Window(size=3, size=4)', ['given twice']),
     ('Window(size=3.5)', ['must be int']),
     ("Window(size='3')", ['must be int']),
     ('Window(size=True)', ['must be int']),

@@ -1,0 +1,92 @@
+"""How commands begin and end: options, config files, --help, and errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from absl import app, flags
+
+
+def run(main: Callable[[Sequence[str]], None], config: str | None = None) -> None:
+  """Parses the options and calls main; options that cannot be read are an error of one line.
+
+  config: file that stands in for --config where that is not given.
+  """
+  def parse(arguments):
+    try:
+      return _parsed(arguments, config)
+    except ValueError as error:
+      stop(error)
+
+  app.run(main, flags_parser=parse)
+
+
+def stop(error: BaseException | str) -> NoReturn:
+  """Ends the command with exit code 1 and one line that says why."""
+  sys.exit('error: ' + ' '.join(str(error).split()))
+
+
+def no_arguments(argv: Sequence[str]) -> None:
+  """Raises a ValueError if there is anything but options behind the name of the program."""
+  if len(argv) > 1:
+    raise ValueError(f'unexpected argument {argv[1]!r}; options are written --name=value.')
+
+
+def config_argument(arguments: Sequence[str]) -> str | None:
+  """The value of --config in a command line, FILE or FILE:TRIAL; None where it is not given."""
+  for i, argument in enumerate(arguments):
+    name, equals, value = argument.partition('=')
+    if name in ('--config', '-config'):
+      return value if equals else next(iter(arguments[i + 1:]), '')
+  return None
+
+
+@contextlib.contextmanager
+def importable(path: str | Path) -> Iterator[None]:
+  """While it lasts, a config file can import others of its folder, as configs.NAME."""
+  sys.path.insert(0, str(Path(path).resolve().parent.parent))
+  try:
+    yield
+  finally:
+    sys.path.pop(0)
+
+
+def _parsed(arguments, config):
+  given = config_argument(arguments)
+  if given is None and config:
+    given = config
+    arguments = [arguments[0], f'--config={config}', *arguments[1:]]
+  if given is None:
+    return _read(arguments)
+  path = given.partition(':')[0]
+  if not Path(path).is_file():
+    raise ValueError(f'--config={given}: there is no file {path}.')
+  try:
+    with importable(path):
+      others = _read(arguments)
+      # A config that met an OSError raises it when it is first touched.
+      getattr(flags.FLAGS['config'].value, 'to_dict', None)
+      return others
+  except ValueError:
+    raise
+  except Exception as error:  # a config file is somebody's program: anything can be wrong with it
+    keys = any(argument.lstrip('-').startswith('config.') for argument in arguments)
+    if keys and isinstance(error, (AttributeError, KeyError, TypeError)):
+      while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+      raise ValueError(
+          f'--config has no such key: {error.args[0] if error.args else error}. configs/base.py '
+          'lists all; a budget and a protocol are parts of the name: '
+          '--config=configs/window.py:window-32,budget=smoke') from None
+    raise ValueError(f'--config={given}: {type(error).__name__}: {error}') from None
+
+
+def _read(arguments):
+  try:
+    return flags.FLAGS(arguments)
+  except flags.Error as error:  # of a config file: with a traceback, which ends with the reason
+    raise ValueError(str(error).strip().splitlines()[-1].removeprefix('ValueError: ')) from None

@@ -1,0 +1,85 @@
+"""What all commands share: config files, and errors in one line."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import quickstart, window
+from tests.train.runs import ROOT
+
+# As `python -m sink_jax.train` reads its options, over and over in one process.
+READER = """
+import json, sys
+from absl import flags
+from ml_collections import config_flags
+from sink_jax import command
+
+CONFIG = config_flags.DEFINE_config_file('config', None, '')
+flags.DEFINE_integer('steps', None, '')
+read = lambda argv: print(json.dumps(CONFIG.value.label.trial))
+for line in sys.stdin:
+  sys.argv = ['program', *json.loads(line)]
+  flags.FLAGS.unparse_flags()
+  try:
+    command.run(read)
+  except SystemExit as end:
+    if end.code:
+      print(json.dumps(end.code))
+"""
+
+
+def read(*command_lines, **options):
+  """The trial that each command line names, or the error it ends with."""
+  done = subprocess.run(
+      [sys.executable, '-P', '-c', READER], text=True, capture_output=True, **options,
+      input=''.join(json.dumps(line) + '\n' for line in command_lines))
+  assert done.returncode == 0, done.stderr
+  return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
+  (tmp_path / 'broken.py').write_text('import no_such_module')
+  (tmp_path / 'disk.py').write_text('def get_config(): open("/no/such/file")')
+  quick = f'--config={ROOT}/configs/quickstart.py'
+  cases = [
+      ([f'{quick}:text-k-bias', '--steps=3'], 'text-k-bias'),
+      ([quick], 'error: Name a trial .* Choices: text-softmax, text-sigmoid, '),
+      ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Choices: text-softmax, "),
+      ([f'--config={ROOT}/configs/base.py:text'], 'error: .*has no trials'),
+      (['--config=configs/none.py:a'], 'error: .*there is no file configs/none.py'),
+      (['--config=' + str(tmp_path / 'broken.py')], 'error: .*broken.py: ModuleNotFoundError'),
+      (['--config=' + str(tmp_path / 'disk.py')], 'error: .*/no/such/file'),
+      ([f'{quick}:text-softmax', '--config.stepz=1'], "error: --config has no such key: 'stepz'"),
+      ([f'{quick}:text-softmax', '--config.steps=many'], 'error: .*config.steps=many'),
+      ([f'{quick}:text-softmax', '--stepz=1'], "error: Unknown command line flag 'stepz'"),
+  ]
+  found = read(*(line for line, _ in cases), env={'PYTHONPATH': str(ROOT)})
+  assert len(found) == len(cases)
+  for text, (_, words) in zip(found, cases):
+    assert re.match(words, text), text
+    assert '\n' not in text and 'Traceback' not in text
+
+
+def test_a_config_file_imports_others_of_its_own_repository_from_any_folder(tmp_path):
+  folder = tmp_path / 'mine' / 'configs'
+  folder.mkdir(parents=True)
+  (folder / '__init__.py').write_text('')
+  (folder / 'base.py').write_text((ROOT / 'configs/base.py').read_text())
+  (folder / 'table.py').write_text('TRIALS = {"one": {"steps": 3}}')
+  (folder / 'trials.py').write_text(
+      'from configs import base, table\n'
+      'def get_config(name): return base.trial(table.TRIALS, name)\n')
+  found = read([f'--config={folder}/trials.py:one'], cwd=tmp_path, env={'PYTHONPATH': str(ROOT)})
+  assert found == ['one']
+  found = read(['--config=configs/trials.py:one'], cwd=tmp_path / 'mine',
+               env={'PYTHONPATH': str(ROOT)})
+  assert found == ['one']
+
+
+@pytest.mark.parametrize('module, text', [(quickstart, ''), (window, ''), (window, ',budget=smoke')])
+def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
+  with pytest.raises(ValueError, match=f'Name a trial.*{next(iter(module.TRIALS))}'):
+    module.get_config(text)
