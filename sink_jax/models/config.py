@@ -145,7 +145,7 @@ class ModelConfig:
     if unknown := set(self.biases) - set(BIASED):
       raise ValueError(f'model.biases: unknown {", ".join(sorted(unknown))}; choices: '
                        f'{", ".join(BIASED)}.')
-    if not self.attention_layers:
+    if all(layer.mamba for layer in self.pattern):
       raise ValueError('model.pattern has no block with attention, so there are no sinks to look '
                        'for.')
     if self.parallel_residual and self.norm_location != 'pre':

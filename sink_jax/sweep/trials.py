@@ -94,6 +94,8 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     key, equals, value = text.partition('=')
     if not equals or not key.strip():
       raise ValueError(f"--set={text}: write key=value, such as --set=data.source='Stdlib()'.")
+    if key.strip() in settings:
+      raise ValueError(f'--set={key.strip()} is given twice.')
     settings[key.strip()] = value.strip()
   return settings
 

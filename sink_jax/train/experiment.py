@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,9 @@ class NotExpressible(ValueError):
 RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'log_every',
              'checkpoint_every', 'checkpoints_kept', 'label.trial', 'label.budget',
              'label.protocol')
+
+
+_UNKNOWN = 2**31  # a vocabulary that no token id exceeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +120,16 @@ class Experiment:
     if self.batch_size % self.microbatches:
       raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
                        f'{self.batch_size}.')
+    chunk = self.data.context + 1
+    if self.probe.length > chunk:
+      raise ValueError(f'probe.length = {self.probe.length} must be at most {chunk}, data.context '
+                       '+ 1.')
+    if 0 < self.data.max_tokens < chunk:
+      raise ValueError(f'data.max_tokens = {self.data.max_tokens} must be 0 (all) or at least '
+                       f'{chunk}, data.context + 1.')
+    for intervention in self.data.interventions:
+      intervention.check(chunk, self.model['vocab_size'] or _UNKNOWN)
+    self.model_before_data()
 
   @property
   def microbatch_size(self) -> int:
@@ -133,6 +147,14 @@ class Experiment:
       return self._model_config(vocab_size, input_features, output_features)
     except (TypeError, OverflowError) as error:
       raise ValueError(f'a value of model has the wrong type: {error}.') from None
+
+  def model_before_data(self) -> ModelConfig:
+    """The model as far as it is known without data: its vocabulary may be a stand-in."""
+    source, tokenizer = self.data.source, self.data.tokenizer
+    known = self.model['vocab_size'] or getattr(
+        source, 'vocab_size', getattr(tokenizer, 'vocab_size', None) or 1)
+    return self.model_config(known, getattr(source, 'input_features', 0),
+                             getattr(source, 'output_features', 0))
 
   def _model_config(self, vocab_size, input_features, output_features):
     options = {k: v for k, v in self.model.items() if v is not None}
@@ -157,8 +179,7 @@ class Experiment:
           f'{splitting} do not divide a micro-batch of {sequences} sequences '
           f'(batch_size {self.batch_size} / microbatches {self.microbatches}): use '
           f'batch_size = {fitting}, or other microbatches.')
-    if tensor > 1:  # the vocabulary, which may not be known yet, plays no part
-      check_tensor(self.model_config(self.model['vocab_size'] or 1), tensor)
+    check_tensor(self.model_before_data(), tensor)
 
 
 def from_dict(config: Mapping[str, Any]) -> Experiment:
@@ -233,12 +254,16 @@ def _checked(section, prefix, keys):
 
 def _domain_weights(text):
   """'code=2, docs=1' -> (('code', 2.0), ('docs', 1.0))."""
-  weights = []
+  weights = {}
   for part in filter(None, (p.strip() for p in text.split(','))):
     name, _, value = part.partition('=')
     try:
-      weights.append((name.strip(), float(value)))
+      weight = float(value)
     except ValueError:
       raise ValueError(f'data.domain_weights: cannot read {part!r}; write domain=weight, '
                        'separated by commas, such as code=2, docs=1.') from None
-  return tuple(weights)
+    if name.strip() in weights or not 0 < weight < math.inf:
+      raise ValueError(f'data.domain_weights: {part!r}: name each domain at most once, with a '
+                       'finite weight greater than 0.')
+    weights[name.strip()] = weight
+  return tuple(weights.items())

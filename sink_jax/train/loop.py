@@ -33,6 +33,7 @@ from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import (
+    batch_layout,
     init_state,
     make_train_step,
     make_validation_step,
@@ -82,7 +83,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     Diverged: a step was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  job = together(lambda: _prepared(config))
+  job = together(lambda: _prepared(config, workdir))
   experiment, model, data, mesh = job.experiment, job.model, job.data, job.mesh
   name = name or PurePath(workdir).name
   about = resolved(config, data), data.summary()
@@ -115,17 +116,27 @@ class _Job(NamedTuple):
   probe_tokens: np.ndarray
 
 
-def _prepared(config) -> _Job:
-  """Finds what does not fit before any file is made."""
+def _prepared(config, workdir) -> _Job:
+  """Finds what does not fit before any file is made, and all it can before it opens the data."""
   experiment = from_dict(config)
   experiment.check_devices()
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
+  _trace(experiment, mesh)
+  if is_first():
+    runs.check_unclaimed(workdir, config)
   data = open_data(experiment.data)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  parameter_shapes(model)  # traces the model
   return _Job(experiment, model, data, mesh,
               training_implementation(model, experiment.data.context),
               data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
+
+
+def _trace(experiment, mesh):
+  """Raises a ValueError if the model cannot be built or run; the data play no part in it."""
+  model, context = experiment.model_before_data(), experiment.data.context
+  training_implementation(model, context)
+  jax.eval_shape(make_validation_step(model, mesh), parameter_shapes(model),
+                 batch_layout(model, experiment.microbatch_size, context, mesh))
 
 
 def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop):

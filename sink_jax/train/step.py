@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sink_jax.data.batches import Batch
 from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
@@ -32,6 +33,18 @@ def state_layout(config: ModelConfig, optimizer: optax.GradientTransformation, m
   shapes = jax.eval_shape(lambda: _fresh(config, optimizer, 0))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))
+
+
+def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh) -> Batch:
+  """A batch as shapes with shardings, as `state_layout`: what a step is traced for."""
+  def one(dtype, *features):
+    return jax.ShapeDtypeStruct((batch_size, context, *features), dtype,
+                                sharding=batch_sharding(mesh))
+
+  if config.vocab_size:
+    return Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32))
+  return Batch(one(jnp.float32, config.input_features), one(jnp.float32, config.output_features),
+               one(jnp.float32))
 
 
 def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, seed: int, mesh):

@@ -59,6 +59,23 @@ class Claim:
                  'one ends, and leaves what it has saved to the other.')
 
 
+def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
+  """What `claimed` will refuse, as far as it is known before the data are opened.
+
+  Raises:
+    ValueError: the workdir holds a run of another config, or cannot be written.
+  """
+  path = folder(workdir)
+  if (path / 'config.json').exists():
+    saved = read_config(path)
+    _refuse(path, differences(saved, _with_sizes(config, saved)))
+  elif is_local(path):
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+      raise ValueError(f'Cannot use {workdir} as a workdir: {there} is not a folder that you may '
+                       'write to. Choose another --workdir.')
+
+
 @contextlib.contextmanager
 def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
@@ -118,9 +135,19 @@ def _check_same(workdir, config, data):
   content = read_data_summary(workdir).get('content', data['content'])
   if content != data['content']:
     changed.append('the content of the data, since the run began')
+  _refuse(workdir, changed)
+
+
+def _refuse(workdir, changed):
   if changed:
     raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
                      + '\nUse another --workdir, or the old values to resume it.')
+
+
+def _with_sizes(config, saved):
+  """The config with its empty sizes, which come from the data, as a saved one has them."""
+  return dict(config, model={k: saved['model'].get(k) if v is None else v
+                             for k, v in config['model'].items()})
 
 
 def is_workdir(path) -> bool:
@@ -193,9 +220,7 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
   if read_status(workdir)['status'] not in ('done', 'diverged'):
     return False
   saved = read_config(workdir)
-  # Sizes that are empty in a config come from the data; the saved one has them filled in.
-  model = {k: saved['model'].get(k) if v is None else v for k, v in config['model'].items()}
-  return not differences(saved, dict(config, model=model))
+  return not differences(saved, _with_sizes(config, saved))
 
 
 def write_probe_tokens(workdir, tokens) -> None:

@@ -94,6 +94,8 @@ def test_bad_config_files_are_explained(tmp_path):
     load_trials(tmp_path / 'empty.py')
   with pytest.raises(ValueError, match='trial text-softmax.*neither budgets nor protocols'):
     load_trials(CONFIGS / 'quickstart.py', {'budget': 'smoke'})
+  with pytest.raises(ValueError, match='quickstart.py, trial text-softmax: .*tiny, 60m, 1b'):
+    load_trials(CONFIGS / 'quickstart.py', settings={'model.size': '2b'})
 
 
 def test_options_seeds_and_settings_reach_the_config():
@@ -134,6 +136,8 @@ def test_settings_are_read_from_the_command_line():
       'data.source': "TextFolder(path='a=b')", 'steps': '3'}
   with pytest.raises(ValueError, match='key=value'):
     parse_settings(['steps'])
+  with pytest.raises(ValueError, match='--set=steps is given twice'):
+    parse_settings(['steps=1', 'steps = 2'])
 
 
 def test_shards_are_a_partition():

@@ -329,6 +329,38 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('changes, words', [
+    (dict(model__size='2b'), 'tiny, 60m, 1b'),
+    (dict(model__ffn='glu'), 'swiglu'),
+    (dict(model__d_model=12), 'even head dimension'),
+    (dict(model__implementation='splash'), 'needs a TPU'),
+    (dict(attention__position='Learned(max_length=8)'), 'max_length'),
+    (dict(mesh__fsdp=5), 'do not fit'),
+    (dict(optimizer__schedule='linear'), 'cosine, constant'),
+    (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
+    (dict(data__max_tokens=3), 'data.max_tokens = 3 must be 0'),
+    (dict(data__interventions='FixedToken(position=18)'), 'chunks have only 17 tokens'),
+    (dict(data__domain_weights='code=1,code=2'), 'at most once'),
+    (dict(data__domain_weights='code=-1'), 'greater than 0'),
+])
+def test_what_needs_no_data_is_checked_before_they_are_touched(
+    tmp_path, monkeypatch, changes, words):
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+  with pytest.raises(ValueError, match=words):
+    go(runs.config(**{'data__source': 'Stdlib()', **changes}), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
+    whole, tmp_path, monkeypatch):
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+  with pytest.raises(ValueError, match='steps: 8 -> 9'):
+    go(runs.config(steps=9), whole[0])
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='Cannot use .*file/run as a workdir'):
+    go(runs.config(), tmp_path / 'file' / 'run')
+
+
 def test_devices_that_do_not_divide_the_batch(tmp_path):
   process = runs.start(tmp_path / 'run', devices=3)
   _, error = process.communicate(timeout=120)
