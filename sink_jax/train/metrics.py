@@ -7,12 +7,9 @@ import math
 import os
 import time
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
-
 from sink_jax.train.distributed import is_first
 from sink_jax.train.storage import folder, is_local, write_atomically
+from sink_jax.train.tensorboard import Board
 
 _LONGEST = 1 << 20  # bytes of a line; what is longer is none of ours
 _SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
@@ -24,7 +21,7 @@ class MetricsWriter:
   Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train',
   'valid' and 'probe'. Opened at a step, it first drops lines beyond it, so that a
   resumed run leaves the same file as one that was never interrupted. In an object store
-  the file is written anew twice a minute, and there is no TensorBoard.
+  the file is written anew twice a minute, and TensorBoard's at each `flush`.
   """
 
   def __init__(self, workdir, step: int = 0):
@@ -38,17 +35,15 @@ class MetricsWriter:
     write_atomically(self._path, ''.join(kept))
     if is_local(workdir):
       self._file = open(self._path, 'a', buffering=1)
-      self._board = _Board(workdir / 'tensorboard', step)
     else:
       self._file = _Rewritten(self._path, kept)
+    self._board = Board(workdir / 'tensorboard', step)
 
   def write(self, kind: str, step: int, values: dict) -> None:
     """Appends one event; values are numbers, strings, or lists of numbers."""
     if self._file is None:
       return
     self._file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
-    if self._board is None:
-      return
     for name, value in values.items():
       if isinstance(value, (int, float)) and math.isfinite(value):
         self._board.write(f'{kind}/{name}', value, step)
@@ -57,9 +52,9 @@ class MetricsWriter:
     """Puts everything so far where a lost machine does not take it along."""
     if self._file is not None:
       self._file.flush()
-      if self._board is not None:
+      if is_local(self._path):
         os.fsync(self._file.fileno())
-        self._board.flush()
+      self._board.flush()
 
   def abandon(self) -> None:
     """Writes nothing more: the file is another job's by now."""
@@ -69,31 +64,7 @@ class MetricsWriter:
     if self._file is not None:
       self.flush()
       self._file.close()
-    if self._board is not None:
       self._board.close()
-
-
-class _Board:
-  """TensorBoard events, written in this thread: that of tensorboardX's own writer dies of a full
-  disk, and whoever gives it more then waits for ever."""
-
-  def __init__(self, folder, step):
-    folder.mkdir(exist_ok=True)
-    self._events = EventsWriter(str(folder / 'events'))
-    # What a run that was killed wrote beyond this step is not shown.
-    self._event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-
-  def write(self, name, value, step):
-    self._event(step=step, summary=scalar(name, value))
-
-  def flush(self):
-    self._events.flush()
-
-  def close(self):
-    self._events.close()
-
-  def _event(self, **content):
-    self._events.write_event(Event(wall_time=time.time(), **content))
 
 
 class _Rewritten:

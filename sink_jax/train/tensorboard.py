@@ -1,0 +1,56 @@
+"""TensorBoard's event files of a run, on a disk or in an object store."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from sink_jax.train.storage import is_local
+
+
+class Board:
+  """TensorBoard events of one start of a run, in a file for this start alone.
+
+  They are written in this thread: that of tensorboardX's own writer dies of a full disk, and
+  whoever gives it more then waits for ever. An object store cannot append, so the file grows
+  in a temporary folder here, and every `flush` copies it to the run's.
+  """
+
+  def __init__(self, folder, step: int):
+    """folder: of the events. step: of the checkpoint that the run goes on from, 0 for none."""
+    self._remote = None if is_local(folder) else folder
+    if self._remote is None:
+      folder.mkdir(exist_ok=True)
+    else:
+      self._temporary = tempfile.TemporaryDirectory(prefix='sink_jax-tensorboard-')
+      folder = Path(self._temporary.name)
+    # tensorboardX names a file by its second, and a second start within it would overwrite it.
+    # TensorBoard reads files by their names' order, which is that of these numbers.
+    self._events = EventsWriter(str(folder / 'events'), f'.{time.time_ns()}')
+    # TensorBoard then drops what a run that was killed had written at this step or beyond. Without
+    # a checkpoint the run starts again, with step 0.
+    self._event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
+
+  def write(self, name: str, value: float, step: int) -> None:
+    self._event(step=step, summary=scalar(name, value))
+
+  def flush(self) -> None:
+    """Puts everything so far where a lost machine does not take it along."""
+    self._events.flush()
+    if self._remote is not None:
+      for file in Path(self._temporary.name).iterdir():
+        (self._remote / file.name).write_bytes(file.read_bytes())
+
+  def close(self) -> None:
+    """Ends the file; what is not flushed is lost where the run is in an object store."""
+    self._events.close()
+    if self._remote is not None:
+      self._temporary.cleanup()
+
+  def _event(self, **content):
+    self._events.write_event(Event(wall_time=time.time(), **content))

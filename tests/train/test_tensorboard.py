@@ -1,0 +1,73 @@
+"""TensorBoard's files of a run that was killed and started again, as TensorBoard reads them."""
+
+import struct
+
+import pytest
+from etils import epath
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from sink_jax.train.metrics import MetricsWriter
+from sink_jax.train.tensorboard import Board
+
+
+def shown(folder):
+  """{tag: [step, ...]} of the files of a run; a start drops what was at its step or beyond."""
+  points = {}
+  for path in sorted(folder.iterdir(), key=lambda path: path.name):
+    for event in _events(path.read_bytes()):
+      if event.HasField('session_log') and event.session_log.status == SessionLog.START:
+        points = {tag: [s for s in steps if s < event.step] for tag, steps in points.items()}
+      for value in event.summary.value:
+        points.setdefault(value.tag, []).append(event.step)
+  return points
+
+
+def _events(data):
+  while data:
+    size, = struct.unpack_from('<Q', data)
+    yield Event.FromString(data[12:12 + size])
+    data = data[16 + size:]
+
+
+def begin(workdir, start, steps):
+  """A start of a run that is killed after these steps: nothing is closed."""
+  metrics = MetricsWriter(workdir, start)
+  for step in steps:
+    metrics.write('train', step, {'loss': 1.0})
+  metrics.flush()
+  return metrics
+
+
+def test_a_run_killed_before_its_first_checkpoint_shows_every_step_once(tmp_path):
+  begin(tmp_path, 0, [0, 1, 2])
+  begin(tmp_path, 0, [0, 1]).close()
+  assert shown(tmp_path / 'tensorboard') == {'train/loss': [0, 1]}
+
+
+def test_a_resumed_run_shows_every_step_once(tmp_path):
+  begin(tmp_path, 0, [0, 1, 2, 3])
+  begin(tmp_path, 2, [3, 4])  # within the same second: another file
+  begin(tmp_path, 4, [5]).close()
+  assert shown(tmp_path / 'tensorboard') == {'train/loss': [0, 1, 2, 3, 4, 5]}
+  assert len(list((tmp_path / 'tensorboard').iterdir())) == 3
+
+
+def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
+  there = epath.Path(tmp_path)  # to the code a folder of an object store
+  board = Board(there, 0)
+  board.write('loss', 1.0, 0)
+  assert not list(tmp_path.iterdir())
+  for step in (1, 2):
+    board.flush()
+    assert shown(tmp_path) == {'loss': list(range(step))}
+    board.write('loss', 1.0, step)
+  board.close()
+  assert shown(tmp_path) == {'loss': [0, 1]} and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), None, 'text', [1.0]])
+def test_what_is_no_finite_number_is_not_drawn(tmp_path, value):
+  metrics = MetricsWriter(tmp_path)
+  metrics.write('train', 1, {'loss': value})
+  metrics.close()
+  assert shown(tmp_path / 'tensorboard') == {}
