@@ -6,9 +6,7 @@ window): config.json, model.safetensors, and its tokenizer where that can be wri
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 from absl import app, flags
 
@@ -18,6 +16,7 @@ from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
+from sink_jax.train.storage import local_folder
 from sink_jax.train.workdir import read_config, read_data_summary
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -31,8 +30,7 @@ def main(argv):
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
-    for line in export_run(os.path.expanduser(_WORKDIR.value), os.path.expanduser(_OUT.value),
-                           dtype=_DTYPE.value):
+    for line in export_run(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
       print(line)
   except (ValueError, CheckpointError, OSError) as error:
     sys.exit('error: ' + ' '.join(str(error).split()))
@@ -44,17 +42,18 @@ def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
   Raises:
     ValueError: no run, or one that has no counterpart. CheckpointError: no usable checkpoint.
   """
+  out = local_folder(out, '--out', 'transformers reads no other; copy it from there')
   data = from_dict(read_config(workdir)).data
   run = load_run(workdir)
   hf = export(run, out, dtype=dtype, context=data.context)
-  lines = [f'{Path(out) / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
+  lines = [f'{out / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
   try:
     encoder = encoder_of(data, read_data_summary(workdir).get('content', ''))
   except (ValueError, OSError) as error:
     return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
   ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos)
-  write_object(Path(out, 'config.json'), hf | ids)
-  return [*lines, f'{Path(out) / "tokenizer.json"}: {encoder.vocab_size} tokens']
+  write_object(out / 'config.json', hf | ids)
+  return [*lines, f'{out / "tokenizer.json"}: {encoder.vocab_size} tokens']
 
 
 if __name__ == '__main__':

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import PurePath
 
 import jax
 
@@ -31,7 +30,8 @@ def load_run(workdir) -> Run:
   Raises:
     ValueError: not the workdir of a run. CheckpointError: no usable checkpoint in it.
   """
-  if (storage.folder(workdir) / 'config.json').exists() and not is_workdir(workdir):
+  workdir = storage.folder(workdir)
+  if (workdir / 'config.json').exists() and not is_workdir(workdir):
     raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
                      'named by --checkpoint, or loaded by load_pretrained.')
   saved = read_config(workdir)
@@ -44,7 +44,7 @@ def load_run(workdir) -> Run:
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))
   step, params = restore_params(workdir, target)
-  return Run(config, params, PurePath(workdir).name, step, probe_tokens=read_probe_tokens(workdir),
+  return Run(config, params, workdir.name, step, probe_tokens=read_probe_tokens(workdir),
              folder=str(workdir))
 
 

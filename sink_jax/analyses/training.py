@@ -7,7 +7,6 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from sink_jax.models.first_token import first_token_chain
 from sink_jax.models.record import Want
 from sink_jax.models.removal import learned_bias, without_bias
 from sink_jax.models.run import Run
-from sink_jax.train.storage import write_atomically
+from sink_jax.train.storage import folder, write_atomically
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.step import make_validation_step
 from sink_jax.train.workdir import read_config, read_status
@@ -198,4 +197,4 @@ def _number(x) -> float | None:
 
 
 def _path(workdir):
-  return Path(workdir) / 'analyses.json'
+  return folder(workdir) / 'analyses.json'

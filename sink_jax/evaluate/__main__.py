@@ -8,7 +8,6 @@ pictures (importance per head, attention maps, norm ratios, and the training cur
 
 from __future__ import annotations
 
-import os
 import sys
 
 from absl import app, flags
@@ -58,23 +57,22 @@ def main(argv):
 def _evaluate():
   if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
     raise ValueError('name a model: either --workdir or --checkpoint.')
-  out = _OUT.value and os.path.expanduser(_OUT.value)
   told = {flag.name: flag.value for flag in (_INPUTS, _SOURCE, _BOS, _SEED, _FSDP)
           if flag.value is not None}
   if _WORKDIR.value is not None:
     if told:
       raise ValueError(f'--{next(iter(told))} is for published models: a run is probed on the '
                        'inputs stored with it. Other inputs: python -m sink_jax.analyses.')
-    return evaluate_run(os.path.expanduser(_WORKDIR.value), out, sequences=_SEQUENCES.value,
+    return evaluate_run(_WORKDIR.value, _OUT.value, sequences=_SEQUENCES.value,
                         length=_LENGTH.value, epsilon=_EPSILON.value, dtype=_DTYPE.value)
-  if not out:
+  if not _OUT.value:
     raise ValueError('--out is needed: the folder to write to.')
   for flag in (_SEQUENCES, _LENGTH, _DTYPE):
     if flag.value is not None:
       told[flag.name] = flag.value
   if _EPSILON.value is not None:
     told['epsilons'] = (_EPSILON.value,)
-  return evaluate_pretrained(_CHECKPOINT.value, out, Options(**told))
+  return evaluate_pretrained(_CHECKPOINT.value, _OUT.value, Options(**told))
 
 
 if __name__ == '__main__':

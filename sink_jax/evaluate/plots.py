@@ -5,7 +5,10 @@ Figures are made without pyplot, so that nothing global changes and no display i
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
+from etils import epath
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -189,9 +192,11 @@ def importance_limits(ax, epsilon: float) -> None:
   ax.set_ylim(0, max(1.5 * epsilon, 1.08 * max(drawn, default=0)))
 
 
-def save(figure, path) -> None:
-  # Colour bars lie outside the axes that the layout knows of.
-  figure.savefig(path, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
+def save(figure, file) -> None:
+  """Writes a figure as PNG to a path, on a disk or gs://, or to a binary stream."""
+  with contextlib.nullcontext(file) if hasattr(file, 'write') else epath.Path(file).open('wb') as to:
+    # Colour bars lie outside the axes that the layout knows of.
+    figure.savefig(to, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
 
 
 def _colour_bar(figure, ax, image, name, ticks=None):

@@ -8,9 +8,7 @@ says.
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 from absl import app, flags
 
@@ -19,6 +17,7 @@ from sink_jax.report.paper import report as paper
 from sink_jax.report.paper.collect import is_of_the_paper, is_synthetic
 from sink_jax.report.runs import find_runs
 from sink_jax.train.loop import quiet_logs
+from sink_jax.train.storage import folder
 
 _RUNS = flags.DEFINE_string('runs', None, 'Folder of runs, such as the --workdir of a sweep.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
@@ -33,13 +32,13 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
-  runs, out = os.path.expanduser(_RUNS.value), os.path.expanduser(_OUT.value)
   try:
+    runs, out = folder(_RUNS.value), folder(_OUT.value)
     print(_report(runs, out))
   except (ValueError, OSError) as error:
     sys.exit('error: ' + ' '.join(str(error).split()))
   files = ('index.html', 'report.md', 'report.json')
-  print('\n' + '\n'.join(str(Path(out) / name) for name in files))
+  print('\n' + '\n'.join(str(out / name) for name in files))
 
 
 def _report(runs, out):

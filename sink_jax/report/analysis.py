@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import tempfile
-from pathlib import Path
+import uuid
 
 import jax
 import numpy as np
@@ -13,12 +11,12 @@ import numpy as np
 import sink_jax
 from sink_jax.analyses import frame, table
 from sink_jax.report.jsontext import rounded, to_json
-from sink_jax.train.storage import write_atomically
+from sink_jax.train.storage import folder, write_atomically
 from sink_jax.train.provenance import hardware, now
 
 
 def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
-                   **given) -> tuple[str, list[Path], list[dict]]:
+                   **given) -> tuple[str, list, list[dict]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Args:
@@ -62,13 +60,15 @@ def _made(out):
   """The folder to write to, made before the work where that could fail."""
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
-  out = Path(os.path.expanduser(out))
+  out = folder(out)
+  trial = out / f'.{uuid.uuid4().hex[:12]}'
   try:
     out.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=out).close()
+    trial.write_bytes(b'')
+    trial.unlink()
   except OSError as error:
-    raise ValueError(f'--out={out} cannot be written to ({error.strerror}): name another folder, '
-                     'which is made where there is none.') from None
+    raise ValueError(f'--out={out} cannot be written to ({error.strerror or error}): name another '
+                     'folder, which is made where there is none.') from None
   return out
 
 

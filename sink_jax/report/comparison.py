@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from textwrap import fill
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
@@ -15,6 +14,7 @@ from sink_jax.train.provenance import here_and_now
 from sink_jax.report.runs import EMERGENCE_LEVEL, baseline_of, differing_settings, read_runs
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import as_text as table_text
+from sink_jax.train import storage
 from sink_jax.train.checkpoint import CheckpointError
 
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
@@ -29,7 +29,7 @@ def compare(directory, out, with_maps: bool = True) -> dict:
   Raises:
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
-  directory, out = Path(directory), Path(out)
+  directory, out = storage.folder(directory), storage.folder(out)
   report = build(read_runs(directory))
   told = lambda key: ' and '.join(sorted(
       {run[key] for run in report['runs'].values() if run[key]})) or 'unknown'

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs
 from sink_jax.evaluate import plots
@@ -15,13 +13,14 @@ from sink_jax.report.jsontext import to_json
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.metrics import read_metrics
+from sink_jax.train.storage import folder
 from sink_jax.train.workdir import read_config
 
 _TOKENS_AT_A_TIME = 16384
 
 
 def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int | None = None,
-                 epsilon: float | None = None, dtype: str | None = None) -> tuple[dict, list[Path]]:
+                 epsilon: float | None = None, dtype: str | None = None) -> tuple[dict, list]:
   """Probes a run on its own probe tokens and writes everything about it below `out`.
 
   Args:
@@ -36,6 +35,8 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
     ValueError: not a run, or a part that is larger than what is stored.
     CheckpointError: no usable checkpoint. OSError: `out` cannot be written.
   """
+  workdir = folder(workdir)
+  out = workdir / 'evaluation' if out is None else folder(out)
   config = read_config(workdir)
   run = load_run(workdir)
   settings = ProbeConfig(**config['probe'])
@@ -44,7 +45,6 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   if not 0 < epsilon < 1:
     raise ValueError(f'--epsilon={epsilon}: importance lies between 0 and 1; the paper uses 0.3.')
   report = _probed(run, tokens, dtype or settings.dtype)
-  out = Path(workdir) / 'evaluation' if out is None else Path(out)
   pictures = _drawn(run, report, tokens, epsilon, out)
   pictures.append(out / 'training_curves.png')
   plots.training_curves(read_metrics(workdir), pictures[-1], settings.epsilon)
@@ -55,7 +55,7 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   return result, [_written(result, out), *pictures]
 
 
-def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list[Path]]:
+def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list]:
   """Probes a published model and writes everything about it below the folder `out`.
 
   Args:
@@ -67,11 +67,10 @@ def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list
   Raises:
     ValueError: no such model, or inputs that it cannot take. OSError: `out` cannot be written.
   """
-  epsilon = options.epsilon
+  out, epsilon = folder(out), options.epsilon
   subject = Subject.of_checkpoint(path_or_name, options.dtype, options.fsdp)
   run, inputs = subject.run, make_inputs(subject, options)
   report = _probed(run, inputs.tokens, options.dtype)
-  out = Path(out)
   pictures = _drawn(run, report, inputs.tokens, epsilon, out)
   result = _result(report, epsilon, {'bos': inputs.description['bos'],
                                      'inputs': inputs.description})
@@ -83,7 +82,7 @@ def _probed(run: Run, tokens, dtype: str) -> SinkReport:
   return probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
 
 
-def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out: Path) -> list[Path]:
+def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out) -> list:
   out.mkdir(parents=True, exist_ok=True)
   importance, ratios, maps = (out / f'{name}.png' for name in
                               ('importance', 'norm_ratios', 'attention_maps'))
@@ -93,7 +92,7 @@ def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out: Path) -> l
   return [importance, ratios, maps]
 
 
-def _written(result: dict, out: Path) -> Path:
+def _written(result: dict, out):
   result['provenance'] = here_and_now()
   path = out / 'sink_report.json'
   path.write_text(to_json(result))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.report.jsontext import finite
 from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train import storage
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_config, read_data_summary, read_status
 
@@ -22,6 +22,7 @@ _MEASURED = ('sink_1', 'sink_bias_slot', 'sink_bias_slot_released', 'largest_imp
              'mean_importance', 'mean_bias_slot', 'raw_mass_1', 'largest_raw_mass_1',
              'raw_row_mass')
 _CURVES = ('step', 'sink_1', 'sink_bias_slot', 'largest_importance')
+_RECORDS = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
 _RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm', 'sink_token')
 _REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
 
@@ -44,13 +45,13 @@ def find_runs(directory) -> list[dict]:
   Raises:
     ValueError: there is no such folder.
   """
-  directory = Path(directory)
+  given, directory = directory, storage.folder(directory)
   if not directory.is_dir():
-    raise ValueError(f'{directory} is not a folder. Make runs with {_REMEDY}{directory}')
-  folders = {path.parent for name in ('config.json', 'status.json', 'metrics.jsonl')
-             for path in directory.rglob(name)}
+    raise ValueError(f'{given} is not a folder. Make runs with {_REMEDY}{given}')
+  folders = {path.parent for path in storage.files_named(directory, _RECORDS)}
+  whole = directory.resolve() if storage.is_local(directory) else directory  # for its name
   return [read_run(folder, folder.relative_to(directory).as_posix() if folder != directory
-                   else folder.resolve().name) for folder in sorted(folders)]
+                   else whole.name) for folder in sorted(folders)]
 
 
 def read_run(folder, name: str) -> dict:
@@ -70,7 +71,7 @@ def read_run(folder, name: str) -> dict:
   1), sink (Sink_k, k = 1, ...), ratios {kind: one number per block, or None},
   emergence_step (None: it did not emerge), peak_sink_1 and peak_step, curves.
   """
-  folder = Path(folder)
+  folder = storage.folder(folder)
   status, rows = read_status(folder), finite(read_metrics(folder))
   run = {'name': name, 'label': _label(status), 'status': status['status'],
          'error': status.get('error'), 'reason': status.get('reason'),

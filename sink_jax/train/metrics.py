@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -91,7 +92,8 @@ def read_metrics(workdir, kind: str | None = None) -> list[dict]:
   path, rows = folder(workdir) / 'metrics.jsonl', []
   if not path.is_file():  # a device has no end
     return rows
-  with path.open('rb') as file:
+  # A file of an object store reads lines of any length only, without a buffer around it.
+  with io.BufferedReader(path.open('rb')) as file:
     for line in iter(lambda: file.readline(_LONGEST), b''):
       try:
         row = json.loads(line)

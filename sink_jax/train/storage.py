@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 import fsspec
@@ -15,11 +16,19 @@ SMALL = 1 << 23  # bytes of a file of ours in JSON, which may take thirty times 
 def folder(path):
   """A path object, absolute where it is on a disk: `pathlib.Path`, or its like for gs://.
 
+  Everything that a user names as a workdir, a folder of runs or an output goes through it, so
+  that a gs:// path never becomes one on a disk. What it has returned is returned as it is.
+
   Raises:
-    ValueError: a gs:// path without the package that reads them.
+    ValueError: a gs:// path without the package that reads them, one that cannot be reached,
+      or one that `pathlib.Path` has spoilt.
   """
+  if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
+    raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
   if '://' not in os.fspath(path):
     return Path(path).expanduser().absolute()
+  if not isinstance(path, str):  # reached before
+    return path
   # What another process has written since is read anew, not from a memory of older sizes.
   fsspec.config.conf['gcs'] = {**fsspec.config.conf.get('gcs', {}), 'use_listings_cache': False}
   place = epath.Path(path)
@@ -37,12 +46,40 @@ def is_local(path) -> bool:
   return isinstance(path, Path)
 
 
+def local_folder(path, option: str, remedy: str) -> Path:
+  """`folder` for what can only be on a disk.
+
+  Raises:
+    ValueError: it is in an object store; names the option and the remedy.
+  """
+  if '://' in os.fspath(path):
+    raise ValueError(f'{option}={path} must be a folder on a disk: {remedy}.')
+  return folder(path)
+
+
 def files_below(path) -> list:
-  """All files of a folder and of its folders, sorted; object stores have no `**`."""
+  """All files of a folder and of its folders, sorted; of an object store in one listing.
+
+  Raises:
+    FileNotFoundError: there is no such folder.
+  """
   found = []
-  for entry in path.iterdir():
-    found += files_below(entry) if entry.is_dir() else [entry]
+  if is_local(path):
+    for entry in path.iterdir():
+      found += files_below(entry) if entry.is_dir() else [entry]
+  else:
+    store, root = fsspec.url_to_fs(os.fspath(path))
+    found = [path / file.removeprefix(root).lstrip('/') for file in store.find(root)]
+    if not found:
+      raise FileNotFoundError(f'{path} does not exist.')
   return sorted(found)
+
+
+def files_named(path, names: Collection[str]) -> list:
+  """Files of certain names in a folder or below it, sorted."""
+  if is_local(path):
+    return sorted(file for name in names for file in path.rglob(name))
+  return [file for file in files_below(path) if file.name in names]
 
 
 def move(source, target) -> None:

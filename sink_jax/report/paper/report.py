@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import re
-from pathlib import Path
 from textwrap import fill
 
 from sink_jax.report.jsontext import finite, rounded, to_json
@@ -22,6 +21,7 @@ from sink_jax.report.paper.page import as_html
 from sink_jax.report.paper.rows import needs_models, tables
 from sink_jax.train.budget import BUDGETS
 from sink_jax.train.provenance import here_and_now
+from sink_jax.train.storage import folder
 
 CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
 _PICTURES = 2_600_000  # bytes on the page, which holds them in base64
@@ -51,7 +51,7 @@ def paper_report(runs: list[dict], out) -> dict:
       'trained with': told('trained_with'), 'reported by': [now['command']], 'date': [now['date']],
       'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
       'reported with': [now['code']]})
-  out = Path(out)
+  out = folder(out)
   out.mkdir(parents=True, exist_ok=True)
   for file, picture in pictures.items():
     (out / file).write_bytes(picture)
