@@ -22,9 +22,9 @@ from absl import app, flags
 
 from sink_jax.sweep import plan
 from sink_jax.sweep.pool import Stopped, run_at_once
-from sink_jax.sweep.runner import ENDED, run_trial
+from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
-from sink_jax.sweep.trials import load_trials, parse_settings, sharded
+from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
 from sink_jax.train.distributed import agreed, fail, init_distributed, is_first
 from sink_jax.train.loop import Interrupted, quiet_logs
 from sink_jax.train.stop import StopSignal

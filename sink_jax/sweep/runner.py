@@ -17,7 +17,6 @@ from sink_jax.train.loop import Diverged, Interrupted, train
 from sink_jax.train.workdir import Busy, TakenOver, has_ended, read_status, write_outcome
 
 _PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
-ENDED = ('done', 'diverged', 'not expressible')
 _KEPT = ('done', 'diverged')  # records that nothing replaces
 
 

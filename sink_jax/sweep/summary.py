@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from sink_jax.sweep.trials import Trial
+from sink_jax.sweep.trials import ENDED, Trial
 from sink_jax.train import storage
 from sink_jax.train.workdir import in_use, read_status
 
@@ -31,9 +31,17 @@ class State:
   note: str
 
 
-def read_states(trials: Mapping[str, Trial], root) -> list[State]:
-  """The state of every trial, in their order; reads the ends of files only."""
-  return [_read_state(trial, storage.folder(root) / name) for name, trial in trials.items()]
+def read_states(trials: Mapping[str, Trial], root,
+                ended: dict[str, State] | None = None) -> list[State]:
+  """The state of every trial, in their order; reads the ends of files only.
+
+  ended: states of trials that have ended, from earlier calls. They are not read again, since
+    an object store takes ten requests for each; this call adds to them.
+  """
+  root, ended = storage.folder(root), {} if ended is None else ended
+  states = [ended.get(name) or _read_state(trial, root / name) for name, trial in trials.items()]
+  ended |= {state.name: state for state in states if state.status in ENDED}
+  return states
 
 
 def as_markdown(states: list[State], headline: str) -> str:
@@ -56,36 +64,39 @@ def reporting(trials: Mapping[str, Trial], root, clock: Clock, lines: bool) -> I
 
   lines: also say on the terminal how far the running ones are.
   """
-  over = threading.Event()
+  over, ended = threading.Event(), {}
 
   def keep():
     while not over.wait(_SAY_EVERY):
-      write_summary(trials, root, f'Running, {clock.left() or "no estimate yet"}')
-      running = [f'{state.name} {state.step or 0:,}/{state.steps:,}'
-                 for state in read_states(trials, root) if state.status == 'running']
+      states = write_summary(trials, root, f'Running, {clock.left() or "no estimate yet"}', ended)
+      running = [f'{state.name} {state.step or 0:,}/{state.steps:,}' for state in states
+                 if state.name in trials and state.status == 'running']
       if lines and running:
         print(f'  {", ".join(running)}  {clock.left()}', file=sys.stderr, flush=True)
 
   thread = threading.Thread(target=keep, daemon=True)
-  write_summary(trials, root, 'Started')
+  write_summary(trials, root, 'Started', ended)
   thread.start()
   try:
     yield
   finally:
     over.set()
     thread.join()
-    write_summary(trials, root, 'Not running')
+    write_summary(trials, root, 'Not running', ended)
 
 
-def write_summary(trials: Mapping[str, Trial], root, headline: str) -> None:
+def write_summary(trials: Mapping[str, Trial], root, headline: str,
+                  ended: dict[str, State] | None = None) -> list[State]:
   """Writes ROOT/summary.md, a table of these trials and of all others in the folder.
 
-  Parts of a sweep that run side by side write the same one.
+  Parts of a sweep that run side by side write the same one. Returns what is in it; `ended` is
+  that of `read_states`.
   """
-  states = read_states(trials | _others(trials, root), root)
+  states = read_states(trials | _others(trials, root), root, ended)
   headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
   with contextlib.suppress(OSError):  # a full disk is for the trials to tell
     storage.write_atomically(storage.folder(root) / 'summary.md', as_markdown(states, headline))
+  return states
 
 
 class Clock:

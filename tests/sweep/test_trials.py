@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from sink_jax.sweep.runner import record_failure, run_trial
+from sink_jax.sweep.summary import read_states
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
-from sink_jax.train.workdir import claimed, read_config, read_status
+from sink_jax.train.workdir import claimed, read_config, read_status, write_outcome
 from tests.train import runs
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -148,3 +149,14 @@ def test_shards_are_a_partition():
   for wrong in ('0/4', '5/4', '2', 'a/b', '1/0', '-1/2'):
     with pytest.raises(ValueError, match='k/n'):
       sharded(trials, wrong)
+
+
+def test_a_trial_that_has_ended_is_not_read_again(tmp_path):
+  trials = {name: Trial(name, runs.config(**FAST)) for name in 'ab'}
+  write_outcome(tmp_path / 'a', 'done')
+  write_outcome(tmp_path / 'b', 'failed', error='no room')
+  ended = {}
+  assert [state.status for state in read_states(trials, tmp_path, ended)] == ['done', 'failed']
+  for name in 'ab':
+    write_outcome(tmp_path / name, 'interrupted')
+  assert [state.status for state in read_states(trials, tmp_path, ended)] == ['done', 'interrupted']
