@@ -10,14 +10,14 @@ import sys
 
 from absl import app, flags
 
-from sink_jax.load import load_run
+from sink_jax.load import load_run, run_encoder
 from sink_jax.pretrained.export import DTYPES, export, write_object
-from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.storage import local_folder
-from sink_jax.train.workdir import read_config, read_data_summary
+from sink_jax.train.workdir import read_config
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
@@ -48,7 +48,7 @@ def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
   hf = export(run, out, dtype=dtype, context=data.context)
   lines = [f'{out / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
   try:
-    encoder = encoder_of(data, read_data_summary(workdir).get('content', ''))
+    encoder = run_encoder(workdir, data)
   except (ValueError, OSError) as error:
     return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
   ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos)

@@ -7,7 +7,9 @@ import os
 
 import jax
 
+from sink_jax.data.pipeline import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Encoder
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.catalog import resolve
@@ -18,6 +20,7 @@ from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train import storage
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.experiment import from_dict
+from sink_jax.train.run_tokenizer import read_tokenizer
 from sink_jax.train.workdir import is_workdir, read_config, read_data_summary, read_probe_tokens
 
 
@@ -92,6 +95,18 @@ def _bos(folder):
     return 'none'
 
 
+def run_encoder(workdir, data: DataConfig) -> Encoder:
+  """The encoder of a training run: it lies in the workdir, that of an older run with its data.
+
+  Raises:
+    ValueError: there is none, or it is damaged; with the remedy.
+  """
+  stored = read_tokenizer(workdir)
+  if stored is not None:
+    return stored
+  return encoder_of(data, read_data_summary(workdir).get('content', ''))
+
+
 def load_tokenizer(run: Run) -> TextTokenizer:
   """The tokenizer of a run that `load_run` or `load_pretrained` has made.
 
@@ -105,7 +120,6 @@ def load_tokenizer(run: Run) -> TextTokenizer:
     tokenizer = TextTokenizer.from_folder(run.folder)
   else:
     data = from_dict(read_config(run.folder)).data
-    encoder = encoder_of(data, read_data_summary(run.folder).get('content', ''))
-    tokenizer = TextTokenizer.from_encoder(encoder, bos=data.bos)
+    tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), bos=data.bos)
   tokenizer.check_vocabulary(run.config.vocab_size)
   return tokenizer

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sink_jax.data.tokenizer import Encoder
+
 
 class Batch(NamedTuple):
   """One batch on the host; row b, position t predicts `targets[b, t]`."""
@@ -60,6 +62,7 @@ class Data:
   vocab_size: int = 0       # 0 where the inputs are continuous
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
+  encoder: Encoder | None = None  # None where the data are no text
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
     """Rows of global batch `step`, all of them for None; a pure function of its arguments.

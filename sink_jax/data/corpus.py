@@ -87,8 +87,12 @@ class CorpusData(Data):
         'probe_sequences_of_64': len(self._cache.probes(min(64, context))),
     }
 
+  @property
+  def encoder(self):
+    return self._cache.encoder
+
   def decode(self, ids: Sequence[int]) -> str:
-    return self._cache.encoder.decode(ids)
+    return self.encoder.decode(ids)
 
   def _training_rows(self, max_tokens):
     """Sorted numbers of the chunks that may be used; None = all."""

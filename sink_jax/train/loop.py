@@ -19,6 +19,7 @@ import numpy as np
 
 from sink_jax.data.pipeline import Data, open_data
 from sink_jax.data.progress import Progress
+from sink_jax.data.tokenizer import Encoder
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
@@ -31,6 +32,7 @@ from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from sink_jax.train.run_tokenizer import write_tokenizer
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import (
     batch_layout,
@@ -69,7 +71,8 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
 
   A run is a pure function of its config: interrupted and resumed it gives the same
   parameters and metrics as in one go. Everything is written below `workdir`:
-  config.json, status.json, metrics.jsonl, tensorboard/, checkpoints/, probe_tokens.npy.
+  config.json, status.json, metrics.jsonl, tensorboard/, checkpoints/, probe_tokens.npy, and
+  tokenizer/ where the data are text.
   In a job of several processes all of them call it, with the same arguments.
 
   Args:
@@ -90,6 +93,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   check_same('config, data or jax', json.dumps([*about, jax.__version__], sort_keys=True))
   with StopSignal() as stop, runs.claimed(workdir, *about) as claim:
     runs.write_probe_tokens(workdir, job.probe_tokens)
+    write_tokenizer(workdir, job.encoder)
     progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
     evaluation = functools.partial(Evaluation, experiment, model, data, mesh, job.probe_tokens, name)
     recorded = functools.partial(_recorded, attention=job.attention)
@@ -114,6 +118,7 @@ class _Job(NamedTuple):
   mesh: jax.sharding.Mesh
   attention: str  # the implementation
   probe_tokens: np.ndarray
+  encoder: Encoder | None
 
 
 def _prepared(config, workdir) -> _Job:
@@ -128,7 +133,8 @@ def _prepared(config, workdir) -> _Job:
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
   return _Job(experiment, model, data, mesh,
               training_implementation(model, experiment.data.context),
-              data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
+              data.probe_tokens(experiment.probe.sequences, experiment.probe.length),
+              data.encoder)
 
 
 def _trace(experiment, mesh):

@@ -1,0 +1,71 @@
+"""The tokenizer of a run, kept in its workdir, so that the run needs no other folder."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from sink_jax.data.tokenizer import ByteEncoder, Encoder, FileEncoder
+from sink_jax.data.whole import whole
+from sink_jax.train.distributed import is_first
+from sink_jax.train.storage import SMALL, folder, write_atomically
+
+_MANIFEST = 'manifest.json'
+_IDS = ('eos', 'bos', 'pad')
+
+
+def write_tokenizer(workdir, encoder: Encoder | None) -> None:
+  """Stores the encoder of a run's data below WORKDIR/tokenizer; writes what is not there already.
+
+  Args:
+    encoder: None where the data are no text.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  if encoder is None or not is_first():
+    return
+  with tempfile.TemporaryDirectory() as local:
+    encoder.save(local)
+    files = {path.name: path.read_bytes() for path in Path(local).iterdir()}
+  # Written last: a tokenizer without it is not there yet.
+  files[_MANIFEST] = json.dumps({
+      'special_ids': {name: getattr(encoder, f'{name}_id') for name in _IDS},
+      'fingerprint': encoder.fingerprint()}, indent=2).encode()
+  place = folder(workdir) / 'tokenizer'
+  place.mkdir(parents=True, exist_ok=True)
+  for name, content in files.items():
+    if not _holds(place / name, content):
+      write_atomically(place / name, content)
+
+
+def read_tokenizer(workdir) -> Encoder | None:
+  """The encoder that is stored in a workdir; None in those of synthetic tasks and of older runs.
+
+  Raises:
+    ValueError: a file of it is missing or damaged.
+  """
+  place = folder(workdir) / 'tokenizer'
+  if not (place / _MANIFEST).exists():
+    return None
+  try:
+    manifest = json.loads(whole(place / _MANIFEST, SMALL))
+    fingerprint = manifest['fingerprint']
+    if fingerprint == ByteEncoder().fingerprint():
+      return ByteEncoder()
+    ids = [int(manifest['special_ids'][name]) for name in _IDS]
+    encoder = FileEncoder(whole(place / 'tokenizer.json'), *ids)
+    if encoder.fingerprint() != fingerprint:
+      raise ValueError('its files differ from their digest')
+  except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    raise ValueError(f'{place} is damaged ({error}): training again with the same config and '
+                     '--workdir, where the data are, writes it anew.') from None
+  return encoder
+
+
+def _holds(path, content: bytes) -> bool:
+  try:
+    return path.read_bytes() == content
+  except OSError:
+    return False
