@@ -53,7 +53,8 @@ def get_config(name=''):
   config.attention.qk_norm = 'NoQKNorm()'  # NoQKNorm, QKNorm
 
   config.data = ConfigDict()
-  config.data.source = 'Stdlib()'  # Stdlib, TextFolder, Jsonl, Tfds, or a synthetic task
+  # Stdlib, TextFolder, Jsonl, Tfds, Prepared, InstalledPackages, or a synthetic task.
+  config.data.source = "Stdlib(split='content')"
   config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on
   config.data.bos = False  # put BOS before every document

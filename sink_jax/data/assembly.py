@@ -12,7 +12,7 @@ import numpy as np
 
 from sink_jax.data import digests
 from sink_jax.data.cache import SPLITS
-from sink_jax.data.documents import DocumentSource, held_out
+from sink_jax.data.documents import DocumentSource
 from sink_jax.data.encoding import encoded
 from sink_jax.data.once import disk_full_named
 from sink_jax.data.packing import (GrowingFile, TokenStream, delimited, npy_size, seal,
@@ -85,7 +85,7 @@ class Assembly:
             _check_domain(document.domain, domains)
             domains[document.domain] = _Domain(self._folder, len(domains), self._length,
                                                self._dtype, _new_entry(document.domain))
-          held = held_out(document.name, self._settings['valid_fraction'])
+          held = self._source.held_out(document.name, self._settings['valid_fraction'])
           domains[document.domain].add(tokens, delimited(tokens, bos_id, eos_id), held)
         state |= {'documents': state['documents'] + group.count, 'position': group.position}
         progress.update(group.position, documents=state['documents'],

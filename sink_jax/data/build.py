@@ -1,6 +1,6 @@
 """Tokenizes and packs a corpus once, into a cache of fixed-length chunks.
 
-    python -m sink_jax.data.build --source 'Stdlib()' --tokenizer 'Bytes()' --context 64
+    python -m sink_jax.data.build --source="Stdlib(split='content')" --context=64
     python -m sink_jax.data.build --verify FOLDER
 """
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
       prog='python -m sink_jax.data.build', description=__doc__.splitlines()[0],
       epilog='Run again, it goes on where it was. Exit code 42: stopped by SIGTERM, to be '
              'started again; 1: no space, or a damaged file; 2: wrong options or input.')
-  parser.add_argument('--source', default='Stdlib()',
+  parser.add_argument('--source', default="Stdlib(split='content')",
                       help=f'one of: {", ".join(choices(DocumentSource))} (default %(default)s)')
   parser.add_argument('--tokenizer', default='Bytes()',
                       help=f'one of: {", ".join(choices(Tokenizer))} (default %(default)s)')

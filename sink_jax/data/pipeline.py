@@ -25,7 +25,7 @@ class DataConfig:
   A synthetic task ignores `tokenizer`, `bos`, `eos`, `valid_fraction` and
   `cache_dir`; its own `length` must equal `context`.
   """
-  source: Source = Stdlib()  # documents or a synthetic task
+  source: Source = Stdlib(split='content')  # documents or a synthetic task
   tokenizer: Tokenizer = Bytes()
   context: int = 64          # C: the model sees C tokens, chunks have C + 1
   bos: bool = False          # BOS before each document

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sink_jax.data.documents import DocumentSource, held_out
+from sink_jax.data.documents import DocumentSource
 from sink_jax.data.whole import whole
 from sink_jax.slot import Slot
 
@@ -278,7 +278,7 @@ class TrainedBpe(Tokenizer):
   def _texts(self, source, valid_fraction):
     left = self.characters
     for document in source.documents():
-      if left > 0 and not held_out(document.name, valid_fraction):
+      if left > 0 and not source.held_out(document.name, valid_fraction):
         yield document.text[:left]
         left -= len(document.text)
       if left <= 0:

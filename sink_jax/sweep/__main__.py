@@ -39,7 +39,7 @@ _PROTOCOL = flags.DEFINE_string(
     'protocol', None, 'Of the configs of the paper: paper, or released, as its code has it.')
 _SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, such as 0,1,2: a trial for each.')
 _SET = flags.DEFINE_multi_string(
-    'set', [], 'A config key for all trials, such as --set=data.source="Stdlib()"; repeatable.')
+    'set', [], 'A config key for all trials, such as --set=data.max_tokens=100000; repeatable.')
 _ONLY = flags.DEFINE_list(
     'only', [], 'Names of the trials to run, separated by commas; all if empty.')
 _SHARD = flags.DEFINE_string('shard', '1/1', 'k/n: the k-th of n parts, for jobs in an array.')

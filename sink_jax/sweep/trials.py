@@ -89,12 +89,12 @@ def sharded(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-  """['data.source=Stdlib()', ...] -> {'data.source': 'Stdlib()', ...}."""
+  """['data.context=64', ...] -> {'data.context': '64', ...}."""
   settings = {}
   for text in texts:
     key, equals, value = text.partition('=')
     if not equals or not key.strip():
-      raise ValueError(f"--set={text}: write key=value, such as --set=data.source='Stdlib()'.")
+      raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
     if key.strip() in settings:
       raise ValueError(f'--set={key.strip()} is given twice.')
     settings[key.strip()] = value.strip()

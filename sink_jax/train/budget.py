@@ -63,7 +63,7 @@ _SMOKE = {
     'model.size': 'tiny',
     'model.vocab_size': None,
     'model.dtype': 'float32',
-    'data.source': 'Stdlib()',
+    'data.source': "Stdlib(split='content')",
     'data.tokenizer': 'TrainedBpe(vocab_size=512)',
     'data.context': 64,
     'data.valid_fraction': 0.05,

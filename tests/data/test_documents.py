@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import zstandard
 
+import sink_jax.data.documents as documents_module
 import sink_jax.data.packages  # noqa: F401  one more choice
+from sink_jax.data import near_copies
 from sink_jax.data.documents import (
     DocumentSource, Jsonl, Prepared, Stdlib, TextFolder, Tfds, held_out)
 from sink_jax.slot import build, choices
@@ -41,6 +43,43 @@ def test_stdlib_options():
     Stdlib(domains='code,prose')
   with pytest.raises(ValueError, match='max_files'):
     Stdlib(max_files=-1)
+  with pytest.raises(ValueError, match="choose 'content'"):
+    Stdlib(split='size')
+
+
+def test_near_copies_of_modules_are_on_one_side():
+  """Measured: 1.5 to 2.3 % in Python 3.11 and 3.12, against 16 to 20 % by name."""
+  source = Stdlib(domains='code', split='content')
+  sides = {True: {}, False: {}}
+  for document in source.documents():
+    sides[source.held_out(document.name, 0.05)][document.name] = document.text
+  held, training = sides[True], sides[False]
+  assert near_copies.overlap(held.values(), training.values()) <= 0.03
+  size = {side: sum(map(len, texts.values())) for side, texts in sides.items()}
+  assert 0.04 < size[True] / (size[True] + size[False]) <= 0.05
+
+
+def test_copies_under_other_names_are_held_out_together(tmp_path, monkeypatch):
+  random = np.random.default_rng(0)
+  for i in range(30):
+    text = '\n'.join(random.integers(97, 123, 30).astype(np.uint8).tobytes().decode()
+                     for _ in range(40))
+    (tmp_path / f'original_{i}.py').write_text(f'"""{text}"""')
+    (tmp_path / f'copy_{i}.py').write_text(f'"""Copied.\n\n{text}"""\nvalue = {i}\n')
+  monkeypatch.setattr(documents_module.sysconfig, 'get_paths', lambda: {'stdlib': str(tmp_path)})
+
+  def held(source):
+    names = {d.name for d in source.documents() if source.held_out(d.name, 0.3)}
+    return [sum(f'{kind}_{i}.py' in names for kind in ('original', 'copy')) for i in range(30)]
+  assert 1 in held(Stdlib())
+  assert set(held(Stdlib(split='content'))) == {0, 2}
+
+
+def test_stdlib_of_older_configs_keeps_its_split_and_its_cache():
+  assert repr(Stdlib()) == "Stdlib(domains='code,docs', max_files=0)"
+  source = build(DocumentSource, "Stdlib(split='content')")
+  assert source == Stdlib(split='content') and build(DocumentSource, repr(source)) == source
+  assert Stdlib().held_out('argparse.py', 0.2) == held_out('argparse.py', 0.2)
 
 
 def test_text_folder(tmp_path):
