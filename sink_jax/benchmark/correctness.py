@@ -152,7 +152,7 @@ def _definition(spec, q, k, params):
   tokens = jnp.arange(q.shape[1])
   rows = reference.rows(spec, q, k, params, tokens, tokens)
   slot = rows.slot_proxy_BxHxL
-  return (importance(rows.weights_BxHxLxT), importance(rows.proxy_BxHxLxT),
+  return (importance(rows.weights_BxHxLxT, raw=True), importance(rows.proxy_BxHxLxT),
           None if slot is None else slot.mean(-1))
 
 

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.evaluate import sinks
 
 A = np.array([[1.0, 0.0, 0.0],
               [0.5, 0.5, 0.0],
@@ -50,11 +53,133 @@ def test_wrong_shapes_are_explained():
     sj.sink_rate(np.zeros((3, 4)))
 
 
+@pytest.mark.parametrize('xp', [np, jnp])
+@pytest.mark.parametrize('dtype', [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_summed_in_float32(xp, dtype):
+  # A head that gives the first of 4096 tokens 0.4 of every row.
+  maps = np.zeros((1, 1, 1, 4096, 4096), dtype)
+  maps[..., 0] = 0.4
+  maps[..., 0, 0] = 1
+  alpha = sj.importance(xp.asarray(maps))
+  assert alpha.dtype.itemsize >= 4 and alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
+  assert sj.sink_rate(alpha, 0.3)[0] == 1
+  # Nor does the dtype of an importance round epsilon: in bfloat16 it would be 0.3008.
+  assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
+
+
+def test_float64_stays_and_whole_numbers_are_weights():
+  assert sj.importance(A).dtype == np.float64
+  for dtype in (bool, int, np.uint8):
+    np.testing.assert_allclose(sj.importance(np.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+    np.testing.assert_allclose(sj.importance(jnp.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+
+
+def maps(*index, value, dtype=np.float32):
+  """Sound maps of two sequences, three blocks and four heads, one weight of which is changed."""
+  maps = np.broadcast_to(A, (2, 3, 4, 3, 3)).astype(dtype)
+  maps[index] = value
+  return maps
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+@pytest.mark.parametrize('value, raw, words', [
+    (np.nan, False, r'attention\[1, 0, 3, 2, 1\] \(sequence, block, head, row, key; from 0\) is nan'),
+    (-np.inf, True, r'attention\[1, 0, 3, 2, 1\] .* is -inf'),
+    (-0.25, False, r'attention\[1, 0, 3, 2, 1\] .* is -0.25, and no attention weight is negative'),
+    (7.5, False, r'attention\[1, 0, 3, 2\] \(sequence, block, head, row; from 0\) sums to 8.2'),
+    (0.32, False, r'sums to 1.02.*raw=True')])
+def test_maps_that_are_none_are_refused_where_they_are_not(xp, value, raw, words):
+  with pytest.raises(ValueError, match=words):
+    sj.importance(xp.asarray(maps(1, 0, 3, 2, 1, value=value)), raw=raw)
+
+
+def test_axes_are_named_as_far_as_they_exist():
+  for lead, words in ((0, r'\[1, 2\] \(row, key;'), (1, r'\[0, 1, 2\] \(head, row, key;'),
+                      (2, r'\(block, head, row, key;'), (4, r'\(\.\.\., sequence, block,')):
+    wrong = np.array(np.broadcast_to(A, (1,) * lead + (3, 3)))
+    wrong[..., 1, 2] = np.nan
+    with pytest.raises(ValueError, match=words):
+      sj.importance(wrong)
+
+
+def test_a_large_array_is_checked_to_its_end(monkeypatch):
+  monkeypatch.setattr(sinks, '_PART', 40)  # less than two sequences
+  sound = maps(0, 0, 0, 0, 0, value=1.0)
+  np.testing.assert_array_equal(sj.importance(sound), sound.sum(-2) / (3 - np.arange(3)))
+  with pytest.raises(ValueError, match=r'attention\[1, 2, 3, 1, 0\]'):
+    sj.importance(maps(1, 2, 3, 1, 0, value=np.inf))
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_unnormalised_masses_have_an_importance_too(xp):
+  masses = xp.asarray([[7.7, 0.0], [-1.0, 3.0]])
+  alpha = sj.importance(masses, raw=True)
+  np.testing.assert_allclose(alpha, [3.35, 3.0], rtol=1e-6)
+  np.testing.assert_array_equal(sj.sink_rate(alpha.reshape(1, 1, 1, 2), 0.3, raw=True), [1, 1])
+  rounded = xp.asarray([[1.0, 0.0], [0.505, 0.5]])  # softmax in bfloat16
+  assert sj.importance(rounded).shape == (2,)
+  with pytest.raises(ValueError, match='beyond what float32 holds'):
+    sj.importance(xp.full((2, 2), 3e38, np.float32), raw=True)
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+@pytest.mark.parametrize('value, raw, words', [
+    (np.nan, False, r'importance\[1, 0, 3, 2\] \(sequence, block, head, key; from 0\) is nan'),
+    (np.inf, True, r'importance\[1, 0, 3, 2\] .* is inf'), (-0.1, False, 'is -0.1, outside 0 to 3'),
+    (7.7, False, 'is 7.7, outside 0 to 3: .*raw=True')])
+def test_importance_that_is_none_is_refused(xp, value, raw, words):
+  alpha = np.full((2, 3, 4, 3), 0.25, np.float32)
+  alpha[1, 0, 3, 2] = value
+  with pytest.raises(ValueError, match=words):
+    sj.sink_rate(xp.asarray(alpha), raw=raw)
+
+
+def test_the_bound_of_an_importance_is_reached_under_a_prefix():
+  prefix = np.zeros((1, 1, 1, 5, 5))
+  prefix[..., 4] = 1.01  # all five rows look at the last token, in coarse arithmetic
+  alpha = sj.importance(prefix)
+  assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
+  with pytest.raises(ValueError, match='outside 0 to 5'):
+    sj.sink_rate(alpha * 1.01)
+  # Of the first keys of a longer text the bound is lower than their number says: none is refused.
+  assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize('epsilon', [30, 0, 1, -0.1, float('nan'), '0.3', None])
+def test_epsilon_lies_between_0_and_1(epsilon):
+  alpha = np.full((1, 1, 1, 2), 0.5)
+  for rate in (sj.sink_rate, lambda *x: sj.sink_rate(*x, raw=True), jax.jit(
+      lambda alpha, epsilon: sj.sink_rate(alpha, epsilon), static_argnums=1)):
+    with pytest.raises(ValueError, match='epsilon=.*importance lies between 0 and 1'):
+      rate(alpha, epsilon)
+
+
+def test_tracers_are_checked_for_what_they_show():
+  rate = jax.jit(lambda maps, epsilon: sj.sink_rate(sj.importance(maps), epsilon))
+  assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)  # values pass
+  for wrong in (jnp.zeros((1, 1, 1, 2, 3)), jnp.zeros((1, 1, 1, 2, 2), jnp.complex64),
+                jnp.zeros((0, 1, 1, 2, 2))):
+    with pytest.raises(ValueError, match='T, T|real numbers|empty'):
+      rate(wrong, 0.3)
+
+
+def test_counts_of_many_heads_are_exact():
+  alpha = np.broadcast_to(np.float32(0.5), (2**25, 1, 1, 1))  # float32 counts to 2^24 in ones
+  assert sj.sink_rate(alpha) == 1
+
+
 @pytest.mark.parametrize('rate, expected', [
     ([0, 0, 0], None), ([0.2, 0.3, 0.4], 0), ([0, 0.2, 0.05, 0.1, 0.5], 60),
     ([0.5, 0.5, 0.0], None), ([], None), ([0, 0, 0.1], 40)])
 def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
   assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
+
+
+@pytest.mark.parametrize('steps, rate', [
+    ([0, 1], [0.2, np.nan]), ([0, 1, 2], [0.2, 0.3]), ([0], [[0.2]])])
+def test_emergence_of_what_is_no_curve(steps, rate):
+  with pytest.raises(ValueError, match='equally long, with finite'):
+    sj.emergence_step(steps, rate)
 
 
 def test_metrics_need_neither_flax_nor_ml_collections():

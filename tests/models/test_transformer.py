@@ -210,7 +210,7 @@ def test_a_record_shows_the_forward_pass_it_belongs_to(options):
   np.testing.assert_array_equal(shown, logits(config, params, inputs))
   layers = record.layers
   # The maps give the importances, the hidden states give the norms.
-  np.testing.assert_allclose(sj.importance(np.asarray(layers.maps_BxHxTxT)),
+  np.testing.assert_allclose(sj.importance(np.asarray(layers.maps_BxHxTxT), raw=True),
                              layers.importance.raw, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(sj.importance(np.asarray(layers.proxy_maps_BxHxTxT)),
                              layers.importance.normalized, rtol=1e-5, atol=1e-6)
