@@ -93,6 +93,19 @@ class Data:
     """(S, T) int32 prompts to measure sinks on; continuous tasks: (S, T, F) float32."""
     raise NotImplementedError
 
+  def check_files(self) -> Callable[[], None]:
+    """Begins to compare the files of the data with their digests, while work goes on.
+
+    Returns:
+      What waits until that is done. It raises a `DamagedCache`, which names the files that
+      differ, or an OSError.
+    """
+    return lambda: None
+
+  def remarks(self) -> list[str]:
+    """Lines for whoever trains on this: what its split cannot promise."""
+    return []
+
   def summary(self) -> dict:
     """Sizes for a log or a report; plain numbers and strings."""
     raise NotImplementedError

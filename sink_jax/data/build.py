@@ -14,9 +14,10 @@ import signal
 import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
-from sink_jax.data import digests, remote
+from sink_jax.data import remote
 from sink_jax.data.assembly import Assembly
 from sink_jax.data.cache import FORMAT, Cache, cache_root
+from sink_jax.data.cache_check import check
 from sink_jax.data.documents import DocumentSource, Prepared
 from sink_jax.data.once import DiskFull, make_once
 from sink_jax.data.progress import Progress
@@ -87,27 +88,23 @@ def _open_prepared(source, settings):
 
 
 def verify(folder: pathlib.Path) -> int:
-  """Compares every file of a cache with its digest; returns the bytes read.
+  """Compares every file of a cache with its digest, and stamps them; returns the bytes read.
 
   Raises:
     ValueError: names the files that are missing or differ.
   """
-  files = Cache(folder).manifest.get('files')
+  cache = Cache(folder)
+  files = cache.manifest.get('files')
   if files is None:
     raise ValueError(f'{folder} was built before digests of all files were kept; build it again '
                      'to have them.')
-  wrong, read = [], 0
+  read = 0
   with Progress('verifying', sum(file['bytes'] for file in files.values())) as progress:
     def seen(size):
       nonlocal read
       read += size
       progress.update(read)
-    for name, file in files.items():
-      if digests.sha256(folder / name, seen) != file['sha256']:
-        wrong.append(name)
-  if wrong:
-    raise ValueError(f'{folder}: {", ".join(wrong)} changed since the build; delete the folder '
-                     'and build or copy it again.')
+    check(cache, afresh=True, seen=seen)
   return read
 
 
@@ -152,7 +149,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _verify(parser, folder):
   try:
-    print(f'{folder}: {verify(folder) / 1e6:.1f} MB, every file is as it was built')
+    megabytes = verify(folder) / 1e6
+    names = ', '.join(Cache(folder).manifest['files'])
+    print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
   except ValueError as error:
     parser.exit(1, f'{parser.prog}: {error}\n')
 

@@ -12,6 +12,8 @@ import zlib
 
 import numpy as np
 
+from sink_jax.data import digests
+from sink_jax.data.stdlib_modules import splits_by_name
 from sink_jax.data.tokenizer import Encoder, load_encoder
 from sink_jax.data.whole import whole
 
@@ -27,6 +29,11 @@ def cache_root(option: str = '') -> pathlib.Path:
   local = '' if '://' in option else option
   folder = local or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
   return pathlib.Path(folder).expanduser()
+
+
+def _largest(ids: np.ndarray) -> int:
+  """Of int32 ids; a negative one counts as larger than all others, so one pass finds both."""
+  return int(ids.view(np.uint32).max())
 
 
 class ChunkTable:
@@ -70,7 +77,8 @@ class Cache:
     if self.manifest.get('format') != FORMAT:
       raise ValueError(f'{folder} has cache format {self.manifest.get("format")}, this program '
                        f'reads {FORMAT}; delete the folder and build it again.')
-    if not {'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest):
+    if not ({'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest)
+            and isinstance(self.manifest['vocab_size'], int)):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
     try:
       self._check_sizes()
@@ -90,6 +98,10 @@ class Cache:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
       raise ValueError(f'{self.folder / "manifest.json"} is damaged: special_ids ({error}); '
                        f'{self._remedy()}') from None
+    stored = self.manifest.get('files', {}).get('tokenizer.json')
+    if stored and digests.sha256(self.folder / 'tokenizer.json') != stored.get('sha256'):
+      raise ValueError(f'{self.folder / "tokenizer.json"} changed since the build; '
+                       f'{self._remedy()}')
     return load_encoder(self.folder, *ids)
 
   def probes(self, length: int) -> np.ndarray:
@@ -109,22 +121,61 @@ class Cache:
     rank = np.zeros(len(domains), np.int64)
     for d in np.unique(domains):
       rank[domains == d] = np.arange((domains == d).sum())
-    return tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
+    probes = tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
+    if probes.size and _largest(probes) >= self.manifest['vocab_size']:
+      raise ValueError(f'{path} holds the token {_largest(probes)} of a vocabulary of '
+                       f'{self.manifest["vocab_size"]}; {self._remedy()}')
+    return probes
+
+  def chunks(self, split: str, rows: np.ndarray) -> np.ndarray:
+    """The chunks of these row numbers of 'train' or 'valid', (n, C+1) int32.
+
+    Raises:
+      ValueError: a token is not in the vocabulary; names the file and its row.
+    """
+    chunks = self.tables[split].take(rows)
+    if chunks.size and _largest(chunks) >= self.manifest['vocab_size']:
+      self._refuse(split, rows, chunks)
+    return chunks
+
+  def _refuse(self, split, rows, chunks):
+    ids = chunks.view(np.uint32)
+    place = int((ids >= self.manifest['vocab_size']).any(1).argmax())
+    offsets = self.tables[split].offsets
+    domain = int(np.searchsorted(offsets, rows[place], side='right')) - 1
+    file = self.manifest['domains'][self.domains[domain]][split]['file']
+    raise ValueError(f'{self.folder / file}, row {rows[place] - offsets[domain]} holds the token '
+                     f'{ids[place].max()}, outside its vocabulary of '
+                     f'{self.manifest["vocab_size"]}; {self._remedy()}')
+
+  def remarks(self) -> list[str]:
+    """What the validation set and the digests of this cache cannot promise, a line each."""
+    lines = []
+    if splits_by_name(str(self.manifest.get('source'))):
+      lines.append(f'{self.manifest["source"]} holds modules out by their names, and a part of '
+                   "their text is trained on, too: Stdlib(split='content') keeps near copies on "
+                   'one side.')
+    cut = [name for name, entry in self.manifest['domains'].items()
+           if entry.get('split_by') == 'chunks']
+    if cut:
+      lines.append(f'{", ".join(cut)}: too few documents to hold some out, so the last chunks '
+                   'are for validation; they go on where the training text ends.')
+    if 'files' not in self.manifest:
+      lines.append(f'{self.folder} was built before digests of its files were kept: a damaged '
+                   'chunk would not be noticed. Delete it, and it is built again.')
+    return lines
 
   def _check_sizes(self):
     for name, file in self.manifest.get('files', {}).items():
-      path = self.folder / name
-      found = path.stat().st_size if path.exists() else None
+      path = self.folder / self._inside(name)
+      found = path.stat().st_size if path.is_file() else None
       if found != file['bytes']:
         raise ValueError(f'{path} is missing or damaged ({found or 0} bytes, not {file["bytes"]}); '
                          f'{self._remedy()}')
 
   def _chunks(self, domain, split):
     entry = self.manifest['domains'][domain][split]
-    if os.path.basename(entry['file']) != entry['file']:  # it must not lead out of the folder
-      raise ValueError(f'{self.folder / "manifest.json"} names the file {entry["file"]!r}; '
-                       f'{self._remedy()}')
-    path = self.folder / entry['file']
+    path = self.folder / self._inside(entry['file'])
     try:
       # Not np.load, which takes other files than arrays, too.
       chunks = np.lib.format.open_memmap(path, mode='r')
@@ -135,6 +186,12 @@ class Cache:
       raise ValueError(f'{path} holds {chunks.dtype} {chunks.shape}, not '
                        f'{self.manifest["dtype"]} {wanted}; {self._remedy()}')
     return np.asarray(chunks)  # the same mapped pages, without memmap's slow indexing
+
+  def _inside(self, name):
+    if os.path.basename(name) != name:  # it must not lead out of the folder
+      raise ValueError(f'{self.folder / "manifest.json"} names the file {name!r}; '
+                       f'{self._remedy()}')
+    return name
 
   def _remedy(self):
     return f'delete {self.folder} and build it again.'

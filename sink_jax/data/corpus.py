@@ -9,6 +9,7 @@ import numpy as np
 from sink_jax.data import counter
 from sink_jax.data.batches import Batch, Data, FixedBatches
 from sink_jax.data.cache import Cache
+from sink_jax.data.cache_check import CacheCheck
 from sink_jax.data.interventions import FixedToken, Intervention
 
 # Fixed on purpose: the subset of a smaller data amount and the order of the
@@ -72,6 +73,12 @@ class CorpusData(Data):
         probes = edit.apply(probes, np.arange(sequences), np.zeros(sequences), 'valid',
                             self.vocab_size)
     return probes
+
+  def check_files(self):
+    return CacheCheck(self._cache).start().wait
+
+  def remarks(self):
+    return self._cache.remarks()
 
   def summary(self):
     chunks = sum(stop - start for start, stop in self._parts)
@@ -154,7 +161,7 @@ class CorpusData(Data):
     return self._batch('train', rows, epochs)
 
   def _batch(self, split, rows, epochs):
-    chunks = self._cache.tables[split].take(rows)
+    chunks = self._cache.chunks(split, rows)
     for edit in self._interventions:
       chunks = edit.apply(chunks, rows, epochs, split, self.vocab_size)
     tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.data.cache_check import DamagedCache
 from sink_jax.data.pipeline import Data, open_data
 from sink_jax.data.progress import Progress
 from sink_jax.data.tokenizer import Encoder
@@ -92,14 +93,18 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   about = resolved(config, data), data.summary()
   check_same('config, data or jax', json.dumps([*about, jax.__version__], sort_keys=True))
   with StopSignal() as stop, runs.claimed(workdir, *about) as claim:
+    for line in data.remarks():
+      _tell(line)
+    intact = data.check_files()  # in a thread, while the step is compiled and first steps run
     runs.write_probe_tokens(workdir, job.probe_tokens)
     write_tokenizer(workdir, job.encoder)
     progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
     evaluation = functools.partial(Evaluation, experiment, model, data, mesh, job.probe_tokens, name)
     recorded = functools.partial(_recorded, attention=job.attention)
     try:
-      params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop)
-    except runs.Busy:
+      params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop,
+                      intact)
+    except (runs.Busy, DamagedCache):
       raise
     except ValueError as error:
       if jax.process_count() == 1:
@@ -145,8 +150,11 @@ def _trace(experiment, mesh):
                  batch_layout(model, experiment.microbatch_size, context, mesh))
 
 
-def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop):
-  """From the newest checkpoint to the last step, or to where the run has to stop."""
+def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop, intact):
+  """From the newest checkpoint to the last step, or to where the run has to stop.
+
+  intact: waits until the files of the data are checked, and raises where they are damaged.
+  """
   workdir = claim.workdir
   optimizer = make_optimizer(experiment.optimizer, experiment.steps)
   learning_rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
@@ -217,6 +225,7 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
           except runs.Busy:
             metrics.abandon()
             raise
+          _all_intact(intact)
           metrics.flush()
           checkpoints.save(step, state)
         clock.pause()
@@ -313,6 +322,14 @@ def quiet_logs() -> None:
 def _all_finite(state):
   """Are all floating-point numbers of a state finite?"""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
+
+
+def _all_intact(intact):
+  """Raises DamagedCache in all processes where the data of one is damaged."""
+  try:
+    together(intact)
+  except ValueError as error:
+    raise DamagedCache(str(error)) from None
 
 
 def _due(step, every):

@@ -1,0 +1,144 @@
+"""Whether the files of a chunk cache are those that were built; checked while work goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sink_jax.data import digests
+from sink_jax.data.cache import Cache, cache_root
+from sink_jax.data.whole import whole
+
+
+class DamagedCache(ValueError):
+  """A file of a cache is not the one that was built."""
+
+
+class CacheCheck:
+  """Compares the files of a cache with the digests in its manifest, in a thread.
+
+  Files that were right at an earlier check and have not changed since are not read again.
+  """
+
+  def __init__(self, cache: Cache):
+    self._cache, self._error = cache, None
+    self._thread = threading.Thread(target=self._run, daemon=True)
+
+  def start(self) -> CacheCheck:
+    self._thread.start()
+    return self
+
+  def wait(self) -> None:
+    """Returns once all files are known to be right.
+
+    Raises:
+      DamagedCache: names those that are not. OSError: one cannot be read.
+    """
+    self._thread.join()
+    if self._error is not None:
+      raise self._error
+
+  def _run(self):
+    try:
+      check(self._cache)
+    except Exception as error:  # whatever it is, the files are not known to be right
+      self._error = error
+
+
+def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lambda size: None
+          ) -> None:
+  """Compares the files of a cache with the digests in its manifest, if it holds some.
+
+  What is found goes into a stamp: size, time of change, inode and digest of every file that
+  is right. Processes of a host that check one cache at once do it one after the other, so
+  that the first reads the files, and the others its stamp.
+
+  Args:
+    afresh: reads all files, whatever a stamp says.
+    seen: is given the bytes of every block that was read.
+
+  Raises:
+    DamagedCache: names the files that differ. OSError: one cannot be read.
+  """
+  files = cache.manifest.get('files', {})
+  if not afresh and not _unknown(cache.folder, files):
+    return
+  with _one_at_a_time(cache.folder):
+    names = list(files) if afresh else _unknown(cache.folder, files)
+    right, wrong = {name: _identity(cache.folder, name, files) for name in files}, []
+    for name in names:
+      if digests.sha256(cache.folder / name, seen) != files[name].get('sha256'):
+        wrong.append(name)
+        del right[name]
+    if names:
+      _write(cache.folder, right)
+  if wrong:
+    raise DamagedCache(f'{cache.folder}: {", ".join(wrong)} changed since the build; delete the '
+                       'folder and build or copy it again (a run does that when it begins).')
+
+
+def _unknown(folder, files: Mapping[str, Any]) -> list[str]:
+  """Names of the files that no stamp holds as they are now."""
+  stamps = [_read(place) for place in _places(folder)]
+  return [name for name in files
+          if not any(s.get(name) == _identity(folder, name, files) for s in stamps)]
+
+
+def _identity(folder, name, files):
+  stat = os.stat(folder / name)
+  return {'bytes': stat.st_size, 'mtime_ns': stat.st_mtime_ns, 'inode': stat.st_ino,
+          'sha256': files[name].get('sha256')}
+
+
+def _places(folder) -> list[pathlib.Path]:
+  """Where a stamp may be: with the cache, or in the user's folder where that is read-only."""
+  places = [folder / 'verified.json']
+  with contextlib.suppress(RuntimeError, ValueError):  # a user without a home
+    key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    places.append(cache_root() / 'verified' / f'{key}.json')
+  return places
+
+
+def _read(place):
+  try:
+    found = json.loads(whole(place))
+  except (OSError, ValueError, RecursionError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def _write(folder, right):
+  for place in _places(folder):
+    with contextlib.suppress(OSError):
+      place.parent.mkdir(parents=True, exist_ok=True)
+      digests.write_text(place, json.dumps(right, indent=1) + '\n')
+      return
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder):
+  """Holds the lock of a stamp; without locks every process reads the files for itself."""
+  for place in _places(folder):
+    lock = place.with_suffix('.lock')
+    try:
+      lock.parent.mkdir(parents=True, exist_ok=True)
+      file = open(lock, 'a')
+    except OSError:
+      continue
+    with file:
+      with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+      try:
+        yield
+      finally:
+        with contextlib.suppress(OSError):
+          lock.unlink()
+    return
+  yield
