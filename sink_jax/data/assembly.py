@@ -65,7 +65,7 @@ class Assembly:
       self._work.mkdir()
       commit = {'encoder': self._encoder.fingerprint(), 'documents': 0, 'position': 0,
                 'complete': False, 'domains': []}
-      self._encoder.save(self._folder)
+    self._encoder.save(self._folder)
     return commit
 
   def _tokenize(self, commit, workers):

@@ -118,7 +118,7 @@ def _write(folder, right):
   for place in _places(folder):
     with contextlib.suppress(OSError):
       place.parent.mkdir(parents=True, exist_ok=True)
-      digests.write_text(place, json.dumps(right, indent=1) + '\n')
+      digests.write_text(place, json.dumps(right, indent=1) + '\n', contended=True)
       return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +38,12 @@ def content(files: dict[str, dict[str, Any]]) -> str:
   return digest.hexdigest()[:32]
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a whole file or nothing, also through a power cut."""
-  partial = path.with_suffix('.new')
+def write_text(path: pathlib.Path, text: str, contended: bool = False) -> None:
+  """Writes a whole file or nothing, also through a power cut.
+
+  contended: other processes may write it at the same time.
+  """
+  partial = path.with_suffix(f'.{uuid.uuid4().hex[:8]}' if contended else '.new')
   with open(partial, 'w', encoding='utf-8') as file:
     file.write(text)
     file.flush()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 import pathlib
 import re
-import uuid
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from sink_jax.data import digests
 from sink_jax.data.documents import DocumentSource
 from sink_jax.data.whole import whole
 from sink_jax.slot import Slot
@@ -22,6 +23,7 @@ _EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of
 _BOS_NAMES = ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>',
               '<|begin▁of▁sentence|>')
 _PAD_NAMES = ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')
+_log = logging.getLogger('sink_jax')
 
 
 class Encoder:
@@ -112,7 +114,7 @@ class FileEncoder(Encoder):
     return hashlib.sha256((self._serialized + ids).encode()).hexdigest()[:32]
 
   def save(self, folder):
-    pathlib.Path(folder, 'tokenizer.json').write_text(self._serialized, encoding='utf-8')
+    digests.write_text(pathlib.Path(folder, 'tokenizer.json'), self._serialized)
 
 
 def parsed(serialized: str):
@@ -231,6 +233,22 @@ class HuggingFace(Tokenizer):
     return found
 
 
+def _stored(path):
+  """The text of a tokenizer that was trained before; None where it is not whole."""
+  try:
+    digest = whole(_digest_of(path)).split()[:1]
+    if digest == [digests.sha256(path)]:
+      return whole(path)
+  except (OSError, ValueError):
+    return None
+  _log.warning('%s is damaged: it is trained again', path)
+  return None
+
+
+def _digest_of(path):
+  return path.with_suffix('.sha256')  # as sha256sum -c reads it
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedBpe(Tokenizer):
   """Byte-level BPE trained on the corpus's own training documents; 0 = end of text, 1 = padding.
@@ -252,12 +270,14 @@ class TrainedBpe(Tokenizer):
     parts = (repr(self), self.fingerprint(), repr(source), source.fingerprint(), valid_fraction)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     cached = pathlib.Path(root, 'tokenizers', f'bpe{self.vocab_size}-{key}.json')
-    if not cached.exists():
+    serialized = _stored(cached)
+    if serialized is None:
+      serialized = self._train(source, valid_fraction)
       cached.parent.mkdir(parents=True, exist_ok=True)
-      partial = cached.with_suffix(f'.{uuid.uuid4().hex}')
-      partial.write_text(self._train(source, valid_fraction), encoding='utf-8')
-      os.replace(partial, cached)
-    return FileEncoder(cached.read_text(encoding='utf-8'), eos_id=0, bos_id=0, pad_id=1)
+      digest = hashlib.sha256(serialized.encode()).hexdigest()
+      digests.write_text(cached, serialized, contended=True)
+      digests.write_text(_digest_of(cached), f'{digest}  {cached.name}\n', contended=True)
+    return FileEncoder(serialized, eos_id=0, bos_id=0, pad_id=1)
 
   def fingerprint(self):
     import tokenizers

@@ -133,6 +133,25 @@ def test_another_tokenizer_of_the_same_name_starts_again(corpus, monkeypatch):
   assert set(table.take(np.arange(len(table))).ravel().tolist()) == {0, 7}
 
 
+@pytest.mark.parametrize('content', ['', '{"a": '])
+def test_a_tokenizer_that_a_power_cut_left_damaged_is_written_again(corpus, cache_folder,
+                                                                    monkeypatch, content):
+  tokenizer = TrainedBpe(vocab_size=280)
+
+  def stopped(self, commit):
+    raise Killed
+  with monkeypatch.context() as patch:
+    patch.setattr(assembly.Assembly, '_finish', stopped)
+    with pytest.raises(Killed):
+      _open(corpus, tokenizer=tokenizer)
+  stored, = cache_folder.glob('*.partial/tokenizer.json')
+  whole = stored.read_text()
+  stored.write_text(content)
+  cache = _open(corpus, tokenizer=tokenizer)
+  assert (cache.folder / 'tokenizer.json').read_text() == whole
+  assert cache.encoder.vocab_size == 280
+
+
 def test_a_full_disk_is_named_and_the_build_goes_on(corpus, cache_folder, monkeypatch, capsys):
   whole = _open(corpus, cache_dir=str(cache_folder / 'whole'))
   sync, calls = os.fsync, []

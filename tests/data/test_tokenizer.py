@@ -99,10 +99,25 @@ def test_trained_bpe_is_deterministic_cached_and_reversible(tmp_path, corpus):
   assert first.decode([0, 1]) == '<|endoftext|><|padding|>'
   text = next(corpus.documents()).text
   assert len(first.encode(text)) < len(text)
-  saved, = (tmp_path / 'a' / 'tokenizers').iterdir()
+  saved, digest = sorted((tmp_path / 'a' / 'tokenizers').iterdir())
+  assert digest.name == f'{saved.stem}.sha256' and saved.name in digest.read_text()
   stamp = saved.stat().st_mtime_ns
   _resolve(TrainedBpe(vocab_size=300), tmp_path / 'a', corpus)
   assert saved.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize('damage', ['', 'cut', 'flip', 'no digest'])
+def test_a_damaged_trained_tokenizer_is_trained_again(tmp_path, corpus, caplog, damage):
+  first = _resolve(TrainedBpe(vocab_size=270), tmp_path, corpus)
+  saved, digest = sorted((tmp_path / 'tokenizers').iterdir())
+  text = saved.read_text()
+  if damage == 'no digest':  # as older programs left it
+    digest.unlink()
+  saved.write_text({'': '', 'cut': text[:-9], 'flip': text.replace(':3,', ':4,', 1),
+                    'no digest': text}[damage])
+  again = _resolve(TrainedBpe(vocab_size=270), tmp_path, corpus)
+  assert again.fingerprint() == first.fingerprint() and saved.read_text() == text
+  assert digest.exists() and ('damaged' in caplog.text) == (damage != 'no digest')
 
 
 def test_trained_bpe_reads_training_documents_only(tmp_path, corpus):
