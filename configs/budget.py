@@ -1,6 +1,10 @@
 """Trials of the paper: its data, its protocols, and a budget."""
 
+import dataclasses
+
 from configs import base
+from sink_jax.data.interventions import Intervention, RandomTokens
+from sink_jax.slot import build
 from sink_jax.train.budget import scaled
 from sink_jax.train.experiment import NotExpressible
 
@@ -39,6 +43,8 @@ def config(trials, argument):
   result = base.get_config()
   result.update_from_flattened_dict(_PAPER_DATA | PROTOCOLS[protocol])
   result = base.trial(trials, name, result)
+  if protocol == 'released':
+    result.data.interventions = _below_padding(result.data.interventions, result.model.vocab_size)
   result.label.update(budget=budget, protocol=protocol)
   try:
     result.update_from_flattened_dict(scaled(result.to_dict(), budget))
@@ -46,3 +52,13 @@ def config(trials, argument):
     error.label = result.label.to_dict()
     raise
   return result
+
+
+def _below_padding(interventions, vocab_size):
+  """Random tokens are any ids of the padded vocabulary, as in the release."""
+  parts = [part.strip() for part in interventions.split(';') if part.strip()]
+  for i, part in enumerate(parts):
+    edit = build(Intervention, part)
+    if isinstance(edit, RandomTokens):
+      parts[i] = repr(dataclasses.replace(edit, below=vocab_size))
+  return '; '.join(parts)

@@ -1,6 +1,7 @@
 """Tokens drawn from the whole vocabulary at the first positions of every chunk (Section 5).
 
-The last three are the paper's "more random tokens", whose number it does not give.
+The last three are the paper's "more random tokens", whose number it does not give. They are
+drawn from the tokenizer's vocabulary; protocol `released` draws below the padded one, 50432.
 """
 
 from configs import budget

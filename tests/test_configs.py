@@ -12,6 +12,7 @@ import pytest
 
 from configs import base, budget, paper
 from sink_jax.data.documents import TextFolder
+from sink_jax.data.interventions import RandomTokens
 from sink_jax.data.pipeline import open_data
 from sink_jax.data.stdlib_modules import splits_by_name
 from sink_jax.models.sizes import parameter_count, parameter_shapes
@@ -129,6 +130,17 @@ def test_protocols_are_the_paper_s_and_the_release_s():
   assert (released.optimizer.schedule, released.model['init'], released.probe.dtype) == (
       'constant', 'torch_default', 'bfloat16')
   assert (said.steps, said.batch_size, said.data.context) == (20_000, 512, 2048)
+
+
+def test_the_release_draws_random_tokens_below_its_padded_vocabulary():
+  edits = lambda *args, **options: of_paper(*args, **options).data.interventions
+  assert edits('random-1-2', protocol='released') == (RandomTokens(last=2, below=50432),)
+  assert edits('random-1-2') == (RandomTokens(last=2),)
+  # The smoke model has another vocabulary. The text of the config stays that of older runs.
+  smoke = edits('random-1-2', protocol='released', budget='smoke')
+  assert smoke == (RandomTokens(last=2),)
+  fixed = paper.get_config('fixed-1,protocol=released').data.interventions
+  assert fixed == 'FixedToken(position=1)'
 
 
 @pytest.mark.parametrize('name', BUDGETS)

@@ -34,9 +34,10 @@ class CorpusData(Data):
     self._cache = cache
     self._interventions = interventions
     self._chunk_length = cache.manifest['context'] + 1
-    self.vocab_size = cache.manifest['vocab_size']
+    self._text_vocabulary = self.vocab_size = cache.manifest['vocab_size']
     for intervention in interventions:
-      intervention.check(self._chunk_length, self.vocab_size)
+      intervention.check(self._chunk_length, self._text_vocabulary)
+      self.vocab_size = intervention.vocab_size(self.vocab_size)
     self._rows = self._training_rows(max_tokens)
     self._parts, self._weights = self._mixture(domain_weights)
     self._orders = {}  # by seed
@@ -71,7 +72,7 @@ class CorpusData(Data):
     for edit in self._interventions:
       if isinstance(edit, FixedToken) and edit.position <= length:
         probes = edit.apply(probes, np.arange(sequences), np.zeros(sequences), 'valid',
-                            self.vocab_size)
+                            self._text_vocabulary)
     return probes
 
   def check_files(self):
@@ -163,6 +164,6 @@ class CorpusData(Data):
   def _batch(self, split, rows, epochs):
     chunks = self._cache.chunks(split, rows)
     for edit in self._interventions:
-      chunks = edit.apply(chunks, rows, epochs, split, self.vocab_size)
+      chunks = edit.apply(chunks, rows, epochs, split, self._text_vocabulary)
     tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
     return Batch(tokens, targets, np.ones(tokens.shape, np.float32))

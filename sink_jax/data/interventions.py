@@ -36,20 +36,29 @@ class Intervention(Slot):
     """Raises ValueError where the chunks or the vocabulary are too small for it."""
     raise NotImplementedError
 
+  def vocab_size(self, vocab_size: int) -> int:
+    """Ids there are with it, where the text has ids below `vocab_size`."""
+    return vocab_size
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomTokens(Intervention):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
   Drawn once for each chunk and frozen over the epochs, as the paper's release
-  does; `fresh=True` draws anew in every epoch.
+  does; `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below): the release
+  draws below its padded vocabulary, ids that no text has among them.
   """
   first: int = 1
   last: int = 1
   fresh: bool = False
   seed: int = 1024
+  below: int = 0
 
   def __post_init__(self):
+    if not 0 <= self.below < 2**31:
+      raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
+                       'below 2**31.')
     if not 1 <= self.first <= self.last:
       raise ValueError(f'RandomTokens(first={self.first}, last={self.last}): positions count '
                        'from 1, and first <= last.')
@@ -59,7 +68,7 @@ class RandomTokens(Intervention):
   def apply(self, chunks_BxT, rows_B, epochs_B, split, vocab_size):
     positions = np.arange(self.first, self.last + 1)
     epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
-    drawn = counter.integers(vocab_size, self.seed, _SPLIT_KEYS[split],
+    drawn = counter.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
                              np.asarray(rows_B)[:, None], epochs, positions[None])
     chunks_BxT = chunks_BxT.copy()
     chunks_BxT[:, self.first - 1:self.last] = drawn
@@ -68,6 +77,9 @@ class RandomTokens(Intervention):
   def check(self, chunk_length, vocab_size):
     if self.last > chunk_length:
       raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
+
+  def vocab_size(self, vocab_size):
+    return max(vocab_size, self.below)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _smoke(config):
       'optimizer.learning_rate': rate,
       'optimizer.weight_decay': decay,
       'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
-      'data.interventions': data['interventions'] or _FIRST_TOKEN,
+      'data.interventions': _smoke_edits(data['interventions'], context) or _FIRST_TOKEN,
   }
   if large:
     changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
@@ -111,6 +111,19 @@ def _smoke(config):
     changes['model.heads'] = round(heads)
   changes |= _smoke_slots(config, context, head_dim=16)
   return changes
+
+
+def _smoke_edits(text, context):
+  """Edits of the sequences, for shorter ones and for the vocabulary of the smoke model."""
+  parts = [part.strip() for part in text.split(';') if part.strip()]
+  for i, part in enumerate(parts):
+    edit = build(Intervention, part)
+    if isinstance(edit, RandomTokens):
+      if edit.last >= context:
+        raise NotExpressible(f'{edit.last} random tokens; sequences have {context} tokens')
+      if edit.below:
+        parts[i] = repr(dataclasses.replace(edit, below=0))
+  return '; '.join(parts)
 
 
 def _smoke_slots(config, context, head_dim):
@@ -128,10 +141,6 @@ def _smoke_slots(config, context, head_dim):
   bias = build(KvBias, attention['kv_bias'])
   if isinstance(bias, KBias) and (bias.learnable_dims or 0) >= head_dim:
     raise NotExpressible(f'{bias.learnable_dims} learnable dimensions; heads have {head_dim}')
-  for part in filter(str.strip, config['data']['interventions'].split(';')):
-    intervention = build(Intervention, part)
-    if isinstance(intervention, RandomTokens) and intervention.last >= context:
-      raise NotExpressible(f'{intervention.last} random tokens; sequences have {context} tokens')
   return changes
 
 
@@ -152,6 +161,7 @@ BUDGETS = {
         'all steps together take away 12.5 times what the paper\'s do; with less no sink emerges '
         'here',
         'warm-up: 100 steps, as in the paper, of fewer',
+        'random tokens: any of the vocabulary, in both protocols',
         'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
         'epochs stay the same; the others see all of the text',
         'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',

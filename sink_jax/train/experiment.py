@@ -161,8 +161,9 @@ class Experiment:
     if vocab_size:
       wanted = options.setdefault('vocab_size', vocab_size)
       if vocab_size > wanted:
-        raise ValueError(f'The tokenizer has {vocab_size} ids, model.vocab_size is {wanted}: '
-                         'raise model.vocab_size, or leave it empty to take the tokenizer\'s.')
+        raise ValueError(f'The data (its tokenizer, or RandomTokens(below=...)) has {vocab_size} '
+                         f'ids, model.vocab_size is {wanted}: raise model.vocab_size, or leave it '
+                         'empty to take that of the data.')
     elif input_features:
       options |= dict(input_features=input_features, output_features=output_features)
     return sized(**options, attention=self.attention)

@@ -39,6 +39,15 @@ def test_random_tokens_are_uniform_and_differ_between_chunks_positions_and_split
   assert (_apply(RandomTokens(), range(99)) != _apply(RandomTokens(seed=5), range(99))).any()
 
 
+def test_random_tokens_below_a_padded_vocabulary():
+  drawn = _apply(RandomTokens(last=9, below=2 * _V), np.arange(2000))
+  assert drawn.max() == 2 * _V - 1 and drawn.min() == 0
+  np.testing.assert_array_equal(_apply(RandomTokens(below=_V), range(9)),
+                                _apply(RandomTokens(), range(9)))
+  assert RandomTokens(below=2 * _V).vocab_size(_V) == 2 * _V
+  assert RandomTokens(below=3).vocab_size(_V) == RandomTokens().vocab_size(_V) == _V
+
+
 def test_frozen_over_epochs_unless_fresh():
   rows = np.arange(99)
   np.testing.assert_array_equal(_apply(RandomTokens(), rows, 0), _apply(RandomTokens(), rows, 3))
@@ -55,7 +64,8 @@ def test_random_access():
 
 @pytest.mark.parametrize('cls,options', [
     (RandomTokens, {'first': 0}), (RandomTokens, {'first': 3, 'last': 2}),
-    (RandomTokens, {'seed': -1}), (FixedToken, {'position': 0}), (FixedToken, {'token': -1})])
+    (RandomTokens, {'seed': -1}), (RandomTokens, {'below': -1}), (RandomTokens, {'below': 2**31}),
+    (FixedToken, {'position': 0}), (FixedToken, {'token': -1})])
 def test_ranges(cls, options):
   with pytest.raises(ValueError, match=cls.__name__):
     cls(**options)

@@ -7,11 +7,13 @@ import sys
 import numpy as np
 import pytest
 
+from configs import base
 from sink_jax.data.documents import Stdlib, TextFolder, held_out
 from sink_jax.data.interventions import FixedToken, RandomTokens
 from sink_jax.data.pipeline import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.slot import build
+from sink_jax.train.experiment import from_dict
 
 _C = 16
 
@@ -186,6 +188,18 @@ def test_the_random_token_of_a_chunk_does_not_depend_on_the_amount_of_data(confi
   assert {c.tobytes() for c in few} <= everything
 
 
+def test_ids_above_the_tokenizer_s_must_be_ids_of_the_model(config):
+  data = open_data(config(interventions=(RandomTokens(below=300), RandomTokens(first=2, last=2))))
+  assert data.vocab_size == data.summary()['vocab_size'] == 300
+  chunks = _chunks(data.batch(0, 999, 0))
+  assert chunks[:, 0].max() == 299 and chunks[:, 1:].max() < 258
+  data.validation(8)['valid'][0]
+  small = from_dict(base.trial({'small': {'model.size': 'tiny', 'model.vocab_size': 299}},
+                               'small').to_dict())
+  with pytest.raises(ValueError, match='RandomTokens.*has 300 ids, model.vocab_size is 299'):
+    small.model_config(data.vocab_size)
+
+
 def test_intervention_outside_the_chunk(config):
   with pytest.raises(ValueError, match='only 17 tokens'):
     open_data(config(interventions=(RandomTokens(last=18),)))
@@ -276,6 +290,7 @@ def test_reading_a_cache_needs_no_heavy_imports(config):
   cache = open_data(config())._cache.folder
   program = f'''
 import sys
+from configs import base
 from sink_jax.data.documents import Prepared
 from sink_jax.data.pipeline import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
