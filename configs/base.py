@@ -63,6 +63,7 @@ def get_config(name=''):
   config.data.max_tokens = 0  # amount of training data (Figure 5 right); 0: all
   config.data.interventions = ''  # 'FixedToken(position=1); RandomTokens(first=2, last=2)'
   config.data.valid_fraction = 0.05  # of the documents
+  config.data.valid_source = ''  # another source for validation; empty: hold documents out
   config.data.cache_dir = ''  # of packed chunks; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax
 
   config.optimizer = ConfigDict()

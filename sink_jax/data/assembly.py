@@ -121,7 +121,11 @@ class Assembly:
     """Seals the files; returns the entry of the manifest and the probe prompts."""
     paths = _paths(self._folder, number)
     rows = {s: domain['tokens'][s] // self._length for s in SPLITS}
-    split_by = 'documents' if all(rows.values()) else 'chunks'
+    whole = {0: ['train'], 1: ['valid']}.get(self._settings['valid_fraction'])
+    split_by = 'documents' if all(rows[s] for s in whole or SPLITS) else 'chunks'
+    if whole and split_by == 'chunks':
+      raise ValueError(f'{self._too_few(domain)} a chunk of context + 1 = {self._length}; add '
+                       'text, lower the context, or merge the domain into another.')
     if split_by == 'documents':
       for split in SPLITS:
         seal(paths[split], rows[split], self._length, self._dtype)
@@ -135,14 +139,17 @@ class Assembly:
                  'tokens': domain['tokens'][s], 'chunks': rows[s]} for s in SPLITS}
     return {'split_by': split_by} | entry, pool
 
+  def _too_few(self, domain):
+    return (f'{self._settings["source"]}: domain {domain["name"]!r} has '
+            f'{sum(domain["tokens"].values())} tokens in {sum(domain["documents"].values())} '
+            'documents, too few for')
+
   def _split_chunks(self, domain, paths, rows):
     """Few, long documents can leave one split empty: then the last chunks are for validation."""
     total = sum(rows.values())
     if total < 2:
       raise ValueError(
-          f'{self._settings["source"]}: domain {domain["name"]!r} has '
-          f'{sum(domain["tokens"].values())} tokens in {sum(domain["documents"].values())} '
-          'documents, too few for a training and a validation chunk of context + 1 = '
+          f'{self._too_few(domain)} a training and a validation chunk of context + 1 = '
           f'{self._length}; add text, lower the context, or merge the domain into another.')
     valid = max(1, min(total - 1, round(total * self._settings['valid_fraction'])))
     rows, (full, empty) = {'train': total - valid, 'valid': valid}, (

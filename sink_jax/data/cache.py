@@ -85,7 +85,8 @@ class Cache:
       self.domains = list(self.manifest['domains'])
       self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
                      for split in SPLITS}
-      if not all(map(len, self.tables.values())):
+      empty = {0: 'valid', 1: 'train'}.get(self.manifest.get('valid_fraction'))
+      if not all(len(table) for split, table in self.tables.items() if split != empty):
         raise KeyError('chunks')
     except (KeyError, TypeError, AttributeError) as error:
       raise ValueError(f'{folder / "manifest.json"} is damaged ({type(error).__name__}: {error}); '
@@ -151,7 +152,8 @@ class Cache:
   def remarks(self) -> list[str]:
     """What the validation set and the digests of this cache cannot promise, a line each."""
     lines = []
-    if splits_by_name(str(self.manifest.get('source'))):
+    divided = self.manifest.get('valid_fraction') not in (0, 1)
+    if divided and splits_by_name(str(self.manifest.get('source'))):
       lines.append(f'{self.manifest["source"]} holds modules out by their names, and a part of '
                    "their text is trained on, too: Stdlib(split='content') keeps near copies on "
                    'one side.')

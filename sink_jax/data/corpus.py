@@ -27,11 +27,22 @@ class CorpusData(Data):
     max_tokens: amount of training data (Figure 5, right): the same subset of
       chunks in every epoch, with at most so many tokens; 0 = all.
     interventions: applied in order to every training and validation chunk.
+    valid_cache: of the validation text, in the same encoding; None: that of `cache`.
+
+  Raises:
+    ValueError: an option does not fit, or a cache has nothing of the text it stands for.
   """
 
   def __init__(self, cache: Cache, domain_weights: tuple[tuple[str, float], ...] = (),
-               max_tokens: int = 0, interventions: tuple[Intervention, ...] = ()):
-    self._cache = cache
+               max_tokens: int = 0, interventions: tuple[Intervention, ...] = (),
+               valid_cache: Cache | None = None):
+    self._cache, self._valid_cache = cache, valid_cache or cache
+    if not len(self._cache.tables['train']):
+      raise ValueError(f'{cache.folder} holds validation text alone: name it as data.valid_source, '
+                       'and the training text as data.source.')
+    if not len(self._valid_cache.tables['valid']):
+      raise ValueError(f'{cache.folder} holds training text alone: name its validation text as '
+                       'data.valid_source.')
     self._interventions = interventions
     self._chunk_length = cache.manifest['context'] + 1
     self._text_vocabulary = self.vocab_size = cache.manifest['vocab_size']
@@ -43,13 +54,13 @@ class CorpusData(Data):
     self._orders = {}  # by seed
 
   def validation(self, batch_size, max_batches=0, rows=None):
-    table = self._cache.tables['valid']
+    table, domains = self._valid_cache.tables['valid'], self._valid_cache.domains
     # Shuffled once, so that the first few batches are a fair sample of all.
     order = counter.permutation(len(table), _VALID_KEY)
     sets = {'valid': order}
-    if len(self._cache.domains) > 1:
+    if len(domains) > 1:
       domain = np.searchsorted(table.offsets, order, side='right') - 1
-      sets |= {name: order[domain == d] for d, name in enumerate(self._cache.domains)}
+      sets |= {name: order[domain == d] for d, name in enumerate(domains)}
     make = lambda rows: self._batch('valid', rows, np.zeros_like(rows))
     return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
             for name, listed in sets.items()}
@@ -63,7 +74,7 @@ class CorpusData(Data):
     if not 1 <= length <= self._chunk_length:
       raise ValueError(f'length={length}: prompts have 1 to {self._chunk_length} tokens here '
                        '(context + 1); lower it, or build with a larger context.')
-    probes = self._cache.probes(length)
+    probes = self._valid_cache.probes(length)
     if len(probes) < sequences:
       raise ValueError(f'{sequences} probe sequences of {length} tokens wanted, but only '
                        f'{len(probes)} validation documents are that long: ask for fewer or '
@@ -76,10 +87,15 @@ class CorpusData(Data):
     return probes
 
   def check_files(self):
-    return CacheCheck(self._cache).start().wait
+    checks = [CacheCheck(cache).start() for cache in self._caches()]
+
+    def wait():
+      for check in checks:
+        check.wait()
+    return wait
 
   def remarks(self):
-    return self._cache.remarks()
+    return list(dict.fromkeys(line for cache in self._caches() for line in cache.remarks()))
 
   def summary(self):
     chunks = sum(stop - start for start, stop in self._parts)
@@ -91,9 +107,19 @@ class CorpusData(Data):
         'training_chunks': chunks,
         'unique_training_tokens': chunks * self._chunk_length,
         'tokens_per_epoch': chunks * context,  # predicted tokens
-        'validation_chunks': len(self._cache.tables['valid']),
-        'probe_sequences_of_64': len(self._cache.probes(min(64, context))),
+        'validation_chunks': len(self._valid_cache.tables['valid']),
+        'probe_sequences_of_64': len(self._valid_cache.probes(min(64, context))),
+        **self._validation_summary(),
     }
+
+  def _validation_summary(self):
+    if self._valid_cache is self._cache:
+      return {}
+    manifest = self._valid_cache.manifest
+    return {f'valid_{name}': manifest[name] for name in ('source', 'content', 'domains')}
+
+  def _caches(self):
+    return dict.fromkeys((self._cache, self._valid_cache))
 
   @property
   def encoder(self):
@@ -162,7 +188,8 @@ class CorpusData(Data):
     return self._batch('train', rows, epochs)
 
   def _batch(self, split, rows, epochs):
-    chunks = self._cache.chunks(split, rows)
+    cache = self._valid_cache if split == 'valid' else self._cache
+    chunks = cache.chunks(split, rows)
     for edit in self._interventions:
       chunks = edit.apply(chunks, rows, epochs, split, self._text_vocabulary)
     tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from sink_jax.data.batches import Batch, Data, FixedBatches
-from sink_jax.data.build import open_cache
+from sink_jax.data.build import open_pair
 from sink_jax.data.corpus import CorpusData
 from sink_jax.data.documents import Stdlib
 from sink_jax.data.interventions import Intervention
@@ -22,6 +22,7 @@ __all__ = ['Batch', 'Data', 'DataConfig', 'Source', 'SyntheticData', 'open_data'
 class DataConfig:
   """Everything that decides the tokens of a run, but for seed and batch size.
 
+  With a `valid_source` nothing of `source` is held out; the domains of both are their own.
   A synthetic task ignores `tokenizer`, `bos`, `eos`, `valid_fraction` and
   `cache_dir`; its own `length` must equal `context`.
   """
@@ -33,7 +34,8 @@ class DataConfig:
   domain_weights: tuple[tuple[str, float], ...] = ()  # () = in proportion to size
   max_tokens: int = 0        # amount of training data (Figure 5, right); 0 = all
   interventions: tuple[Intervention, ...] = ()
-  valid_fraction: float = 0.05
+  valid_fraction: float = 0.05  # of the documents; without effect on a pair of sources
+  valid_source: Source | None = None  # None: documents of `source` are held out
   cache_dir: str = ''        # '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax
 
   def __post_init__(self):
@@ -53,14 +55,18 @@ def open_data(config: DataConfig) -> Data:
   """
   if isinstance(config.source, SyntheticTask):
     return _synthetic(config)
-  cache = open_cache(config.source, config.tokenizer, config.context, config.bos, config.eos,
-                     config.valid_fraction, config.cache_dir)
-  return CorpusData(cache, config.domain_weights, config.max_tokens, config.interventions)
+  if isinstance(config.valid_source, SyntheticTask):
+    raise ValueError(f'data.valid_source = {config.valid_source!r} has no text; name documents.')
+  cache, valid_cache = open_pair(
+      config.source, config.valid_source, config.tokenizer, config.context, config.bos, config.eos,
+      config.valid_fraction, config.cache_dir)
+  return CorpusData(cache, config.domain_weights, config.max_tokens, config.interventions,
+                    valid_cache)
 
 
 def _synthetic(config):
   task = config.source
-  for option in ('domain_weights', 'max_tokens', 'interventions'):
+  for option in ('domain_weights', 'max_tokens', 'interventions', 'valid_source'):
     if getattr(config, option):
       raise ValueError(f'{option} is for document corpora; leave it out with {task!r}.')
   if config.context != task.length:

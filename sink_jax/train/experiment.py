@@ -201,6 +201,7 @@ def _from_dict(config):
                           if f.name not in ('attention', *IMPORTED_ONLY))]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
   data['source'] = build(Source, data['source'])
+  data['valid_source'] = build(Source, data['valid_source']) if data['valid_source'] else None
   data['tokenizer'] = build(Tokenizer, data['tokenizer'])
   data['domain_weights'] = _domain_weights(data['domain_weights'])
   data['interventions'] = tuple(

@@ -132,8 +132,8 @@ def _check_same(workdir, config, data):
   changed = []
   if (workdir / 'config.json').exists():
     changed = differences(read_config(workdir), config)
-  content = read_data_summary(workdir).get('content', data['content'])
-  if content != data['content']:
+  before = read_data_summary(workdir)
+  if any(before.get(key, data.get(key)) != data.get(key) for key in ('content', 'valid_content')):
     changed.append('the content of the data, since the run began')
   _refuse(workdir, changed)
 
@@ -168,9 +168,12 @@ def read_config(workdir) -> dict[str, Any]:
   if config is None:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
-  mesh, model = config.get('mesh'), config.get('model')  # of runs older than mesh.tensor
+  # Of runs that are older than these keys.
+  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
   if isinstance(mesh, dict):
     mesh.setdefault('tensor', 1)
+  if isinstance(data, dict):
+    data.setdefault('valid_source', '')
   if isinstance(model, dict) and isinstance(model.get('remat'), bool):
     model['remat'] = 'blocks' if model['remat'] else 'none'
   return config

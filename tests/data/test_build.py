@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -193,6 +194,32 @@ def test_two_processes_at_once_and_the_command_line(corpus, cache_folder):
   failed = subprocess.run([*command[:4], 'TextFolder()'], capture_output=True, text=True)
   assert failed.returncode == 2 and 'needs the path' in failed.stderr
   assert 'Traceback' not in failed.stderr
+
+
+def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, monkeypatch):
+  for name in ('a', 'b'):
+    (tmp_path / name).mkdir()
+    for i in range(20):
+      letters = np.random.default_rng(i % 10 if name == 'a' else i // 2 + 5).integers(97, 123, 200)
+      (tmp_path / name / f'{i}.txt').write_text(letters.astype(np.uint8).tobytes().decode())
+  a, b = (f"TextFolder(path='{tmp_path / name}')" for name in 'ab')
+
+  def printed(*arguments):
+    build_module.main(['--context=16', *arguments])
+    return capsys.readouterr().out.splitlines()
+  assert printed('--source', a, '--valid_fraction=0.2')[-1] == (
+      '100.0% of the windows of 64 characters of validation text are also in training text')
+  lines = printed('--source', a, '--valid_source', b)
+  assert lines[-1].startswith('50.0% of the windows')
+  assert [Cache(pathlib.Path(line)).manifest['valid_fraction']
+          for line in lines if line.startswith('/')] == [0, 1]
+  assert 'windows' not in printed('--source', f'Prepared(path={lines[0]!r})', '--valid_source',
+                                  f'Prepared(path={[x for x in lines if x[0] == "/"][1]!r})')[-1]
+  monkeypatch.setattr(build_module, '_COMPARED', 1000)
+  assert printed('--source', a, '--valid_source', b)[-1].endswith('million characters')
+  (tmp_path / 'a' / '0.txt').write_text('letters ' * 50)
+  [(tmp_path / 'a' / f'{i}.txt').unlink() for i in range(1, 20)]
+  assert printed('--source', a, '--valid_fraction=0.2')[-1].startswith('text: too few documents')
 
 
 def test_large_vocabularies_are_stored_in_32_bits(corpus, monkeypatch):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from sink_jax.data.documents import Stdlib, TextFolder, held_out
+from sink_jax.data.documents import Prepared, Stdlib, TextFolder, held_out
 from sink_jax.data.interventions import FixedToken, RandomTokens
 from sink_jax.data.pipeline import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
+from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.slot import build
 from sink_jax.train.experiment import from_dict
 
@@ -229,6 +230,67 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
                          strict=True):
     for name in whole._fields:
       np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
+
+
+@pytest.fixture
+def other(tmp_path):
+  """Other text, in a domain of another name and one of the same."""
+  random = np.random.default_rng(1)
+  for domain in ('letters', 'prose'):
+    (tmp_path / 'other' / domain).mkdir(parents=True)
+    for i in range(12):
+      text = random.integers(97, 123, 200).astype(np.uint8).tobytes().decode()
+      (tmp_path / 'other' / domain / f'{i:02}.txt').write_text(text)
+  return TextFolder(path=str(tmp_path / 'other'))
+
+
+@pytest.mark.parametrize('tokenizer', [Bytes(), TrainedBpe(vocab_size=300)])
+def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
+  edits = (FixedToken(position=1),)
+  data = open_data(config(valid_source=other, tokenizer=tokenizer, interventions=edits))
+  sets = data.validation(8)
+  assert list(sets) == ['valid', 'letters', 'prose']
+  texts = {document.text for document in other.documents()}
+  for name in ('letters', 'prose'):
+    shown = data.decode(np.concatenate([b.tokens[:, 1:].ravel() for b in sets[name]]))
+    assert any(text[5:15] in shown for text in texts)
+  assert (sets['valid'][0].tokens[:, 0] == 1).all()
+  # Nothing of the training source is held out, and its tokenizer is that of both.
+  stream = data.decode(_stored(data).ravel())
+  assert sum(document.text[:12] in stream for document in corpus.documents()) >= 98
+  encoder = data._cache.encoder
+  np.testing.assert_array_equal(data.probe_tokens(3, 9)[:, 1:], [
+      encoder.encode(d.text)[1:9] for d in list(other.documents())[:13:12]
+      + list(other.documents())[1:2]])
+  summary = data.summary()
+  assert summary['valid_source'] == repr(other) and summary['content'] != summary['valid_content']
+  assert set(summary['domains']) == {'prose', 'verse'}
+  assert set(summary['valid_domains']) == {'letters', 'prose'}
+  wait = data.check_files()
+  wait()
+  assert all((c.folder / 'verified.json').exists() for c in (data._cache, data._valid_cache))
+
+
+def test_caches_of_a_pair_are_their_own(config, corpus, other):
+  alone = open_data(config())
+  pair = open_data(config(valid_source=other))
+  swapped = open_data(config(source=other, valid_source=corpus))
+  assert len({c.folder for d in (alone, pair, swapped) for c in d._caches()}) == 5
+  assert open_data(config(valid_source=other, valid_fraction=0.5))._cache.folder == pair._cache.folder
+  prepared = [Prepared(path=str(c.folder)) for c in pair._caches()]
+  again = open_data(config(source=prepared[0], valid_source=prepared[1]))
+  np.testing.assert_array_equal(again.validation(4)['valid'][0].tokens,
+                                pair.validation(4)['valid'][0].tokens)
+  for source, valid_source, match in (
+      (prepared[0], None, 'holds training text alone: .*data.valid_source'),
+      (prepared[1], None, 'holds validation text alone: .*data.source'),
+      (Prepared(path=str(alone._cache.folder)), other, 'not built as one of this pair'),
+      (corpus, Prepared(path=str(alone._cache.folder)), 'not built as one of this pair'),
+      (corpus, BigramBackcopy(), 'has no text'), (BigramBackcopy(length=_C), corpus, 'valid_source')):
+    with pytest.raises(ValueError, match=match):
+      open_data(config(source=source, valid_source=valid_source))
+  with pytest.raises(ValueError, match="'letters' has .* too few for a chunk"):
+    open_data(config(context=4000, valid_source=other))
 
 
 def test_one_domain_has_one_validation_set(corpus):

@@ -19,7 +19,8 @@ _UNDER_WAY = ('running', 'interrupted')
 _FREE = ('seed', 'model.implementation', 'model.remat', 'microbatches', *RESUMABLE)
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
-_SHARED = ('data.source', 'data.tokenizer', 'data.context', 'batch_size', *_SHAPE)
+_SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',
+           'batch_size', *_SHAPE)
 _SWEPT = {'batch-': ('batch_size',), 'heads-': ('model.heads',), 'layers-': ('model.layers',),
           '1b-': _SHAPE}
 
