@@ -11,7 +11,8 @@ from sink_jax.report import figures
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.page import as_html, as_markdown
 from sink_jax.train.provenance import here_and_now
-from sink_jax.report.runs import EMERGENCE_LEVEL, baseline_of, differing_settings, read_runs
+from sink_jax.report.runs import (
+    EMERGENCE_LEVEL, baseline_of, differing_settings, read_runs, split_notes)
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import as_text as table_text
 from sink_jax.train import storage
@@ -137,7 +138,7 @@ def _unique(source, groups):
 
 
 def _notes(members):
-  notes = []
+  notes = split_notes(members)
   if any(run.get('proxy') for run in members):
     notes.append('* of proxy scores: the rows of this attention do not sum to one, so its weights '
                  'are divided by the sums of their magnitudes before the metric, as in the paper.')

@@ -8,6 +8,7 @@ import numpy as np
 
 from sink_jax.analyses.training import read_analyses
 from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.data.stdlib_modules import splits_by_name
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.report.jsontext import finite
@@ -135,6 +136,19 @@ def differing_settings(runs: list[dict]) -> tuple[dict, dict[str, dict]]:
             if len({json.dumps(config.get(key)) for config in flat.values()}) == 1}
   return shared, {name: {key: value for key, value in config.items() if key not in shared}
                   for name, config in flat.items()}
+
+
+def split_notes(runs: list[dict]) -> list[str]:
+  """A line where validation text of the runs was held out by the names of its modules."""
+  named = [run['name'] for run in runs if 'config' in run
+           and splits_by_name(str(run['config']['data']['source']))
+           and not run['config']['data'].get('valid_source')]
+  if not named:
+    return []
+  which = 'all runs' if len(named) == len(runs) else ', '.join(named)
+  return [f'Validation losses ({which}): a part of the validation text is training text, too, for '
+          'Stdlib() holds modules out by their names. To be made again with '
+          "Stdlib(split='content')."]
 
 
 def shown_losses(run: dict) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sink_jax.report.paper.claims import FAILS, HOLDS, PLURAL, PRESUPPOSED, UNKNOWN
 from sink_jax.report.paper.collect import Group, inconsistencies
 from sink_jax.report.paper.measures import summary
+from sink_jax.report.runs import split_notes
 
 _DEFAULT = ('sink_1', 'valid_loss', 'massive')
 _JUDGED = ('Judged on runs that are done, by their mean over seeds; each criterion is ours and '
@@ -40,7 +41,8 @@ def _lines(claims, group):
   why = '; '.join(f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
   lines.append(f'{len(found[UNKNOWN])} {PLURAL[UNKNOWN]}' + (f': {why}.' if why else '.'))
   lines += [_SMOKE] if group.rules == 'smoke' else []
-  return lines + inconsistencies(group)
+  members = [run for runs in group.trials.values() for run in runs]
+  return lines + split_notes(members) + inconsistencies(group)
 
 
 def _default(group):
