@@ -134,8 +134,11 @@ def verify(folder: pathlib.Path) -> int:
   return read
 
 
-def _overlap(source, valid_source, valid_fraction):
-  """A line about the text that both sides of a split have; none where there is no text here."""
+def _overlap(source, valid_source, valid_fraction, left_out):
+  """A line about the text that both sides of a split have; none where there is no text here.
+
+  left_out: domains whose documents are on both sides.
+  """
   if isinstance(source, Prepared) or isinstance(valid_source, Prepared):
     return []
   held, training, cut = [], [], False
@@ -146,6 +149,8 @@ def _overlap(source, valid_source, valid_fraction):
         cut = True
         break
       read += len(document.text)
+      if document.domain in left_out:
+        continue
       is_held = side is valid_source or (
           not valid_source and side.held_out(document.name, valid_fraction))
       (held if is_held else training).append(document.text)
@@ -194,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
                for text in (args.source, args.valid_source)]
     caches = open_pair(*sources, build(Tokenizer, args.tokenizer), args.context, args.bos,
                        args.eos, args.valid_fraction, args.cache_dir, args.workers)
-    shared = _overlap(*sources, args.valid_fraction)
+    shared = _overlap(*sources, args.valid_fraction, caches[0].domains_by_chunks())
   except ValueError as error:
     parser.exit(2, f'{parser.prog}: {error}\n')
   except (OSError, MemoryError, RuntimeError) as error:

@@ -157,8 +157,7 @@ class Cache:
       lines.append(f'{self.manifest["source"]} holds modules out by their names, and a part of '
                    "their text is trained on, too: Stdlib(split='content') keeps near copies on "
                    'one side.')
-    cut = [name for name, entry in self.manifest['domains'].items()
-           if entry.get('split_by') == 'chunks']
+    cut = self.domains_by_chunks()
     if cut:
       lines.append(f'{", ".join(cut)}: too few documents to hold some out, so the last chunks '
                    'are for validation; they go on where the training text ends.')
@@ -166,6 +165,11 @@ class Cache:
       lines.append(f'{self.folder} was built before digests of its files were kept: a damaged '
                    'chunk would not be noticed. Delete it, and it is built again.')
     return lines
+
+  def domains_by_chunks(self) -> list[str]:
+    """The domains whose last chunks are for validation, for want of documents to hold out."""
+    return [name for name, entry in self.manifest['domains'].items()
+            if entry.get('split_by') == 'chunks']
 
   def _check_sizes(self):
     for name, file in self.manifest.get('files', {}).items():

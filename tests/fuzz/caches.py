@@ -52,6 +52,7 @@ def _inputs(prepared):
 
 def _run(prepared, input, folder):
   from sink_jax.data.build import open_cache
+  from sink_jax.data.cache_check import check
   from sink_jax.data.corpus import CorpusData
   from sink_jax.data.documents import Prepared
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
@@ -62,6 +63,7 @@ def _run(prepared, input, folder):
   data.probe_tokens(2, 4)
   next(data.batches(0, 2, 0))
   cache.encoder.decode(cache.encoder.encode('cats'))
+  check(cache)
 
 
 KINDS = {'caches': Kind(_prepare, _inputs, _run, ('ValueError', 'OSError'), share=8,

@@ -7,11 +7,13 @@ import shutil
 import pytest
 
 from sink_jax.data.cache_check import DamagedCache
+from sink_jax.data.documents import Jsonl
 from sink_jax.data.pipeline import open_data
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import claimed
 from tests.train import runs
 
 
@@ -44,6 +46,27 @@ def test_no_checkpoint_is_made_of_damaged_chunks(config, tmp_path):
   go(config, tmp_path / 'run')
   assert saved_steps(tmp_path / 'run') == [4] and (cache / 'verified.json').exists()
   assert len(read_metrics(tmp_path / 'run', 'train')) == 4
+
+
+def test_a_validation_source_belongs_to_a_run(tmp_path):
+  config, other = runs.config(), runs.config(data__valid_source="Jsonl(path='x')")
+  assert from_dict(other).data.valid_source == Jsonl(path='x')
+  assert from_dict(config).data.valid_source is None
+  data = {'content': 'a', 'valid_content': 'b'}
+  workdir = tmp_path / 'run'
+  with claimed(workdir, config, data):
+    pass
+  older = json.loads((workdir / 'config.json').read_text())
+  del older['data']['valid_source']  # as it was before there was such a key
+  (workdir / 'config.json').write_text(json.dumps(older))
+  with claimed(workdir, config, data):
+    pass
+  with pytest.raises(ValueError, match=r"data.valid_source: '' -> .Jsonl"):
+    with claimed(workdir, other, data):
+      pass
+  with pytest.raises(ValueError, match='the content of the data, since the run began'):
+    with claimed(workdir, config, data | {'valid_content': 'c'}):
+      pass
 
 
 def test_a_split_by_chunks_is_said_aloud(config, tmp_path, caplog):
