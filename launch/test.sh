@@ -27,6 +27,7 @@ Runs the tests on the CPU. Paths among the arguments start at the repository.
                      apt-get install slurmd slurmctld slurm-client munge
   PARITY=DIR         where they lie; unset: parity in the environment
   COMPILERS=DIR      where the compilers lie; unset: compilers in the environment
+  BUCKET=DIR         where tests put what emulates gs:// (70 MB); unset: bucket in the environment
   COMPILE_TABLE=FILE gets a line of JSON about every compile: memory, registers, spills
   WORKERS=2          processes to run them in; 0: all in one, as a debugger needs
   JAX_PLATFORMS=cpu  set it to run the tests on another device

@@ -1,32 +1,18 @@
 """TensorBoard's files of a run that was killed and started again, as TensorBoard reads them."""
 
-import struct
+import itertools
+import time
 
 import pytest
 from etils import epath
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.tensorboard import Board
+from tests.train import tensorboard_files
 
 
 def shown(folder):
-  """{tag: [step, ...]} of the files of a run; a start drops what was at its step or beyond."""
-  points = {}
-  for path in sorted(folder.iterdir(), key=lambda path: path.name):
-    for event in _events(path.read_bytes()):
-      if event.HasField('session_log') and event.session_log.status == SessionLog.START:
-        points = {tag: [s for s in steps if s < event.step] for tag, steps in points.items()}
-      for value in event.summary.value:
-        points.setdefault(value.tag, []).append(event.step)
-  return points
-
-
-def _events(data):
-  while data:
-    size, = struct.unpack_from('<Q', data)
-    yield Event.FromString(data[12:12 + size])
-    data = data[16 + size:]
+  return tensorboard_files.shown(path.read_bytes() for path in sorted(folder.iterdir()))
 
 
 def begin(workdir, start, steps):
@@ -38,7 +24,10 @@ def begin(workdir, start, steps):
   return metrics
 
 
-def test_a_run_killed_before_its_first_checkpoint_shows_every_step_once(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_shows_every_step_once(tmp_path,
+                                                                                monkeypatch):
+  clock = itertools.count(time.time(), 10)
+  monkeypatch.setattr(time, 'time', lambda: next(clock))  # not within a second
   begin(tmp_path, 0, [0, 1, 2])
   begin(tmp_path, 0, [0, 1]).close()
   assert shown(tmp_path / 'tensorboard') == {'train/loss': [0, 1]}

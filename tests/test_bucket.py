@@ -1,0 +1,108 @@
+"""Training, a sweep, its evaluation and its report in gs://bucket, by the commands of a user."""
+
+import importlib.metadata
+import json
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.bucket import PINS, NotInstalled, emulated, packages
+from tests.launch_clone import pinned
+from tests.sweep.test_command import TABLE
+from tests.train.runs import ROOT
+from tests.train.tensorboard_files import shown
+
+TWO = "{'a': SMALL, 'b': SMALL | {'seed': 1}}"
+PNG = b'\x89PNG'
+
+
+@pytest.fixture(scope='module')
+def bucket():
+  try:
+    with emulated() as there:
+      yield there
+  except NotInstalled as error:
+    pytest.skip(str(error))
+
+
+def finish(process):
+  out, err = process.communicate(timeout=300)
+  assert process.returncode == 0, err[-3000:]
+  return out, err
+
+
+def rows(bucket, name):
+  """Metric rows without the timings, which no two runs share."""
+  lines = map(json.loads, bucket.read(f'runs/{name}/metrics.jsonl').splitlines())
+  return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'mfu')} for row in lines]
+
+
+def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
+  here = tmp_path / 'here'
+  here.mkdir()
+  (tmp_path / 'table.py').write_text(TABLE.format(trials=TWO))
+  config, runs = f'--config={tmp_path / "table.py"}', f'{bucket.url}/runs'
+  start = lambda *command: bucket.start(*command, cwd=here)
+
+  shards = [start('sweep', config, f'--workdir={runs}', f'--shard={k}/2') for k in (1, 2)]
+  assert [finish(shard)[0] for shard in shards] == ['a: done\n', 'b: done\n']
+  assert b'2 done' in bucket.read('runs/summary.md')
+  whole = rows(bucket, 'a')
+  assert [row['step'] for row in whole if row['kind'] == 'train'] == list(range(1, 9))
+  for name in 'ab':
+    assert 'first_token_chain' in json.loads(bucket.read(f'runs/{name}/analyses.json'))
+    assert board(bucket, name)['train/loss'] == list(range(1, 9))
+
+  for lost in ('checkpoints/8/', 'checksums/8.json', 'status.json'):  # by a kill after step 4
+    bucket.delete(f'runs/a/{lost}')
+  resumed = start('train', f'{config}:a', f'--workdir={runs}/a')
+  evaluated = start('evaluate', f'--workdir={runs}/b')
+  assert 'resuming from step 4 of 8' in finish(resumed)[1]
+  assert rows(bucket, 'a') == whole
+  assert board(bucket, 'a')['train/loss'] == list(range(1, 9))
+  assert board(bucket, 'a')['probe/sink_1'] == [0, 4, 8]
+  assert f'{runs}/b/evaluation/sink_report.json' in finish(evaluated)[0]
+  assert json.loads(bucket.read('runs/b/evaluation/sink_report.json'))['step'] == 8
+  assert bucket.read('runs/b/evaluation/attention_maps.png').startswith(PNG)
+
+  reported = start('report', f'--runs={runs}', f'--out={bucket.url}/report')
+  analysed = start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
+                   '--sequences=2', '--length=8')
+  out, _ = finish(reported)
+  assert f'{bucket.url}/report/index.html' in out
+  report = json.loads(bucket.read('report/report.json'))
+  assert {name: run['status'] for name, run in report['runs'].items()} == {'a': 'done', 'b': 'done'}
+  [group] = report['groups']
+  assert len(group['figures']) == 2
+  assert all(bucket.read(f'report/{figure["file"]}').startswith(PNG) for figure in group['figures'])
+  assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
+  assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
+  assert not list(here.iterdir())  # such as gs:/bucket
+
+
+def board(bucket, name):
+  return shown(map(bucket.read, bucket.names(f'runs/{name}/tensorboard/')))
+
+
+@pytest.mark.parametrize('python', ['3.11', '3.12', '3.13'])
+def test_its_pins_are_exact_and_add_to_those_of_the_environment(python):
+  assert not pinned(PINS, python).keys() & pinned(ROOT / 'requirements.txt', python).keys()
+
+
+def test_its_pins_are_complete():
+  """They are installed without what they ask for."""
+  try:
+    folder = packages()
+  except NotInstalled as error:
+    pytest.skip(str(error))
+  if folder is None:
+    pytest.skip('the environment has what they install')
+  pins = pinned(PINS, '3.11')
+  for package in importlib.metadata.distributions(path=[str(folder)]):
+    assert pins[canonicalize_name(package.name)] == package.version
+    for wanted in map(Requirement, package.requires or ()):
+      if wanted.marker is None or wanted.marker.evaluate({'extra': ''}):
+        name = canonicalize_name(wanted.name)
+        there = pins.get(name) or importlib.metadata.version(name)
+        assert there in wanted.specifier, f'{package.name} wants {wanted}'
