@@ -73,11 +73,12 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
 
 
 def checkpoint(run: Run) -> dict:
-  """Which model a result is of: folder (its own name alone), step, and dtype of the model.
+  """Which model a result is of: folder (its own name alone), step, dtype, number of parameters.
 
   A snapshot of the hub has the folder of its repository, and its revision.
   """
-  found = {'folder': None, 'step': run.step, 'dtype': run.config.dtype}
+  found = {'folder': None, 'step': run.step, 'dtype': run.config.dtype,
+           'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
   if run.folder is not None:
     folder = Path(run.folder).absolute()
     found['folder'] = folder.name

@@ -14,6 +14,25 @@ def to_json(value) -> str:
                 text) + '\n'
 
 
+def from_json(text: str):
+  """What a JSON text holds; strict, since it may come from anywhere.
+
+  Raises:
+    ValueError: it is no JSON, nested too deeply, or has a number that is not finite.
+  """
+  try:
+    return json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
+  except RecursionError:
+    raise ValueError('nested too deeply') from None
+
+
+def _finite_number(words):
+  number = float(words)
+  if not math.isfinite(number):
+    raise ValueError(f'{words} is not a finite number')
+  return number
+
+
 def finite(value):
   """The same with None in place of numbers that are not finite."""
   if isinstance(value, dict):

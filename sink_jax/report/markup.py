@@ -51,7 +51,7 @@ def definitions(items: Mapping[str, str], kind: str = '') -> str:
 
 def escaped(words) -> str:
   """For Markdown."""
-  return re.sub(r'([*_|<])', r'\\\1', str(words))
+  return re.sub(r'([\\`*_|<\[\]])', r'\\\1', str(words))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]],

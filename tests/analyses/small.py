@@ -1,11 +1,14 @@
 """Small models, and what the analyses are given, for tests."""
 
+import json
 import struct
 
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
+from sink_jax.report.analysis_fields import FIELDS, check_result
+from sink_jax.report.jsontext import rounded, to_json
 from tests.random_params import random_params
 
 VOCABULARY = 13
@@ -31,8 +34,11 @@ def options(**changes):
 
 
 def check_rows(module, results):
-  """The table for the terminal is one, with a line per model at least."""
-  table = module.rows(results)
+  """The table for the terminal is one, with a line per model at least; a report can read it."""
+  table, name = module.rows(results), module.__name__.split('.')[-1]
+  for result in results if name in FIELDS else ():
+    made = {'checkpoint': {'dtype': 'float32'}, 'options': {'dtype': 'float32'}}
+    check_result(name, json.loads(to_json(rounded(result | made))))
   assert len(table) > len(results) and len({len(row) for row in table}) == 1
   assert all(isinstance(cell, str) for row in table for cell in row)
   return table

@@ -19,6 +19,7 @@ from sink_jax.analyses import domains, frame, hellaswag, norms, table
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.report.analysis import analyse_models
@@ -127,8 +128,10 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, tmp_path):
   assert second['inputs']['source'] == "Stdlib(domains='docs', max_files=0)"
   assert 'Figure 3' in text and 'tiny-llama' in text and 'T=9' in text
   assert any('no --source' in line for line in said) and any('[2/2]' in line for line in said)
-  assert first['checkpoint'] == {'folder': 'tiny-llama', 'step': None, 'dtype': 'float32'}
-  assert second['checkpoint'] == {'folder': 'run', 'step': 2, 'dtype': 'float32'}
+  config = sj.load_pretrained(checkpoint).config
+  assert first['checkpoint'] == {'folder': 'tiny-llama', 'step': None, 'dtype': 'float32',
+                                 'parameters': parameter_count(config)}
+  assert second['checkpoint'].items() > {'folder': 'run', 'step': 2, 'dtype': 'float32'}.items()
   assert first['options'] == second['options']
   assert first['options']['lengths'] == [4, 9] and first['options']['dtype'] == 'float32'
   assert 'say' not in first['options'] and written['failed'] == []
@@ -257,7 +260,8 @@ def test_out_that_cannot_be_written(checkpoint, tmp_path):
 
 def test_which_model_a_result_is_of():
   run = dataclasses.replace(small_run(), step=7)
-  assert frame.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32'}
+  assert frame.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32',
+                                   'parameters': parameter_count(run.config)}
   snapshot = f'/cache/models--a--b/snapshots/{"0a" * 20}'
   found = frame.checkpoint(dataclasses.replace(run, folder=snapshot))
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)

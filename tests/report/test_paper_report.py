@@ -12,6 +12,7 @@ from sink_jax.analyses.table import ANALYSES
 from sink_jax.report.paper import drawing, published
 from sink_jax.report.paper.report import CLAIMS, as_text, paper_report, without_paths
 from tests.report import paper_runs
+from tests.report.analysed_files import content, write as write_analysis
 from tests.report.paper_runs import change, runs, write, write_not_expressible
 from tests.report.test_report import ROOT, Page
 
@@ -178,14 +179,14 @@ def command(*options):
 
 
 def test_the_command_chooses_the_kind(tmp_path):
-  (tmp_path / 'runs').mkdir()
-  done = command(f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out"}')
+  write_analysis(tmp_path / 'analyses/chat.json', 'chat', [content('chat', 'Mistral-7B')])
+  done = command(f'--analyses={tmp_path / "analyses"}', f'--out={tmp_path / "out"}')
   assert done.returncode == 0 and 'runs: none' in done.stdout and 'report.json' in done.stdout
   report = json.loads((tmp_path / 'out/report.json').read_text())
   assert {v['verdict'] for claim in report['claims'] for v in claim['verdicts']} == {
       'cannot be judged'}
   page = Page((tmp_path / 'out/index.html').read_text()).text
-  assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
+  assert '97.49' in page and 'analyses/chat.json' in page and '1 file of analyses' in page
 
   write(tmp_path / 'runs/default')
   done = command(f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}', '--kind=runs',

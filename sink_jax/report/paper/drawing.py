@@ -90,8 +90,14 @@ def rates(names: list[str], rows: list[dict]) -> bytes:
 
 def png(figure) -> bytes:
   """A picture with a palette."""
-  raw, small = io.BytesIO(), io.BytesIO()
+  raw = io.BytesIO()
   plots.save(figure, raw)
+  return with_palette(raw)
+
+
+def with_palette(raw: io.BytesIO) -> bytes:
+  """The same picture in a third of the space."""
+  small = io.BytesIO()
   image = Image.open(raw).convert('RGB')
   image.quantize(_COLOURS_OF_A_PICTURE).save(small, 'png', optimize=True)
   return small.getvalue()

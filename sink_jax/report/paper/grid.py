@@ -23,14 +23,14 @@ def table_grid(table: dict, groups: list[dict]) -> Grid | None:
     return None
   measures, headings = table['measures'], table['headings']
   notes = [table['note']] if table.get('note') else []
+  if table['needs'] == 'open models' and any(row['ours'] for row in table['rows']):
+    return _open_grid(table, notes)
   if table['needs'] != 'training':
     return Grid(['setting', *(headings[m] for m in measures)],
                 [[_setting(row), *(row['paper'][m] for m in measures)] for row in table['rows']],
                 notes)
   several = len(groups) > 1
-  head = ['setting'] + ['budget, protocol'] * several
-  for m in measures:
-    head += [f'{headings[m]}: paper', 'ours', *(['difference'] if m != 'converges' else ['agrees'])]
+  head = ['setting'] + ['budget, protocol'] * several + _compared(table)
   head += ['steps', 'tokens', 'status and runs']
   remarks, rows = {}, []
   for row in table['rows']:
@@ -42,6 +42,25 @@ def table_grid(table: dict, groups: list[dict]) -> Grid | None:
   if any('*' in str(cell) for row in rows for cell in row[1:]):
     notes.append('*: of proxy scores.')
   return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
+
+
+def _compared(table):
+  """Headings of the paper's number, ours, and the difference."""
+  return [words for m in table['measures'] for words in (
+      f'{table["headings"][m]}: paper', 'ours', 'agrees' if m == 'converges' else 'difference')]
+
+
+def _open_grid(table, notes):
+  """A table of open models, some of which have been measured."""
+  remarks, rows = {}, []
+  for row in table['rows']:
+    ours = row['ours'][0] if row['ours'] else None
+    cells = [cell for m in table['measures'] for cell in _measure(row, ours, m, remarks)]
+    status = (ours['status'], ', '.join(ours['files'])) if ours else 'not run'
+    rows.append([_setting(row), *cells, status])
+  head = ['setting', *_compared(table), 'status and files']
+  return Grid(head, rows, notes + [f'{mark}: {words}.' for words, mark in remarks.items()],
+              (0, len(head) - 1))
 
 
 def verdict_grid(report: dict) -> Grid:

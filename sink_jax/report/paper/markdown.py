@@ -36,7 +36,7 @@ def _table(table, report):
   grid = table_grid(table, report['groups'])
   title = table['name'] + (f': {table["title"]}' if table['number'] else '')
   lines = [f'### {escaped(title)} (Section {table["section"]})', '']
-  lines += [f'{upper(table["status"])}.', ''] if table['status'] else []
+  lines += [f'{upper(escaped(table["status"]))}.', ''] if table['status'] else []
   return lines + ([*_grid(grid), ''] if grid else [escaped(table.get('note', '')), ''])
 
 
@@ -49,7 +49,8 @@ def _figure(figure):
     name = f'{figure["title"]} {picture["name"]}'.strip()
     lines += [f'![{name}]({picture["file"]})', '']
     if picture['missing']:
-      lines += [f'{upper(picture["name"])}: without {escaped(", ".join(picture["missing"]))}.', '']
+      start = f'{upper(picture["name"])}: without' if picture['name'] else 'Without'
+      lines += [f'{start} {escaped(", ".join(picture["missing"]))}.', '']
     lines += [escaped(picture['note']), ''] if picture.get('note') else []
   return lines
 
@@ -75,8 +76,9 @@ def _grid(grid):
 
 def _made(report):
   lines = ['## How it was made', '']
+  code = lambda value: '`' + value.replace('`', "'") + '`'
   for key, values in report['provenance'].items():
-    lines += [f'- {upper(key)}:', *(f'  - `{value}`' for value in values)]
+    lines += [f'- {upper(key)}:', *(f'  - {code(value)}' for value in values)]
   for name, rules in report['budgets'].items():
     lines += ['', f'Budget {name}:', '', *(f'- {escaped(rule)}' for rule in rules)]
   for group in report['groups']:

@@ -28,12 +28,14 @@ def as_html(report: dict, images: dict[str, bytes]) -> str:
 
 
 def _header(report):
-  if not report['runs']:
+  if not (report['runs'] or report['analyses']):
     facts = f'Nothing has been run. Begin with {markup.code(_SWEEP)}.'
   else:
     told = [f'{group["name"]}: {group["runs"]} runs of {group["trials"]} trials ('
             + ', '.join(f'{n} {status}' for status, n in group['statuses'].items()) + ')'
             for group in report['groups']]
+    files = len(report['analyses'])
+    told += [f'{files} file{"s" if files > 1 else ""} of analyses'] if files else []
     facts = text('; '.join(told) or 'No run is of the paper') + '.'
   return (f'<header><h1>{text(report["title"])}</h1><p><i>{text(report["paper"])}</i>: its claims, '
           f'its tables and its figures, and what our runs say to each. {facts} Report of '
@@ -97,7 +99,8 @@ def _figure(figure, images):
   for picture in figure['pictures']:
     missing = f' Without {", ".join(picture["missing"])}.' if picture['missing'] else ''
     name = f'{upper(picture["name"])}. ' if picture['name'] else ''
-    kind = 'single' if len(picture['panels']) < 2 or picture.get('across') == 1 else 'wide'
+    single = len(picture['panels']) < 2 or picture.get('across') == 1
+    kind = 'single' if single and 'models' not in picture else 'wide'
     note = f' {picture["note"]}' if picture.get('note') else ''
     parts.append(markup.picture(images[picture['file']], f'{name}{words}{note}{missing}', kind))
   return ''.join([*parts, '</article>'])

@@ -6,9 +6,10 @@ import collections
 import re
 from textwrap import fill
 
+from sink_jax.report.analysed import Analysed
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.paper import claims_architecture, claims_training, drawing, published
-from sink_jax.report.paper.brief import in_short
+from sink_jax.report.paper.brief import OPEN, in_short, open_lines
 from sink_jax.report.paper import synthetic
 from sink_jax.report.paper.claims import FAILS, PLURAL, UNKNOWN, judge
 from sink_jax.report.paper.collect import (
@@ -17,8 +18,9 @@ from sink_jax.report.paper.compared import CRITERION
 from sink_jax.report.paper.curves import figure_data
 from sink_jax.report.paper.markdown import as_markdown
 from sink_jax.report.paper.measures import summary
+from sink_jax.report.paper.open_models import figure_of
 from sink_jax.report.paper.page import as_html
-from sink_jax.report.paper.rows import needs_models, tables
+from sink_jax.report.paper.rows import tables
 from sink_jax.train.budget import BUDGETS
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.storage import folder
@@ -34,8 +36,11 @@ _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+
 _PROTOCOL_KEYS = (('optimizer', 'schedule'), ('model', 'init'), ('probe', 'dtype'))
 
 
-def paper_report(runs: list[dict], out) -> dict:
-  """Writes index.html, report.md, report.json and PNGs about runs of `find_runs`.
+def paper_report(runs: list[dict], out, analysed: Analysed = Analysed()) -> dict:
+  """Writes index.html, report.md, report.json and PNGs about runs and analyses.
+
+  Args:
+    runs: of `find_runs`. analysed: of `read_analyses`.
 
   Returns:
     What report.json holds.
@@ -43,10 +48,10 @@ def paper_report(runs: list[dict], out) -> dict:
   Raises:
     OSError: `out` cannot be written.
   """
-  report, pictures = build(runs)
+  report, pictures = build(runs, analysed)
   told = lambda key: sorted({run[key] for run in runs if run[key]}) or ['unknown']
   now = here_and_now()
-  report['provenance'] = without_paths({
+  report['provenance'] = without_paths(_analysed_by(analysed) | {
       'trained by': told('trained_by'), 'trained on': told('trained_on'),
       'trained with': told('trained_with'), 'reported by': [now['command']], 'date': [now['date']],
       'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
@@ -61,10 +66,10 @@ def paper_report(runs: list[dict], out) -> dict:
   return report
 
 
-def build(runs: list[dict]) -> tuple[dict, dict[str, bytes]]:
-  """The content of a report about runs of `read_run`, and its pictures as PNGs by file name."""
+def build(runs: list[dict], analysed: Analysed = Analysed()) -> tuple[dict, dict[str, bytes]]:
+  """The content of a report, see `paper_report`, and its pictures as PNGs by file name."""
   groups = groups_of(runs)
-  figures, pictures = _figures(groups)
+  figures, pictures = _figures(groups, analysed)
   axis = synthetic.section(runs)
   if axis:
     drawn = [row for row in axis['rows'] if 'Sink_1 %' in row['cells']]
@@ -76,20 +81,22 @@ def build(runs: list[dict]) -> tuple[dict, dict[str, bytes]]:
            for row in drawn])
   judged = groups + synthetic_groups(runs)
   claims = [_claim(claim, judged) for claim in CLAIMS]
+  shown = tables(groups, analysed)
   report = {
       'title': 'The paper beside our runs',
       'paper': published.title(),
       'groups': [_about(group) for group in groups],
       'statuses': dict(collections.Counter(run['status'] for run in runs)),
-      'in_short': in_short(claims, judged),
+      'in_short': in_short(claims, judged, open_lines(shown, figures, analysed)),
       'claims': claims,
-      'tables': tables(groups),
+      'tables': shown,
       'figures': figures,
       'synthetic': axis,
       'comparison': CRITERION,
       'budgets': {name: list(budget.rules) for name, budget in BUDGETS.items()},
       'notes': [line for group in judged for line in inconsistencies(group)],
       'runs': {run['name']: _run(run) for run in runs},
+      'analyses': analysed.files,
       'other_runs': [run['name'] for run in runs
                      if not is_of_the_paper(run) and not is_synthetic(run)],
   }
@@ -109,7 +116,10 @@ def as_text(report: dict) -> str:
                    subsequent_indent='    ')] if failed else []
   drawn = sum(bool(figure['pictures']) for figure in report['figures'])
   lines.append(f'figures: {drawn} of {len(report["figures"])} drawn')
-  return '\n'.join(lines + report['notes'])
+  lines += report['notes']
+  lines += [fill(line, 100, subsequent_indent='  ') for part in report['in_short']['groups']
+            if part['name'] == OPEN for line in part['lines']]
+  return '\n'.join(lines)
 
 
 def verdict_counts(report: dict) -> list[tuple[str, dict[str, int], list[str]]]:
@@ -145,7 +155,7 @@ def _claim(claim, groups):
           'marks': claim.marks, 'criterion': claim.criterion, 'verdicts': verdicts or [nothing]}
 
 
-def _figures(groups):
+def _figures(groups, analysed):
   """Every figure of the paper with its pictures, and the PNGs by file name."""
   found, pictures = [], {}
   for figure in published.figures():
@@ -154,6 +164,12 @@ def _figures(groups):
       file = f'{figure["key"]}.png'
       pictures[file] = drawing.masks('prefix' if figure['number'] == '5' else 'window')
       drawn = [{'file': file, 'name': '', 'missing': [], 'panels': []}]
+    status = None
+    if figure['needs'] == 'open models':
+      content, png, status = figure_of(figure, analysed)
+      if content:
+        pictures[content['file']] = png
+        drawn = [content]
     for group in groups if figure['needs'] == 'training' else ():
       content = figure_data(figure, group)
       if content:
@@ -163,13 +179,11 @@ def _figures(groups):
           panel.pop('map', None)  # the run's analyses.json has it
         drawn.append(content | {'file': file, 'name': group.name})
     found.append(figure | {'title': published.name_of(figure), 'pictures': drawn,
-                           'status': _figure_status(figure, drawn, groups)})
+                           'status': status or _figure_status(figure, drawn, groups)})
   return found, pictures
 
 
 def _figure_status(figure, drawn, groups):
-  if figure['needs'] == 'open models':
-    return needs_models(figure)
   if figure['needs'] == 'fine-tuning':
     return 'not run: there is no config for fine-tuning the 1B models'
   if figure['kind'] == 'schematic':
@@ -179,6 +193,12 @@ def _figure_status(figure, drawn, groups):
   told = [f'{trial} ({group.status(trial)})' for group in groups for trial in figure['trials']
           if group.runs(trial)]
   return f'nothing to draw: {", ".join(told)}' if told else 'not run'
+
+
+def _analysed_by(analysed):
+  by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
+               for made in analysed.files.values()})
+  return {'analysed by': by} if by else {}
 
 
 def _about(group: Group):

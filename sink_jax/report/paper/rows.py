@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sink_jax.report.paper import published
+from sink_jax.report.analysed import Analysed
+from sink_jax.report.paper import open_models, published
 from sink_jax.report.paper.collect import Group
 from sink_jax.report.paper.compared import difference, remark
 from sink_jax.report.paper.measures import MEASURES, summary
 
 
-def tables(groups: list[Group]) -> list[dict]:
+def tables(groups: list[Group], analysed: Analysed = Analysed()) -> list[dict]:
   """Tables 1 to 15 and the numbers of the text, each with rows; see `row`."""
-  return [dict(table, name=published.name_of(table), status=_status(table),
-               headings={measure: MEASURES[measure].heading for measure in table['measures']},
-               rows=[row(entry, table['measures'], groups) for entry in table['rows']])
+  return [_table(table, groups, analysed)
           for table in published.tables() + published.text_numbers()]
+
+
+def _table(table, groups, analysed):
+  rows = ([_open_row(table, entry, analysed) for entry in table['rows']]
+          if table['needs'] == 'open models' else
+          [row(entry, table['measures'], groups) for entry in table['rows']])
+  return dict(table, name=published.name_of(table), status=_status(table, rows),
+              headings={measure: MEASURES[measure].heading for measure in table['measures']},
+              rows=rows)
+
+
+def _open_row(table, entry, analysed):
+  """A row of open models, with at most one entry in `ours`; see `open_models.row_of`."""
+  ours = open_models.row_of(table, entry, analysed)
+  return dict(entry, paper={m: paper_text(entry, m) for m in table['measures']},
+              ours=[] if ours is None else [ours])
 
 
 def row(entry: dict, measures: Iterable[str], groups: list[Group]) -> dict:
@@ -96,13 +111,8 @@ def _tokens_seen(run):
   return run['tokens'] if run['status'] == 'done' else run['tokens'] // run['steps'] * run['step']
 
 
-def _status(table):
+def _status(table, rows):
   if table['needs'] == 'open models':
-    return needs_models(table)
+    models = [model for row in rows for model in open_models.lacking(table, row)]
+    return open_models.needs_models(table, list(dict.fromkeys(models))) if models else ''
   return 'nothing to run' if table['needs'] == 'nothing' else ''
-
-
-def needs_models(item: dict) -> str:
-  """Why a table or figure of open models is not in a report of runs, and what makes it."""
-  return ('not run: needs a published checkpoint, and python -m sink_jax.analyses '
-          f'{item["analysis"]}')

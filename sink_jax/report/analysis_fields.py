@@ -1,0 +1,145 @@
+"""What a result of an analysis must hold before a report reads or draws it.
+
+A file of results may come from anywhere, so that every number is checked for its range, and
+every list for its shape, before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from sink_jax.data.inputs import KINDS
+
+_LARGEST = 1e30
+_LONGEST = 2048  # entries of a list
+_CHARACTERS = 500  # of a text
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+  """A number from low to high, or nested lists of such numbers.
+
+  axes: a letter per level of lists; levels with the same letter have the same length.
+  """
+
+  axes: str = ''
+  low: float = -_LARGEST
+  high: float = _LARGEST
+  whole: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+  """A text, or a list of texts; axes as in `Numbers`."""
+
+  axes: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+  """A list of at least one and at most `most` objects with these fields."""
+
+  fields: Mapping[str, Numbers | Words | Items]
+  most: int
+
+
+def _percent(axes=''):
+  return Numbers(axes, 0, 100.001)
+
+
+def _share(axes=''):
+  return Numbers(axes, 0, 1)
+
+
+def _importance(axes=''):
+  return Numbers(axes, 0, _LONGEST)  # above one for late keys of a short sequence
+
+
+_COUNT = Numbers(low=0, high=1e15, whole=True)
+_NAMES = Words('D')
+_BLOCKS = Numbers('N', 0, 1e6, whole=True)
+_INPUTS = {'kind': Words(), 'sequences': _COUNT, 'length': _COUNT, 'bos.protocol': Words(),
+           'source?': Words()}
+# Of every result. A name that ends in '?' may be missing or null, one with dots is nested.
+_SHARED = {**{f'inputs.{name}': field for name, field in _INPUTS.items()},
+           'checkpoint.folder?': Words(), 'checkpoint.step?': _COUNT,
+           'checkpoint.parameters?': _COUNT, 'checkpoint.revision?': Words(),
+           'checkpoint.dtype': Words(), 'options.dtype': Words()}
+_SCALE = {'epsilon': _share(), 'parameters': Numbers(low=1, high=1e15, whole=True),
+          'sink_1': _percent()}
+_HEAD = {'layer': _COUNT, 'head': _COUNT, 'importance': _importance()}
+_NORMS = Numbers('N', 0, _LARGEST)
+_HIDDEN = Numbers('M', 0, _LARGEST)
+_RATIO = 1e-30  # its logarithm is taken
+# Of the analyses that a table or figure of the paper is about.
+FIELDS = {
+    'kinds': {'epsilon': _share(), 'inputs.kinds': Items(_INPUTS, len(KINDS)),
+              **{f'sink_1.{kind}?': _percent() for kind in KINDS}},
+    'chat': {'epsilon': _share(), 'sink_1': _percent()},
+    'positions': {'epsilon': _share(), 'rows': Items(
+        {'change': Words(), 'position?': _COUNT, 'sink_1': _percent(), 'sink_t?': _percent()},
+        _LONGEST)},
+    'lengths': {'lengths': Numbers('L', 1, 1e9, whole=True), 'epsilons': _share('E'),
+                'sink': _percent('ELK')},
+    'scale': _SCALE,
+    'hellaswag': {**_SCALE, **dict.fromkeys(
+        ('acc', 'acc_norm', 'acc_stderr', 'acc_norm_stderr'), _percent()),
+                  'questions': _COUNT, 'hellaswag.bos': Words(), 'hellaswag.limit?': _COUNT},
+    'domains': {'epsilons': _share('E'), 'domains': _NAMES, 'missing': Words('X'),
+                'sequences': Numbers('D', 1, 1e9, whole=True), 'sink_1': _percent('ED')},
+    'heads': {'epsilon': _share(), 'sink_1': _percent(), 'layers': _BLOCKS,
+              'importance': _importance('NH')},
+    'maps': {'heads': Items({**_HEAD, 'map': Numbers('TT'), 'raw_map?': Numbers('TT')}, 12)},
+    'norms': {'layers': _BLOCKS, **{f'{kind}.{name}': field for kind, field in (
+        ('hidden', _HIDDEN), ('key', _NORMS), ('value', _NORMS)) for name, field in (
+            ('first', field), ('others', field),
+            ('ratio', dataclasses.replace(field, low=_RATIO)))}},
+    'angles': {'layers': _BLOCKS, 'importance': _importance('NH'),
+               **{f'{name}_{key}': Numbers('NH') for name in ('cosine', 'norm_product', 'score')
+                  for key in ('first', 'others')},
+               'maps': Items({**_HEAD, 'cosine': Numbers('TT'), 'norm_product': Numbers('TT'),
+                              'score': Numbers('TT')}, 8)},
+    'last_query': {'length': Numbers(low=1, high=1e9, whole=True), 'layers': _BLOCKS,
+                   'sequences': _COUNT, 'mean': _share('N'), 'deviation': _share('N')},
+}
+
+
+def check_result(analysis: str, result: dict) -> None:
+  """Raises a ValueError that names the field of a result that a report cannot use."""
+  _check(result, _SHARED | FIELDS[analysis], {}, '')
+
+
+def _check(found, fields, sizes, place):
+  for name, field in fields.items():
+    value = found
+    for key in name.rstrip('?').split('.'):
+      value = value.get(key) if isinstance(value, dict) else None
+    where = place + name.rstrip('?')
+    if value is None and name.endswith('?'):
+      continue
+    if isinstance(field, Items):
+      if not (isinstance(value, list) and 0 < len(value) <= field.most
+              and all(isinstance(item, dict) for item in value)):
+        raise ValueError(f'{where} is no list of 1 to {field.most} objects')
+      for i, item in enumerate(value):
+        _check(item, field.fields, sizes, f'{where}[{i}].')
+    else:
+      _check_nested(value, field, field.axes, sizes, where)
+
+
+def _check_nested(value, field, axes, sizes, where):
+  if axes:
+    if not isinstance(value, list) or len(value) > _LONGEST:
+      raise ValueError(f'{where} is no list of at most {_LONGEST} entries')
+    if sizes.setdefault(axes[0], len(value)) != len(value):
+      raise ValueError(f'{where} has {len(value)} entries in place of {sizes[axes[0]]}')
+    for item in value:
+      _check_nested(item, field, axes[1:], sizes, where)
+  elif isinstance(field, Words):
+    if not isinstance(value, str) or len(value) > _CHARACTERS:
+      raise ValueError(f'{where} is no text of at most {_CHARACTERS} characters')
+  elif (isinstance(value, bool) or not isinstance(value, int if field.whole else (int, float))
+        or not field.low <= value <= field.high):
+    kind = 'whole number' if field.whole else 'number'
+    raise ValueError(f'{where} is no {kind} from {field.low:g} to {field.high:g}')
