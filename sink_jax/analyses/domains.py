@@ -21,6 +21,7 @@ PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchang
         'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
         'Enron Emails')
 
+_NAMES = 12  # in a legend beside one panel
 OWN_INPUTS = True  # no other tokens will do
 
 
@@ -95,7 +96,8 @@ def draw(results: list[dict], path) -> None:
     ax.set_xticks(range(len(names)), labels=names if last else [], fontsize=9)
     if last and len(names) > 4:
       ax.tick_params(axis='x', rotation=60)
-  axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+  axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1),
+                    ncols=-(-len(results) // (_NAMES * len(epsilons))))
   save(figure, path)
 
 

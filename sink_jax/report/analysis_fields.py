@@ -20,20 +20,22 @@ _CHARACTERS = 500  # of a text
 class Numbers:
   """A number from low to high, or nested lists of such numbers.
 
-  axes: a letter per level of lists; levels with the same letter have the same length.
+  axes: a letter per level of lists; levels with the same letter have the same length, one or more.
   """
 
   axes: str = ''
   low: float = -_LARGEST
   high: float = _LARGEST
   whole: bool = False
+  least: int = dataclasses.field(default=1, init=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-  """A text, or a list of texts; axes as in `Numbers`."""
+  """A text, or a list of at least so many texts; axes as in `Numbers`."""
 
   axes: str = ''
+  least: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,7 @@ FIELDS = {
     'hellaswag': {**_SCALE, **dict.fromkeys(
         ('acc', 'acc_norm', 'acc_stderr', 'acc_norm_stderr'), _percent()),
                   'questions': _COUNT, 'hellaswag.bos': Words(), 'hellaswag.limit?': _COUNT},
-    'domains': {'epsilons': _share('E'), 'domains': _NAMES, 'missing': Words('X'),
+    'domains': {'epsilons': _share('E'), 'domains': _NAMES, 'missing': Words('X', 0),
                 'sequences': Numbers('D', 1, 1e9, whole=True), 'sink_1': _percent('ED')},
     'heads': {'epsilon': _share(), 'sink_1': _percent(), 'layers': _BLOCKS,
               'importance': _importance('NH')},
@@ -112,10 +114,13 @@ def check_result(analysis: str, result: dict) -> None:
 
 def _check(found, fields, sizes, place):
   for name, field in fields.items():
-    value = found
-    for key in name.rstrip('?').split('.'):
-      value = value.get(key) if isinstance(value, dict) else None
-    where = place + name.rstrip('?')
+    *outer, last = name.rstrip('?').split('.')
+    where, value = place + name.rstrip('?'), found
+    for key in outer:
+      value = value.get(key)
+      if not isinstance(value, dict):
+        raise ValueError(f'{place}{key} is no object')
+    value = value.get(last)
     if value is None and name.endswith('?'):
       continue
     if isinstance(field, Items):
@@ -130,8 +135,8 @@ def _check(found, fields, sizes, place):
 
 def _check_nested(value, field, axes, sizes, where):
   if axes:
-    if not isinstance(value, list) or len(value) > _LONGEST:
-      raise ValueError(f'{where} is no list of at most {_LONGEST} entries')
+    if not isinstance(value, list) or not field.least <= len(value) <= _LONGEST:
+      raise ValueError(f'{where} is no list of {field.least} to {_LONGEST} entries')
     if sizes.setdefault(axes[0], len(value)) != len(value):
       raise ValueError(f'{where} has {len(value)} entries in place of {sizes[axes[0]]}')
     for item in value:

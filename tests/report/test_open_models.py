@@ -9,14 +9,16 @@ import shutil
 import pytest
 
 from sink_jax.analyses.table import ANALYSES
+from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.catalog import MODELS
+from sink_jax.pretrained.families import family
 from sink_jax.report.analysed import Analysed, read_analyses
 from sink_jax.report.analysis import analyse_models
 from sink_jax.report.analysis_fields import FIELDS
 from sink_jax.report.make import make_report
 from sink_jax.report.paper import published
 from sink_jax.report.paper.open_models import figure_of, models_of
-from sink_jax.report.paper.open_protocol import PROTOCOLS
+from sink_jax.report.paper.open_protocol import PROTOCOLS, other_model
 from sink_jax.report.paper.report import as_text, build, paper_report
 from sink_jax.report.paper.rows import tables
 from tests.pretrained.test_parity import FIXTURES
@@ -27,6 +29,9 @@ FIGURES = {figure['key']: figure for figure in published.figures()
            if figure['needs'] == 'open models'}
 TABLES = {item['key']: item for item in published.tables() + published.text_numbers()
           if item['needs'] == 'open models'}
+
+SEVEN = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+             num_attention_heads=32, num_key_value_heads=8, vocab_size=32000)
 
 
 def row_of(report, key, setting):
@@ -143,6 +148,26 @@ def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, wor
   cell = row_of(found(*read(tmp_path).results), 'table-1-right', 'Mistral-7B')['measures'][
       'sink_1_base']
   assert (cell['text'], cell['difference'], cell['remark']) == ('80.00', None, words)
+
+
+@pytest.mark.parametrize('stored, name, changes', [
+    ('gpt2', 'GPT2-XL', dict(n_embd=1600, n_inner=6400, n_layer=48, n_head=25, vocab_size=50257,
+                             n_positions=1024)),
+    ('gpt_neox', 'Pythia-14M', dict(hidden_size=128, intermediate_size=512, num_hidden_layers=6,
+                                    num_attention_heads=4, vocab_size=50304)),
+    ('opt', 'OPT-350M', dict(hidden_size=1024, word_embed_proj_dim=512, ffn_dim=4096,
+                             num_hidden_layers=24, num_attention_heads=16, vocab_size=50272,
+                             max_position_embeddings=2048)),
+    ('mistral', 'Mistral-7B', SEVEN), ('jamba', 'Jamba-v0.1', SEVEN | dict(
+        vocab_size=65536, attn_layer_period=8, attn_layer_offset=4, num_experts=16,
+        mamba_dt_rank=256))])
+def test_the_size_of_a_real_model_is_the_papers(tmp_path, stored, name, changes):
+  hf = json.loads((FIXTURES / stored / 'config.json').read_text()) | changes
+  hf.pop('head_dim', None)
+  size = parameter_count(family(hf).config(hf))
+  own = content('chat', name, checkpoint={'dtype': 'float32', 'parameters': size})
+  write(tmp_path / 'chat.json', 'chat', [own])
+  assert other_model(read(tmp_path).results[0]) == []
 
 
 def test_other_text_is_compared_and_marked(tmp_path):

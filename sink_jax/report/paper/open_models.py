@@ -12,13 +12,14 @@ import re
 from sink_jax.analyses import table
 from sink_jax.analyses.paper import known
 from sink_jax.pretrained.catalog import MODELS
-from sink_jax.report.analysed import Analysed, Result, listed
+from sink_jax.report.analysed import Analysed, Result, listed, printable
 from sink_jax.report.paper import drawing
 from sink_jax.report.paper.measures import MEASURES
 from sink_jax.report.paper.open_protocol import (
-    PROTOCOLS, alike, described, differences, inputs_of, other_model, remarks)
+    PROTOCOLS, alike, checkpoint_of, described, differences, inputs_of, other_model, remarks)
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
+_MESSAGE, _LABEL = 200, 40  # characters
 _UNDRAWABLE = (ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 
 
@@ -88,14 +89,15 @@ def figure_of(figure: dict, analysed: Analysed) -> tuple[dict | None, bytes, str
     numbers = module.rows(drawn)
   except _UNDRAWABLE as error:
     files = ', '.join(dict.fromkeys(result.file for result in shown))
-    return None, b'', f'cannot be drawn: the results in {files} do not fit together ({error})'
+    return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
+                       f'({printable(error, _MESSAGE)})')
   there = {result.published.name for result in shown}
   missing = [f'{name} (not run)' for name in figure.get('models', ()) if name not in there]
   content = {
       'file': f'{figure["key"]}.png', 'name': '', 'panels': [], 'missing': missing,
       'note': _note(figure, shown, beside), 'numbers': numbers,
       'models': [{'model': result.published.name, 'file': result.file,
-                  'checkpoint': result.content['checkpoint']} for result in shown]}
+                  'checkpoint': checkpoint_of(result)} for result in shown]}
   return content, drawing.with_palette(raw), 'drawn'
 
 
@@ -111,13 +113,13 @@ def _cell(item, row, measure, model, analysed):
     return None
   apart, shown, value = min(found, key=lambda one: (len(one[0]), *_newest_first(one[1])))
   paper = row['values'].get(measure)
-  words = apart or remarks(shown, kind)
+  words, inputs = apart or remarks(shown, kind), inputs_of(shown, kind)
   return {'mean': value, 'text': MEASURES[measure].text(value), 'paper': paper,
           'difference': None if apart or paper is None else value - paper, 'agrees': None,
           'remark': '' if paper is None else '; '.join(words), 'model': model,
-          'file': shown.file, 'checkpoint': shown.content['checkpoint'],
-          'inputs': {key: inputs_of(shown, kind).get(key) for key in (
-              'kind', 'sequences', 'length', 'bos', 'source')},
+          'file': shown.file, 'checkpoint': checkpoint_of(shown),
+          'inputs': {key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
+              'bos': inputs['bos']['protocol']},
           'others': [result.file for _, result, _ in found if result is not shown]}
 
 
@@ -188,7 +190,8 @@ def _named(figure, result):
     place = content['epsilons'].index(figure['epsilon'])
     content |= {'epsilons': [figure['epsilon']], 'sink_1': [content['sink_1'][place]]}
   if 'domains' in content:  # a dollar begins a formula in a picture
-    content['domains'] = [name.replace('$', r'\$') for name in content['domains']]
+    content['domains'] = [printable(name, _LABEL).replace('$', r'\$')
+                          for name in content['domains']]
   return content
 
 

@@ -50,6 +50,12 @@ def inputs_of(result: Result, kind: str | None) -> dict | None:
   return next((own for own in inputs['kinds'] if own['kind'] == kind), None)
 
 
+def checkpoint_of(result: Result) -> dict:
+  """Which checkpoint a result is of: folder, revision, dtype and number of parameters."""
+  own = result.content['checkpoint']
+  return {key: own.get(key) for key in ('folder', 'revision', 'dtype', 'parameters')}
+
+
 def differences(result: Result, kind: str | None = None) -> list[str]:
   """In what a result is not made as the paper's, in words; kind: of the inputs, if not usual."""
   protocol, inputs = PROTOCOLS[result.analysis], inputs_of(result, kind)

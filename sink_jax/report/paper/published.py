@@ -6,7 +6,8 @@ rows, and a note where it needs one. A row: setting, trial (of configs/, or None
 [low, high] with None for an open end, or None where the paper gives none}, and where it
 applies steps and batch_size (where they are not the default's), proxy (the paper's scores are
 proxies), failed (its training failed) and a note. A
-figure: key, number, half, kind, needs, analysis, caption, trials.
+figure: key, number, half, kind, needs, analysis, models (of the catalogue; all of them where a figure
+of open models has none), epsilon (of a part of Figure 9), caption, trials.
 """
 
 from __future__ import annotations
