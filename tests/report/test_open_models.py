@@ -84,7 +84,8 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   cell = row_of(report, 'table-1-left', 'GPT2-XL')['measures']['sink_1_random']
   assert cell['mean'] == pytest.approx(written['sink_1']['random'])
   assert (cell['paper'], cell['difference'], cell['file']) == (70.29, None, 'analyses/kinds.json')
-  assert cell['remark'].startswith('sequences 2 instead of 100; T = 12 instead of 64; another model')
+  assert cell['remark'].startswith(
+      'sequences 2 instead of 100; T = 12 instead of 64; another model')
   assert '1.6 B' not in cell['remark'] and 'instead of 1.5 B' in cell['remark']
   rows = json.loads((measured / 'positions.json').read_text())['results'][0]['rows']
   for change in ('replaced', 'swapped'):
@@ -180,7 +181,8 @@ def test_other_text_is_compared_and_marked(tmp_path):
   assert cell['remark'] == ("other text, Stdlib(domains='docs'); the file does not say how many "
                             'parameters the model has')
   markdown = (tmp_path / 'out/report.md').read_text()
-  line = next(line for line in markdown.splitlines() if line.startswith('| Mistral-7B | 97.49 | 80'))
+  line = next(line for line in markdown.splitlines()
+              if line.startswith('| Mistral-7B | 97.49 | 80'))
   assert line == ('| Mistral-7B | 97.49 | 80.00 | -17.49† | 88.34 |  |  | measured; Mistral-7B '
                   'Instruct not run (own/chat.json) |')
   assert "†: other text, Stdlib(domains='docs')" in markdown
@@ -205,7 +207,7 @@ def test_of_several_files_the_nearest_to_the_paper_then_the_newest_is_shown(tmp_
 def test_files_that_cannot_be_used_are_named(tmp_path):
   good = content('chat', 'Mistral-7B')
   write(tmp_path / 'good.json', 'chat', [
-      good, good | {'sink_1': 700}, good | {'model': 'mine'},
+      good, good | {'sink_1': 700}, good | {'model': 'Mistral-7B@step1000'},
       good | {'checkpoint': {'dtype': 'float32', 'step': 3}}],
       [{'model': 'LLaMA2-7B Chat', 'error': 'it is\ngated'}])
   write(tmp_path / 'old.json', 'chat', [], versions={'sink_jax': '0.0.1'})
@@ -240,13 +242,13 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
   assert lines.pop('Models that failed in their analysis').endswith(
       f'LLaMA2-7B Chat in {place}/good.json (it is gated).')
   assert lines.pop("2 models are none of the paper's") == (
-      f"2 models are none of the paper's: mine ({place}/good.json), Mistral-7B "
+      f"2 models are none of the paper's: Mistral-7B@step1000 ({place}/good.json), Mistral-7B "
       f'({place}/good.json).')
   assert not lines and [result.model for result in analysed.results] == [
-      'Mistral-7B', 'mine', 'Mistral-7B']
+      'Mistral-7B', 'Mistral-7B@step1000', 'Mistral-7B']
   ours = {'tables': tables([], analysed)}
   assert row_of(ours, 'table-1-right', 'LLaMA2-7B')['status'].startswith(
-      'LLaMA2-7B Chat failed (it is gated;')
+      'LLaMA2-7B Base not run; LLaMA2-7B Chat failed: it is gated (')
   assert 'failed' not in row_of(ours, 'table-1-right', 'Mistral-7B')['status']
   assert row_of(ours, 'table-1-right', 'Mistral-7B')['measures'].keys() == {'sink_1_base'}
 
@@ -323,11 +325,16 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
 
 def test_the_domains_of_another_threshold_or_corpus(tmp_path):
   own = content('domains', 'GPT2', epsilons=[0.2], sink_1=[[1.0] * 17])
-  write(tmp_path / 'd.json', 'domains', [own])
+  few = content('domains', 'OPT-125M', inputs(sequences=90), epsilons=[0.2], sink_1=[[1.0] * 17],
+                sequences=[100] * 16 + [90])  # other tokenizers leave other documents out
+  write(tmp_path / 'd.json', 'domains', [own, few], [{'model': 'GPT2-XL', 'error': 'no memory'}])
   analysed = read(tmp_path)
-  assert figure_of(FIGURES['figure-9-left'], analysed)[0] is not None
+  picture = figure_of(FIGURES['figure-9-left'], analysed)[0]
+  assert len(picture['models']) == 2
+  assert "Not the paper's protocol: 90 sequences of a domain instead of 100." in picture['note']
   content_, png, status = figure_of(FIGURES['figure-9-right'], analysed)
-  assert content_ is None and not png and status.endswith('d.json has no epsilon 0.4')
+  assert content_ is None and not png and status.endswith(
+      f'd.json has no epsilon 0.4; GPT2-XL failed: no memory ({tmp_path.name}/d.json)')
   own |= {'domains': ['a$b', 'c_d'], 'sequences': [100, 100], 'sink_1': [[1.0, 2.0]]}
   write(tmp_path / 'd.json', 'domains', [own])
   picture, _, _ = figure_of(FIGURES['figure-9-left'], read(tmp_path))

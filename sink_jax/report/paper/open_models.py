@@ -20,6 +20,7 @@ from sink_jax.report.paper.open_protocol import (
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
 _MESSAGE, _LABEL = 200, 40  # characters
+_NOT_RUN = 'not run'
 _UNDRAWABLE = (ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 
 
@@ -58,18 +59,14 @@ def row_of(item: dict, row: dict, analysed: Analysed) -> dict | None:
   for measure, model in models_of(item, row).items():
     if cell := _cell(item, row, measure, model, analysed):
       cells[measure] = cell
+  there = {cell['model'] for cell in cells.values()}
   models = dict.fromkeys(models_of(item, row).values())
-  failed = [f'{one.model} failed ({one.error}; {one.file})' for one in analysed.failed
-            if one.analysis == item['analysis'] and one.published
-            and one.published.name in models
-            and all(cell['model'] != one.published.name for cell in cells.values())]
-  if not cells and not failed:
+  absent = {model: _absent(item, model, analysed) for model in models if model not in there}
+  if not cells and set(absent.values()) == {_NOT_RUN}:
     return None
-  missing = [model for model in models if all(cell['model'] != model for cell in cells.values())]
-  status = '; '.join(filter(None, [
-      'measured' if cells else '', *failed,
-      f'{", ".join(missing)} not run' if missing and not failed else '', _beside(cells)]))
-  return {'status': status, 'measures': cells,
+  status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
+            _beside(cells)]
+  return {'status': '; '.join(filter(None, status)), 'measures': cells,
           'files': list(dict.fromkeys(cell['file'] for cell in cells.values()))}
 
 
@@ -92,13 +89,21 @@ def figure_of(figure: dict, analysed: Analysed) -> tuple[dict | None, bytes, str
     return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
                        f'({printable(error, _MESSAGE)})')
   there = {result.published.name for result in shown}
-  missing = [f'{name} (not run)' for name in figure.get('models', ()) if name not in there]
+  missing = [f'{name} ({_absent(figure, name, analysed)})'
+             for name in figure.get('models', ()) if name not in there]
   content = {
       'file': f'{figure["key"]}.png', 'name': '', 'panels': [], 'missing': missing,
       'note': _note(figure, shown, beside), 'numbers': numbers,
       'models': [{'model': result.published.name, 'file': result.file,
                   'checkpoint': checkpoint_of(result)} for result in shown]}
   return content, drawing.with_palette(raw), 'drawn'
+
+
+def _absent(item, model, analysed):
+  """Why an analysis has no result of a model."""
+  failed = [one for one in analysed.failed if one.analysis == item['analysis']
+            and one.published and one.published.name == model]
+  return f'failed: {failed[0].error} ({failed[0].file})' if failed else _NOT_RUN
 
 
 def _cell(item, row, measure, model, analysed):
@@ -160,13 +165,13 @@ def _together(figure, analysed):
   for result in fit:
     groups.setdefault(alike(result), []).append(result)
   if not groups:
+    failed = {one.published.name: _absent(figure, one.published.name, analysed)
+              for one in analysed.failed if one.analysis == figure['analysis'] and one.published}
     return [], [f'{result.file} has no epsilon {epsilon:g}' for result in found] + [
-        f'{one.model} failed ({one.error}; {one.file})' for one in analysed.failed
-        if one.analysis == figure['analysis'] and one.published
-        and (names is None or one.published.name in names)]
+        f'{model} {why}' for model, why in failed.items() if names is None or model in names]
   models = lambda group: {result.published.name for result in group}
   group = min(groups.values(), key=lambda group: (
-      len(differences(group[0])), -len(models(group)), *_newest_first(
+      max(len(differences(result)) for result in group), -len(models(group)), *_newest_first(
           min(group, key=_newest_first))))
   shown = {}
   for result in sorted(group, key=lambda one: (len(other_model(one)), *_newest_first(one))):
@@ -198,7 +203,7 @@ def _named(figure, result):
 def _note(figure, shown, beside):
   files = listed(list(dict.fromkeys(result.file for result in shown)))
   lines = [f'Ours, of {files}: {described(shown[0])}']
-  apart = differences(shown[0])
+  apart = list(dict.fromkeys(words for result in shown for words in differences(result)))
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
   lines += [f'{result.published.name}: {words}' for result in shown
             for words in other_model(result)]

@@ -14,6 +14,9 @@ from sink_jax.analyses.paper import LENGTH, same_bos
 from sink_jax.evaluate.probe import EPSILON
 from sink_jax.report.analysed import Result, printable
 
+CRITERION = (
+    'Open models are compared where inputs, T, epsilon, the number of sequences, BOS and dtype are '
+    "the paper's and the model has its size; what is of other text is marked.")
 _TEXT = 'probe_valid_natural.jsonl'
 _DTYPE = 'float32'
 _SIZE = 0.15  # by which the number of parameters may differ from the nominal one
@@ -97,7 +100,9 @@ def described(result: Result) -> str:
   """The inputs of a figure in words."""
   inputs, content = result.content['inputs'], result.content
   epsilons = content.get('epsilons') or [content.get('epsilon')]
-  parts = [f'{_value(inputs["kind"])} inputs', f'{inputs["sequences"]} sequences',
+  sequences = (f'up to {max(content["sequences"])} sequences of a domain'
+               if result.analysis == 'domains' else f'{inputs["sequences"]} sequences')
+  parts = [f'{_value(inputs["kind"])} inputs', sequences,
            f'T = {inputs["length"]}' if result.analysis != 'lengths' else '',
            f'epsilon {", ".join(f"{e:g}" for e in epsilons)}' if epsilons[0] else '',
            f'BOS protocol {_value(inputs["bos"]["protocol"])}', content['options']['dtype']]
@@ -109,7 +114,7 @@ def alike(result: Result) -> tuple:
   content = result.content
   own = content.get('hellaswag', {})
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
-          str(content.get('domains')), str(own.get('bos')), str(own.get('limit')),
+          str(own.get('bos')), str(own.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
 
 

@@ -2,12 +2,12 @@
 
 A table or a group of numbers: key, number and half ('' in the text), title, section, needs
 ('training', 'open models' or 'nothing'), analysis (of open models, which makes it), measures,
-rows, and a note where it needs one. A row: setting, trial (of configs/, or None), values {measure: a number, True or False, a range
-[low, high] with None for an open end, or None where the paper gives none}, and where it
-applies steps and batch_size (where they are not the default's), proxy (the paper's scores are
-proxies), failed (its training failed) and a note. A
-figure: key, number, half, kind, needs, analysis, models (of the catalogue; all of them where a figure
-of open models has none), epsilon (of a part of Figure 9), caption, trials.
+rows, and a note where it needs one. A row: setting, trial (of configs/, or None), values {measure:
+a number, True or False, a range [low, high] with None for an open end, or None where the paper
+gives none}, and where it applies steps and batch_size (where they are not the default's), proxy
+(the paper's scores are proxies), failed (its training failed) and a note. A figure: key, number,
+half, kind, needs, analysis, models (of the catalogue; all of them where a figure of open models has
+none), epsilon (of a part of Figure 9), caption, trials.
 """
 
 from __future__ import annotations

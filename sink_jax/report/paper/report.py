@@ -8,7 +8,8 @@ from textwrap import fill
 
 from sink_jax.report.analysed import Analysed
 from sink_jax.report.jsontext import finite, rounded, to_json
-from sink_jax.report.paper import claims_architecture, claims_training, drawing, published
+from sink_jax.report.paper import (
+    claims_architecture, claims_training, drawing, open_protocol, published)
 from sink_jax.report.paper.brief import OPEN, in_short, open_lines
 from sink_jax.report.paper import synthetic
 from sink_jax.report.paper.claims import FAILS, PLURAL, UNKNOWN, judge
@@ -92,7 +93,7 @@ def build(runs: list[dict], analysed: Analysed = Analysed()) -> tuple[dict, dict
       'tables': shown,
       'figures': figures,
       'synthetic': axis,
-      'comparison': CRITERION,
+      'comparison': f'{CRITERION} {open_protocol.CRITERION}',
       'budgets': {name: list(budget.rules) for name, budget in BUDGETS.items()},
       'notes': [line for group in judged for line in inconsistencies(group)],
       'runs': {run['name']: _run(run) for run in runs},
