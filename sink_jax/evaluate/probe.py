@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from sink_jax.evaluate import sinks
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record
 from sink_jax.models.run import Run
 
@@ -133,10 +134,7 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
     ValueError: tokens are not (S, T), or exceed the vocabulary.
   """
   tokens = np.asarray(tokens)
-  # The libraries' kernels run neither short sequences nor float32: a probe does without them.
-  own = run.config.implementation in ('reference', 'chunked', 'pallas')
-  config = dataclasses.replace(run.config, dtype=dtype,
-                               implementation=run.config.implementation if own else None)
+  config = probed(run.config, dtype)
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
     raise ValueError('probe tokens must have shape (S, T) with T > 1, not '
                      f'{tokens.shape}.')
@@ -161,6 +159,14 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
       'step': run.step,
       'run': run.name,
   })
+
+
+def probed(config: ModelConfig, dtype: str) -> ModelConfig:
+  """The model as `probe` runs it."""
+  # The libraries' kernels run neither short sequences nor float32: a probe does without them.
+  own = config.implementation in ('reference', 'chunked', 'pallas')
+  return dataclasses.replace(config, dtype=dtype,
+                             implementation=config.implementation if own else None)
 
 
 def _to_host(record: Record) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
       block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
       block_q_dq=block, block_kv_dq=block)
   masks = splash_attention.MultiHeadMask([_Lazy(mask, length)] * heads)
-  with jax.ensure_compile_time_eval():
+  with jax.core.eval_context():
     kernel = splash_attention.make_splash_mha(
         masks, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret,
         residual_checkpoint_name=ATTENTION)

@@ -130,7 +130,14 @@ def check_implementation(implementation: str | None) -> None:
 
 
 def platform() -> str:
-  """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here."""
+  """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here.
+
+  It is that of the mesh in context, `in_mesh`, whose devices may be elsewhere; without a mesh
+  that of the default device.
+  """
+  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
+  if of_mesh is not None and of_mesh.platform != 'gpu':  # it does not say which kind of GPU
+    return of_mesh.platform
   device = jax.config.jax_default_device or jax.devices()[0]
   device = jax.devices(device)[0] if isinstance(device, str) else device
   if device.platform != 'gpu':

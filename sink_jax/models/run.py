@@ -40,7 +40,7 @@ class Run:
 
   def record(self, tokens, want: Want = Want()) -> Record:
     """What the model shows of its forward pass on tokens (S, T)."""
-    return _record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
+    return record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def generate(self, tokens, length: int, **options):
     """Continues texts (S, T) by `length` tokens (S, length); see `models.generation.stream`."""
@@ -56,7 +56,8 @@ def _logits(config, mesh, params, tokens):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _record(config, want, mesh, params, tokens):
+def record(config, want, mesh, params, tokens):
+  """`Run.record` of parameters that lie on a mesh, None for those of one device."""
   with in_mesh(mesh):
     return _readable(mesh, Transformer(config).apply({'params': params}, tokens, want)[1])
 

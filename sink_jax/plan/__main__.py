@@ -17,7 +17,7 @@ from sink_jax.plan import advice, compiler
 from sink_jax.plan.chips import GIB, parse
 from sink_jax.plan.job import Job, plan
 from sink_jax.plan.roofline import SHARE
-from sink_jax.plan.text import as_text, brief
+from sink_jax.plan.text import as_text, brief, largest
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
@@ -85,7 +85,8 @@ def _run():
   _save(one)
   if one['fits']:
     return 0
-  print(f'error: needs {one["memory"]["total"] / GIB:,.1f} GiB of {one["usable"] / GIB:,.2f} on a '
+  name, needed = largest(one)
+  print(f'error: {name} needs {needed / GIB:,.1f} GiB of {one["usable"] / GIB:,.2f} on a '
         'device. Estimates of what would help:', *advice.advice(job, one['memory']),
         '  --search compiles some of them.', sep='\n', file=sys.stderr)
   return 1
@@ -128,14 +129,13 @@ def _job():
   for flag in _MESH:
     if flag.value is not None:
       config['mesh'][flag.name] = flag.value
-  config['model']['implementation'] = config['model']['implementation'] or 'pallas'
   experiment = from_dict(config)
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
   return Job(config['label']['trial'] or config['model']['size'], where, model,
              experiment.optimizer, experiment.steps, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
-             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices))
+             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe)
 
 
 def _vocab(experiment):

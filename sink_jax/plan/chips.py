@@ -101,10 +101,12 @@ def parse(topology: str) -> Slice:
   if len(sizes) != chip.dimensions:
     raise ValueError(f'--topology={topology}: {kind} has {chip.dimensions} dimensions, as in '
                      f'{kind}:{chip.example}.')
-  # Compilers know hosts of 2 x 2 chips.
-  if sizes[0] % 2 or sizes[1] % 2 or min(sizes) < 1:
+  # Compilers know hosts of 2 x 2 chips, and of one.
+  alone = math.prod(sizes) == 1
+  if not alone and (sizes[0] % 2 or sizes[1] % 2 or min(sizes) < 1):
     raise ValueError(f'--topology={topology}: hosts have 2 x 2 chips, so the first two numbers '
-                     f'must be even, as in {kind}:{chip.example}.')
+                     f'must be even, as in {kind}:{chip.example}; one chip alone is '
+                     f'{kind}:{"x".join("1" * chip.dimensions)}.')
   if math.prod(sizes) > chip.most:
     raise ValueError(f'--topology={topology}: {math.prod(sizes):,} chips; a slice of {kind} has '
                      f'{chip.most:,} at most. Traffic between slices is not planned.')

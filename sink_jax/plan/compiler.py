@@ -64,8 +64,10 @@ def topology_devices(name: str):
     ValueError: the compiler has no such topology.
   """
   _prepare()
+  # By default a host has 2 x 2 chips.
+  host = {'chips_per_host_bounds': (1, 1, 1)} if re.fullmatch(r'\w+:1(x1)*', name) else {}
   try:
-    return topologies.get_topology_desc(platform='tpu', topology_name=name).devices
+    return topologies.get_topology_desc(platform='tpu', topology_name=name, **host).devices
   except Exception as error:  # of private classes
     told = ' '.join(str(error).split())
     raise ValueError(f'The compiler has no topology {name}: {told[:200]}') from None

@@ -1,4 +1,4 @@
-"""A training step on a slice: what to compile, and what the compiled program says."""
+"""A run on a slice: what to compile, and what the compiled programs say."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sink_jax.data.batches import Batch
+from sink_jax.evaluate.probe import probed
+from sink_jax.kernels.sharded import in_mesh
+from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.record import Want
+from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, links, program, roofline
 from sink_jax.plan.chips import Slice
+from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
-from sink_jax.train.sharding import batch_sharding, make_mesh, mesh_sizes
-from sink_jax.train.step import make_train_step, state_layout
+from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
+from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
 AXES = ('data', 'fsdp', 'tensor')
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One training step of a run.
+  """What a run computes on a slice.
 
   mesh: sizes of (data, fsdp, tensor), no -1. steps: of the run, which its learning rate knows.
   """
@@ -38,6 +43,7 @@ class Job:
   batch_size: int
   microbatches: int
   mesh: tuple[int, int, int]
+  probe: ProbeConfig = ProbeConfig()
 
   def __post_init__(self):
     mesh_sizes(*self.mesh, self.where.devices)
@@ -62,12 +68,16 @@ class Job:
 
 def plan(job: Job, share: float = roofline.SHARE, compute: float | None = None,
          keep_text=lambda text: None) -> dict[str, Any]:
-  """Compiles the step and counts; everything in bytes, FLOPs and seconds, ready for JSON.
+  """Compiles training, validation and the probe, and counts what a training step does.
+
+  Everything in bytes, FLOPs and seconds, ready for JSON. 'memory' is that of the training step,
+  'peaks' what a device holds during each of the three: validation and the probe leave the
+  state of the optimizer where it is. What follows a program that does not fit is not compiled.
 
   Args:
     share: of the peak that matrix products reach.
     compute: seconds that the computation of a device was measured to take, in its place.
-    keep_text: is called with the text of the compiled program.
+    keep_text: is called with the text of the compiled training step.
 
   Raises:
     CompilerMissing: see `compiler`.
@@ -75,26 +85,27 @@ def plan(job: Job, share: float = roofline.SHARE, compute: float | None = None,
   """
   devices = compiler.topology_devices(job.where.compiler_name)
   mesh = make_mesh(*job.mesh, devices=devices)
-  result = _described(job)
+  with in_mesh(mesh):
+    attention = training_implementation(job.model, job.context)
+  result = _described(job) | {'attention': attention}
   began = time.monotonic()
-  lowered, arguments = _lowered(job, mesh)
-  try:
-    compiled = compiler.compile_lowered(lowered)
-  except compiler.OutOfMemory as error:
-    needed = error.bytes_with(arguments)
-    return result | {
-        'fits': False, 'compile_seconds': time.monotonic() - began,
-        'memory': {'arguments': arguments, 'temporaries': needed - arguments, 'total': needed}}
+  state = state_layout(job.model, make_optimizer(job.optimizer, job.steps), mesh)
+  compiled, memory = _compiled(*_training(job, mesh, state))
+  result |= {'memory': memory, 'peaks': {'training': memory['total']},
+             'fits': memory['total'] <= job.where.chip.usable,
+             'compile_seconds': time.monotonic() - began}
+  if compiled is None:
+    return result
   text = compiled.as_text()
   keep_text(text)
-  counted = program.read(text)
-  memory = compiler.memory(compiled)
-  result |= {
-      'compile_seconds': time.monotonic() - began,
-      'memory': memory._asdict() | {
-          'outputs': memory.total - memory.arguments - memory.temporaries},
-      'fits': memory.total <= job.where.chip.usable}
-  return result | _counted(job, mesh, counted, compiled, share, compute)
+  result |= _counted(job, mesh, program.read(text), compiled, share, compute)
+  beside = _bytes(state) - _bytes(state.params)
+  for name, lower in (('validation', _validation), ('probe', _probe)):
+    if result['fits']:
+      _, memory = _compiled(*lower(job, mesh, state.params))
+      result['peaks'][name] = memory['total'] + beside
+      result['fits'] = result['peaks'][name] <= job.where.chip.usable
+  return result | {'compile_seconds': time.monotonic() - began}
 
 
 def _described(job):
@@ -108,17 +119,41 @@ def _described(job):
       'model_flops': job.tokens * flops_per_token(job.model, job.context) / job.where.devices}
 
 
-def _lowered(job, mesh):
-  """And the bytes of its arguments on a device."""
+def _training(job, mesh, state):
+  """The lowered program, and the bytes of its arguments on a device."""
   optimizer = make_optimizer(job.optimizer, job.steps)
-  one = lambda dtype: jax.ShapeDtypeStruct((job.batch_size, job.context), dtype,
-                                           sharding=batch_sharding(mesh))
-  arguments = (state_layout(job.model, optimizer, mesh),
-               Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)))
+  batch = batch_layout(job.model, job.batch_size, job.context, mesh)
   step = make_train_step(job.model, optimizer, mesh, job.microbatches)
-  bytes_ = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-               for x in jax.tree.leaves(arguments))
-  return step.lower(*arguments), bytes_
+  return step.lower(state, batch), _bytes((state, batch))
+
+
+def _validation(job, mesh, params):
+  batch = batch_layout(job.model, job.batch_size // job.microbatches, job.context, mesh)
+  return make_validation_step(job.model, mesh).lower(params, batch), _bytes((params, batch))
+
+
+def _probe(job, mesh, params):
+  tokens = jax.ShapeDtypeStruct((job.probe.sequences, job.probe.length), jnp.int32,
+                                sharding=replicated(mesh))
+  return (record.lower(probed(job.model, job.probe.dtype), Want(), mesh, params, tokens),
+          _bytes((params, tokens)))
+
+
+def _compiled(lowered, arguments):
+  """The compiled program, None where it does not fit, and its memory on a device in bytes."""
+  try:
+    compiled = compiler.compile_lowered(lowered)
+  except compiler.OutOfMemory as error:
+    needed = error.bytes_with(arguments)
+    return None, {'arguments': arguments, 'temporaries': needed - arguments, 'total': needed}
+  memory = compiler.memory(compiled)
+  return compiled, memory._asdict() | {
+      'outputs': memory.total - memory.arguments - memory.temporaries}
+
+
+def _bytes(layout):
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+             for x in jax.tree.leaves(layout))
 
 
 def _counted(job, mesh, counted, compiled, share, compute):

@@ -264,7 +264,7 @@ def _computations(text):
     if header := _COMPUTATION.match(line):
       current = computations.setdefault(header[2], {})
       entry = header[2] if header[1] else entry
-    elif line.startswith('}'):
+    elif line.rstrip() == '}':  # attributes of a kernel may begin a line with }}
       current = None
     elif current is not None and (found := _INSTRUCTION.match(line)):
       name, shape, op, rest = found.groups()

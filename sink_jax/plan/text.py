@@ -47,11 +47,16 @@ def as_text(one: dict[str, Any], where: Slice) -> str:
       f'Constants: {SOURCE}. The share of the peak is an assumption.'])
 
 
+def largest(one: dict[str, Any]) -> tuple[str, float]:
+  """The part of a run that needs most memory on a device, and how many bytes."""
+  return max(one['peaks'].items(), key=lambda item: item[1])
+
+
 def brief(one: dict[str, Any]) -> str:
   """One line of a search."""
   mesh = ' '.join(f'--{name}={n}' for name, n in one['mesh'].items())
   head = f'{mesh} --remat={one["remat"]} --microbatches={one["microbatches"]}'
-  total = f'{one["memory"]["total"] / GIB:.1f} of {one["usable"] / GIB:.1f} GiB'
+  total = f'{largest(one)[1] / GIB:.1f} of {one["usable"] / GIB:.1f} GiB'
   if not one['fits']:
     return f'{head}: does not fit, {total}'
   return f'{head}: {1e3 * one["seconds"]["step"]:,.0f} ms, MFU {one["mfu"]:.0%}, {total}'
@@ -62,8 +67,11 @@ def _memory(one):
   gib = lambda key: f'{memory[key] / GIB:,.2f} GiB'
   parts = ', '.join(f'{name} {gib(name)}' for name in ('arguments', 'temporaries', 'outputs')
                     if name in memory)
-  return [f'  memory         {gib("total")} of the {one["usable"] / GIB:,.2f} that programs may '
-          f'use of {one["capacity"] / GIB:,.0f}: {parts}']
+  name, most = largest(one)
+  peaks = ', '.join(f'{part} {bytes_ / GIB:,.2f} GiB' for part, bytes_ in one['peaks'].items())
+  return [f'  memory         {most / GIB:,.2f} GiB of the {one["usable"] / GIB:,.2f} that programs '
+          f'may use of {one["capacity"] / GIB:,.0f}, in {name}: {peaks}',
+          f'  training step  {parts}; attention by {one["attention"]}']
 
 
 def _traffic(rows):

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 
-from sink_jax.plan.chips import CHIPS, GIB
+from sink_jax.plan import compiler
+from sink_jax.plan.chips import CHIPS, GIB, parse
 
 SLICES = {'v5e': 'v5e:4x4', 'v5p': 'v5p:2x2x4', 'v6e': 'v6e:4x4', 'v7x': 'v7x:2x2x2'}
 
@@ -27,14 +28,20 @@ def test_a_plan_counts_what_the_devices_exchange(tpu, tmp_path, note):
   note(target=tpu, **one['seconds'])
   axes = {row['axes'] for row in one['collectives']}
   assert 'fsdp' in axes and any('data' in name for name in axes)
-  assert one['memory']['total'] < CHIPS[tpu].usable and one['unknown_loops'] == 0
+  assert max(one['peaks'].values()) < CHIPS[tpu].usable and one['unknown_loops'] == 0
+  assert list(one['peaks']) == ['training', 'validation', 'probe'] and one['attention'] == 'splash'
   # Products of the model and, at most, of a part of the loss that is padding.
   assert one['model_flops'] <= one['flops'] < 1.5 * one['model_flops']
   assert 'Computed, not measured' in shown.stdout
 
 
+def test_one_chip_alone_can_be_planned(tpu):
+  alone = parse(f'{tpu}:' + 'x'.join('1' * CHIPS[tpu].dimensions))
+  assert len(compiler.topology_devices(alone.compiler_name)) == alone.devices
+
+
 def test_what_does_not_fit_comes_with_what_to_turn(tpu):
   shown = plan(f'--topology={SLICES[tpu]}', '--batch_size=65536', '--context=2048', '--data=-1')
   assert shown.returncode == 1
-  assert 'error: needs' in shown.stderr and '--remat=blocks' in shown.stderr
+  assert 'error: training needs' in shown.stderr and '--remat=blocks' in shown.stderr
   assert f'of {CHIPS[tpu].usable / GIB:.2f}' in shown.stderr

@@ -14,7 +14,9 @@ import sink_jax as sj
 from sink_jax.attention import reference
 from sink_jax.attention.mask import Mask
 from sink_jax.kernels import delegated
-from sink_jax.models.transformer import SAVED
+from sink_jax.models.attention import training_implementation
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.models.transformer import SAVED, Transformer
 
 MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=5), sj.Prefix(length=200)]
 
@@ -163,6 +165,24 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
   text = lower(gradient(f))
   assert text.count('custom_call @tpu_custom_call') == 3  # forward, dq, dk with dv
   assert '2048x2048' not in text  # neither scores nor a mask of T x T
+
+
+def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
+  """The compile-only devices of a plan are TPUs, though this machine has none."""
+  device = jax.sharding.AbstractDevice(device_kind='TPU v5e', num_cores=1, platform='tpu')
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device)
+  config = sj.sized('tiny', vocab_size=11)
+  delegated._splash_kernel.cache_clear()
+
+  def loss(params, tokens):
+    with jax.sharding.use_abstract_mesh(mesh):
+      assert training_implementation(config, 256) == 'splash'
+      return Transformer(config).apply({'params': params}, tokens).sum()
+
+  arguments = parameter_shapes(config), jax.ShapeDtypeStruct((2, 256), jnp.int32)
+  text = jax.jit(jax.grad(loss)).trace(*arguments).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('custom_call @tpu_custom_call') == 3
+  assert training_implementation(config, 256) == 'chunked'  # here
 
 
 def cudnn_calls(monkeypatch, f, inputs, kind=dict):

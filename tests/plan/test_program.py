@@ -145,3 +145,18 @@ ENTRY %main (x: (s32[], f32[4])) -> (s32[], f32[4]) {{
 '''
   [one] = program.read(text).collectives
   assert one.count == turns
+
+
+def test_attributes_of_a_kernel_may_take_several_lines():
+  text = '''HloModule m
+
+ENTRY %main (x: f32[8,4]) -> f32[8,8] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %k = f32[8,4]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="splash"}
+  ROOT %dot = f32[8,8]{1,0} dot(%k, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+'''
+  found = program.read(text)
+  assert (found.kernels, found.products) == (1, 2 * 8 * 8 * 4)

@@ -3,14 +3,15 @@
 import dataclasses
 import types
 
+import jax
 import numpy as np
 import pytest
 
 import sink_jax as sj
 from sink_jax.attention.mask import Window
 from sink_jax.models.sizes import flops_per_token, sized
-from sink_jax.plan import advice, chips, compiler, links, roofline, scaling, table
-from sink_jax.plan.job import Job
+from sink_jax.plan import advice, chips, compiler, links, roofline, scaling, table, text
+from sink_jax.plan.job import Job, plan
 from sink_jax.plan.program import Collective
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import mesh_sizes
@@ -97,6 +98,7 @@ def test_flops_of_attention_kernels():
 @pytest.mark.parametrize('topology, told', [
     ('v9:4x4', 'Choices: v5e:16x16'), ('h200:8', 'only TPUs'), ('v5e', 'such as v5e:16x16'),
     ('v5e:4x4x4', '2 dimensions'), ('v5p:16', '3 dimensions'), ('v5e:3x4', 'must be even'),
+    ('v5e:1x2', 'one chip alone is v5e:1x1'), ('v5e:0x2', 'must be even'),
     ('v5e:32x32', '256 at most'), ('v5p:4x4xx', 'such as v5p:')])
 def test_topologies_that_do_not_exist(topology, told):
   with pytest.raises(ValueError, match=told):
@@ -107,6 +109,7 @@ def test_topologies():
   where = chips.parse('tpu7x:4x4x8')
   assert (where.name, where.compiler_name, where.devices) == ('v7x:4x4x8', 'tpu7x:4x4x8', 256)
   assert chips.parse('V5P:16x16x16').devices == 4096
+  assert [chips.parse(name).devices for name in ('v5e:1x1', 'v5p:1x1x1', 'v7x:1x1x1')] == [1, 1, 2]
   assert [chips.parse('v5p:2x4x4').closed(d) for d in range(3)] == [False] * 3
   assert [chips.parse('v6e:8x16').closed(d) for d in range(2)] == [False, True]
 
@@ -189,3 +192,28 @@ def test_every_row_of_the_table_has_all_its_columns():
   assert [row.count('|') for row in shown] == [17] * 4
   assert '4x16x1' in shown[1] and '30.0 (20.0)' in shown[1] and '2.50' in shown[1]
   assert 'does not fit' in shown[2] and 'no such topology' in shown[3]
+
+
+def test_a_plan_counts_training_validation_and_the_probe(monkeypatch):
+  """Compiled for a CPU in the place of a chip: what is counted, not how much it comes to."""
+  monkeypatch.setattr(compiler, 'topology_devices', lambda name: jax.devices()[:1])
+  tiny = sized('tiny', vocab_size=64, d_model=32, ffn_hidden=32, layers=1)
+  planned = lambda **options: plan(Job(**{
+      'name': 'tiny', 'where': chips.parse('v5e:1x1'), 'model': tiny,
+      'optimizer': OptimizerConfig(), 'steps': 10, 'context': 32, 'batch_size': 64,
+      'microbatches': 1, 'mesh': (1, 1, 1), **options}))
+  whole = planned()
+  assert list(whole['peaks']) == ['training', 'validation', 'probe'] and whole['fits']
+  assert whole['peaks']['training'] == whole['memory']['total']
+  assert whole['attention'] == 'chunked'  # the choice of the devices that are planned for
+  sliced = planned(microbatches=16)
+  assert sliced['peaks']['validation'] < 0.6 * whole['peaks']['validation']
+  assert sliced['peaks']['probe'] == whole['peaks']['probe'] > 3 * 4 * whole['parameters']
+
+  name, most = text.largest(sliced)
+  assert name == 'probe'
+  small = chips.CHIPS['v5e']._replace(usable=most - 1)
+  monkeypatch.setitem(chips.CHIPS, 'v5e', small)
+  refused = planned(microbatches=16)
+  assert not refused['fits'] and text.largest(refused) == (name, most)
+  assert 'in probe: training' in text.as_text(refused, chips.parse('v5e:1x1'))

@@ -170,7 +170,7 @@ import jax, jax.numpy as jnp, numpy as np, pytest, sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
 from sink_jax.kernels.sharded import in_mesh
-from sink_jax.models.run import _record
+from sink_jax.models.run import record
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
@@ -184,7 +184,7 @@ batch = Batch(tokens, tokens, np.ones((8, 64), np.float32))
 lower = lambda f, *x: f.trace(*x).lower(lowering_platforms=('tpu',)).as_text()
 texts = [lower(make_train_step(config, optimizer, mesh), state, batch),
          lower(make_validation_step(config, mesh), state.params, batch),
-         lower(_record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
+         lower(record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
 assert all('tpu_custom_call' in text for text in texts)
 assert sj.Run(config, state.params).record(tokens[:5]) is not None
 
