@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import shutil
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,7 +14,11 @@ from tests.sweep.test_command import TABLE
 from tests.train.runs import ROOT
 from tests.train.tensorboard_files import shown
 
-TWO = "{'a': SMALL, 'b': SMALL | {'seed': 1}}"
+TWO = """{{'a': SMALL,
+           'b': SMALL | {{'data.source': "TextFolder(path='{0}/text')", 'data.valid_fraction': 0.2,
+                         'data.tokenizer': 'TrainedBpe(vocab_size=280)',
+                         'data.cache_dir': '{0}/cache'}}}}"""
+TEXT = 'the quick brown fox jumps over the lazy dog, again and again and again. '
 PNG = b'\x89PNG'
 
 
@@ -39,9 +44,12 @@ def rows(bucket, name):
 
 
 def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
-  here = tmp_path / 'here'
+  here, text = tmp_path / 'here', tmp_path / 'text'
   here.mkdir()
-  (tmp_path / 'table.py').write_text(TABLE.format(trials=TWO))
+  text.mkdir()
+  for i in range(40):
+    (text / f'{i}.txt').write_text(f'{i} {TEXT * 3}')
+  (tmp_path / 'table.py').write_text(TABLE.format(trials=TWO.format(tmp_path)))
   config, runs = f'--config={tmp_path / "table.py"}', f'{bucket.url}/runs'
   start = lambda *command: bucket.start(*command, cwd=here)
 
@@ -56,6 +64,7 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
 
   for lost in ('checkpoints/8/', 'checksums/8.json', 'status.json'):  # by a kill after step 4
     bucket.delete(f'runs/a/{lost}')
+  shutil.rmtree(tmp_path / 'cache')  # the tokenizer of b lies in its workdir
   resumed = start('train', f'{config}:a', f'--workdir={runs}/a')
   evaluated = start('evaluate', f'--workdir={runs}/b')
   assert 'resuming from step 4 of 8' in finish(resumed)[1]
@@ -68,14 +77,14 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
 
   reported = start('report', f'--runs={runs}', f'--out={bucket.url}/report')
   analysed = start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
-                   '--sequences=2', '--length=8')
+                   f'--source={text}', '--sequences=2', '--length=8')
   out, _ = finish(reported)
   assert f'{bucket.url}/report/index.html' in out
   report = json.loads(bucket.read('report/report.json'))
   assert {name: run['status'] for name, run in report['runs'].items()} == {'a': 'done', 'b': 'done'}
-  [group] = report['groups']
-  assert len(group['figures']) == 2
-  assert all(bucket.read(f'report/{figure["file"]}').startswith(PNG) for figure in group['figures'])
+  files = [figure['file'] for group in report['groups'] for figure in group['figures']]
+  assert len(files) == 4  # curves and maps of the task and of the text
+  assert all(bucket.read(f'report/{file}').startswith(PNG) for file in files)
   assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
   assert not list(here.iterdir())  # such as gs:/bucket
