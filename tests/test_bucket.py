@@ -87,6 +87,9 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   assert all(bucket.read(f'report/{file}').startswith(PNG) for file in files)
   assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
+  finish(start('report', f'--analyses={bucket.url}/analyses', f'--out={bucket.url}/paper'))
+  shown = json.loads(bucket.read('paper/report.json'))['in_short']['groups'][-1]
+  assert shown['lines'][-1] == "1 model is none of the paper's: b (analyses/maps.json)."
   assert not list(here.iterdir())  # such as gs:/bucket
 
 
