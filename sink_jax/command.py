@@ -36,6 +36,13 @@ def no_arguments(argv: Sequence[str]) -> None:
     raise ValueError(f'unexpected argument {argv[1]!r}; options are written --name=value.')
 
 
+def unused(reason: str, *options: flags.FlagHolder) -> None:
+  """Raises a ValueError if one of these options is given, which nothing would read."""
+  for option in options:
+    if flags.FLAGS[option.name].present:
+      raise ValueError(f'--{option.name} {reason}')
+
+
 def config_argument(arguments: Sequence[str]) -> str | None:
   """The value of --config in a command line, FILE or FILE:TRIAL; None where it is not given."""
   for i, argument in enumerate(arguments):

@@ -6,10 +6,10 @@ window): config.json, model.safetensors, and its tokenizer where that can be wri
 
 from __future__ import annotations
 
-import sys
 
-from absl import app, flags
+from absl import flags
 
+from sink_jax import command
 from sink_jax.load import load_run, run_encoder
 from sink_jax.pretrained.export import DTYPES, export, write_object
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
@@ -26,14 +26,13 @@ _DTYPE = flags.DEFINE_enum('dtype', 'float32', list(DTYPES), 'Of the weights.')
 
 def main(argv):
   """Exports the run; a reason instead of a traceback where that cannot be done."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
     for line in export_run(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
       print(line)
   except (ValueError, CheckpointError, OSError) as error:
-    sys.exit('error: ' + ' '.join(str(error).split()))
+    command.stop(error)
 
 
 def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
@@ -58,4 +57,4 @@ def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['workdir', 'out'])
-  app.run(main)
+  command.run(main)

@@ -13,8 +13,9 @@ import sys
 import time
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from sink_jax import command
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.load import load_pretrained, load_run, load_tokenizer
 from sink_jax.models.cache import POSITIONS, CachePolicy
@@ -30,38 +31,42 @@ _PROMPT = flags.DEFINE_string('prompt', None, 'The text to continue.')
 _PROMPT_FILE = flags.DEFINE_string('prompt_file', None, 'A file with it, UTF-8.')
 _BOS = flags.DEFINE_enum('bos', 'tokenizer', ['tokenizer', 'none', 'force'],
                          'Whether it begins with BOS: as the tokenizer does it, never, always.')
-_LENGTH = flags.DEFINE_integer('length', 128, 'Tokens to generate.')
-_CACHE_SIZE = flags.DEFINE_integer('cache_size', None, 'Tokens that the cache keeps. Default: all.')
+_LENGTH = flags.DEFINE_integer('length', 128, 'Tokens to generate.', lower_bound=1)
+_CACHE_SIZE = flags.DEFINE_integer('cache_size', None, 'Tokens that the cache keeps. Default: all.',
+                                   lower_bound=1)
 _SINKS = flags.DEFINE_integer('sinks', 4, 'How many of them are the first tokens of the text; '
-                              '0 is a sliding window.')
+                              '0 is a sliding window.', lower_bound=0)
 _POSITIONS = flags.DEFINE_enum('positions', 'cache', list(POSITIONS),
                                'What positions count: the tokens in the cache, or in the text.')
-_TEMPERATURE = flags.DEFINE_float('temperature', 0.0, '0: the most likely token. 1: a sample.')
-_TOP_K = flags.DEFINE_integer('top_k', None, 'Sample among so many most likely tokens.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.')
+_TEMPERATURE = flags.DEFINE_float('temperature', 0.0, '0: the most likely token. 1: a sample.',
+                                  lower_bound=0)
+_TOP_K = flags.DEFINE_integer('top_k', None, 'Sample among so many most likely tokens.',
+                              lower_bound=1)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.', lower_bound=0, upper_bound=2**32 - 1)
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'],
                            'Of parameters and activations.')
-_FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.')
+_FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.', lower_bound=1)
 
 _CHUNK = 8  # tokens between two writes
 
 
 def main(argv):
   """Generates; a reason instead of a traceback where that cannot be done."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
     _generate()
   except (ValueError, CheckpointError, OSError) as error:
-    sys.exit('error: ' + ' '.join(str(error).split()))
+    command.stop(error)
 
 
 def _generate():
   if (_CHECKPOINT.value is None) == (_WORKDIR.value is None):
     raise ValueError('name a model: either --checkpoint or --workdir.')
-  if _LENGTH.value < 1 or _FSDP.value < 1:
-    raise ValueError(f'--length={_LENGTH.value} and --fsdp={_FSDP.value} must be at least 1.')
+  if _CACHE_SIZE.value is None:
+    command.unused('is for a cache that does not keep all: add --cache_size.', _SINKS, _POSITIONS)
+  if not _TEMPERATURE.value:
+    command.unused('is for sampling: add --temperature, such as 1.', _TOP_K, _SEED)
   if _FSDP.value > 1 and _WORKDIR.value is not None:
     raise ValueError('--fsdp is for published models; a run of ours is loaded onto one device.')
   prompt = _read_prompt()
@@ -145,4 +150,4 @@ def _write(pieces, tokens, tokenizer):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -1,6 +1,7 @@
 """What all commands share: config files, and errors in one line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -83,3 +84,64 @@ def test_a_config_file_imports_others_of_its_own_repository_from_any_folder(tmp_
 def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
   with pytest.raises(ValueError, match=f'Name a trial.*{next(iter(module.TRIALS))}'):
     module.get_config(text)
+
+
+# The commands one after another in one process: JAX is imported once.
+COMMANDS = """
+import importlib, json, sys
+from absl import flags
+from sink_jax import command
+before = set(flags.FLAGS)
+for name, lines in json.load(sys.stdin):
+  module = importlib.import_module(name)
+  for line in lines:
+    sys.argv = [name, *line]
+    flags.FLAGS.unparse_flags()
+    try:
+      command.run(module.main, getattr(module, 'BASE', None))
+    except SystemExit as end:
+      print(json.dumps(end.code))
+  for flag in set(flags.FLAGS) - before - {'help', 'helpfull', 'helpshort', 'helpxml'}:
+    delattr(flags.FLAGS, flag)
+"""
+
+
+def test_options_that_nothing_reads_are_refused(tmp_path):
+  (tmp_path / 'runs').mkdir()
+  folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
+  table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
+  cases = {
+      'sink_jax.plan.__main__': [
+          ([*table, '--config.steps=3'], '--config is for the plan of one run'),
+          ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
+          ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
+          (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
+          (['--topology=v5e:1x1', '--vocab=0'], 'flag --vocab=0'), ([], '--topology is missing'),
+          (['--topology=v5e:1x1', quick], 'Name a trial')],
+      'sink_jax.sweep.__main__': [
+          ([quick, '--list', '--workdir=a'], '--workdir is not used by --list'),
+          ([quick, '--status', '--workdir=a', '--processes=2'], '--processes is not used by'),
+          ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
+          ([quick, '--list', '--seeds=1,1'], 'different numbers'),
+          ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
+          ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b')],
+      'sink_jax.generate': [
+          (['--checkpoint=a', '--sinks=2'], '--sinks is for a cache .* --cache_size'),
+          (['--checkpoint=a', '--positions=text'], '--positions is for a cache'),
+          (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
+          (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
+          (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
+          (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
+      'sink_jax.report.__main__': [
+          ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
+  }
+  done = subprocess.run(
+      [sys.executable, '-P', '-c', COMMANDS], text=True, capture_output=True, cwd=tmp_path,
+      env=dict(os.environ, PYTHONPATH=str(ROOT)),
+      input=json.dumps([(name, [line for line, _ in lines]) for name, lines in cases.items()]))
+  assert done.returncode == 0, done.stderr
+  found = list(map(json.loads, done.stdout.splitlines()))
+  wanted = [words for lines in cases.values() for _, words in lines]
+  assert len(found) == len(wanted), found
+  for text, words in zip(found, wanted):
+    assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)

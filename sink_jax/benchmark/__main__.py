@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ _BEGAN = time.monotonic()  # a time limit counts from here: importing JAX takes 
 
 # PyTorch may have to share the device with JAX, which would take most of its memory at once.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+
+_TOLERANCE = 0.005
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
   def command(name, text):
     one = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     if name != 'show':
-      one.add_argument('--seed', type=int, default=0, help='of the random inputs (default 0)')
+      one.add_argument('--seed', type=_seed, default=0, help='of the random inputs (default 0)')
       one.add_argument('--limit', type=_positive, metavar='SECONDS',
                        help='begin nothing new after so long; of check: all of it (480)')
     if name not in ('show', 'check'):
@@ -92,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--variants', nargs='+', default=['all'], help='names as in the table')
   one.add_argument('--head_dims', nargs='+', type=_count, help='default 64 96 128; on a CPU 16')
   one.add_argument('--lengths', nargs='+', type=_count, help='default 1024 1023; on a CPU 32 31')
-  one.add_argument('--tolerance', type=float, default=0.005,
+  one.add_argument('--tolerance', type=_tolerance, default=_TOLERANCE,
                    help='allowed beside twice the error of the definition in bfloat16')
   one.add_argument('--share', type=_share, default=(0, 1), metavar='N/M',
                    help='run every M-th problem only, from the N-th')
@@ -103,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--smoke', action='store_true', help='tiny shapes: does it run to the end?')
   one.add_argument('--parts', type=_names, default=['all'], metavar='NAMES',
                    help='correctness, attention, importance, loss, train_60m, train_1b, sweep')
-  one.add_argument('--tolerance', type=float, default=0.005, help='see correctness')
+  one.add_argument('--tolerance', type=_tolerance, default=_TOLERANCE, help='see correctness')
 
   one = command('show', 'The tables of JSON files again.')
   one.add_argument('files', nargs='+', metavar='FILE')
@@ -114,6 +117,20 @@ def _positive(text):
   value = float(text)
   if not value > 0:
     raise argparse.ArgumentTypeError(f'{text} is not greater than 0')
+  return value
+
+
+def _seed(text):
+  value = int(text)
+  if not 0 <= value < 2**31:
+    raise argparse.ArgumentTypeError(f'{text} is not between 0 and 2**31 - 1')
+  return value
+
+
+def _tolerance(text):
+  value = float(text)
+  if not 0 <= value < math.inf:
+    raise argparse.ArgumentTypeError(f'{text} is not a number from 0 on')
   return value
 
 
@@ -156,9 +173,22 @@ def _names(text):
   return [] if text == 'none' else [name.strip() for name in text.split(',')]
 
 
+def _refuse_unused(options):
+  if options.command == 'attention' and options.sweep:
+    if options.rivals != ['all'] or options.implementations or options.dtype:
+      parser().error('--rivals, --implementations and --dtype are for the comparison; --sweep times '
+                     'block sizes of our own kernels in bfloat16')
+    if len(options.variants) > 1:
+      parser().error('--sweep takes one variant: --variants=softmax')
+  if options.command == 'check' and not {'all', 'correctness'} & set(options.parts):
+    if options.tolerance != _TOLERANCE:
+      parser().error('--tolerance is for the part correctness, which is not among --parts')
+
+
 def main(arguments=None) -> int:
   """Runs one command; returns its exit code."""
   options = parser().parse_args(arguments)
+  _refuse_unused(options)
   if options.command == 'show':
     from sink_jax.benchmark.table import render
     for path in options.files:

@@ -190,6 +190,7 @@ def main(argv: list[str] | None = None) -> None:
                       help='build nothing, compare the files of a cache with their digests')
   args = parser.parse_args(argv)
   try:
+    _refuse_unused(parser, args)
     if args.verify:
       _verify(parser, args.verify)
       return
@@ -209,6 +210,20 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(cache.manifest['domains'], indent=1))
   for line in [*dict.fromkeys(line for cache in caches for line in cache.remarks()), *shared]:
     print(line)
+
+
+def _refuse_unused(parser, args):
+  given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+  unused, reason = [], ''
+  if args.verify:
+    unused, reason = [name for name in given if name != 'verify'], '--verify builds nothing'
+  elif args.valid_source:
+    unused, reason = ['valid_fraction'], 'with --valid_source nothing of --source is held out'
+  elif isinstance(build(DocumentSource, args.source), Prepared):
+    unused = ['valid_fraction', 'cache_dir', 'workers']
+    reason = f'{args.source} is built already'
+  for name in sorted(set(unused) & set(given)):
+    raise ValueError(f'--{"no-eos" if name == "eos" else name} is not used: {reason}.')
 
 
 def _verify(parser, folder):

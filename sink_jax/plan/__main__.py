@@ -22,14 +22,15 @@ from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
 
-_BASE = pathlib.Path(__file__).parents[2] / 'configs' / 'base.py'
+BASE = str(pathlib.Path(__file__).parents[2] / 'configs' / 'base.py')
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run to plan, as of sink_jax.train: --config=configs/x.py:trial '
     '--config.KEY=VALUE. The options below override it. Without it configs/base.py.')
 _TOPOLOGY = flags.DEFINE_string('topology', None, 'Slice of TPUs, such as v5e:16x16, v5p:4x4x4, '
                                 'v6e:4x4 or v7x:4x4x4.')
 _SIZE = flags.DEFINE_string('size', None, f'Of the model: {", ".join(SIZES)}.')
-_VOCAB = flags.DEFINE_integer('vocab', None, 'Of the model. Without it the config\'s, or 50432.')
+_VOCAB = flags.DEFINE_integer('vocab', None, 'Of the model. Without it the config\'s, or 50432.',
+                              lower_bound=1)
 _CONTEXT = flags.DEFINE_integer('context', None, 'Tokens of a sequence.', lower_bound=1)
 _BATCH = flags.DEFINE_integer('batch_size', None, 'Sequences of a step.', lower_bound=1)
 _MICRO = flags.DEFINE_integer('microbatches', None, 'Parts of a batch, one after another.',
@@ -51,6 +52,9 @@ _TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of 
 _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estimate from 8 to '
                                '4,096 chips, such as results/scaling.')
 
+_OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, *_MESH, _SHARE, _SECONDS,
+            _JSON, _SEARCH, _TABLE, _SCALING)
+
 
 def main(argv):
   quiet_logs()
@@ -65,6 +69,9 @@ def main(argv):
 
 def _run():
   say = lambda line: print(line, file=sys.stderr, flush=True)
+  for other in (_TABLE, _SCALING):
+    if other.value is not None:
+      _refuse_others(other)
   if _TABLE.value:
     from sink_jax.plan import table
     table.write(pathlib.Path(_TABLE.value), say)
@@ -73,6 +80,8 @@ def _run():
     from sink_jax.plan import scaling
     scaling.write(pathlib.Path(_SCALING.value))
     return 0
+  if _SECONDS.value is not None:
+    command.unused('is not used where --step_seconds is given.', _SHARE)
   if not _TOPOLOGY.value:
     raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
   if _JSON.value and not pathlib.Path(_JSON.value).parent.is_dir():
@@ -90,6 +99,14 @@ def _run():
         'device. Estimates of what would help:', *advice.advice(job, one['memory']),
         '  --search compiles some of them.', sep='\n', file=sys.stderr)
   return 1
+
+
+def _refuse_others(kept):
+  reason = f'is for the plan of one run: --{kept.name} takes no other option.'
+  if command.config_argument(sys.argv) or any(
+      argument.lstrip('-').startswith('config.') for argument in sys.argv):
+    raise ValueError(f'--config {reason}')
+  command.unused(reason, *(option for option in _OPTIONS if option is not kept))
 
 
 def _planned(job):
@@ -149,4 +166,4 @@ def _vocab(experiment):
 
 
 if __name__ == '__main__':
-  command.run(main, config=str(_BASE))
+  command.run(main, config=BASE)

@@ -8,10 +8,9 @@ runs, a comparison of all below the folder, side by side. Either writes index.ht
 
 from __future__ import annotations
 
-import sys
+from absl import flags
 
-from absl import app, flags
-
+from sink_jax import command
 from sink_jax.report.make import make_report
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.storage import folder
@@ -21,7 +20,8 @@ _ANALYSES = flags.DEFINE_list(
     'analyses', [], 'Folders, and files NAME.json, that python -m sink_jax.analyses wrote, '
     "separated by commas: for the paper's rows and figures of open models.")
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
-_MAPS = flags.DEFINE_bool('maps', True, 'In a comparison: load the checkpoints and draw maps.')
+_MAPS = flags.DEFINE_bool(
+    'maps', None, 'In a comparison: load the checkpoints and draw maps. Default: yes.')
 _KIND = flags.DEFINE_enum(
     'kind', None, ['paper', 'runs'], 'A report of the paper, or a comparison of runs. By default '
     'that of the paper where a run is one of its trials at a budget or of the synthetic axis, '
@@ -29,18 +29,17 @@ _KIND = flags.DEFINE_enum(
 
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
     runs, out = _RUNS.value and folder(_RUNS.value), folder(_OUT.value)
     print(make_report(out, runs, _ANALYSES.value, _KIND.value, _MAPS.value))
   except (ValueError, OSError) as error:
-    sys.exit('error: ' + ' '.join(str(error).split()))
+    command.stop(error)
   files = ('index.html', 'report.md', 'report.json')
   print('\n' + '\n'.join(str(out / name) for name in files))
 
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['out'])
-  app.run(main)
+  command.run(main)

@@ -18,8 +18,9 @@ import sys
 import traceback
 
 import jax
-from absl import app, flags
+from absl import flags
 
+from sink_jax import command
 from sink_jax.sweep import plan
 from sink_jax.sweep.pool import Stopped, run_at_once
 from sink_jax.sweep.runner import run_trial
@@ -51,10 +52,10 @@ _STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and s
 
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
+    _check_modes()
     table = _table()
     trials = _selected(table)
     if _LIST.value:
@@ -82,6 +83,15 @@ def main(argv):
     fail(traceback.format_exc(), alone=True)
 
 
+def _check_modes():
+  modes = [mode for mode in (_LIST, _DRY_RUN, _STATUS) if mode.value]
+  if len(modes) > 1:
+    raise ValueError(f'--{modes[0].name} and --{modes[1].name} exclude each other.')
+  unused = {'list': (_WORKDIR, _PROCESSES), 'dry_run': (_WORKDIR,), 'status': (_PROCESSES,)}
+  for mode in modes:
+    command.unused(f'is not used by --{mode.name}: leave it out.', *unused[mode.name])
+
+
 def _table():
   """Every trial of the config file, for all seeds."""
   options = {'budget': _BUDGET.value, 'protocol': _PROTOCOL.value}
@@ -89,6 +99,9 @@ def _table():
     seeds = _SEEDS.value and [int(seed) for seed in _SEEDS.value]
   except ValueError:
     raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write numbers, such as 0,1,2.') from None
+  if seeds and (len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) < 2**31):
+    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write different numbers from 0 to '
+                     '2**31 - 1.')
   if _PROCESSES.value < 1:
     raise ValueError(f'--processes={_PROCESSES.value} must be at least 1.')
   if _PROCESSES.value > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
@@ -177,4 +190,4 @@ def _outcomes(trials, root):
 
 if __name__ == '__main__':
   flags.mark_flag_as_required('config')
-  app.run(main)
+  command.run(main)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from sink_jax.data import build as build_module
 from sink_jax.data import once
+from sink_jax.data.build import main as build_command
 from sink_jax.data.build import open_cache
 from sink_jax.data.cache import Cache, cache_root
 from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
@@ -220,6 +222,21 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
   (tmp_path / 'a' / '0.txt').write_text('letters ' * 50)
   [(tmp_path / 'a' / f'{i}.txt').unlink() for i in range(1, 20)]
   assert printed('--source', a, '--valid_fraction=0.2')[-1].startswith('text: too few documents')
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--verify=a', '--context=8'], '--context is not used: --verify builds nothing'),
+    (['--verify=a', '--no-eos'], '--no-eos is not used'),
+    (['--source=Bytes()'], 'Unknown DocumentSource'),
+    (["--source=Prepared(path='a')", '--workers=2'], '--workers is not used: .* built already'),
+    (['--valid_source=Stdlib()', '--valid_fraction=0.1'], '--valid_fraction is not used'),
+    (['--context=0'], 'must be at least 1'), (['--workers=-1'], 'must be 0'),
+    (['--valid_fraction=1'], 'between 0 and 1')])
+def test_options_of_a_build_that_nothing_reads_are_refused(arguments, words, capsys):
+  with pytest.raises(SystemExit) as end:
+    build_command(arguments)
+  assert end.value.code == 2
+  assert re.search(words, capsys.readouterr().err)
 
 
 def test_large_vocabularies_are_stored_in_32_bits(corpus, monkeypatch):
