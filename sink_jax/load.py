@@ -10,6 +10,7 @@ import jax
 from sink_jax.data.pipeline import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import Encoder
+from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.catalog import resolve
@@ -31,7 +32,8 @@ def load_run(workdir) -> Run:
   Attention runs by the implementation of this platform, whichever the run was trained with.
 
   Raises:
-    ValueError: not the workdir of a run. CheckpointError: no usable checkpoint in it.
+    ValueError: not the workdir of a run, or a parameter that is not finite; names it.
+    CheckpointError: no usable checkpoint in it.
   """
   workdir = storage.folder(workdir)
   if (workdir / 'config.json').exists() and not is_workdir(workdir):
@@ -47,6 +49,9 @@ def load_run(workdir) -> Run:
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))
   step, params = restore_params(workdir, target)
+  if parameter := first_not_finite(params):
+    raise ValueError(f'{workdir}: at step {step} the parameter {parameter} is not finite: remove '
+                     f'checkpoints/{step} there to use the checkpoint before it, or train again.')
   return Run(config, params, workdir.name, step, probe_tokens=read_probe_tokens(workdir),
              folder=str(workdir))
 
@@ -70,7 +75,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
     implementation: of attention, see `attend`.
 
   Raises:
-    ValueError: no such model, one that is not supported, or damaged files; with the remedy.
+    ValueError: no such model, one that is not supported, damaged files, or a tensor with a
+      value that is not finite, also one that bfloat16 cannot hold; with the remedy.
   """
   folder, name = resolve(path_or_name)
   checkpoint = Checkpoint(folder)

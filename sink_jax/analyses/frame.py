@@ -16,6 +16,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject
 from sink_jax.analyses.table import Analysis, find
 from sink_jax.data.inputs import Inputs, stored
+from sink_jax.evaluate.finite import find_not_finite, not_finite
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
 
@@ -61,7 +62,8 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
     given: inputs in place of those that the options ask for.
 
   Raises:
-    ValueError: the options or the inputs do not fit the model; names the option.
+    ValueError: the options or the inputs do not fit the model; names the option. A number of
+      the result is not finite; names the number, and a parameter or the remedy.
   """
   module, name = analysis.module(), subject.run.name or 'model'
   make = getattr(module, 'make_inputs', subjects.make_inputs)
@@ -69,6 +71,8 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
   options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
   told = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
   found = module.measure(subject.run, inputs, told)
+  if place := find_not_finite(found):
+    raise not_finite(subject.run, f'{name}: {".".join(map(str, place))}', options.dtype)
   return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told)}
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.run import Run
 
 _TOKENS_AT_A_TIME = 2048  # whose logits are in memory: 400 MB with GPT-2's vocabulary
@@ -115,6 +116,9 @@ def loglikelihoods(run: Run, pairs: list[tuple[list[int], list[int]]], *,
 
   pairs: token ids (context, ending), of which neither is empty. They are sorted by length and
   padded on the right, where a causal model does not look, to few different lengths.
+
+  Raises:
+    ValueError: a log-probability is not finite.
   """
   most = getattr(run.config.attention.position, 'max_length', None)
   rows = [(context + ending, len(ending)) for context, ending in pairs]
@@ -134,6 +138,8 @@ def loglikelihoods(run: Run, pairs: list[tuple[list[int], list[int]]], *,
       tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
       counted[row, len(ids) - 1 - count:len(ids) - 1] = True
     total, greedy = map(np.asarray, _scores(run.logits(tokens), targets, counted))
+    if not np.isfinite(total).all():
+      raise not_finite(run, 'the log-probability of an ending', run.config.dtype)
     for row, place in enumerate(places):
       found[place] = float(total[row]), bool(greedy[row])
     start += size

@@ -20,6 +20,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Alibi, Nope, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.inputs import Inputs, repeated_token
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.probe import EPSILON
 from sink_jax.evaluate.sinks import importance
 from sink_jax.models.config import ModelConfig
@@ -46,7 +47,8 @@ def check(run: Run, tokens) -> dict[str, np.ndarray]:
   float32, whatever the model's, and one sequence is seen at a time, for the memory of its maps.
 
   Raises:
-    ValueError: no proposition applies, or there are more than 512 tokens.
+    ValueError: no proposition applies, there are more than 512 tokens, or what the model computes
+      is not finite.
   """
   proposition(run.config)
   tokens = np.asarray(tokens)
@@ -59,7 +61,11 @@ def check(run: Run, tokens) -> dict[str, np.ndarray]:
   want = Want(maps=True, hidden=True, queries_keys=True)
   with jax.default_matmul_precision('highest'):
     found = [_compare(run.config, run.record(row, want).layers) for row in tokens[:, None]]
-  return {name: np.stack([one[name] for one in found]) for name in found[0]}
+  found = {name: np.stack([one[name] for one in found]) for name in found[0]}
+  for name, x in found.items():
+    if not np.isfinite(x).all():
+      raise not_finite(run, name, 'float32')
+  return found
 
 
 def summary(config: ModelConfig, found: dict[str, np.ndarray], epsilon: float) -> dict:

@@ -15,6 +15,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs as usual_inputs
 from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.cache import CachePolicy
 from sink_jax.models.decode import check_policy, memory_bytes
 from sink_jax.models.generation import text_losses
@@ -55,7 +56,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   caches that the model cannot have, with too few learned positions for example.
 
   Raises:
-    ValueError: cache_size or sinks out of range, or a model that can have none of the caches.
+    ValueError: cache_size or sinks out of range, a model that can have none of the caches, or a
+      loss that is not finite.
   """
   tokens = inputs.tokens
   wanted = policies(run, options.cache_size, options.sinks, tokens.shape[1])
@@ -68,6 +70,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
       continue
     losses, rate = _timed(run, tokens, policy, lambda done: options.say(
         f'{run.name}, cache {name}: {done} of {tokens.shape[1] - 1} tokens'))
+    if not np.isfinite(losses).all():
+      raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     ends = np.unique(np.linspace(1, len(losses), min(_POINTS, len(losses))).astype(int))
     running = np.cumsum(losses)[ends - 1] / ends
     caches[name] = {

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.record import Want
 from sink_jax.models.run import Run
 
@@ -49,7 +50,11 @@ class HeadMaps:
 
 
 def head_maps(run: Run, tokens) -> HeadMaps:
-  """Records tokens (S, T) in float32, the first 64 positions of each."""
+  """Records tokens (S, T) in float32, the first 64 positions of each.
+
+  Raises:
+    ValueError: the maps are not finite.
+  """
   tokens = np.asarray(tokens)[:, :_LENGTH]
   config = dataclasses.replace(run.config, dtype='float32')
   run = dataclasses.replace(run, config=config)
@@ -59,6 +64,11 @@ def head_maps(run: Run, tokens) -> HeadMaps:
   for i in range(0, len(tokens), size):
     layers = run.record(tokens[i:i + size], Want(maps=True)).layers
     raw, normalized = raw + total(layers.maps_BxHxTxT), normalized + total(layers.proxy_maps_BxHxTxT)
+  finite = np.isfinite(raw).all((2, 3)) & np.isfinite(normalized).all((2, 3))
+  if not finite.all():
+    layer, head = np.argwhere(~finite)[0]
+    block = config.attention_layers[layer] + 1
+    raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
   return HeadMaps(raw / len(tokens), normalized / len(tokens), len(tokens),
                   config.attention.kv_bias.has_slot or config.sink_tokens > 0,
                   tuple(layer + 1 for layer in config.attention_layers))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from sink_jax.evaluate import sinks
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record
 from sink_jax.models.run import Run
@@ -50,26 +51,23 @@ class SinkReport:
 
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
     """Sink_k^epsilon of the token at a 1-based position."""
-    length = self.importance.shape[-1]
-    if not 1 <= position <= length:
-      raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
+    _check_position(position, self.importance)
     return float(self.sink_rates(epsilon)[position - 1])
 
   def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
     """Sink_*^epsilon, the share of heads whose bias slot exceeds epsilon; None without one."""
     slot = self.bias_slot_released if released else self.bias_slot
-    return None if slot is None else float((slot > epsilon).mean())
+    return None if slot is None else float(sinks.sink_rate(slot[..., None], epsilon)[0])
 
   def head_importance(self, position: int = 1) -> np.ndarray:
     """Importance of one token per layer and head (N, H), averaged over sequences."""
+    _check_position(position, self.importance)
     return self.importance[..., position - 1].mean(0)
 
   def norm_ratio(self, kind: str, position: int = 1) -> np.ndarray:
     """Mean norm at a position over the mean norm at all others, per layer (N,)."""
     norms = self.norms[kind]
-    if not 1 <= position <= norms.shape[-1]:
-      raise ValueError(f'position {position} is outside 1..{norms.shape[-1]}; positions are '
-                       '1-based.')
+    _check_position(position, norms)
     at = norms[..., position - 1]
     others = np.delete(norms, position - 1, -1).mean(-1)
     axes = tuple(a for a in range(at.ndim) if a != 1)
@@ -131,7 +129,8 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
     batch_size: sequences at a time, to bound memory; all at once by default.
 
   Raises:
-    ValueError: tokens are not (S, T), or exceed the vocabulary.
+    ValueError: tokens are not (S, T), or exceed the vocabulary; or what the model computes is
+      not finite, with the block, and the parameter or the remedy.
   """
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
@@ -145,6 +144,8 @@ def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = 
   size = batch_size or len(tokens)
   parts = [_to_host(run.record(tokens[i:i + size])) for i in range(0, len(tokens), size)]
   joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+  if found := _first_not_finite(joined, config):
+    raise not_finite(run, found, dtype)
   return SinkReport(**joined, protocol={
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
@@ -186,3 +187,26 @@ def _to_host(record: Record) -> dict[str, Any]:
       bias_slot=first(layers.importance.bias_slot),
       bias_slot_released=first(layers.importance.bias_slot_released),
       norms=norms)
+
+
+def _first_not_finite(joined, config) -> str | None:
+  """What of a record on the host is not finite, by block and head from 1; None if all is."""
+  norms = joined['norms']
+  of_heads = {name: joined[name] for name in ('importance', 'raw_importance', 'bias_slot',
+                                              'bias_slot_released')}
+  of_heads |= {f'{name} norm': norms[name] for name in ('query', 'key', 'value')}
+  for name, x in of_heads.items():
+    if x is not None and not (finite := np.isfinite(x)).all():
+      layer, head, *_ = np.argwhere(~finite.all(0))[0]
+      return f'{name} in block {config.attention_layers[layer] + 1}, head {head + 1}'
+  for name, first in (('hidden', 0), ('hidden_before_norm', 1), ('sink_token', 0)):
+    if name in norms and not (finite := np.isfinite(norms[name])).all():
+      block = first + np.argwhere(~finite.all(0))[0][0]
+      return f'{name} norm {f"in block {block}" if block else "of the embedding"}'
+  return None
+
+
+def _check_position(position, values):
+  length = values.shape[-1]
+  if not 1 <= position <= length:
+    raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')

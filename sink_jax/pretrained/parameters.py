@@ -35,7 +35,8 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
     mesh: with the axes data, fsdp and tensor, see `state_shardings`; None for a single device.
 
   Raises:
-    ValueError: tensors are missing, unknown or of another shape or dtype, or a file is damaged.
+    ValueError: tensors are missing, unknown or of another shape or dtype, a file is damaged, or
+      a value is not finite, as stored or in the dtype; names the tensor.
   """
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
@@ -57,7 +58,9 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
       continue
     x = wanted.combine(checkpoint.read(name), *(checkpoint.read(by_name[w]) for w in wanted.with_))
     for place in wanted.places:
-      leaves[place.path] = _written(leaves[place.path], place, place.take(x))
+      leaves[place.path], finite = _written(leaves[place.path], place, place.take(x))
+      if not finite:
+        raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.with_], x)
     del x  # before the next one is read
   treedef = jax.tree.structure(shapes)
   return jax.tree.unflatten(treedef, leaves.values())
@@ -102,7 +105,11 @@ def match(checkpoint: Checkpoint, tensors: dict[str, Stored], prefix: str,
 
 
 def _check_copy(checkpoint, name, original):
-  if not np.array_equal(checkpoint.read(name), checkpoint.read(original)):
+  copy, first = checkpoint.read(name), checkpoint.read(original)
+  if not np.array_equal(copy, first):
+    for own, x in ((name, copy), (original, first)):
+      if not np.isfinite(x).all():
+        raise _not_finite(checkpoint, own, (), x)
     raise ValueError(f'{checkpoint.folder}: config.json says that {name} is {original} '
                      '(tie_word_embeddings), but the two differ: set it to false there if the '
                      'model was trained untied.')
@@ -127,7 +134,10 @@ def _flat(tree):
 
 
 def _written(leaf, place, part):
-  """The leaf with one part written in place; returns when the part is no longer needed."""
+  """(the leaf with one part written in place, whether the part is finite in the leaf's dtype).
+
+  Returns when the part is no longer needed.
+  """
   shape = part.shape[:-2] + part.shape[:-3:-1] if place.transposed else part.shape
   if shape != leaf.shape[len(place.index):]:
     raise ValueError(f'The table of this family fills {place.path} {leaf.shape} at {place.index} '
@@ -135,7 +145,22 @@ def _written(leaf, place, part):
   sharding = _of_part(leaf.sharding, leaf.ndim, len(place.index), place.transposed)
   part = jax.make_array_from_callback(part.shape, sharding, lambda where: part[where])
   write = _writer(leaf.sharding, place.transposed)
-  return jax.block_until_ready(write(leaf, part, place.index))
+  leaf, finite = jax.block_until_ready(write(leaf, part, place.index))
+  return leaf, bool(finite)
+
+
+def _not_finite(checkpoint, name, with_, x):
+  """The error for a tensor, with those read together with it, that holds no numbers."""
+  where = f'{checkpoint.folder / checkpoint.entries[name].file}: the tensor {name}'
+  if with_:
+    where += f', with {", ".join(with_)},'
+  bad = ~np.isfinite(x)
+  if bad.any():
+    index = np.unravel_index(bad.argmax(), bad.shape)
+    return ValueError(f'{where} holds {x[index]} at [{", ".join(map(str, index))}], and no model '
+                      'computes with that: download the file again, or use another model.')
+  return ValueError(f'{where} holds {np.abs(x).max():g}, which bfloat16 cannot hold: load the '
+                    'model in float32 (--dtype=float32).')
 
 
 def _of_part(sharding, axes, depth, transposed):
@@ -150,13 +175,20 @@ def _of_part(sharding, axes, depth, transposed):
 
 @functools.cache
 def _writer(sharding, transposed):
-  """(leaf, part, index) -> leaf, in the leaf's own memory; compiled once per pair of shapes."""
+  """(leaf, part, index) -> leaf in its own memory, and whether the part is finite.
 
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
+  Compiled once per pair of shapes.
+  """
+  alone = (NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding)
+           else sharding)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(sharding, alone))
   def write(leaf, part, index):
     part = part.swapaxes(-1, -2) if transposed else part
-    part = part.astype(leaf.dtype).reshape((1,) * len(index) + part.shape)
+    part = part.astype(leaf.dtype)
+    finite = jnp.isfinite(part).all()
+    part = part.reshape((1,) * len(index) + part.shape)
     start = (*index, *[0] * (leaf.ndim - len(index)))
-    return jax.lax.dynamic_update_slice(leaf, part, start)
+    return jax.lax.dynamic_update_slice(leaf, part, start), finite
 
   return write

@@ -216,10 +216,10 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
       if saving or evaluate.due(step):
         report(*pending)
         pending = None
+        if not _all_finite(state):  # before the probe, which refuses such parameters
+          raise Diverged(step, values['loss'])
         evaluate(step, state.params)
         if saving:
-          if not _all_finite(state):
-            raise Diverged(step, values['loss'])
           try:
             claim.check()
           except runs.Busy:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -109,3 +110,55 @@ def test_positions_are_1_based():
   for position in (0, 13):
     with pytest.raises(ValueError, match='1-based'):
       report.sink_rate(position=position)
+
+
+@pytest.mark.parametrize('ask', [lambda report, k: report.head_importance(k),
+                                 lambda report, k: report.norm_ratio('key', k)])
+def test_positions_of_everything_are_1_based(ask):
+  report = sj.probe(run(), tokens())
+  for position in (0, 13):
+    with pytest.raises(ValueError, match='1-based'):
+      ask(report, position)
+
+
+def spoiled(value, block):
+  """A model of two blocks, one value kernel of which holds a number that is none."""
+  model = run()
+  model.params['blocks']['attention']['value']['kernel'] = (
+      model.params['blocks']['attention']['value']['kernel'].at[block, 0, 0].set(value))
+  return model
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_model_with_a_parameter_that_is_no_number(value):
+  with pytest.raises(ValueError) as error:
+    sj.probe(spoiled(value, 0), tokens())
+  assert str(error.value) == (
+      'test: importance in block 2, head 1 is not finite; nor is its parameter '
+      'blocks/attention/value/kernel[0], so the model cannot be used.')
+
+
+def test_the_last_block_shows_in_the_norms_alone():
+  with pytest.raises(ValueError, match=r'value norm in block 2, head 1 is .*/kernel\[1\]'):
+    sj.probe(spoiled(np.nan, 1), tokens())
+
+
+def test_activations_that_overflow():
+  model = run()
+  model = dataclasses.replace(model, params=jax.tree.map(lambda x: x * 1e30, model.params))
+  with pytest.raises(ValueError, match='of the embedding is not .*overflow in bfloat16: use dtype flo'):
+    sj.probe(model, tokens(), dtype='bfloat16')
+  with pytest.raises(ValueError, match='overflow in float32 on these inputs'):
+    sj.probe(model, tokens())
+
+
+def test_a_report_is_not_made_of_raw_masses():
+  report = sj.probe(run(), tokens())
+  wrong = dataclasses.replace(report, importance=7.7 * report.importance)
+  with pytest.raises(ValueError, match='outside 0 to'):
+    wrong.summary()
+  with pytest.raises(ValueError, match='epsilon=30'):
+    report.sink_rate(epsilon=30)
+  slot = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), tokens())
+  with pytest.raises(ValueError, match='epsilon=30'):
+    slot.bias_slot_rate(30)

@@ -107,6 +107,39 @@ def test_a_tied_model_may_store_its_unembedding(tmp_path):
   refused(tmp_path, 'tie_word_embeddings', 'lm_head.weight')
 
 
+@pytest.mark.parametrize('value', [np.nan, -np.inf])
+@pytest.mark.parametrize('stored, dtype', [('float32', 'float32'), ('bfloat16', 'float32'),
+                                           ('float16', 'bfloat16')])
+def test_the_first_tensor_that_is_not_finite_is_named(tmp_path, value, stored, dtype):
+  own = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
+  own[GATE][3, 5] = value
+  tiny.write(tmp_path, own=own, files=3)
+  refused(tmp_path, 'of-00003.safetensors: the tensor ' + GATE, f'{value} at [3, 5]',
+          'download the file again', dtype=dtype)
+
+
+def test_what_bfloat16_cannot_hold_is_named(tmp_path):
+  own = tiny.tensors(tiny.LLAMA)
+  own[GATE][3, 5] = -3.4e38
+  tiny.write(tmp_path, own=own)
+  assert np.isfinite(sj.load_pretrained(tmp_path).params['blocks']['ffn']['w1']['kernel']).all()
+  refused(tmp_path, GATE, 'holds 3.4e+38, which bfloat16 cannot hold', '--dtype=float32',
+          dtype='bfloat16')
+
+
+def test_tensors_that_stand_for_others_and_are_not_finite(tmp_path):
+  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
+  own = tiny.tensors(hf)
+  own['model.embed_tokens.weight'][1, 1] = np.nan
+  tiny.write(tmp_path / 'tied', hf, own | {'lm_head.weight': own['model.embed_tokens.weight']})
+  refused(tmp_path / 'tied', 'nan at [1, 1]')
+  own = tiny.tensors(tiny.GPT_OSS)
+  name = 'model.layers.1.mlp.experts.gate_up_proj'
+  own[f'{name}_scales'][0, 0, 0] = 255
+  tiny.write(tmp_path / 'packed', tiny.GPT_OSS, own)
+  refused(tmp_path / 'packed', f'the tensor {name}_blocks, with {name}_scales, holds')
+
+
 def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):
   tiny.write(tmp_path, files=3)
   alive, seen, read = [], [], Checkpoint.read
@@ -128,8 +161,8 @@ def test_leaves_are_written_in_their_own_memory(tmp_path):
   tiny.write(tmp_path)
   leaf = jax.numpy.zeros((3, 8, 12))
   place = Place('w', (2,), transposed=True)
-  new = parameters._written(leaf, place, np.ones((12, 8), np.float32))
-  assert leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
+  new, finite = parameters._written(leaf, place, np.ones((12, 8), np.float32))
+  assert finite and leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
 
 
 def test_tables_that_do_not_fill_the_tree_are_errors_of_ours(tmp_path, monkeypatch):

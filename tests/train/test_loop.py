@@ -232,6 +232,14 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
   assert saved_steps(tmp_path) == []
 
 
+def test_divergence_is_found_before_the_probe_that_would_refuse_it(tmp_path):
+  with pytest.raises(Diverged, match='Step 1 diverged'):
+    go(runs.config(**DIVERGING | dict(optimizer__learning_rate=3e38, checkpoint_every=0,
+                                      optimizer__weight_decay=10.0, probe__every=1)), tmp_path)
+  assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
+  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'diverged'
+
+
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
   corpus = tmp_path / 'corpus'
   corpus.mkdir()
