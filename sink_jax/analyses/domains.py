@@ -31,10 +31,8 @@ def make_inputs(subject: Subject, options: Options) -> Inputs:
   The source is read to its end, or until all 17 domains of the Pile have their sequences.
 
   Raises:
-    ValueError: inputs other than 'natural', or a source of a single domain.
+    ValueError: a source of a single domain.
   """
-  if options.inputs != 'natural':
-    raise ValueError(f'--inputs={options.inputs}: only text has domains; leave it out.')
   check_length(subject.run, options.length)
   source = making.open_source(options.source)
   found = making.by_domain(subject.text_tokenizer(drawn=False), source,

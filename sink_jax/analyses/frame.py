@@ -56,7 +56,7 @@ def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Sub
 
 def measure(analysis: Analysis, subject: Subject, options: Options,
             given: Inputs | None = None) -> dict:
-  """What the analysis finds in one model, with its 'checkpoint' and the 'options'.
+  """What the analysis finds in one model, with its 'checkpoint' and the 'options' that it read.
 
   Args:
     given: inputs in place of those that the options ask for.
@@ -70,10 +70,11 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
   inputs = make(subject, options) if given is None else given
   options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
   told = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
+  takes = {*analysis.takes(tokens=given is not None), *subject.loaded_by}
   found = module.measure(subject.run, inputs, told)
   if place := find_not_finite(found):
     raise not_finite(subject.run, f'{name}: {".".join(map(str, place))}', options.dtype)
-  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told)}
+  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told, takes)}
 
 
 def checkpoint(run: Run) -> dict:
@@ -106,16 +107,19 @@ def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
 
   Raises:
     ValueError: the name, an option, the tokens or the model do not fit; names the remedy.
+    TypeError: there is no such option; names the nearest.
   """
   analysis = find(name)
+  options = analysis.options(analysis.takes(tokens=tokens is not None), **options)
   subject, given = Subject.of_run(run), None
   if tokens is not None:
     if getattr(analysis.module(), 'OWN_INPUTS', False):
       raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
                        'inputs=, source=, sequences= and length=.')
     given = _given(subject, tokens, getattr(analysis.module(), 'ANY_LENGTH', False))
-    options = dict(zip(('sequences', 'length'), given.tokens.shape)) | options
-  result = measure(analysis, subject, analysis.options(**options), given)
+    sequences, length = given.tokens.shape
+    options = dataclasses.replace(options, sequences=sequences, length=length)
+  result = measure(analysis, subject, options, given)
   if plot is not None:
     analysis.module().draw([result], plot)
   return result
@@ -151,11 +155,11 @@ def _given(subject, tokens, any_length):
                              description=made.description | {'kind': 'given', 'bos': bos})
 
 
-def _plain(options):
-  """Options for JSON: lists for tuples, files by their own names."""
+def _plain(options, names):
+  """Options of these names for JSON: lists for tuples, files by their own names."""
   found = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
-           if field.name != 'say'}
-  found |= {name: _without_path(found[name]) for name in ('source', 'hellaswag')}
+           if field.name in names}
+  found |= {name: _without_path(found[name]) for name in ('source', 'hellaswag') if name in found}
   return {name: list(value) if isinstance(value, tuple) else value
           for name, value in found.items()}
 

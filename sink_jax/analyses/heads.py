@@ -18,7 +18,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   """Importance (N, H) of the first token of one model, mean over sequences.
 
   layers (N,): which blocks these are, from 0. sink_1: percent of heads, each sequence with a
-  threshold of its own. options.layers and options.heads select nothing: all are drawn.
+  threshold of its own.
 
   Raises:
     ValueError: several epsilons.

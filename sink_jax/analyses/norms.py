@@ -40,8 +40,6 @@ def token_norms(report: SinkReport) -> dict[str, dict[str, np.ndarray]]:
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   """Norms of one model, see `token_norms`; layers: which blocks the keys and values are of, from 0.
 
-  options.layers and options.heads select nothing here: every block is drawn, as in the paper.
-
   Raises:
     ValueError: the inputs do not fit the model.
   """

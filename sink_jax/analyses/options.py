@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Collection
 
 from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.probe import EPSILON
 
 _TOKENS_AT_A_TIME = 16384
+INPUTS = ('inputs', 'source', 'sequences', 'length', 'bos', 'seed')  # of `subjects.make_inputs`
 DTYPES = ('float32', 'bfloat16')
 
 
@@ -22,8 +24,8 @@ class Options:
   with tokens drawn at random.
   layers, heads: 0-based, None for the analysis's own choice. positions: 1-based, None
   likewise. cache_size: tokens that a cache keeps; sinks: how many of them are the first ones.
-  batch_size: sequences of `length` tokens at a time, of another length as many as have the same
-  number of tokens; None for 16,384 tokens. Whole maps, and caches, go by their own sizes. fsdp:
+  batch_size: sequences of `length` tokens at a time (64 in a sweep over lengths), of another
+  length as many as have the same number of tokens; None for 16,384 tokens. Whole maps, and caches, go by their own sizes. fsdp:
   devices over which the parameters are split. hellaswag: a local file of its questions, '' to
   download them; limit: how many of them, None for all. say: takes a line of progress.
   """
@@ -84,3 +86,29 @@ class Options:
     """Sequences of `length` tokens at a time: as many tokens as `batch_size` of `self.length`."""
     tokens = self.batch_size * self.length if self.batch_size else _TOKENS_AT_A_TIME
     return max(1, tokens // length)
+
+
+def check_given(given: Collection[str], takes: Collection[str], what: str, kind: str) -> None:
+  """Does every option that a person gives make a difference?
+
+  Args:
+    given, takes: names of options, of which the second are read. what: the name of the reader.
+    kind: of the inputs; '' for every kind.
+
+  Raises:
+    TypeError: there is no such option; names the nearest. ValueError: one that makes none.
+  """
+  names = [field.name for field in dataclasses.fields(Options)]
+  flags = ', '.join(f'--{name}' for name in names if name in takes)
+  for name in given:
+    if name not in names:
+      close = difflib.get_close_matches(name, names, n=1)
+      hint = f' Did you mean {close[0]!r}?' if close else ''
+      raise TypeError(f'There is no option {name!r}.{hint} {what} takes {flags}.')
+    if name != 'say' and name not in takes:
+      raise ValueError(f'--{name} would change nothing: {what} takes {flags}.')
+  if 'source' in given and kind in ('random', 'repeat'):
+    raise ValueError(f'--source would change nothing: --inputs={kind} reads no text.')
+  if 'seed' in given and kind == 'natural':
+    raise ValueError('--seed would change nothing: nothing is drawn at random without '
+                     '--inputs=random or --inputs=repeat.')

@@ -21,25 +21,28 @@ class Subject:
   """A model and its tokenizer.
 
   problem: why there is no tokenizer. task: the synthetic task that a run learned; its own
-  probe tokens then stand for text.
+  probe tokens then stand for text. loaded_by: names of the options that it was loaded by.
   """
 
   run: Run
   tokenizer: TextTokenizer | None = None
   problem: str = 'a model without a folder has no tokenizer'
   task: str = ''
+  loaded_by: tuple[str, ...] = ()
 
   @classmethod
   def of_checkpoint(cls, path_or_name, dtype: str = 'float32', fsdp: int = 1) -> Subject:
     """A published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
     mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
-    return cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
+    subject = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
+    return dataclasses.replace(subject, loaded_by=('dtype', 'fsdp'))
 
   @classmethod
   def of_workdir(cls, workdir, dtype: str = 'float32') -> Subject:
     """A training run of ours, its activations in `dtype`; see `load_run` for the errors."""
     run = load_run(workdir)
-    return cls.of_run(dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype)))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
+    return dataclasses.replace(cls.of_run(run), loaded_by=('dtype',))
 
   @classmethod
   def of_run(cls, run: Run) -> Subject:

@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags
 
-from sink_jax.analyses.options import Options
+from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.report.evaluation import as_text, evaluate_pretrained, evaluate_run
 from sink_jax.train.checkpoint import CheckpointError
@@ -72,6 +72,8 @@ def _evaluate():
       told[flag.name] = flag.value
   if _EPSILON.value is not None:
     told['epsilons'] = (_EPSILON.value,)
+  check_given(told, (*INPUTS, 'epsilons', 'dtype', 'fsdp'), 'a probe of a published model',
+              told.get('inputs', 'natural'))
   return evaluate_pretrained(_CHECKPOINT.value, _OUT.value, Options(**told))
 
 

@@ -38,7 +38,9 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
   check_all = getattr(module, 'check_all', None)
   if not (checkpoints or workdirs or check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs of ours.')
-  options = analysis.options(**given)
+  takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
+           if checkpoints or workdirs else ('length', 'epsilons'))  # of check_all
+  options = analysis.options(takes, **given)
   out = _made(out)
   numbers, picture = out / f'{name}.json', out / f'{name}.png'
   write = lambda results, failed: write_atomically(

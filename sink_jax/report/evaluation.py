@@ -6,6 +6,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.evaluate.sinks import check_epsilon
 from sink_jax.load import load_run
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -42,8 +43,7 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   settings = ProbeConfig(**config['probe'])
   tokens = _part(run.probe_tokens, sequences, length)
   epsilon = settings.epsilon if epsilon is None else epsilon
-  if not 0 < epsilon < 1:
-    raise ValueError(f'--epsilon={epsilon}: importance lies between 0 and 1; the paper uses 0.3.')
+  check_epsilon(epsilon, '--epsilon')
   report = _probed(run, tokens, dtype or settings.dtype)
   pictures = _drawn(run, report, tokens, epsilon, out)
   pictures.append(out / 'training_curves.png')

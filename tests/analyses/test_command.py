@@ -268,10 +268,10 @@ def test_which_model_a_result_is_of():
 
 
 def test_results_of_a_caller_say_how_they_were_made():
-  found = sj.analyse('norms', small_run(dtype='bfloat16'), np.ones((2, 5), int), hellaswag='/a/b')
+  found = sj.analyse('norms', small_run(dtype='bfloat16'), np.ones((2, 5), int), batch_size=3)
   assert found['checkpoint']['dtype'] == 'bfloat16'
-  options = found['options']
-  assert (options['sequences'], options['length'], options['hellaswag']) == (2, 5, 'b')
+  assert found['options'] == {'dtype': 'float32', 'batch_size': 3}  # and no other was read
+  assert (found['inputs']['sequences'], found['inputs']['length']) == (2, 5)
   assert found['inputs']['kind'] == 'given' and found['inputs']['bos']['protocol'] == 'as given'
 
 

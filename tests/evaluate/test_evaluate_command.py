@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,10 +64,24 @@ def test_the_numbers_are_the_probe_s(workdir):
 @pytest.mark.parametrize('options, message', [
     (dict(sequences=7), 'stores 6 sequences of 12 tokens; choose 1 to 6'),
     (dict(length=13), 'choose 2 to 12'), (dict(sequences=0), 'choose 1'), (dict(length=1), 'choose 2'),
-    (dict(epsilon=1.5), 'between 0 and 1')])
+    (dict(epsilon=1.5), '--epsilon=1.5: .*between 0 and 1')])
 def test_wrong_options(workdir, options, message):
   with pytest.raises(ValueError, match=message):
     evaluate_run(workdir, **options)
+
+
+def test_a_run_with_a_parameter_that_is_no_number(workdir, tmp_path):
+  folder = shutil.copytree(workdir, tmp_path / 'spoiled')
+  shutil.rmtree(folder / 'checkpoints')
+  params = init_params(sj.load_run(workdir).config, 0)
+  kernel = params['blocks']['ffn']['w1']['kernel']
+  params['blocks']['ffn']['w1']['kernel'] = kernel.at[0, 1, 2].set(np.nan)
+  checkpoints = Checkpoints(folder)
+  checkpoints.save(3, {'params': params})
+  checkpoints.close()
+  with pytest.raises(ValueError, match=r'spoiled: at step 3 .* blocks/ffn/w1/kernel\[0\] is not '
+                     'finite: remove checkpoints/3 there'):
+    evaluate_run(folder)
 
 
 def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):

@@ -41,6 +41,7 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
     ((f'--checkpoint={FIXTURES / "gpt2"}', '--out=x', '--inputs=random'), '16 learned positions'),
     ((f'--checkpoint={FIXTURES / "llama"}', '--out=x'), 'no tokenizer'),
     (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
+    (('--checkpoint=Pythia-14M', '--out=x', '--seed=3'), '--seed would change nothing'),
 ])
 def test_bad_input_is_one_line(tmp_path, arguments, message):
   done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *arguments], cwd=tmp_path,
