@@ -6,6 +6,8 @@ import dataclasses
 
 from sink_jax.slot import Slot
 
+_LARGEST = 2**30  # tokens: positions are 32-bit numbers on a device
+
 
 @dataclasses.dataclass(frozen=True)
 class Mask(Slot):
@@ -43,8 +45,9 @@ class Window(Mask):
   size: int = 32
 
   def __post_init__(self):
-    if self.size < 1:
-      raise ValueError(f'{self}: size must be at least 1, the token itself.')
+    if not 1 <= self.size <= _LARGEST:
+      raise ValueError(f'Window(size={str(self.size)[:50]}): size must be at least 1, the token '
+                       f'itself, and at most {_LARGEST}.')
 
   def keep(self, i, j):
     return (j <= i) & (j > i - self.size)
@@ -60,8 +63,9 @@ class Prefix(Mask):
   length: int = 5
 
   def __post_init__(self):
-    if self.length < 1:
-      raise ValueError(f'{self}: length must be at least 1; 1 is plain causal.')
+    if not 1 <= self.length <= _LARGEST:
+      raise ValueError(f'Prefix(length={str(self.length)[:50]}): length must be at least 1, which '
+                       f'is plain causal, and at most {_LARGEST}.')
 
   def keep(self, i, j):
     return (j <= i) | (j < self.length)

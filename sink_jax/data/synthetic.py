@@ -13,6 +13,9 @@ from sink_jax.data.source import Source
 
 _STREAMS = {'train': 0, 'valid': 1}
 _TASK_STREAM = 2  # draws that define the task itself
+# Tasks are for one machine, and a (V, V) table is in memory: larger values are slips of the pen.
+_LARGEST = {'vocab_size': 2**12, 'length': 2**14, 'content': 2**12, 'triggers': 2**12,
+            'valid_sequences': 2**20, 'sharpness': 100, 'boost': 1e9, 'seed': 2**31 - 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,9 @@ class SyntheticTask(Source):
       if getattr(self, name) < least:
         raise ValueError(f'{type(self).__name__}({name}={getattr(self, name)}) '
                          f'must be at least {least}.')
+      if getattr(self, name) > _LARGEST[name]:
+        raise ValueError(f'{type(self).__name__}({name}={str(getattr(self, name))[:50]}) '
+                         f'must be at most {_LARGEST[name]:g}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,7 @@ class BigramBackcopy(SyntheticTask):
 
   def __post_init__(self):
     self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
-                valid_sequences=1)
+                valid_sequences=1, boost=0)
     if not self.boost > 0:
       raise ValueError(f'BigramBackcopy(boost={self.boost}) must be positive.')
 

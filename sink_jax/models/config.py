@@ -12,6 +12,11 @@ from sink_jax.kernels.dispatch import check_implementation
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'swiglu', 'clamped_swiglu', 'none')
 # What only imported models have; an experiment cannot set these.
 IMPORTED_ONLY = ('head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim', 'tied')
+# Far above any model's, far below what would only fill the memory: sizes are read from files.
+MOST = 2**12  # layers, experts: a few objects in memory each, before any tensor is looked at
+LARGEST = 2**27
+_SIZES = ('d_model', 'heads', 'ffn_hidden', 'vocab_size', 'input_features', 'output_features',
+          'kv_heads', 'head_dim', 'embedding_dim')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES = {
     'ffn': FFNS,
@@ -137,6 +142,10 @@ class ModelConfig:
     for name in ('layers', 'd_model', 'heads', 'ffn_hidden'):
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
+    for name, largest in (dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST}).items():
+      if not 0 <= (getattr(self, name) or 0) <= largest:
+        raise ValueError(f'model.{name} = {str(getattr(self, name))[:50]} cannot be: it lies '
+                         f'between 0 and {largest}.')
     if self.head_dim is None and self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
     if not self.pattern or self.layers % len(self.pattern):
@@ -154,8 +163,8 @@ class ModelConfig:
       raise ValueError('model.tied and model.embedding_dim need a vocabulary.')
     if self.kv_heads is not None and self.kv_heads < 1:
       raise ValueError(f'model.kv_heads must be at least 1, or empty, not {self.kv_heads}.')
-    if not self.norm_eps > 0:
-      raise ValueError(f'model.norm_eps must be > 0, not {self.norm_eps}.')
+    if not 0 < self.norm_eps <= 1:
+      raise ValueError(f'model.norm_eps must be > 0 and at most 1, not {str(self.norm_eps)[:50]}.')
     if self.heads % (self.kv_heads or self.heads):
       raise ValueError(f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
     if self.sink_tokens not in (0, 1):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_MOST = 2**12  # layers or experts: each is a few objects in memory, before any tensor is looked at
-_LARGEST = 2**27  # of a size: far above any model's, far below what would only fill the memory
+from sink_jax.models.config import LARGEST, MOST
+
 _COUNTS = ('num_hidden_layers', 'n_layer', 'num_experts', 'num_local_experts')
 
 
@@ -21,7 +21,7 @@ def size(hf: dict, key: str) -> int:
   value = hf[key]
   if type(value) is not int or value < 1:
     raise ValueError(f'config.json: {key} = {value!r} must be a positive integer.')
-  largest = _MOST if key in _COUNTS else _LARGEST
+  largest = MOST if key in _COUNTS else LARGEST
   if value > largest:
     raise ValueError(f'config.json: {key} = {str(value)[:50]} cannot be: the largest is {largest}.')
   return value
