@@ -13,7 +13,8 @@ Runs python -m sink_jax.JOB ARGUMENTS, such as
   bash launch/local.sh --processes=2 --devices=4 -- train --config=configs/base.py --workdir=runs/a
 
 or, without --, the job of launch/settings.sh, in the repository. SIGTERM, SIGINT and SIGHUP
-reach every process as SIGTERM: it saves. A second Ctrl-C ends them at once.
+reach every process as SIGTERM: it saves; under nohup SIGHUP stays ignored. A third Ctrl-C ends
+them at once, and so does the end of this script, should it be killed.
 
   --processes=N  processes that are one job, found by a port of 127.0.0.1 (1). The GPUs that
                  are there, or those of CUDA_VISIBLE_DEVICES, are divided between them
@@ -107,9 +108,20 @@ tell() {
 }
 
 stop() {
-  if [[ -n $asked_to_stop && $1 == INT ]]; then tell KILL -; fi
+  if [[ $1 == INT ]]; then ((interrupts += 1)); fi
+  if ((interrupts == 2)); then say 'Saving. Once more Ctrl-C ends this at once.'; fi
+  if ((interrupts > 2)); then tell KILL -; fi
   asked_to_stop=yes
   tell TERM ''
+}
+
+# Reads the processes of an attempt, a line each time, from a pipe that only this script writes to.
+# Its end without a word is that of a script that was killed: they are ended then.
+guard() {
+  local line groups=''
+  trap '' INT TERM HUP
+  while read -r line; do groups=$line; done
+  for line in $groups; do kill -KILL -- "-$line" 2>/dev/null || true; done
 }
 
 # One attempt; returns its exit code.
@@ -124,14 +136,16 @@ run_once() {
       continue
     fi
     set -m
-    "${command[@]}" </dev/null &
+    "${command[@]}" </dev/null 8>&- &
     pids[i]=$!
     set +m
+    echo "${pids[*]}" >&8
   done
   if [[ -n $dry_run ]]; then return; fi
   if [[ -n $asked_to_stop ]]; then tell TERM ''; fi # it came while they were starting
   watch_over
   for i in "${!pids[@]}"; do kill -KILL -- "-${pids[i]}" 2>/dev/null || true; done
+  echo >&8
   return "$(verdict "${codes[@]}")"
 }
 
@@ -170,7 +184,8 @@ watch_over() {
 
 find_gpus
 choose_python
-pids=() codes=()
+pids=() codes=() interrupts=0
+if [[ -z $dry_run ]]; then exec 8> >(set -m; guard <&0 &); fi # in a group of its own
 trap 'stop TERM' TERM HUP
 trap 'stop INT' INT
 until_done "$restarts" run_once

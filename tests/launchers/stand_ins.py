@@ -1,6 +1,7 @@
 """A copy of the launchers, a job that does as told, and programs that write down what they get."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -91,8 +92,7 @@ class Launchers:
         ['bash', f'launch/{script}', *arguments], cwd=self.root, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=self.environment | variables,
-        # Tests that run in the background are deaf to it, and would pass that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        preexec_fn=functools.partial(_hearing, 'NOHUP' not in variables))
 
   def __call__(self, script, *arguments, **variables):
     """(exit code, standard output, standard error) of a launcher."""
@@ -118,6 +118,12 @@ class Launchers:
   def files(self):
     return sorted(str(p.relative_to(self.root)) for p in self.root.rglob('*')
                   if '__pycache__' not in p.parts)
+
+
+def _hearing(hang_up):
+  # Tests that run in the background are deaf to some signals, and would pass that on.
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  signal.signal(signal.SIGHUP, signal.SIG_DFL if hang_up else signal.SIG_IGN)
 
 
 def until(true, seconds=20):

@@ -1,10 +1,13 @@
 """launch/local.sh: exit codes, restarts, signals, and that nothing is left behind."""
 
+import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,17 +63,44 @@ def test_signals_reach_all_and_end_the_restarts(launchers, number):
   assert not any(alive(job['pid']) for job in jobs)
 
 
-def test_a_second_interrupt_ends_a_job_that_does_not_listen(launchers):
+def test_a_third_interrupt_ends_a_job_that_does_not_listen(launchers):
   job = launchers.root / 'sink_jax' / 'train.py'
   job.write_text(job.read_text().replace('lambda *_: sys.exit(42)', 'signal.SIG_IGN'))
   process = launchers.start('local.sh', '--', 'train', '0', '60')
   started, = launchers.wait_for_jobs(1)
+  for _ in range(2):  # the second one may come while it is saving
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
   process.send_signal(signal.SIGINT)
-  time.sleep(0.5)
-  assert process.poll() is None
-  process.send_signal(signal.SIGINT)
-  process.communicate(timeout=20)
+  _, errors = process.communicate(timeout=20)
   assert process.returncode == 137 and not alive(started['pid'])
+  assert errors.count('Once more Ctrl-C ends this at once') == 1
+
+
+def test_a_kill_takes_the_processes_and_what_they_have_started_with_it(launchers):
+  process = launchers.start('local.sh', '--processes=2', '--restarts=1', '--', 'train', '42,0',
+                            '0.2,60', CHILD='1')
+  jobs = launchers.wait_for_jobs(2)
+  time.sleep(0.5)  # one has ended meanwhile
+  process.kill()
+  process.wait()
+  until(lambda: all(group_is_gone(job['pid']) for job in jobs), seconds=5)
+  assert len(launchers.jobs()) == 2
+
+
+@pytest.mark.parametrize('ignored', [True, False])
+def test_a_terminal_that_goes_away_saves_unless_nohup_was_asked_for(launchers, ignored):
+  process = launchers.start('local.sh', '--', 'train', '0', '60' if not ignored else '1',
+                            **({'NOHUP': '1'} if ignored else {}))
+  job, = launchers.wait_for_jobs(1)
+  os.kill(process.pid, signal.SIGHUP)
+  if ignored:
+    assert int(re.search(r'SigIgn:\s*(\w+)', Path(f'/proc/{job["pid"]}/status').read_text())[1],
+               16) & 1, 'the process of the job hears it'
+    os.kill(job['pid'], signal.SIGHUP)
+  process.communicate(timeout=20)
+  assert process.returncode == (0 if ignored else 42) and len(launchers.jobs()) == 1
 
 
 def test_dry_run_prints_what_can_be_pasted(launchers):
