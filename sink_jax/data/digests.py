@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from sink_jax.data.places import writing
+
 _BLOCK = 1 << 22
 
 
@@ -44,7 +46,7 @@ def write_text(path: pathlib.Path, text: str, contended: bool = False) -> None:
   contended: other processes may write it at the same time.
   """
   partial = path.with_suffix(f'.{uuid.uuid4().hex[:8]}' if contended else '.new')
-  with open(partial, 'w', encoding='utf-8') as file:
+  with writing(path), open(partial, 'w', encoding='utf-8') as file:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())

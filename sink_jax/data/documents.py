@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sink_jax.data import stdlib_modules, text_lines
+from sink_jax.data.places import expanded
 from sink_jax.data.source import Source
 
 
@@ -303,7 +304,7 @@ def _existing(path, option):
   if '://' in path:
     raise ValueError(f'{option}: {path} is not on a file system; copy it to this machine first '
                      '(gcloud storage cp), or mount the bucket (gcsfuse).')
-  root = pathlib.Path(path).expanduser()
+  root = expanded(path)
   if not root.exists():
     raise ValueError(f'{root} does not exist; check {option}.')
   return root

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sink_jax.data.documents import DocumentSource, Jsonl, Stdlib, TextFolder
+from sink_jax.data.places import expanded
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.slot import build
 
@@ -167,7 +167,7 @@ def open_source(text: str = '') -> DocumentSource:
   """
   if not text:
     return Stdlib(domains='docs')
-  path = Path(text).expanduser()
+  path = expanded(text)
   if path.is_dir():
     return TextFolder(str(path)) if next(path.rglob('*.txt'), None) else Jsonl(str(path))
   if path.is_file():

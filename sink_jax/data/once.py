@@ -14,6 +14,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+from sink_jax.data.places import writing
+
 _STALE_SECONDS = 7 * 24 * 3600
 _log = logging.getLogger('sink_jax')
 
@@ -50,9 +52,13 @@ def make_once(final: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None
 @contextlib.contextmanager
 def disk_full_named(folder: pathlib.Path,
                     needed: Callable[[], float] = lambda: 0) -> Iterator[None]:
-  """Turns 'no space left' into an error that names the folder, and the bytes needed if known."""
+  """Turns 'no space left' into an error that names the folder, and the bytes needed if known.
+
+  Other errors of writing name the folder where they name no file.
+  """
   try:
-    yield
+    with writing(folder):
+      yield
   except DiskFull:
     raise
   except OSError as error:

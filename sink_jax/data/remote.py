@@ -11,6 +11,7 @@ import pathlib
 from sink_jax.data import digests
 from sink_jax.data.cache import cache_root
 from sink_jax.data.once import disk_full_named, make_once
+from sink_jax.data.places import writing
 from sink_jax.data.progress import Progress
 
 _BLOCK = 1 << 23
@@ -101,7 +102,7 @@ def _upload(path, there, done, progress):
 def _download(there, path, digest, done, progress):
   partial = path.with_suffix('.new')
   found = hashlib.sha256()
-  with _reached(there), there.open('rb') as source, open(partial, 'wb') as target:
+  with _reached(there), writing(path), there.open('rb') as source, open(partial, 'wb') as target:
     while block := source.read(_BLOCK):
       target.write(block)
       found.update(block)

@@ -15,6 +15,7 @@ import numpy as np
 
 from sink_jax.data import digests
 from sink_jax.data.documents import DocumentSource
+from sink_jax.data.places import expanded
 from sink_jax.data.whole import whole
 from sink_jax.slot import Slot
 
@@ -205,8 +206,8 @@ class HuggingFace(Tokenizer):
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     try:
-      path = pathlib.Path(self.path).expanduser()
-    except RuntimeError as error:  # ~ of somebody who is not here
+      path = expanded(self.path)
+    except ValueError as error:  # ~ of somebody who is not here
       raise ValueError(f'HuggingFace(path={self.path!r}): {error}') from None
     return path / 'tokenizer.json' if path.is_dir() else path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
+from sink_jax.data.places import expanded, writing
+
 SMALL = 1 << 23  # bytes of a file of ours in JSON, which may take thirty times as much memory
+
+_TEMPORARY = re.compile(r'\..+\.[0-9a-f]{12}')
 
 
 def folder(path):
@@ -21,12 +26,12 @@ def folder(path):
 
   Raises:
     ValueError: a gs:// path without the package that reads them, one that cannot be reached,
-      or one that `pathlib.Path` has spoilt.
+      a ~ without a home directory, or one that `pathlib.Path` has spoilt.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
   if '://' not in os.fspath(path):
-    return Path(path).expanduser().absolute()
+    return expanded(path).absolute()
   if not isinstance(path, str):  # reached before
     return path
   # What another process has written since is read anew, not from a memory of older sizes.
@@ -82,6 +87,14 @@ def files_named(path, names: Collection[str]) -> list:
   return [file for file in files_below(path) if file.name in names]
 
 
+def free_name(path):
+  """The path, or its like that is not taken: NAME.again; its folder is made."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  while path.exists():
+    path = path.with_name(path.name + '.again')
+  return path
+
+
 def move(source, target) -> None:
   """Moves a folder; in an object store, file by file."""
   if is_local(source):
@@ -98,9 +111,17 @@ def write_atomically(path, content: str | bytes) -> None:
   if not is_local(path):  # an object appears when it is complete
     path.write_bytes(data)
     return
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')
-  with open(temporary, 'wb') as file:
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
+  with writing(path), open(temporary, 'wb') as file:
     file.write(data)
     file.flush()
     os.fsync(file.fileno())
   os.replace(temporary, path)
+
+
+def remove_temporaries(place) -> None:
+  """Removes what a killed `write_atomically` has left in a folder."""
+  if is_local(place) and place.is_dir():
+    for path in place.iterdir():
+      if _TEMPORARY.fullmatch(path.name):
+        path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from sink_jax.data.places import writing
 from sink_jax.train.storage import is_local
 
 
@@ -24,6 +25,7 @@ class Board:
   def __init__(self, folder, step: int):
     """folder: of the events. step: of the checkpoint that the run goes on from, 0 for none."""
     self._remote = None if is_local(folder) else folder
+    self._folder = folder
     if self._remote is None:
       folder.mkdir(exist_ok=True)
     else:
@@ -41,16 +43,19 @@ class Board:
 
   def flush(self) -> None:
     """Puts everything so far where a lost machine does not take it along."""
-    self._events.flush()
+    with writing(self._folder):
+      self._events.flush()
     if self._remote is not None:
       for file in Path(self._temporary.name).iterdir():
         (self._remote / file.name).write_bytes(file.read_bytes())
 
   def close(self) -> None:
     """Ends the file; what is not flushed is lost where the run is in an object store."""
-    self._events.close()
+    with writing(self._folder):
+      self._events.close()
     if self._remote is not None:
       self._temporary.cleanup()
 
   def _event(self, **content):
-    self._events.write_event(Event(wall_time=time.time(), **content))
+    with writing(self._folder):
+      self._events.write_event(Event(wall_time=time.time(), **content))
