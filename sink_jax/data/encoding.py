@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pathlib
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sink_jax.data.documents import Document
+from sink_jax.data.parent import end_with_parent
 from sink_jax.data.tokenizer import ByteEncoder, Encoder, load_encoder
 
 _CHARACTERS = 1 << 20  # of a group: large enough for a process, small enough for memory
@@ -88,12 +88,7 @@ def _begin(folder: str, special_ids: Sequence[int]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
   _encoder = load_encoder(folder, *special_ids)
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent():
-  multiprocessing.parent_process().join()  # it may be killed without a word
-  os._exit(1)
+  end_with_parent()
 
 
 def _encode(texts: list[str]) -> list[np.ndarray]:

@@ -8,7 +8,12 @@ all of them are, at any time; so does --status.
 
 from __future__ import annotations
 
-from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
+from sink_jax.train.exit_code import (
+    EXIT_SAVED,
+    EXIT_UNSAVED,
+    exit_saved_until_training,
+    stop_signals,
+)
 
 exit_saved_until_training()  # the imports below take seconds
 
@@ -28,7 +33,7 @@ from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
 from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
 from sink_jax.train.distributed import agreed, fail, init_distributed, is_first
 from sink_jax.train.loop import Interrupted, quiet_logs
-from sink_jax.train.stop import StopSignal
+from sink_jax.train.stop import StopSignal, Unsaved
 from sink_jax.train.storage import folder
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
@@ -74,6 +79,9 @@ def main(argv):
       else:
         agreed(lambda: _make(root), ValueError)
       _run(trials, table, root, alone or is_first())
+  except Unsaved as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)
   except (Interrupted, Stopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
@@ -132,7 +140,8 @@ def _begun():
   alone = _PROCESSES.value > 1 or init_distributed()
   # Between trials there is nothing to save; a trial that trains has its own answer.
   if alone:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SAVED))
+    for number in stop_signals():
+      signal.signal(number, signal.default_int_handler)
   else:
     exit_saved_until_training()  # without a farewell, for which the others would have to come
   return alone

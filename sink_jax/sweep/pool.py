@@ -7,20 +7,20 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing import connection
 
+from sink_jax.data.parent import end_with_parent
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.exit_code import EXIT_SAVED
+from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
 from sink_jax.train.loop import Interrupted, quiet_logs
 from sink_jax.train.provenance import pass_on_command
+from sink_jax.train.stop import StopSignal
 
 _LOOK_EVERY = 0.5  # seconds
 _PATIENCE = 60  # seconds that a process gets to save its state
-_ASKED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(RuntimeError):
@@ -54,17 +54,17 @@ def run_at_once(trials: Mapping[str, Trial], root,
   A process that dies takes only its trial with it, which is recorded as failed.
 
   Raises:
-    Stopped: SIGTERM or SIGINT came; the trials that were running have saved their states.
+    Stopped: a signal asked for it; the trials that were running have saved their states.
+    Unsaved: Ctrl-C came a third time meanwhile.
   """
   processes = min(processes, len(trials))
   os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / max(1, processes):.3f}')
   pass_on_command()
-  waiting, workers, stopped = list(trials), [], threading.Event()
-  before = {number: signal.signal(number, lambda *_: stopped.set()) for number in _ASKED}
-  try:
+  waiting, workers = list(trials), []
+  with StopSignal() as stop, _ended(workers):
     for i in range(processes):
       workers.append(_started(i, processes, root))
-    while not stopped.is_set():
+    while not stop.asked:
       for worker in workers:
         if worker.trial is None and waiting:
           worker.take(trials[waiting.pop(0)])
@@ -77,25 +77,19 @@ def run_at_once(trials: Mapping[str, Trial], root,
         workers[i].trial = None
         if status is None:
           code = workers[i].process.exitcode
-          if code == EXIT_SAVED:  # somebody asked the process itself to stop
-            stopped.set()
-          if stopped.is_set():
-            break
+          if stop.asked or code == EXIT_SAVED:  # somebody asked the process itself to stop
+            raise Stopped
           record_failure(trials[name], root, f'its process died ({_cause(code)}); out of memory? '
                          'Try fewer --processes.')
           status, workers[i] = 'failed', _started(i, processes, root)
         yield name, status
     raise Stopped
-  finally:
-    _end(workers)
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _started(number, processes, root):
   context = multiprocessing.get_context('spawn')  # a forked jax does not work
   ours, theirs = context.Pipe()
-  started = context.Process(target=_work, args=(theirs, os.getpid(), number, processes, str(root)))
+  started = context.Process(target=_work, args=(theirs, number, processes, str(root)))
   # It inherits this, so that Ctrl-C does not end it while it is still starting; we tell it.
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
@@ -110,24 +104,31 @@ def _cause(code):
   return signal.Signals(-code).name if code < 0 else f'exit code {code}'
 
 
-def _end(workers):
+@contextlib.contextmanager
+def _ended(workers):
   """Lets idle workers go, asks the others to save, and waits for them, but not for ever."""
-  for worker in workers:
-    worker.pipe.close()
-    if worker.trial is not None and worker.process.is_alive():
-      worker.process.terminate()
-  deadline = time.monotonic() + _PATIENCE
-  for worker in workers:
-    worker.process.join(max(0.1, deadline - time.monotonic()))
-    if worker.process.is_alive():
-      worker.process.kill()
+  try:
+    yield
+  finally:
+    for worker in workers:
+      worker.pipe.close()
+      if worker.trial is not None and worker.process.is_alive():
+        worker.process.terminate()
+    deadline = time.monotonic() + _PATIENCE
+    try:
+      for worker in workers:
+        worker.process.join(max(0.1, deadline - time.monotonic()))
+    finally:  # also where a third Ctrl-C ends the waiting
+      for worker in workers:
+        if worker.process.is_alive():
+          worker.process.kill()
 
 
-def _work(pipe, parent, number, processes, root):
+def _work(pipe, number, processes, root):
   """Runs the trials that come through a pipe, until it is closed."""
-  threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+  end_with_parent()
   # Between trials there is nothing to save; a trial that trains has its own answer.
-  signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_SAVED))
+  exit_saved_until_training()
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
@@ -142,10 +143,3 @@ def _work(pipe, parent, number, processes, root):
       pipe.send(run_trial(trial, root, show_progress=False))
     except Interrupted:
       raise SystemExit(EXIT_SAVED) from None
-
-
-def _follow(parent):
-  """Ends this process when its parent is gone, killed in a way that told nobody."""
-  while os.getppid() == parent:
-    time.sleep(_LOOK_EVERY)
-  os._exit(1)

@@ -6,10 +6,11 @@ starting again does not mend; anything from 128 on: died, the same command resum
 
 from __future__ import annotations
 
-from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
+from sink_jax.train.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
 
 exit_saved_until_training()  # the imports below take seconds
 
+import os
 import sys
 import traceback
 
@@ -20,6 +21,7 @@ from sink_jax import command
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.distributed import fail, init_distributed
 from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
+from sink_jax.train.stop import Unsaved
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:sigmoid. '
@@ -39,6 +41,9 @@ def main(argv):
   except Interrupted as stop:
     print(stop, file=sys.stderr)
     sys.exit(EXIT_SAVED)
+  except Unsaved as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)  # whoever asks three times does not wait for threads that save
   except (ValueError, Diverged) as error:  # all processes have come to it
     fail(f'error: {error}')
   except CheckpointError as error:

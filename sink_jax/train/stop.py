@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
 
@@ -12,14 +13,24 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.train.distributed import between
+from sink_jax.train.exit_code import stop_signals
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SAVING = b'\nSaving. Once more Ctrl-C ends this at once, and what is not saved is lost.\n'
+
+
+class Unsaved(KeyboardInterrupt):
+  """Ctrl-C was pressed a third time: the process ends before its state is saved."""
+
+  def __init__(self):
+    super().__init__('Ended by a third Ctrl-C before it had saved; the same command resumes from '
+                     'the newest checkpoint.')
 
 
 class StopSignal:
-  """Turns SIGTERM and SIGINT into a request, so that a step can end and be saved.
+  """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
-  A context: signals are ours inside. The schedulers of pods signal one process, or all of
+  A context: signals are ours inside. A second Ctrl-C changes nothing, for the step may be being
+  saved; a third raises Unsaved. The schedulers of pods signal one process, or all of
   them a little apart; a step is saved by all or by none. So processes tell each other at
   every step, and hear it one step later, without waiting for the devices. Of two, one
   within the other, the outer one hears what the inner one heard.
@@ -27,8 +38,14 @@ class StopSignal:
 
   def __init__(self):
     self._asked = False  # this process
+    self._interrupts = 0
     self._told = None    # the answer of all to the poll before
     self._outer = None
+
+  @property
+  def asked(self) -> bool:
+    """Has this process been asked?"""
+    return self._asked
 
   def poll(self, wait: bool = False) -> bool:
     """Has any process been asked, as far as all know? All must call it equally often.
@@ -50,16 +67,19 @@ class StopSignal:
     self._old = {}
     self._outer = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
     if threading.current_thread() is threading.main_thread():
-      for number in _SIGNALS:
+      for number in stop_signals():
         self._old[number] = signal.signal(number, self._request)
     if isinstance(self._outer, StopSignal):  # what came until this one listened
       self._asked |= self._outer._asked
     return self
 
   def _request(self, number, frame):
-    if self._asked and number == signal.SIGINT:  # asked twice at the keyboard
-      raise KeyboardInterrupt
     self._asked = True
+    self._interrupts += number == signal.SIGINT
+    if number == signal.SIGINT and self._interrupts == 2:
+      os.write(2, _SAVING)
+    elif number == signal.SIGINT and self._interrupts > 2:
+      raise Unsaved
 
   def __exit__(self, *error):
     if isinstance(self._outer, StopSignal):
