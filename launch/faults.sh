@@ -17,8 +17,8 @@ command goes on where it was broken off: rows that passed with its settings are 
 
   --rounds=N           kills of one process; other rows make a fraction of it (200)
   --only=NAMES         some rows: kill, sigterm, kill-pair, sigterm-pair, damage, damage-json,
-                       power-cut, damage-command, other-model, disk-full, read-only, rival,
-                       rival-unseen, processes, mesh, jax, absent
+                       damage-record, power-cut, damage-command, other-model, disk-full,
+                       read-only, rival, rival-unseen, processes, mesh, jax, absent
   --seed=N             of all random moments and places (0)
   --smoke              four rounds of short runs: does everything run to the end?
   --other_python=PATH  a Python with another version of jax, for the row jax

@@ -22,7 +22,8 @@ from sink_jax.train import storage
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.run_tokenizer import read_tokenizer
-from sink_jax.train.workdir import is_workdir, read_config, read_data_summary, read_probe_tokens
+from sink_jax.train.probe_tokens import read_probe_tokens
+from sink_jax.train.workdir import is_workdir, read_config, read_data_summary
 
 
 def load_run(workdir) -> Run:

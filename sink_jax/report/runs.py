@@ -15,6 +15,7 @@ from sink_jax.report.jsontext import finite
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train import storage
 from sink_jax.train.metrics import read_metrics
+from sink_jax.train.record import problem
 from sink_jax.train.workdir import read_config, read_data_summary, read_status
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
@@ -60,7 +61,9 @@ def read_run(folder, name: str) -> dict:
 
   Always: name, label {trial, budget, protocol} ('' where unknown), status ('done',
   'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
-  'unreadable'), error, reason and loss where the status has them, trained_on (hardware, jax,
+  'unreadable'), error, reason and loss where the status has them, record_whole_from (the step from
+  which on no row of metrics is missing; None: all are there), record_problem (of metrics that are
+  not what was written, or ''), trained_on (hardware, jax,
   day), trained_by (the command) and trained_with (the commit) once it was started, step (the last one on record),
   courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
@@ -76,7 +79,8 @@ def read_run(folder, name: str) -> dict:
   status, rows = read_status(folder), finite(read_metrics(folder))
   run = {'name': name, 'label': _label(status), 'status': status['status'],
          'error': status.get('error'), 'reason': status.get('reason'),
-         'loss': status.get('loss'), 'trained_on': _trained_on(status),
+         'loss': status.get('loss'), 'record_whole_from': status.get('record_whole_from'),
+         'record_problem': problem(folder), 'trained_on': _trained_on(status),
          'trained_by': status.get('command'), 'trained_with': status.get('code'),
          'step': max([row['step'] for row in rows] + [status.get('step') or 0]),
          'courses': {kind: _course([row for row in rows if row['kind'] == kind])
@@ -155,6 +159,17 @@ def shown_losses(run: dict) -> list[str]:
   """The validation sets worth showing: a synthetic task's own, else all targets."""
   named = [key for key in run.get('losses', ()) if key != 'valid']
   return named if named and run['synthetic'] else ['valid'] if 'losses' in run else []
+
+
+def record_note(run: dict) -> str:
+  """What is missing from the metrics of a run, or was changed in them; '' if nothing is."""
+  if run.get('record_problem'):
+    return (f'Its {run["record_problem"]}: rows were changed after they were written, so its '
+            'numbers may be untrue. The command that trained it sets such rows aside.')
+  if run.get('record_whole_from'):
+    return (f'Its record is whole from step {run["record_whole_from"]} on: rows before that are '
+            'missing.')
+  return ''
 
 
 def baseline_of(run: dict, runs: list[dict]) -> dict | None:

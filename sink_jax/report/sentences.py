@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sink_jax.report.runs import EMERGENCE_LEVEL, shown_losses
+from sink_jax.report.runs import EMERGENCE_LEVEL, record_note, shown_losses
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss between variants that are no longer alike
@@ -26,7 +26,7 @@ def verdict(run: dict) -> str:
 
 def sentences(run: dict, baseline: dict | None = None) -> str:
   """One run. baseline: the softmax run that it varies, where there is one."""
-  parts = [_status(run)]
+  parts = [_status(run), record_note(run)]
   if verdict(run) == 'unknown':
     if run['status'] not in ('unreadable', 'not run', 'not expressible'):
       parts.append('It has no probe rows, so nothing can be said about a sink.')

@@ -143,6 +143,8 @@ def _read_state(trial, folder):
   rows = _last_rows(folder / 'metrics.jsonl')
   step = max((row['step'] for row in rows.values()), default=None)
   note = status.get('error') or status.get('reason') or ''
+  if whole_from := status.get('record_whole_from'):
+    note = f'record whole from step {whole_from} on; {note}'.removesuffix('; ')
   steps = trial.config['steps'] if trial.config else None
   told = status['status']
   if told == 'running' and not in_use(folder):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -22,7 +24,8 @@ from sink_jax.train.checksums import (
     write_checksums,
 )
 from sink_jax.train.distributed import agreed, all_of, is_first
-from sink_jax.train.storage import folder, move
+from sink_jax.train.record import write_record
+from sink_jax.train.storage import folder, free_name, move
 
 _log = logging.getLogger('sink_jax')
 
@@ -42,12 +45,15 @@ class Checkpoints:
   def __init__(self, workdir, kept: int = 2):
     self._workdir, self._kept = folder(workdir), kept
     self._pending: int | None = None
+    self._record: Mapping[str, Any] | None = None  # of what is pending
     self._hashing: threading.Thread | None = None
     self.damaged, self.latest = agreed(lambda: _set_damaged_aside(self._workdir), OSError)
     self._manager = self._opened()
 
-  def save(self, step: int, state) -> None:
+  def save(self, step: int, state, record: Mapping[str, Any] | None = None) -> None:
     """Starts saving; the state may be donated as soon as this returns.
+
+    record: digests of what the run has recorded so far, to be stored with the checksums.
 
     Raises:
       CheckpointError: this save or the one before could not be written.
@@ -61,6 +67,7 @@ class Checkpoints:
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
     self._pending = self.latest = step
+    self._record = record
 
   def poll(self, wait: bool = False) -> None:
     """Writes the checksums of a save once it is committed; cheap, call it every step."""
@@ -69,7 +76,8 @@ class Checkpoints:
         self._manager.wait_until_finished()
     if self._pending is not None and not self._manager.is_saving_in_progress():
       if is_first():
-        self._hashing = threading.Thread(target=_hash, args=(self._workdir, self._pending))
+        self._hashing = threading.Thread(target=_hash,
+                                         args=(self._workdir, self._pending, self._record))
         self._hashing.start()
       self._pending = None
     if wait and self._hashing is not None:
@@ -135,7 +143,8 @@ class Checkpoints:
       self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(
           f'Checkpoint {step} could not be written below {self._workdir}: '
-          f'{" ".join(str(error).split())[:300]}. Is the disk full? The newest good checkpoint '
+          f'{" ".join(str(error).split())[:300]}. Is the disk full, or does ulimit -f allow no '
+          f'file of this size? The newest good checkpoint '
           f'is {self.latest}; once there is room, the same command resumes from it.') from error
 
 
@@ -173,8 +182,10 @@ def _params_of(saved, target):
   return restored['params']
 
 
-def _hash(workdir, step):
+def _hash(workdir, step, record):
   try:
+    if record:
+      write_record(workdir, step, record)
     write_checksums(workdir, step)
   except OSError as error:
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
@@ -197,10 +208,7 @@ def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
 
 
 def _moved_aside(workdir, step, problem):
-  aside = workdir / 'damaged' / str(step)
-  aside.parent.mkdir(parents=True, exist_ok=True)
-  while aside.exists():  # an earlier copy of the same step
-    aside = aside.with_name(aside.name + '.again')
+  aside = free_name(workdir / 'damaged' / str(step))
   move(step_folder(workdir, step), aside)
   forget_checksums(workdir, step)
   return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'

@@ -45,13 +45,19 @@ def write_checksums(workdir, step: int) -> None:
   write_atomically(path, json.dumps(sums, indent=1))
   alive = {str(s) for s in saved_steps(workdir)}
   for old in path.parent.glob('*.json'):
-    if old.stem not in alive:
+    if old.name.split('.')[0] not in alive:
       old.unlink(missing_ok=True)
 
 
 def forget_checksums(workdir, step: int) -> None:
   """Of a step that goes away, or is about to be written anew."""
-  _sums_path(workdir, step).unlink(missing_ok=True)
+  for path in (_sums_path(workdir, step), record_path(workdir, step)):
+    path.unlink(missing_ok=True)
+
+
+def record_path(workdir, step: int):
+  """The file of digests of what the run had recorded at that step; see `record`."""
+  return folder(workdir) / 'checksums' / f'{step}.record.json'
 
 
 def has_checksums(workdir, step: int) -> bool:

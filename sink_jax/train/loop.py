@@ -27,12 +27,14 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
-from sink_jax.train.checkpoint import CheckpointError, Checkpoints
+from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
 from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from sink_jax.train.outcome import Diverged, Interrupted, recorded
+from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import (
@@ -46,25 +48,6 @@ from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 _log = logging.getLogger('sink_jax')
-
-
-class Diverged(RuntimeError):
-  """The loss, the gradient or the state of a step was not finite."""
-
-  def __init__(self, step: int, loss):
-    self.step, self.loss = step, float(loss)
-    super().__init__(
-        f'Step {step} diverged: its loss is {self.loss:g}, and the loss, the gradient or the '
-        'parameters after it are not finite. status.json names the last good checkpoint. A lower '
-        'optimizer.learning_rate or a lower optimizer.clip may help.')
-
-
-class Interrupted(RuntimeError):
-  """The run was asked to stop, and has saved its state."""
-
-  def __init__(self, step: int, steps: int):
-    self.step = step
-    super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
 
 
 def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: bool = True) -> Run:
@@ -84,7 +67,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     ValueError: the config, the data, the devices or the workdir do not fit; before any
       compute, and nothing is lost. Busy, one of them: another job has the workdir, or has
       taken it since.
-    Diverged: a step was not finite. Interrupted: SIGTERM or SIGINT; the state is saved.
+    Diverged: a step was not finite. Interrupted: a signal asked it to stop; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
   job = together(lambda: _prepared(config, workdir))
@@ -96,13 +79,14 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     for line in data.remarks():
       _tell(line)
     intact = data.check_files()  # in a thread, while the step is compiled and first steps run
-    runs.write_probe_tokens(workdir, job.probe_tokens)
+    claim.digests['probe_tokens.npy'] = {
+        'sha256': write_probe_tokens(workdir, job.probe_tokens)}
     write_tokenizer(workdir, job.encoder)
     progress = functools.partial(Progress, name, unit='step', enabled=show_progress and is_first())
     evaluation = functools.partial(Evaluation, experiment, model, data, mesh, job.probe_tokens, name)
-    recorded = functools.partial(_recorded, attention=job.attention)
+    outcome = functools.partial(recorded, attention=job.attention)
     try:
-      params = _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop,
+      params = _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, stop,
                       intact)
     except (runs.Busy, DamagedCache):
       raise
@@ -150,7 +134,7 @@ def _trace(experiment, mesh):
                  batch_layout(model, experiment.microbatch_size, context, mesh))
 
 
-def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded, stop, intact):
+def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, stop, intact):
   """From the newest checkpoint to the last step, or to where the run has to stop.
 
   intact: waits until the files of the data are checked, and raises where they are damaged.
@@ -169,11 +153,15 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
   if start == experiment.steps and agreed(
       lambda: runs.read_status(workdir)['status'] == 'done'):
     checkpoints.close()
+    if line := agreed(lambda: runs.settle_finished(workdir, start)):
+      _tell(line)
     return state.params  # its record stays as it is: when, where and by what it was trained
   if start:
     _tell(f'resuming from step {start} of {experiment.steps}')
 
   metrics = MetricsWriter(workdir, start)
+  if metrics.line:
+    _tell(metrics.line)
   progress = progress(experiment.steps, start)
   evaluate = evaluation(metrics)
   clock = Throughput(experiment.batch_size * experiment.data.context,
@@ -197,8 +185,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
                       **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
                          'MFU': show(speed['mfu'], '.0%'), 'Sink_1': evaluate.sink_1})
 
-  with contextlib.closing(metrics), contextlib.closing(progress), recorded(
-      workdir, checkpoints, start, experiment.steps):
+  with contextlib.closing(metrics), contextlib.closing(progress), outcome(
+      workdir, checkpoints, start, experiment.steps, metrics.whole_from):
     if stop.poll(wait=True) and start < experiment.steps:
       raise Interrupted(start, experiment.steps)
     if start == 0:
@@ -227,51 +215,11 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, recorded,
             raise
           _all_intact(intact)
           metrics.flush()
-          checkpoints.save(step, state)
+          checkpoints.save(step, state, claim.digests | {'metrics.jsonl': metrics.record()})
         clock.pause()
       if stopping:
         raise Interrupted(step, experiment.steps)
   return state.params
-
-
-@contextlib.contextmanager
-def _recorded(workdir, checkpoints, start, steps, attention):
-  """Leaves a status behind whatever happens, when what is being saved is on the disk.
-
-  attention: name of the implementation, a part of how the result was made.
-  """
-  runs.write_status(workdir, 'running', step=start, attention=attention)
-  status, details = 'done', {'step': steps}
-  try:
-    yield
-  except runs.Busy:
-    status = None  # the workdir is another job's by now
-    raise
-  except Interrupted as stop:
-    status, details = 'interrupted', {'step': stop.step}
-    raise
-  except Diverged as diverged:
-    status, details = 'diverged', {'step': diverged.step, 'loss': str(diverged.loss)}
-    raise
-  except BaseException as error:
-    status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
-    raise
-  finally:
-    # Where this process alone has failed, the others are not there to complete a save.
-    together = status != 'failed' or jax.process_count() == 1
-    try:
-      if together:
-        checkpoints.close()
-    except CheckpointError as error:
-      if status is not None:
-        status, details = 'failed', {'error': str(error)}
-        raise
-      _log.warning(error)
-    finally:
-      if status is not None:
-        with contextlib.suppress(OSError):  # on a full disk the error itself has to do
-          runs.write_status(workdir, status, **details, attention=attention,
-                            last_good_checkpoint=checkpoints.latest)
 
 
 class Evaluation:

@@ -1,25 +1,29 @@
-"""A run's folder: its config, its status, its probe inputs."""
+"""A run's folder: its config and its status, and who may write there."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
+import logging
 import os
 import socket
-import tokenize
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from sink_jax.data.whole import whole
+from sink_jax.train.checksums import saved_steps
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
-from sink_jax.train.storage import SMALL, folder, is_local, write_atomically
+from sink_jax.train.record import problem, settle_metrics, stored
+from sink_jax.train.storage import SMALL, folder, is_local, remove_temporaries, write_atomically
+
+
+_CONTENT = ('content', 'valid_content')  # of Data.summary(): hashes that must not change
+_BEGUN = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')  # after config.json
+_log = logging.getLogger('sink_jax')
 
 
 class Busy(ValueError):
@@ -36,10 +40,13 @@ class Claim:
   Locks hold between processes of one system, and not in object stores or on every network
   file system. So the newest job writes its name into `owner`, and one that finds another
   name there before it saves ends instead of writing.
+
+  digests: of what is there before the first step; they go with every checkpoint, see `record`.
   """
 
-  def __init__(self, workdir):
+  def __init__(self, workdir, data: Mapping[str, Any]):
     self.workdir = workdir
+    self.digests = {'data': {key: data[key] for key in _CONTENT if key in data}}
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
 
   def begin(self) -> None:
@@ -66,6 +73,7 @@ def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
     ValueError: the workdir holds a run of another config, or cannot be written.
   """
   path = folder(workdir)
+  _check_config_is_there(path)
   if (path / 'config.json').exists():
     saved = read_config(path)
     _refuse(path, differences(saved, _with_sizes(config, saved)))
@@ -89,12 +97,14 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     ValueError: it holds a run of another config or other data (what differs is listed), or
       it cannot be written. Busy: another process is training in it.
   """
-  claim = Claim(folder(workdir))
+  claim = Claim(folder(workdir), data)
   with contextlib.ExitStack() as held:
 
     def begin():
       held.enter_context(_locked(claim.workdir))
       _check_same(claim.workdir, config, data)
+      for place in (claim.workdir, claim.workdir / 'checksums'):
+        remove_temporaries(place)
       write_atomically(claim.workdir / 'config.json', json.dumps(config, indent=2))
       write_atomically(claim.workdir / 'data.json', json.dumps(data, indent=2))
       claim.begin()
@@ -129,13 +139,22 @@ def _locked(workdir):
 
 
 def _check_same(workdir, config, data):
+  _check_config_is_there(workdir)
   changed = []
   if (workdir / 'config.json').exists():
     changed = differences(read_config(workdir), config)
-  before = read_data_summary(workdir)
-  if any(before.get(key, data.get(key)) != data.get(key) for key in ('content', 'valid_content')):
+  before = _known_data(workdir)
+  if any(before.get(key, data.get(key)) != data.get(key) for key in _CONTENT):
     changed.append('the content of the data, since the run began')
   _refuse(workdir, changed)
+
+
+def _check_config_is_there(workdir):
+  begun = [name for name in _BEGUN if (workdir / name).exists()]
+  if begun and not (workdir / 'config.json').exists():
+    raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing: '
+                     'nobody can say whether this config is the one it began with. Put the file '
+                     'back, or use another --workdir.')
 
 
 def _refuse(workdir, changed):
@@ -148,6 +167,17 @@ def _with_sizes(config, saved):
   """The config with its empty sizes, which come from the data, as a saved one has them."""
   return dict(config, model={k: saved['model'].get(k) if v is None else v
                              for k, v in config['model'].items()})
+
+
+def _known_data(workdir):
+  """The hashes of the data that a run began with, as far as they are known."""
+  known = read_data_summary(workdir)
+  if 'content' not in known and saved_steps(workdir):
+    known = {key: value for key in _CONTENT for value in stored(workdir, 'data', key)[:1]}
+    _log.warning(f'data.json of {workdir} is missing or damaged: ' + (
+        'the hash of the data that its newest checkpoint knows is taken in its place' if known else
+        'whether the data have changed since the run began cannot be checked'))
+  return known
 
 
 def is_workdir(path) -> bool:
@@ -191,6 +221,18 @@ def write_status(workdir, status: str, **details) -> None:
     _write_status(workdir, record)
 
 
+def settle_finished(workdir, step: int) -> str:
+  """Sees that the metrics of a finished run are those that it wrote, as `settle_metrics` does.
+
+  Returns a line of what was wrong, or ''. The status keeps when, where and by what it was made.
+  """
+  if not problem(workdir):
+    return ''
+  kept = settle_metrics(workdir, step)
+  _write_status(workdir, read_status(workdir) | {'record_whole_from': kept.whole_from})
+  return kept.line
+
+
 def write_outcome(workdir, status: str, **details) -> None:
   """Records what became of a trial that did not train; asks no device, makes the folder."""
   folder(workdir).mkdir(parents=True, exist_ok=True)
@@ -224,33 +266,6 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
     return False
   saved = read_config(workdir)
   return not differences(saved, _with_sizes(config, saved))
-
-
-def write_probe_tokens(workdir, tokens) -> None:
-  """Stores the probe inputs of a run, once."""
-  path = folder(workdir) / 'probe_tokens.npy'
-  if is_first() and not path.exists():
-    content = io.BytesIO()
-    np.save(content, tokens, allow_pickle=False)
-    write_atomically(path, content.getvalue())
-
-
-def read_probe_tokens(workdir):
-  """The probe inputs of a run; None if it has none.
-
-  Raises:
-    ValueError: the file is damaged.
-  """
-  path = folder(workdir) / 'probe_tokens.npy'
-  if not path.exists():
-    return None
-  try:
-    # Not np.load, which takes other files than arrays, too.
-    return np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
-  except (OSError, EOFError, ValueError, OverflowError, TypeError, MemoryError,
-          tokenize.TokenError) as error:
-    raise ValueError(f'{path} is damaged ({error}). Delete it: training again with the same '
-                     'config writes it anew.') from None
 
 
 def _write_status(workdir, record):

@@ -23,6 +23,7 @@ from tests.faults.table import Table
 FAULTS = {
     'kill': single.killed, 'sigterm': single.stopped, 'kill-pair': pair.killed,
     'sigterm-pair': pair.stopped, 'damage': damage.checksummed, 'damage-json': damage.checksums,
+    'damage-record': damage.records,
     'power-cut': damage.unchecksummed, 'damage-command': damage.through_the_command,
     'other-model': damage.other_model, 'disk-full': disk.full, 'read-only': disk.read_only,
     'rival': rivals.seen, 'rival-unseen': rivals.unseen, 'processes': elsewhere.processes,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from sink_jax.data.pipeline import open_data
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints, restore_params
 from sink_jax.train.checksums import saved_steps, step_folder
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.optimizer import make_optimizer
+from sink_jax.train.probe_tokens import read_probe_tokens, write_probe_tokens
+from sink_jax.train.record import read_record
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import state_layout
+from sink_jax.train.workdir import read_status, settle_finished
 from tests.faults.jobs import Job, compared, same, state_of
 from tests.faults.table import Tally
 from tests.train import runs
@@ -164,6 +169,55 @@ def _judge_sums(tally, way, step, told):
     return f'{way}: nothing was told'
   tally.count('older one used' if step == OLDER else
               'used, told' if told else 'used: as after a kill')
+
+
+def records(plan, tell=None, given=None):
+  """What a run has recorded beside its checkpoints: the rows of metrics, the probe inputs."""
+  tally = Tally('damage-record', 'metrics.jsonl or probe_tokens.npy of a run is damaged',
+                'rows that were changed are left out and kept in damaged/, the status says from '
+                'where the record is whole; probe inputs are refused, and made again from the data',
+                tell)
+  source = given or saved(plan, tally.name)
+  names = {'metrics.jsonl': _judge_rows, 'probe_tokens.npy': _judge_probe}
+  total = 4 * plan.rounds
+  for done in range(total):
+    way = WAYS[done % len(WAYS)]
+    for name, judge in names.items():
+      with source.copy() as workdir:
+        before = (workdir / name).read_bytes()
+        source.harm(workdir / name, way)
+        _judged(tally, workdir, f'{name}, {way}', lambda: judge(tally, workdir, way, before))
+    tally.progress(done + 1, total)
+  return tally.as_row()
+
+
+def _judge_rows(tally, workdir, way, before):
+  harmed = workdir / 'metrics.jsonl'
+  harmed = harmed.read_bytes() if harmed.exists() else None
+  told = settle_finished(workdir, NEWEST)
+  whole_from, after = read_status(workdir).get('record_whole_from'), (
+      workdir / 'metrics.jsonl').read_bytes()
+  older = before[:read_record(workdir, OLDER)['metrics.jsonl']['bytes']]
+  if whole_from != NEWEST or str(NEWEST) not in told:
+    return f'metrics.jsonl {way}: whole from {whole_from}, told: {told}'
+  if after not in (older, b''):
+    return f'metrics.jsonl {way}: rows are left that no checkpoint vouches for'
+  if harmed is not None and (workdir / 'damaged' / 'metrics.jsonl').read_bytes() != harmed:
+    return f'metrics.jsonl {way}: the damaged file was not kept'
+  tally.count('rows: older ones kept' if after else 'rows: all left out')
+
+
+def _judge_probe(tally, workdir, way, before):
+  try:
+    if read_probe_tokens(workdir) is not None:
+      return f'probe_tokens.npy {way}: read all the same'
+  except ValueError as error:
+    if 'probe_tokens.npy' not in str(error):
+      return f'probe_tokens.npy {way}: {error}'
+  write_probe_tokens(workdir, np.lib.format.read_array(io.BytesIO(before), allow_pickle=False))
+  if (workdir / 'probe_tokens.npy').read_bytes() != before:
+    return f'probe_tokens.npy {way}: not made again'
+  tally.count('probe inputs: made again')
 
 
 def through_the_command(plan, tell=None):

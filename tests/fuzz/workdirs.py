@@ -33,7 +33,7 @@ def _prepare_files(folder):
   """The same files without training: the names of a run's folder."""
   import numpy as np
   from tests.train import runs
-  from sink_jax.train.workdir import write_probe_tokens
+  from sink_jax.train.probe_tokens import write_probe_tokens
   folder.mkdir(parents=True, exist_ok=True)
   write_probe_tokens(folder, np.arange(64, dtype=np.int32).reshape(4, 16))
   files = {
@@ -82,11 +82,11 @@ def _inputs(prepared):
 
 def _run_files(prepared, input, folder):
   """Everything that reads a run's own files, without its arrays."""
-  from sink_jax.train import checksums, metrics, workdir
+  from sink_jax.train import checksums, metrics, probe_tokens, workdir
   from sink_jax.train.experiment import from_dict
   refused = []
   for read in (lambda: workdir.read_status(folder), lambda: workdir.read_data_summary(folder),
-               lambda: metrics.read_metrics(folder), lambda: workdir.read_probe_tokens(folder),
+               lambda: metrics.read_metrics(folder), lambda: probe_tokens.read_probe_tokens(folder),
                lambda: [checksums.verify(folder, s) for s in checksums.saved_steps(folder)],
                lambda: workdir.has_ended(folder, workdir.read_config(folder)),
                lambda: from_dict(workdir.read_config(folder))):

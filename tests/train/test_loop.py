@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.report.runs import read_run
 from sink_jax.train import checkpoint, loop
 from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import Diverged, Interrupted, train
@@ -136,6 +137,47 @@ def test_a_finished_run_is_left_alone(whole, tmp_path):
   go(runs.config(), workdir)
   assert_same_run(workdir, whole)
   assert (workdir / 'status.json').read_bytes() == before
+
+
+def test_a_finished_run_whose_files_were_changed_is_mended_or_says_so(whole, tmp_path, caplog):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  probe_tokens = bytearray((workdir / 'probe_tokens.npy').read_bytes())
+  probe_tokens[-3] ^= 1
+  (workdir / 'probe_tokens.npy').write_bytes(probe_tokens)
+  with pytest.raises(ValueError, match='probe_tokens.npy is not the file'):
+    sj.load_run(workdir)
+  rows = (workdir / 'metrics.jsonl').read_text().splitlines(keepends=True)
+  (workdir / 'metrics.jsonl').write_text(''.join(rows[:-1] + rows[-2:]))
+  go(runs.config(), workdir)
+  assert 'made again from the data' in caplog.text and 'whole from step 8 on' in caplog.text
+  assert runs.rows(workdir) == [row for row in runs.rows(whole[0]) if row['step'] <= 4]
+  status = json.loads((workdir / 'status.json').read_text())
+  assert status.pop('record_whole_from') == 8
+  assert status == json.loads((whole[0] / 'status.json').read_text())
+  assert sj.load_run(workdir).step == 8
+
+
+def test_a_run_goes_on_without_rows_that_were_changed(whole, tmp_path, caplog):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  shutil.rmtree(step_folder(workdir, 8))
+  text = (workdir / 'metrics.jsonl').read_text()
+  (workdir / 'metrics.jsonl').write_text(text.replace('"step": 2,', '"step": 3,'))
+  go(runs.config(), workdir)
+  assert runs.rows(workdir) == [row for row in runs.rows(whole[0]) if row['step'] > 4]
+  assert json.loads((workdir / 'status.json').read_text())['record_whole_from'] == 4
+  assert json.loads((workdir / 'checksums' / '8.record.json').read_text())[
+      'metrics.jsonl']['whole_from'] == 4
+
+
+def test_a_deleted_config_lets_no_other_run_resume(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  (workdir / 'config.json').unlink()
+  with pytest.raises(ValueError, match='its config.json is missing'):
+    go(runs.config(optimizer__learning_rate=0.5), workdir)
+  assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
 
 
 def test_cadences_and_places_may_change_on_resume(whole, tmp_path):
@@ -480,3 +522,26 @@ def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
   assert verify(workdir, 8) is None  # as without checksums
   with pytest.raises(ValueError, match='config.json is damaged'):
     sj.load_run(workdir)
+
+
+@pytest.mark.parametrize('key, value, words', [
+    ('model.layers', 10**9, 'model.layers = 1000000000 cannot be'),
+    ('model.d_model', 10**9, 'model.d_model = 1000000000 cannot be'),
+    ('model.ffn_hidden', 10**400, 'model.ffn_hidden = 10+ cannot be'),
+    ('model.vocab_size', 10**12, 'model.vocab_size = 1000000000000 cannot be'),
+    ('model.vocab_size', -10**12, 'model.vocab_size = -1000000000000 cannot be'),
+    ('model.norm_eps', 10**12, 'model.norm_eps must be'),
+    ('attention.mask', f'Window(size={10**12})', 'size must be at least 1.*at most'),
+    ('attention.mask', f'Prefix(length={10**12})', 'length must be at least 1.*at most'),
+    ('data.source', f'BigramBackcopy(length={10**12})', 'length.*must be at most'),
+    ('data.source', f'BigramBackcopy(vocab_size={10**9})', 'vocab_size.*must be at most'),
+    ('data.source', f'TriggerAveraging(length={10**12})', 'length.*must be at most')])
+def test_sizes_beyond_reason_are_refused_before_anything_is_made(whole, tmp_path, key, value, words):
+  config = json.loads((whole[0] / 'config.json').read_text())
+  section, _, name = key.partition('.')
+  config[section][name] = value
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  shutil.copyfile(whole[0] / 'data.json', tmp_path / 'data.json')
+  with pytest.raises(ValueError, match=words):
+    sj.load_run(tmp_path)
+  assert read_run(tmp_path, 'huge')['status'] in ('unreadable', 'not run')

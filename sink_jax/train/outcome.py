@@ -1,0 +1,80 @@
+"""How a run ends, and what its status says of that."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import jax
+
+from sink_jax.train import workdir as runs
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.stop import Unsaved
+
+_log = logging.getLogger('sink_jax')
+
+
+class Diverged(RuntimeError):
+  """The loss, the gradient or the state of a step was not finite."""
+
+  def __init__(self, step: int, loss):
+    self.step, self.loss = step, float(loss)
+    super().__init__(
+        f'Step {step} diverged: its loss is {self.loss:g}, and the loss, the gradient or the '
+        'parameters after it are not finite. status.json names the last good checkpoint. A lower '
+        'optimizer.learning_rate or a lower optimizer.clip may help.')
+
+
+class Interrupted(RuntimeError):
+  """The run was asked to stop, and has saved its state."""
+
+  def __init__(self, step: int, steps: int):
+    self.step = step
+    super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
+
+
+@contextlib.contextmanager
+def recorded(workdir, checkpoints, start, steps, whole_from, attention):
+  """Leaves a status behind whatever happens, when what is being saved is on the disk.
+
+  whole_from: the step from which on no row of metrics is missing.
+  attention: name of the implementation, a part of how the result was made.
+  """
+  always = {'attention': attention} | ({'record_whole_from': whole_from} if whole_from else {})
+  runs.write_status(workdir, 'running', step=start, **always)
+  status, details, waits = 'done', {'step': steps}, True
+  try:
+    yield
+  except runs.Busy:
+    status = None  # the workdir is another job's by now
+    raise
+  except Interrupted as stop:
+    status, details = 'interrupted', {'step': stop.step}
+    raise
+  except Diverged as diverged:
+    status, details = 'diverged', {'step': diverged.step, 'loss': str(diverged.loss)}
+    raise
+  except Unsaved:
+    status, waits = None, False  # like a kill: 'running' stays, and nothing is waited for
+    raise
+  except BaseException as error:
+    status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
+    raise
+  finally:
+    # Where this process alone has failed, the others are not there to complete a save.
+    try:
+      if waits and (status != 'failed' or jax.process_count() == 1):
+        checkpoints.close()
+    except Unsaved:
+      status = None
+      raise
+    except CheckpointError as error:
+      if status is not None:
+        status, details = 'failed', {'error': str(error)}
+        raise
+      _log.warning(error)
+    finally:
+      if status is not None:
+        with contextlib.suppress(OSError):  # on a full disk the error itself has to do
+          runs.write_status(workdir, status, **details, **always,
+                            last_good_checkpoint=checkpoints.latest)

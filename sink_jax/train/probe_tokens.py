@@ -1,0 +1,75 @@
+"""The probe inputs of a run, in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import tokenize
+
+import numpy as np
+
+from sink_jax.data.digests import sha256
+from sink_jax.train.checksums import saved_steps
+from sink_jax.train.distributed import agreed
+from sink_jax.train.record import stored
+from sink_jax.train.storage import folder, write_atomically
+
+_REMEDY = 'Training again with the same command makes it anew from the data.'
+_log = logging.getLogger('sink_jax')
+
+
+def write_probe_tokens(workdir, tokens) -> str:
+  """Stores the probe inputs of a run, once; returns the SHA-256 of their file.
+
+  All processes of a job call it, the first one acts. A file that is not the one that the
+  checkpoints were saved with is made again.
+
+  Raises:
+    ValueError: neither is it what `tokens` make.
+  """
+  return agreed(lambda: _write_probe_tokens(folder(workdir) / 'probe_tokens.npy', tokens),
+                ValueError)
+
+
+def _write_probe_tokens(path, tokens):
+  content = io.BytesIO()
+  np.save(content, tokens, allow_pickle=False)
+  made = hashlib.sha256(content.getvalue()).hexdigest()
+  there = sha256(path) if path.is_file() else None
+  wanted = stored(path.parent, path.name, 'sha256')
+  if there is not None and (there in wanted or not wanted and saved_steps(path.parent)):
+    return there  # the latter is of a version that kept no digest
+  if wanted and made not in wanted:
+    raise ValueError(f'{path} is {"missing" if there is None else "not as it was written"}, and '
+                     'the data give other probe inputs than those of this run: put the file back, '
+                     'or use another --workdir.')
+  if there != made:
+    write_atomically(path, content.getvalue())
+  if there != made and wanted:
+    _log.warning(f'{path} was {"missing" if there is None else "not as it was written"}: it is '
+                 'made again from the data, and fits its digest')
+  return made
+
+
+def read_probe_tokens(workdir):
+  """The probe inputs of a run; None if it has none.
+
+  Raises:
+    ValueError: the file is damaged, or not the one that the checkpoints were saved with.
+  """
+  path = folder(workdir) / 'probe_tokens.npy'
+  if not path.exists():
+    return None
+  try:
+    content = path.read_bytes()
+    # Not np.load, which takes other files than arrays, too.
+    tokens = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+  except (OSError, EOFError, ValueError, OverflowError, TypeError, MemoryError,
+          tokenize.TokenError) as error:
+    raise ValueError(f'{path} is damaged ({error}). {_REMEDY}') from None
+  wanted = stored(workdir, path.name, 'sha256')
+  if wanted and hashlib.sha256(content).hexdigest() not in wanted:
+    raise ValueError(f'{path} is not the file that this run was probed with: its digest differs. '
+                     f'{_REMEDY}')
+  return tokens

@@ -1,0 +1,128 @@
+"""Signals: what is saved, what is lost, and what stays ignored."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sink_jax.train import loop
+from sink_jax.train.checkpoint import Checkpoints
+from sink_jax.train.checksums import saved_steps, verify
+from sink_jax.train.exit_code import EXIT_SAVED, stop_signals
+from sink_jax.train.loop import Interrupted, train
+from sink_jax.train.stop import StopSignal, Unsaved
+from tests.train import runs
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def hearing():
+  """Tests that run in the background are deaf to some signals."""
+  before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+@pytest.mark.parametrize('number', STOPPING)
+def test_each_signal_asks_and_is_given_back(number):
+  with StopSignal() as stop:
+    assert not stop.asked
+    signal.raise_signal(number)
+    assert stop.asked and stop.poll()
+  assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGINT])
+def test_what_was_ignored_stays_ignored(number):
+  signal.signal(number, signal.SIG_IGN)
+  assert number not in stop_signals()
+  with StopSignal() as stop:
+    signal.raise_signal(number)
+    assert not stop.asked and signal.getsignal(number) == signal.SIG_IGN
+
+
+def test_the_third_interrupt_ends_and_other_signals_do_not_count(capfd):
+  with StopSignal() as stop:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+      signal.raise_signal(number)
+    assert stop.asked and capfd.readouterr().err.count('Saving. Once more') == 1
+    with pytest.raises(Unsaved, match='third Ctrl-C.*the same command resumes'):
+      signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_while_saving(monkeypatch, times):
+  """Presses Ctrl-C when the checkpoint of step 4 is being written, and once before."""
+  make_train_step, save = loop.make_train_step, Checkpoints.save
+
+  def make(*args):
+    update = make_train_step(*args)
+
+    def asked(state, batch):
+      if int(state.step) + 1 == 4:
+        signal.raise_signal(signal.SIGINT)
+      return update(state, batch)
+
+    return asked
+
+  def saving(self, *arguments):
+    save(self, *arguments)
+    for _ in range(times - 1):
+      signal.raise_signal(signal.SIGINT)
+
+  monkeypatch.setattr(loop, 'make_train_step', make)
+  monkeypatch.setattr(Checkpoints, 'save', saving)
+
+
+def test_a_second_interrupt_during_a_save_does_not_lose_it(tmp_path, monkeypatch):
+  interrupted_while_saving(monkeypatch, 2)
+  with pytest.raises(Interrupted, match='saved at step 4'):
+    train(runs.config(checkpoint_every=0), tmp_path, show_progress=False)
+  assert saved_steps(tmp_path) == [4] and verify(tmp_path, 4) is None
+  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
+
+
+def test_a_third_one_ends_like_a_kill(tmp_path, monkeypatch):
+  interrupted_while_saving(monkeypatch, 3)
+  with pytest.raises(Unsaved):
+    train(runs.config(checkpoint_every=0), tmp_path, show_progress=False)
+  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'running'
+
+
+def wait_for(process, what):
+  """Waits until /proc/PID/status of a process says what is expected."""
+  deadline = time.monotonic() + 60
+  while not what(Path(f'/proc/{process.pid}/status').read_text()):
+    assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+    time.sleep(0.01)
+
+
+def has(status, kind, number):
+  """Is a signal among those that a process handles (SigCgt) or ignores (SigIgn)?"""
+  return int(re.search(rf'{kind}:\s*(\w+)', status)[1], 16) >> (number - 1) & 1
+
+
+@pytest.mark.skipif(not Path('/proc').is_dir(), reason='reads /proc')
+@pytest.mark.parametrize('command', ['train', 'sweep'])
+def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
+  config = runs.ROOT / 'configs' / ('base.py' if command == 'train' else 'quickstart.py')
+  signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup, for the process as well
+  process = subprocess.Popen(
+      [sys.executable, '-m', f'sink_jax.{command}', f'--config={config}',
+       f'--workdir={tmp_path / "run"}'], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      env=dict(os.environ, PYTHONPATH=str(runs.ROOT)))
+  wait_for(process, lambda status: has(status, 'SigCgt', signal.SIGTERM))
+  process.send_signal(signal.SIGHUP)
+  process.send_signal(signal.SIGINT)
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == EXIT_SAVED and not out
+  assert err.split('\n')[1:] == ['Stopped; nothing was being trained. The same command goes on '
+                                 'from here.', ''], err
+  assert not (tmp_path / 'run').exists()
