@@ -290,6 +290,19 @@ def test_stdlib_end_to_end():
   assert text.startswith(first.text[:90])
 
 
+def test_a_source_decides_what_is_held_out():
+  source = Stdlib(domains='code', max_files=40, split='content')
+  held = [d.text for d in source.documents() if source.held_out(d.name, _VALID)]
+  training = [d.text for d in source.documents() if not source.held_out(d.name, _VALID)]
+  assert held != [d.text for d in source.documents() if held_out(d.name, _VALID)]
+  cache = _open(source, context=32)
+  for split, texts in (('train', training), ('valid', held)):
+    stream = cache.tables[split].take(np.arange(len(cache.tables[split]))).ravel()
+    expected = np.concatenate([[*ByteEncoder().encode(text), 0] for text in texts if text])
+    np.testing.assert_array_equal(stream, expected[:len(stream)])
+  assert list(TrainedBpe()._texts(source, _VALID)) == [text for text in training]
+
+
 def test_cache_root(monkeypatch, tmp_path):
   assert cache_root(str(tmp_path)) == tmp_path
   assert cache_root() == tmp_path / 'cache'  # the environment variable of the fixture
