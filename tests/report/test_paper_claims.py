@@ -146,7 +146,7 @@ def test_a_number_close_to_its_level_is_said_to_be(sinks, expected, tmp_path):
 
 
 @pytest.mark.parametrize('settings', [
-    {'data.source': "Stdlib(domains='code')"}, {'data.tokenizer': 'Bytes()'}, {'data.context': 32},
+    {'data.source': "Stdlib(domains='code')"}, {'data.tokenizer': 'Bytes()'}, {'data.context': 128},
     {'batch_size': 8}, {'model.d_model': 32}])
 def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
   for trial in ('default', 'v-bias', 'batch-128'):
