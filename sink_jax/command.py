@@ -10,6 +10,20 @@ from typing import NoReturn
 
 from absl import app, flags
 
+_HELP = ('--help', '-help', '-h', '-?', '--helpshort', '--helpfull')
+
+def answer_help(name: str) -> None:
+  """Prints the options of a command and ends it with exit code 0 where --help asks for them.
+
+  It is called when the options are defined, before the imports that take seconds.
+
+  name: `__name__` of the module, which answers if it is the program.
+  """
+  asked = [argument for argument in sys.argv[1:] if argument in _HELP]
+  if name == '__main__' and asked:
+    app.usage(shorthelp='--helpfull' not in asked, writeto_stdout=True)
+    sys.exit(0)
+
 
 def run(main: Callable[[Sequence[str]], None], config: str | None = None) -> None:
   """Parses the options and calls main; options that cannot be read are an error of one line.

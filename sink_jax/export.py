@@ -10,18 +10,21 @@ from __future__ import annotations
 from absl import flags
 
 from sink_jax import command
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
+_DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights.')
+
+command.answer_help(__name__)  # the imports below take seconds
+
 from sink_jax.load import load_run, run_encoder
-from sink_jax.pretrained.export import DTYPES, export, write_object
+from sink_jax.pretrained.export import export, write_object
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.storage import local_folder
 from sink_jax.train.workdir import read_config
-
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
-_OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
-_DTYPE = flags.DEFINE_enum('dtype', 'float32', list(DTYPES), 'Of the weights.')
 
 
 def main(argv):

@@ -12,18 +12,9 @@ import os
 import sys
 import time
 
-import numpy as np
 from absl import flags
 
 from sink_jax import command
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.load import load_pretrained, load_run, load_tokenizer
-from sink_jax.models.cache import POSITIONS, CachePolicy
-from sink_jax.models.decode import memory_bytes
-from sink_jax.models.generation import stream
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.loop import quiet_logs
-from sink_jax.train.sharding import make_mesh
 
 _CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Folder or name of a published model.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a training run instead.')
@@ -36,7 +27,7 @@ _CACHE_SIZE = flags.DEFINE_integer('cache_size', None, 'Tokens that the cache ke
                                    lower_bound=1)
 _SINKS = flags.DEFINE_integer('sinks', 4, 'How many of them are the first tokens of the text; '
                               '0 is a sliding window.', lower_bound=0)
-_POSITIONS = flags.DEFINE_enum('positions', 'cache', list(POSITIONS),
+_POSITIONS = flags.DEFINE_enum('positions', 'cache', ['cache', 'text'],
                                'What positions count: the tokens in the cache, or in the text.')
 _TEMPERATURE = flags.DEFINE_float('temperature', 0.0, '0: the most likely token. 1: a sample.',
                                   lower_bound=0)
@@ -46,6 +37,19 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.', lower_bound=0, upper
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'],
                            'Of parameters and activations.')
 _FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.', lower_bound=1)
+
+command.answer_help(__name__)  # the imports below take seconds
+
+import numpy as np
+
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.load import load_pretrained, load_run, load_tokenizer
+from sink_jax.models.cache import CachePolicy
+from sink_jax.models.decode import memory_bytes
+from sink_jax.models.generation import stream
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.sharding import make_mesh
 
 _CHUNK = 8  # tokens between two writes
 

@@ -9,6 +9,10 @@ import sys
 import pytest
 
 from configs import quickstart, window
+from sink_jax.data import inputs
+from sink_jax.models.cache import POSITIONS
+from sink_jax.models.sizes import SIZES
+from sink_jax.pretrained.parameters import DTYPES
 from tests.train.runs import ROOT
 
 # As `python -m sink_jax.train` reads its options, over and over in one process.
@@ -145,3 +149,25 @@ def test_options_that_nothing_reads_are_refused(tmp_path):
   assert len(found) == len(wanted), found
   for text, words in zip(found, wanted):
     assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)
+
+
+def test_help_ends_well_and_imports_no_jax():
+  """Every command at once; what its options offer is what the modules behind it know."""
+  wanted = {
+      'train': '--config', 'sweep': 'dry_run', 'evaluate': f'<{"|".join(inputs.KINDS)}>',
+      'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
+      'benchmark': 'train_step', 'generate': f'<{"|".join(POSITIONS)}>',
+      'export': f'<{"|".join(DTYPES)}>', 'data.build': '--valid_fraction',
+      'data.build_tfds': '--data_dir'}
+  look = ('import runpy, sys\n'
+          'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
+          'finally: print("jax" in sys.modules, file=sys.stderr)')
+  started = {name: subprocess.Popen(
+      [sys.executable, '-P', '-c', look, f'sink_jax.{name}', '--help'], text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+             for name in wanted}
+  for name, process in started.items():
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err.strip()) == (0, 'False'), (name, err)
+    assert ''.join(wanted[name].split()) in ''.join(out.split()), (name, out)
+    assert f'sink_jax.{name}' in out, out

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from absl import app, flags
+from absl import flags
 
-from sink_jax.analyses import table
-from sink_jax.report.analysis import analyse_models
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.loop import quiet_logs
+from sink_jax import command
 
 _LIST = flags.DEFINE_bool('list', False, 'Print the names of the analyses and stop.')
 _CHECKPOINT = flags.DEFINE_list(
@@ -46,6 +43,13 @@ _FSDP = flags.DEFINE_integer('fsdp', None, 'Devices to split the parameters over
 _HELLASWAG = flags.DEFINE_string('hellaswag', None, 'A .jsonl with it. Default: download.')
 _LIMIT = flags.DEFINE_integer('limit', None, 'Questions of HellaSwag to ask. Default: all.')
 
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.analyses import table
+from sink_jax.report.analysis import analyse_models
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs
+
 
 def main(argv):
   """Carries out the analysis; one line instead of a traceback for what cannot be done."""
@@ -60,7 +64,7 @@ def main(argv):
     text, paths, failed = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
                                          say=_say, **_given())
   except (ValueError, CheckpointError, OSError) as error:
-    sys.exit('error: ' + ' '.join(str(error).split()))
+    command.stop(error)
   print(text, *paths, sep='\n')
   if failed:
     sys.exit('\n'.join(f'error: {own["model"]}: {own["error"]}' for own in failed))
@@ -93,4 +97,4 @@ def _say(line):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

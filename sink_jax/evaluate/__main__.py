@@ -8,15 +8,10 @@ pictures (importance per head, attention maps, norm ratios, and the training cur
 
 from __future__ import annotations
 
-import sys
+from absl import flags
 
-from absl import app, flags
-
-from sink_jax.analyses.options import INPUTS, Options, check_given
+from sink_jax import command
 from sink_jax.data.inputs import BOS, KINDS
-from sink_jax.report.evaluation import as_text, evaluate_pretrained, evaluate_run
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.loop import quiet_logs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run.')
 _CHECKPOINT = flags.DEFINE_string(
@@ -41,15 +36,21 @@ _EPSILON = flags.DEFINE_float('epsilon', None, "Threshold of the sink rate. Defa
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16'],
                            "Activations of the probe. Default: the run's own.")
 
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.analyses.options import INPUTS, Options, check_given
+from sink_jax.report.evaluation import as_text, evaluate_pretrained, evaluate_run
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs
+
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}; options are written --name=value.')
   quiet_logs()
   try:
+    command.no_arguments(argv)
     result, paths = _evaluate()
   except (ValueError, CheckpointError, OSError) as error:
-    sys.exit('error: ' + ' '.join(str(error).split()))
+    command.stop(error)
   print(as_text(result))
   print('\n'.join(str(path) for path in paths))
 
@@ -78,4 +79,4 @@ def _evaluate():
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -7,20 +7,11 @@ import logging
 import pathlib
 import sys
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
 from sink_jax import command
-from sink_jax.models.sizes import SIZES
-from sink_jax.plan import advice, compiler
-from sink_jax.plan.chips import GIB, parse
-from sink_jax.plan.job import Job, plan
-from sink_jax.plan.roofline import SHARE
-from sink_jax.plan.text import as_text, brief, largest
-from sink_jax.train.experiment import from_dict
-from sink_jax.train.loop import quiet_logs
-from sink_jax.train.sharding import mesh_sizes
+from sink_jax.plan.chips import GIB, SHARE, parse
 
 BASE = str(pathlib.Path(__file__).parents[2] / 'configs' / 'base.py')
 _CONFIG = config_flags.DEFINE_config_file(
@@ -28,7 +19,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     '--config.KEY=VALUE. The options below override it. Without it configs/base.py.')
 _TOPOLOGY = flags.DEFINE_string('topology', None, 'Slice of TPUs, such as v5e:16x16, v5p:4x4x4, '
                                 'v6e:4x4 or v7x:4x4x4.')
-_SIZE = flags.DEFINE_string('size', None, f'Of the model: {", ".join(SIZES)}.')
+_SIZE = flags.DEFINE_string('size', None, 'Of the model: tiny, 60m, 1b, 7b, 13b.')
 _VOCAB = flags.DEFINE_integer('vocab', None, 'Of the model. Without it the config\'s, or 50432.',
                               lower_bound=1)
 _CONTEXT = flags.DEFINE_integer('context', None, 'Tokens of a sequence.', lower_bound=1)
@@ -54,6 +45,17 @@ _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estim
 
 _OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, *_MESH, _SHARE, _SECONDS,
             _JSON, _SEARCH, _TABLE, _SCALING)
+
+command.answer_help(__name__)  # the imports below take seconds
+
+import jax
+
+from sink_jax.plan import advice, compiler
+from sink_jax.plan.job import Job, plan
+from sink_jax.plan.text import as_text, brief, largest
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.sharding import mesh_sizes
 
 
 def main(argv):

@@ -16,6 +16,8 @@ GIB = 2**30
 SOURCE = 'Google Cloud TPU documentation, pages on v5e, v5p, v6e and TPU7x'
 # Per hop: an order of magnitude, which no page of the documentation states.
 HOP_SECONDS = 1e-6
+# Of the peak, in matrix products and attention kernels: an assumption, see --share.
+SHARE = 0.6
 
 
 class Chip(NamedTuple):

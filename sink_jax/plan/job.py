@@ -18,7 +18,7 @@ from sink_jax.models.record import Want
 from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, links, program, roofline
-from sink_jax.plan.chips import Slice
+from sink_jax.plan.chips import SHARE, Slice
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
@@ -66,7 +66,7 @@ class Job:
     return self.batch_size * self.context
 
 
-def plan(job: Job, share: float = roofline.SHARE, compute: float | None = None,
+def plan(job: Job, share: float = SHARE, compute: float | None = None,
          keep_text=lambda text: None) -> dict[str, Any]:
   """Compiles training, validation and the probe, and counts what a training step does.
 

@@ -11,9 +11,6 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.plan.chips import Chip
 
-# Of the peak, in matrix products and attention kernels: an assumption, see --share.
-SHARE = 0.6
-
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:

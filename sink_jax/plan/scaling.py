@@ -14,10 +14,9 @@ from jax.sharding import AxisType, Mesh
 
 from sink_jax.models.sizes import SIZES, flops_per_token, parameter_count, sized
 from sink_jax.plan import compiler, links
-from sink_jax.plan.chips import GIB, SOURCE, Slice, parse
+from sink_jax.plan.chips import GIB, SHARE, SOURCE, Slice, parse
 from sink_jax.plan.job import AXES
 from sink_jax.plan.program import Collective
-from sink_jax.plan.roofline import SHARE
 from sink_jax.plan.table import CONTEXT, VOCAB
 
 SLICES = ('v5p:2x2x2', 'v5p:4x4x4', 'v5p:8x8x8', 'v5p:16x16x16')

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sink_jax.models.sizes import sized
-from sink_jax.plan.chips import GIB, SOURCE, parse
+from sink_jax.plan.chips import GIB, SHARE, SOURCE, parse
 from sink_jax.plan.compiler import CompilerMissing
 from sink_jax.plan.job import Job, plan
-from sink_jax.plan.roofline import SHARE
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.sharding import mesh_sizes

@@ -11,9 +11,6 @@ from __future__ import annotations
 from absl import flags
 
 from sink_jax import command
-from sink_jax.report.make import make_report
-from sink_jax.train.loop import quiet_logs
-from sink_jax.train.storage import folder
 
 _RUNS = flags.DEFINE_string('runs', None, 'Folder of runs, such as the --workdir of a sweep.')
 _ANALYSES = flags.DEFINE_list(
@@ -26,6 +23,12 @@ _KIND = flags.DEFINE_enum(
     'kind', None, ['paper', 'runs'], 'A report of the paper, or a comparison of runs. By default '
     'that of the paper where a run is one of its trials at a budget or of the synthetic axis, '
     'there is no run yet, or --analyses is given.')
+
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.report.make import make_report
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.storage import folder
 
 
 def main(argv):

@@ -22,19 +22,9 @@ import signal
 import sys
 import traceback
 
-import jax
 from absl import flags
 
 from sink_jax import command
-from sink_jax.sweep import plan
-from sink_jax.sweep.pool import Stopped, run_at_once
-from sink_jax.sweep.runner import run_trial
-from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
-from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
-from sink_jax.train.distributed import agreed, fail, init_distributed, is_first
-from sink_jax.train.loop import Interrupted, quiet_logs
-from sink_jax.train.stop import StopSignal, Unsaved
-from sink_jax.train.storage import folder
 
 _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
 _WORKDIR = flags.DEFINE_string(
@@ -54,6 +44,20 @@ _PROCESSES = flags.DEFINE_integer(
 _LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
 _STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
+
+command.answer_help(__name__)  # the imports below take seconds
+
+import jax
+
+from sink_jax.sweep import plan
+from sink_jax.sweep.pool import Stopped, run_at_once
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
+from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
+from sink_jax.train.distributed import agreed, fail, init_distributed, is_first
+from sink_jax.train.loop import Interrupted, quiet_logs
+from sink_jax.train.stop import StopSignal, Unsaved
+from sink_jax.train.storage import folder
 
 
 def main(argv):

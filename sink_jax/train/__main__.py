@@ -18,17 +18,20 @@ from absl import flags
 from ml_collections import config_flags
 
 from sink_jax import command
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.distributed import fail, init_distributed
-from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
-from sink_jax.train.stop import Unsaved
 
 _CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:sigmoid. '
+    'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid. '
     'Every key can be set: --config.steps=100 --config.attention.similarity="Sigmoid()".')
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run. A folder with the same config is resumed.')
 flags.mark_flags_as_required(['config', 'workdir'])
+
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.distributed import fail, init_distributed
+from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
+from sink_jax.train.stop import Unsaved
 
 
 def main(argv):
