@@ -123,8 +123,6 @@ def test_options_that_nothing_reads_are_refused(tmp_path):
           (['--topology=v5e:1x1', '--vocab=0'], 'flag --vocab=0'), ([], '--topology is missing'),
           (['--topology=v5e:1x1', quick], 'Name a trial')],
       'sink_jax.sweep.__main__': [
-          ([quick, '--list', '--workdir=a'], '--workdir is not used by --list'),
-          ([quick, '--status', '--workdir=a', '--processes=2'], '--processes is not used by'),
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
