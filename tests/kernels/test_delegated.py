@@ -170,7 +170,8 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
 def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
   """The compile-only devices of a plan are TPUs, though this machine has none."""
   device = jax.sharding.AbstractDevice(device_kind='TPU v5e', num_cores=1, platform='tpu')
-  mesh = jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device)
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), (jax.sharding.AxisType.Auto,),
+                                   abstract_device=device)
   config = sj.sized('tiny', vocab_size=11)
   delegated._splash_kernel.cache_clear()
 
