@@ -1,10 +1,25 @@
-"""Parameters that are no numbers: which, of a tree of them."""
+"""Parameters that are no numbers: whether an array holds any, and where in a tree they are."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+_PART = 2**22  # numbers that are looked at together
+
+
+def all_finite(x: np.ndarray, dtype: str = '') -> bool:
+  """Is every number of a floating-point array finite, and would be in `dtype`, if given?
+
+  By their bits, which order as the sizes of the numbers do: as fast as isfinite in float32, ten
+  times as fast in 16 bits, and without an array of answers.
+  """
+  bits = x.reshape(-1).view(f'u{x.itemsize}')
+  infinite = np.array(np.inf, x.dtype).view(bits.dtype)
+  if x.dtype == np.float32 and dtype == 'bfloat16':
+    infinite = np.uint32(0x7f7f8000)  # and above it rounding leads to infinity
+  positive = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)  # all bits but the sign
+  return all((bits[i:i + _PART] & positive).max() < infinite for i in range(0, bits.size, _PART))
 
 
 def first_not_finite(params) -> str | None:
@@ -12,17 +27,9 @@ def first_not_finite(params) -> str | None:
 
   The index is along the first axis, which in the blocks counts layers, from 0.
   """
-  named = jax.tree_util.tree_leaves_with_path(params)
-  finite = np.asarray(_finite([x for _, x in named]))
-  if finite.all():
-    return None
-  path, x = named[finite.argmin()]
-  name = '/'.join(str(getattr(key, 'key', key)) for key in path)
-  if not x.ndim:
-    return name
-  return f'{name}[{int(jnp.isfinite(x).all(tuple(range(1, x.ndim))).argmin())}]'
-
-
-@jax.jit
-def _finite(leaves):
-  return jnp.stack([jnp.isfinite(x).all() for x in leaves])
+  for path, x in jax.tree_util.tree_leaves_with_path(params):
+    x = np.asarray(x)
+    if not all_finite(x):
+      name = '/'.join(str(getattr(key, 'key', key)) for key in path)
+      return name + (f'[{np.argwhere(~np.isfinite(x))[0][0]}]' if x.ndim else '')
+  return None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from sink_jax.models.finite import all_finite
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored import Stored
 from sink_jax.train.sharding import state_shardings
@@ -57,10 +58,10 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
     if wanted is None or not wanted.places:
       continue
     x = wanted.combine(checkpoint.read(name), *(checkpoint.read(by_name[w]) for w in wanted.with_))
+    if not all_finite(x, dtype):
+      raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.with_], x)
     for place in wanted.places:
-      leaves[place.path], finite = _written(leaves[place.path], place, place.take(x))
-      if not finite:
-        raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.with_], x)
+      leaves[place.path] = _written(leaves[place.path], place, place.take(x))
     del x  # before the next one is read
   treedef = jax.tree.structure(shapes)
   return jax.tree.unflatten(treedef, leaves.values())
@@ -108,11 +109,25 @@ def _check_copy(checkpoint, name, original):
   copy, first = checkpoint.read(name), checkpoint.read(original)
   if not np.array_equal(copy, first):
     for own, x in ((name, copy), (original, first)):
-      if not np.isfinite(x).all():
+      if not all_finite(x):  # a NaN differs from itself
         raise _not_finite(checkpoint, own, (), x)
     raise ValueError(f'{checkpoint.folder}: config.json says that {name} is {original} '
                      '(tie_word_embeddings), but the two differ: set it to false there if the '
                      'model was trained untied.')
+
+
+def _not_finite(checkpoint, name, with_, x):
+  """The error for a tensor, with those read together with it, that holds no numbers."""
+  where = f'{checkpoint.folder / checkpoint.entries[name].file}: the tensor {name}'
+  if with_:
+    where += f', with {", ".join(with_)},'
+  bad = ~np.isfinite(x)
+  if bad.any():
+    index = np.unravel_index(bad.argmax(), bad.shape)
+    return ValueError(f'{where} holds {x[index]} at [{", ".join(map(str, index))}], and no model '
+                      'computes with that: download the file again, or use another model.')
+  return ValueError(f'{where} holds {np.abs(x).max():g}, which bfloat16 cannot hold: load the '
+                    'model in float32 (--dtype=float32).')
 
 
 def _check_covered(tensors, shapes):
@@ -134,10 +149,7 @@ def _flat(tree):
 
 
 def _written(leaf, place, part):
-  """(the leaf with one part written in place, whether the part is finite in the leaf's dtype).
-
-  Returns when the part is no longer needed.
-  """
+  """The leaf with one part written in place; returns when the part is no longer needed."""
   shape = part.shape[:-2] + part.shape[:-3:-1] if place.transposed else part.shape
   if shape != leaf.shape[len(place.index):]:
     raise ValueError(f'The table of this family fills {place.path} {leaf.shape} at {place.index} '
@@ -145,22 +157,7 @@ def _written(leaf, place, part):
   sharding = _of_part(leaf.sharding, leaf.ndim, len(place.index), place.transposed)
   part = jax.make_array_from_callback(part.shape, sharding, lambda where: part[where])
   write = _writer(leaf.sharding, place.transposed)
-  leaf, finite = jax.block_until_ready(write(leaf, part, place.index))
-  return leaf, bool(finite)
-
-
-def _not_finite(checkpoint, name, with_, x):
-  """The error for a tensor, with those read together with it, that holds no numbers."""
-  where = f'{checkpoint.folder / checkpoint.entries[name].file}: the tensor {name}'
-  if with_:
-    where += f', with {", ".join(with_)},'
-  bad = ~np.isfinite(x)
-  if bad.any():
-    index = np.unravel_index(bad.argmax(), bad.shape)
-    return ValueError(f'{where} holds {x[index]} at [{", ".join(map(str, index))}], and no model '
-                      'computes with that: download the file again, or use another model.')
-  return ValueError(f'{where} holds {np.abs(x).max():g}, which bfloat16 cannot hold: load the '
-                    'model in float32 (--dtype=float32).')
+  return jax.block_until_ready(write(leaf, part, place.index))
 
 
 def _of_part(sharding, axes, depth, transposed):
@@ -175,20 +172,13 @@ def _of_part(sharding, axes, depth, transposed):
 
 @functools.cache
 def _writer(sharding, transposed):
-  """(leaf, part, index) -> leaf in its own memory, and whether the part is finite.
+  """(leaf, part, index) -> leaf, in the leaf's own memory; compiled once per pair of shapes."""
 
-  Compiled once per pair of shapes.
-  """
-  alone = (NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding)
-           else sharding)
-
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(sharding, alone))
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
   def write(leaf, part, index):
     part = part.swapaxes(-1, -2) if transposed else part
-    part = part.astype(leaf.dtype)
-    finite = jnp.isfinite(part).all()
-    part = part.reshape((1,) * len(index) + part.shape)
+    part = part.astype(leaf.dtype).reshape((1,) * len(index) + part.shape)
     start = (*index, *[0] * (leaf.ndim - len(index)))
-    return jax.lax.dynamic_update_slice(leaf, part, start), finite
+    return jax.lax.dynamic_update_slice(leaf, part, start)
 
   return write

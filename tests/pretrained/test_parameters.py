@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.models import finite
+from sink_jax.models.finite import all_finite
 from sink_jax.pretrained import llama, parameters
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored import Place, Stored
@@ -118,6 +120,20 @@ def test_the_first_tensor_that_is_not_finite_is_named(tmp_path, value, stored, d
           'download the file again', dtype=dtype)
 
 
+def test_finite_is_what_isfinite_says(monkeypatch):
+  monkeypatch.setattr(finite, '_PART', 3)
+  for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
+    largest = np.array(ml_dtypes.finfo(dtype).max, dtype)
+    for value in (0, -0.0, largest, -largest, np.inf, -np.inf, np.nan, -np.nan):
+      x = np.ones(8, dtype)
+      x[6] = value
+      assert all_finite(x.reshape(2, 4).T) == bool(np.isfinite(x).all()), (dtype, value)
+  edge = np.array([0x7f7f7fff, 0x7f7f8000, 0xff7f8000], np.uint32).view(np.float32)
+  with np.errstate(over='ignore'):
+    expected = np.isfinite(edge.astype(ml_dtypes.bfloat16))
+  assert [all_finite(x[None], 'bfloat16') for x in edge] == expected.tolist() == [True, False, False]
+
+
 def test_what_bfloat16_cannot_hold_is_named(tmp_path):
   own = tiny.tensors(tiny.LLAMA)
   own[GATE][3, 5] = -3.4e38
@@ -161,8 +177,8 @@ def test_leaves_are_written_in_their_own_memory(tmp_path):
   tiny.write(tmp_path)
   leaf = jax.numpy.zeros((3, 8, 12))
   place = Place('w', (2,), transposed=True)
-  new, finite = parameters._written(leaf, place, np.ones((12, 8), np.float32))
-  assert finite and leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
+  new = parameters._written(leaf, place, np.ones((12, 8), np.float32))
+  assert leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
 
 
 def test_tables_that_do_not_fill_the_tree_are_errors_of_ours(tmp_path, monkeypatch):
