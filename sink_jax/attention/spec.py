@@ -103,7 +103,8 @@ def prepare(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
 
   Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
   """
-  check_params(spec, dims_of(q_BxTxHxDh, k_BxTxHkvxDh), params)
+  dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
+  check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
   own, tokens = params.get('qk_norm', {}), np.arange(q_BxTxHxDh.shape[1])
   return (place(spec, spec.qk_norm.queries(q_BxTxHxDh, own), tokens, params),
           place(spec, spec.qk_norm.keys(k_BxTxHkvxDh, own), tokens, params))
@@ -146,19 +147,44 @@ def dims_of(q_BxLxHxDh, k_BxTxHkvxDh) -> Dims:
   heads, kv_heads = q_BxLxHxDh.shape[2], k_BxTxHkvxDh.shape[2]
   if heads % kv_heads or q_BxLxHxDh.shape[-1] != k_BxTxHkvxDh.shape[-1]:
     raise ValueError(f'{heads} query heads must be a multiple of {kv_heads} key heads, of '
-                     f'equal head_dim: {q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.')
+                     f'equal head_dim: {q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.'
+                     f'{_transposed(q_BxLxHxDh.shape, k_BxTxHkvxDh.shape)}')
   if q_BxLxHxDh.shape[:2] != k_BxTxHkvxDh.shape[:2]:
     raise ValueError('queries and keys must have the same batch and length: '
-                     f'{q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.')
+                     f'{q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.'
+                     f'{_transposed(q_BxLxHxDh.shape, k_BxTxHkvxDh.shape)}')
   return Dims(heads, kv_heads, q_BxLxHxDh.shape[-1])
 
 
-def check_params(spec: AttentionSpec, dims: Dims, params) -> None:
-  """Raises a ValueError unless `params` holds just what the slots own."""
-  wanted = {slot: {name: p.shape for name, p in owned.items()}
-            for slot, owned in spec.params(dims).items()}
+def transposed(which: str) -> str:
+  """What an error adds where arrays would fit with their axes of length and heads exchanged."""
+  return (f' {which} look like (B, H, T, Dh), and (B, T, H, Dh) is wanted: exchange their axes by '
+          'x.swapaxes(1, 2).')
+
+
+def _transposed(q, k):
+  """Says which of two shapes that do not fit together would fit if it were transposed, or ''."""
+  other = lambda shape: (shape[0], shape[2], shape[1], shape[3])
+  fit = lambda q, k: q[:2] == k[:2] and q[3] == k[3] and q[2] % k[2] == 0
+  for which, a, b in (('The arrays', other(q), other(k)), ('The keys', q, other(k)),
+                      ('The queries', other(q), k)):
+    if fit(a, b):
+      return transposed(which)
+  return ''
+
+
+def check_params(spec: AttentionSpec, dims: Dims, params, exchanged: Dims | None = None) -> None:
+  """Raises a ValueError unless `params` holds just what the slots own.
+
+  Args:
+    exchanged: the sizes if the arrays had their axes of length and heads exchanged.
+  """
+  shapes = lambda dims: {slot: {name: p.shape for name, p in owned.items()}
+                         for slot, owned in spec.params(dims).items()}
+  wanted = shapes(dims)
   given = {slot: {name: tuple(x.shape) for name, x in owned.items()}
            for slot, owned in params.items()}
   if wanted != given:
     raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
-                     f'{given or "nothing"}.')
+                     f'{given or "nothing"}.'
+                     + (transposed('The arrays') if exchanged and given == shapes(exchanged) else ''))

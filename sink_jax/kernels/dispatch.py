@@ -8,8 +8,9 @@ import logging
 import jax
 import jax.numpy as jnp
 
+from sink_jax.arguments import explained
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads
+from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads, transposed
 from sink_jax.kernels import chunked, delegated, flash, linear
 from sink_jax.kernels.finish import finish, finish_softmax
 from sink_jax.kernels.sharded import over_devices
@@ -24,6 +25,7 @@ _PREFERRED = {
 _log = logging.getLogger('sink_jax')
 
 
+@explained
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
            v_BxTxHkvxDh: jax.Array, params=None, *, implementation: str | None = None):
   """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
@@ -49,9 +51,10 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   """
   params = params or {}
   check_implementation(implementation)
-  if v_BxTxHkvxDh.shape != k_BxTxHkvxDh.shape:
-    raise ValueError('keys and values must have the same shape: '
-                     f'{k_BxTxHkvxDh.shape}, {v_BxTxHkvxDh.shape}.')
+  k, v = k_BxTxHkvxDh.shape, v_BxTxHkvxDh.shape
+  if k != v:
+    hint = transposed('The values') if len(v) == 4 and k == (v[0], v[2], v[1], v[3]) else ''
+    raise ValueError(f'keys and values must have the same shape: {k}, {v}.{hint}')
   dtypes = {x.dtype for x in (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)}
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '

@@ -190,6 +190,37 @@ def test_shapes_that_do_not_fit_are_explained(shapes, words):
     sj.attend(sj.AttentionSpec(), *(np.zeros(s, np.float32) for s in shapes))
 
 
+@pytest.mark.parametrize('q, k, v, words', [
+    ((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), 'The arrays look like'),  # (B, H, T, Dh), grouped
+    ((2, 9, 4, 8), (2, 2, 9, 8), (2, 2, 9, 8), 'The keys look like'),
+    ((2, 4, 9, 8), (2, 9, 2, 8), (2, 9, 2, 8), 'The queries look like'),
+    ((2, 9, 4, 8), (2, 9, 2, 8), (2, 2, 9, 8), 'The values look like')])
+def test_other_layouts_are_caught_where_the_shapes_show_them(q, k, v, words):
+  q, k, v = (np.zeros(shape, np.float32) for shape in (q, k, v))
+  words += r' \(B, H, T, Dh\), and \(B, T, H, Dh\) is wanted: .*swapaxes\(1, 2\)'
+  with pytest.raises(ValueError, match=words):
+    sj.attend(sj.AttentionSpec(), q, k, v)
+  if 'values' not in words:
+    for other in (sj.streaming_importance, sj.attention_map):
+      with pytest.raises(ValueError, match=words):
+        other(sj.AttentionSpec(), q, k)
+
+
+def test_parameters_show_the_layout_too():
+  x = np.zeros((2, 4, 9, 8), np.float32)  # four heads, nine tokens
+  params = {'kv_bias': {'logit': np.zeros(4, np.float32)}}
+  with pytest.raises(ValueError, match=r'params must hold .* The arrays look like \(B, H, T, Dh\)'):
+    sj.attend(sj.AttentionSpec(kv_bias='SinkLogit()'), x, x, x, params)
+  with pytest.raises(ValueError) as error:  # of no head count that there is
+    sj.attend(sj.AttentionSpec(kv_bias='SinkLogit()'), x[:, :3], x[:, :3], x[:, :3], params)
+  assert 'look like' not in str(error.value)
+
+
+def test_many_heads_of_few_tokens_are_legitimate():
+  q, k = np.zeros((1, 1, 6, 4), np.float32), np.zeros((1, 1, 2, 4), np.float32)
+  assert sj.attend(sj.AttentionSpec(), q, k, k).shape == q.shape
+
+
 def test_an_unknown_implementation_lists_the_choices():
   x = np.zeros((1, 4, 2, 4), np.float32)
   with pytest.raises(ValueError, match='reference, chunked, linear, pallas'):
