@@ -12,6 +12,8 @@ else. Names are imported when first used, so that the metrics need NumPy and JAX
 
 import importlib
 
+from sink_jax.arguments import explained
+
 _EXPORTS = {
     'sink_jax.slot': ['build'],
     'sink_jax.attention.spec': ['AttentionSpec'],
@@ -46,7 +48,8 @@ __version__ = '0.1.0'
 def __getattr__(name):
   if name not in _HOME:
     raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
-  return getattr(importlib.import_module(_HOME[name]), name)
+  found = getattr(importlib.import_module(_HOME[name]), name)
+  return explained(found) if isinstance(found, type) else found  # functions are where they stand
 
 
 def __dir__():

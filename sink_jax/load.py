@@ -7,6 +7,7 @@ import os
 
 import jax
 
+from sink_jax.arguments import explained
 from sink_jax.data.pipeline import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import Encoder
@@ -26,6 +27,7 @@ from sink_jax.train.probe_tokens import read_probe_tokens
 from sink_jax.train.workdir import is_workdir, read_config, read_data_summary
 
 
+@explained
 def load_run(workdir) -> Run:
   """The model of a training run at its newest good checkpoint.
 
@@ -57,6 +59,7 @@ def load_run(workdir) -> Run:
              folder=str(workdir))
 
 
+@explained
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', mesh=None,
                     implementation: str | None = None) -> Run:
   """A published model, from its folder or from the Hugging Face hub.

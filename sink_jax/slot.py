@@ -8,6 +8,8 @@ import difflib
 import types
 import typing
 
+from sink_jax.arguments import explained
+
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
@@ -28,6 +30,7 @@ def choices(base: type[Slot]) -> dict[str, type[Slot]]:
   return dict(sorted(found.items()))
 
 
+@explained
 def build(base: type[Slot], text: str | Slot) -> Slot:
   """Builds the slot that a config string names, e.g. `build(Mask, 'Window(size=32)')`.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Collection
 
+from sink_jax.arguments import nearest
 from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.probe import EPSILON
 
@@ -102,8 +102,8 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
   flags = ', '.join(f'--{name}' for name in names if name in takes)
   for name in given:
     if name not in names:
-      close = difflib.get_close_matches(name, names, n=1)
-      hint = f' Did you mean {close[0]!r}?' if close else ''
+      close = nearest(name, names)
+      hint = f' Did you mean {close!r}?' if close else ''
       raise TypeError(f'There is no option {name!r}.{hint} {what} takes {flags}.')
     if name != 'say' and name not in takes:
       raise ValueError(f'--{name} would change nothing: {what} takes {flags}.')

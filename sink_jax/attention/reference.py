@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sink_jax.arguments import explained
 from sink_jax.attention.spec import AttentionSpec, Dims, prepare, repeat_heads, slot_score
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
@@ -113,6 +114,7 @@ def last_row(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
   return a.proxy_BxHxLxT[:, :, 0]
 
 
+@explained
 def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *, proxy=False):
   """Attention weights A (B, H, T, T) between tokens; small T only.
 

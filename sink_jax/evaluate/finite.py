@@ -21,7 +21,7 @@ def not_finite(run: Run, what: str, dtype: str) -> ValueError:
     reason = ('its parameters are, so activations overflow in bfloat16: use dtype float32 '
               '(--dtype=float32, in a config probe.dtype)')
   else:
-    reason = f'its parameters are, so activations overflow in {dtype} on these inputs'
+    reason = f'its parameters are, so activations overflow in {dtype} on these inputs, or vanish'
   return ValueError(f'{run.name or "the model"}: {what} is not finite; {reason}.')
 
 

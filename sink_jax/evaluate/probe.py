@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sink_jax.arguments import explained
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.config import ModelConfig
@@ -45,33 +46,42 @@ class SinkReport:
     """The blocks that N counts, from 1: those with attention."""
     return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
 
+  @explained
   def sink_rates(self, epsilon: float = EPSILON) -> np.ndarray:
     """Sink_k^epsilon of every token (T,); entry 0 is Sink_1."""
     return sinks.sink_rate(self.importance, epsilon)
 
+  @explained
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
     """Sink_k^epsilon of the token at a 1-based position."""
     _check_position(position, self.importance)
     return float(self.sink_rates(epsilon)[position - 1])
 
+  @explained
   def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
     """Sink_*^epsilon, the share of heads whose bias slot exceeds epsilon; None without one."""
     slot = self.bias_slot_released if released else self.bias_slot
     return None if slot is None else float(sinks.sink_rate(slot[..., None], epsilon)[0])
 
+  @explained
   def head_importance(self, position: int = 1) -> np.ndarray:
     """Importance of one token per layer and head (N, H), averaged over sequences."""
     _check_position(position, self.importance)
     return self.importance[..., position - 1].mean(0)
 
+  @explained
   def norm_ratio(self, kind: str, position: int = 1) -> np.ndarray:
-    """Mean norm at a position over the mean norm at all others, per layer (N,)."""
-    norms = self.norms[kind]
+    """Mean norm at a position over the mean norm at all others, per layer (N,).
+
+    Not finite where all others are zero.
+    """
+    norms = np.asarray(self.norms[kind], np.float64)
     _check_position(position, norms)
     at = norms[..., position - 1]
     others = np.delete(norms, position - 1, -1).mean(-1)
     axes = tuple(a for a in range(at.ndim) if a != 1)
-    return at.mean(axes) / others.mean(axes)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return at.mean(axes) / others.mean(axes)
 
   def sink_token_ratio(self) -> np.ndarray | None:
     """Mean norm of the learned sink token over that of the tokens (N + 1,); None without one.
@@ -80,7 +90,9 @@ class SinkReport:
     """
     if 'sink_token' not in self.norms:
       return None
-    return self.norms['sink_token'].mean(0) / self.norms['hidden'].mean((0, 2))
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return self.norms['sink_token'].mean(0, np.float64) / self.norms['hidden'].mean(
+          (0, 2), np.float64)
 
   def raw_row_mass(self) -> float:
     """Mean over rows of sum_j A_ij between tokens: 1 for softmax without a bias slot."""
@@ -88,11 +100,16 @@ class SinkReport:
     rows_seeing_k = length - np.arange(length)
     return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
 
+  @explained
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
-    """The signature as plain numbers, for logs and JSON; rates are in percent."""
+    """The signature as plain numbers, for logs and JSON; rates are in percent.
+
+    A ratio of norms is None where the tokens it is relative to have none.
+    """
+    finite = lambda ratios: [float(x) if np.isfinite(x) else None for x in ratios]
     percent = lambda x: None if x is None else 100 * x
     rates = self.sink_rates(epsilon)
-    ratios = {f'{kind}_ratio': self.norm_ratio(kind).tolist()
+    ratios = {f'{kind}_ratio': finite(self.norm_ratio(kind))
                    for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
     sink_token = self.sink_token_ratio()
     return {
@@ -103,11 +120,11 @@ class SinkReport:
         'largest_importance': float(self.head_importance().max()),
         'mean_importance': float(self.head_importance().mean()),
         'mean_bias_slot': None if self.bias_slot is None else float(self.bias_slot.mean()),
-        'raw_mass_1': float(self.raw_importance[..., 0].mean()),
-        'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0).max()),
+        'raw_mass_1': float(self.raw_importance[..., 0].mean(dtype=np.float64)),
+        'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0, np.float64).max()),
         'raw_row_mass': self.raw_row_mass(),
         **ratios,
-        'sink_token_ratio': None if sink_token is None else sink_token.tolist(),
+        'sink_token_ratio': None if sink_token is None else finite(sink_token),
     }
 
   def plot(self, path: str) -> None:
@@ -117,6 +134,7 @@ class SinkReport:
     plots.importance_map(self, path)
 
 
+@explained
 def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
   """Records a model on tokens (S, T) and returns its SinkReport.
 

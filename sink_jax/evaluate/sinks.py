@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.arguments import explained
+
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
 _PART = 2**22  # numbers
 _AXES = ('sequence', 'block', 'head')
 
 
+@explained
 def importance(attention, raw: bool = False):
   """Importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
@@ -51,6 +54,7 @@ def importance(attention, raw: bool = False):
   return xp.concatenate(columns).reshape(attention.shape[:-1]) / (length - xp.arange(length))
 
 
+@explained
 def sink_rate(importance, epsilon: float = 0.3, raw: bool = False):
   """Sink_k^epsilon: the share of heads whose importance of token k exceeds epsilon.
 
@@ -101,6 +105,7 @@ def check_epsilon(epsilon, name: str = 'epsilon') -> None:
     raise ValueError(f'{name}={epsilon!r}: importance lies between 0 and 1; the paper uses 0.3.')
 
 
+@explained
 def emergence_step(steps, rate, level: float = 0.1):
   """The first probed step from which `rate` stays at or above `level`; None if it never does.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sink_jax.arguments import explained
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare
 from sink_jax.kernels import chunked, flash
@@ -33,6 +34,7 @@ class Importance(NamedTuple):
   bias_slot_released: jax.Array | None  # (B, H)
 
 
+@explained
 def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
                          keys: int | None = None,
                          implementation: str | None = None) -> Importance:

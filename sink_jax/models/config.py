@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sink_jax.arguments import explained
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.param import Dims
 from sink_jax.attention.spec import AttentionSpec
@@ -69,6 +70,7 @@ class Layer:
   experts: Experts | None = None
 
 
+@explained
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.arguments import explained
 from sink_jax.kernels.sharded import in_mesh, mesh_of
 from sink_jax.models.cache import CachePolicy, Memory
 from sink_jax.models.decode import begin, check_policy, extend
@@ -20,6 +21,7 @@ _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 _SCORED = 512  # tokens that are scored in one call
 
 
+@explained
 def stream(run: Run, tokens, length: int, *, policy: CachePolicy | None = None,
            temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
            chunk: int = _CHUNK) -> Iterator[np.ndarray]:

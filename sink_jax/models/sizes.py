@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from sink_jax.arguments import explained
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
@@ -45,6 +46,7 @@ def parameter_shapes(config: ModelConfig):
   return jax.eval_shape(Transformer(config).init, jax.random.key(0), inputs)['params']
 
 
+@explained
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
   """Number of parameters of a config, or of a named size at a vocabulary.

@@ -103,7 +103,8 @@ def as_text(result: dict) -> str:
   """The result for a terminal."""
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
-  ratio, block = min(zip(summary['value_ratio'], protocol['blocks']))
+  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  ratio, block = min(ratios, default=(None, None))
   lines = [
       ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
        f'{result["epsilon"]:g}'),
@@ -112,8 +113,10 @@ def as_text(result: dict) -> str:
       ('mean importance', f'{summary["mean_importance"]:.3f}{star}', 'of the first token, over heads'),
       ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
        f'of {summary["raw_row_mass"]:.3f} in a row'),
-      ('value norm ratio', f'{ratio:.2f}', f'first token to the others, smallest in block {block}'),
   ]
+  if ratio is not None:
+    lines.append(('value norm ratio', f'{ratio:.2f}',
+                  f'first token to the others, smallest in block {block}'))
   if summary['sink_bias_slot'] is not None:
     lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the bias slot; '
                      f'{summary["sink_bias_slot_released"]:.1f} % as the release counts'))

@@ -1,5 +1,6 @@
 """HellaSwag: probabilities of endings against NumPy, and the task itself where lm_eval is there."""
 
+import dataclasses
 import json
 import sys
 
@@ -118,3 +119,10 @@ def test_questions_that_are_not_there(tmp_path, monkeypatch):
     model = language_model(small_run(), TOKENIZER, bos=bos)
     assert model.tok_encode('A') == [0, 67] and model.tok_encode('A', False) == [67]
   assert model.prefix_token_id == 0
+
+
+def test_answers_of_a_model_that_computes_no_numbers():
+  run = small_run(vocab_size=258)
+  run = dataclasses.replace(run, params=run.params | {'embed': run.params['embed'] * np.nan})
+  with pytest.raises(ValueError, match=r'log-probability of an ending .* its parameter embed\[0\]'):
+    harness.loglikelihoods(run, [([1, 2], [3])])

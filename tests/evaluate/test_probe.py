@@ -162,3 +162,14 @@ def test_a_report_is_not_made_of_raw_masses():
   slot = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), tokens())
   with pytest.raises(ValueError, match='epsilon=30'):
     slot.bias_slot_rate(30)
+
+
+def test_norms_that_vanish_have_no_ratio():
+  model = run()
+  model.params['blocks']['attention']['value']['kernel'] *= 0
+  report = sj.probe(model, tokens())
+  assert report.summary()['value_ratio'] == [None, None]
+  assert None not in report.summary()['key_ratio']
+  huge = dataclasses.replace(report, norms=report.norms | {
+      'value': np.full_like(report.norms['value'], 3e38)})
+  assert huge.summary()['value_ratio'] == [1, 1]  # whose sum float32 does not hold
