@@ -25,7 +25,8 @@ from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.report.analysis import analyse_models
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.workdir import claimed, write_probe_tokens
+from sink_jax.train.probe_tokens import write_probe_tokens
+from sink_jax.train.workdir import claimed
 from tests.analyses.small import check_png, small_run
 from tests.pretrained import tiny
 from tests.train import runs

@@ -16,7 +16,8 @@ from sink_jax.report.evaluation import as_text, evaluate_run
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.workdir import claimed, write_probe_tokens
+from sink_jax.train.probe_tokens import write_probe_tokens
+from sink_jax.train.workdir import claimed
 
 ROOT = Path(__file__).parents[2]
 
