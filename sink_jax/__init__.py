@@ -36,7 +36,7 @@ _EXPORTS = {
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
     'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
-    'sink_jax.load': ['load_run', 'load_pretrained'],
+    'sink_jax.load': ['load_run', 'load_pretrained', 'tokenize'],
     'sink_jax.analyses.frame': ['analyse'],
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -51,9 +51,10 @@ def export_run(workdir, out, *, dtype: str = 'float32') -> list[str]:
   lines = [f'{out / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
   try:
     encoder = run_encoder(workdir, data)
+    ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos,
+                          first_token=run.first_token)
   except (ValueError, OSError) as error:
     return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
-  ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos)
   write_object(out / 'config.json', hf | ids)
   return [*lines, f'{out / "tokenizer.json"}: {encoder.vocab_size} tokens']
 

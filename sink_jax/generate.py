@@ -21,7 +21,8 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a training run instea
 _PROMPT = flags.DEFINE_string('prompt', None, 'The text to continue.')
 _PROMPT_FILE = flags.DEFINE_string('prompt_file', None, 'A file with it, UTF-8.')
 _BOS = flags.DEFINE_enum('bos', 'tokenizer', ['tokenizer', 'none', 'force'],
-                         'Whether it begins with BOS: as the tokenizer does it, never, always.')
+                         'Whether it begins with BOS: as the tokenizer does it, or the training '
+                         'of a run did; never; always.')
 _LENGTH = flags.DEFINE_integer('length', 128, 'Tokens to generate.', lower_bound=1)
 _CACHE_SIZE = flags.DEFINE_integer('cache_size', None, 'Tokens that the cache keeps. Default: all.',
                                    lower_bound=1)
@@ -40,10 +41,8 @@ _FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.',
 
 command.answer_help(__name__)  # the imports below take seconds
 
-import numpy as np
-
 from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.load import load_pretrained, load_run, load_tokenizer
+from sink_jax.load import load_pretrained, load_run
 from sink_jax.models.cache import CachePolicy
 from sink_jax.models.decode import memory_bytes
 from sink_jax.models.generation import stream
@@ -80,7 +79,9 @@ def _generate():
   else:
     run = load_run(os.path.expanduser(_WORKDIR.value))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=_DTYPE.value))
-  tokenizer = load_tokenizer(run)
+  if _BOS.value == 'none':
+    run = dataclasses.replace(run, first_token=None)
+  tokenizer = run.tokenizer
   tokens = _first_tokens(tokenizer, prompt)
   print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
         file=sys.stderr)
@@ -118,11 +119,7 @@ def _given_prompt():
 
 
 def _first_tokens(tokenizer: TextTokenizer, prompt: str):
-  tokens = tokenizer.encode(prompt, special=_BOS.value == 'tokenizer')
-  if _BOS.value == 'force':
-    if tokenizer.bos_id is None:
-      raise ValueError(f'--bos=force: {tokenizer.name} has no BOS.')
-    tokens = np.concatenate([[tokenizer.bos_id], tokens]).astype(np.int32)
+  tokens = tokenizer.begun(tokenizer.encode(prompt), _BOS.value)
   if not len(tokens):
     raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
                      'take --bos=force.')

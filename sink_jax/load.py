@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from sink_jax.arguments import explained
+from sink_jax.data.interventions import first_token
 from sink_jax.data.pipeline import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import Encoder
@@ -44,7 +47,10 @@ def load_run(workdir) -> Run:
                      'named by --checkpoint, or loaded by load_pretrained.')
   saved = read_config(workdir)
   try:
-    config = from_dict(saved).model_config()
+    experiment = from_dict(saved)
+    config = experiment.model_config()
+    for edit in experiment.data.interventions:
+      edit.check(experiment.data.context + 1, config.vocab_size)
   except ValueError as error:
     raise ValueError(f'{workdir}: config.json cannot be read ({error}).') from None
   config = dataclasses.replace(config, implementation=None)
@@ -56,7 +62,8 @@ def load_run(workdir) -> Run:
     raise ValueError(f'{workdir}: at step {step} the parameter {parameter} is not finite: remove '
                      f'checkpoints/{step} there to use the checkpoint before it, or train again.')
   return Run(config, params, workdir.name, step, probe_tokens=read_probe_tokens(workdir),
-             folder=str(workdir))
+             folder=str(workdir), first_token=first_token(experiment.data.interventions),
+             read_tokenizer=_tokenizer)
 
 
 @explained
@@ -94,7 +101,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
       checkpoint, own.stored(hf, config), parameter_shapes(config), prefix=own.PREFIX,
       ignored=own.IGNORED, dtype=dtype, mesh=mesh)
   config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
-  return Run(config, params, name, bos=_bos(folder), folder=str(folder))
+  return Run(config, params, name, bos=_bos(folder), folder=str(folder),
+             read_tokenizer=_tokenizer)
 
 
 def _bos(folder):
@@ -117,19 +125,36 @@ def run_encoder(workdir, data: DataConfig) -> Encoder:
   return encoder_of(data, read_data_summary(workdir).get('content', ''))
 
 
-def load_tokenizer(run: Run) -> TextTokenizer:
-  """The tokenizer of a run that `load_run` or `load_pretrained` has made.
+def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
+             bos: str = 'tokenizer') -> list[np.ndarray] | np.ndarray:
+  """Texts as the token ids that a model of `load_run` or `load_pretrained` reads, int32.
+
+      tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
+
+  They begin as the texts of its training did: with the BOS of its tokenizer, or with the first
+  token of a run that was trained with one; a text never begins with it twice.
+
+  Args:
+    texts: one or several.
+    length: tokens of each, the first ones; all by default.
+    bos: 'tokenizer', as above; 'none', without it; 'force', with a BOS in any case.
+
+  Returns:
+    (S, length), or without a length a list of S arrays (T,).
 
   Raises:
-    ValueError: it has none, or none that can be read here; with the remedy.
+    ValueError: a text is shorter than `length`, or the model has no tokenizer; names it.
   """
-  if run.folder is None:
-    raise ValueError(f'{run.name or "the model"} was not loaded from a folder, so no tokenizer '
-                     'is known: pass token ids.')
+  return run.tokenizer.tokens(texts, length, bos)
+
+
+def _tokenizer(run):
+  """What `Run.tokenizer` is: that of the folder of a run or of a published model."""
   if not is_workdir(run.folder):
     tokenizer = TextTokenizer.from_folder(run.folder)
   else:
     data = from_dict(read_config(run.folder)).data
-    tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), bos=data.bos)
+    tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos,
+                                           run.first_token)
   tokenizer.check_vocabulary(run.config.vocab_size)
   return tokenizer

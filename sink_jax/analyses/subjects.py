@@ -9,7 +9,7 @@ from sink_jax.data import inputs
 from sink_jax.data.documents import DocumentSource
 from sink_jax.data.inputs import Inputs
 from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.load import load_pretrained, load_run, load_tokenizer
+from sink_jax.load import load_pretrained, load_run
 from sink_jax.models.run import Run
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.sharding import make_mesh
@@ -49,7 +49,7 @@ class Subject:
     """A model that is loaded already."""
     task = _task(run)
     try:
-      return cls(run, load_tokenizer(run), task=task)
+      return cls(run, run.tokenizer, task=task)
     except (ValueError, OSError) as error:  # matters to text alone
       problem = str(error).rstrip('.')
       return cls(run, problem=problem, task=task)

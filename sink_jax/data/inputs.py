@@ -10,11 +10,10 @@ import numpy as np
 
 from sink_jax.data.documents import DocumentSource, Jsonl, Stdlib, TextFolder
 from sink_jax.data.places import expanded
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.text_tokenizer import BOS, TextTokenizer
 from sink_jax.slot import build
 
 KINDS = ('natural', 'random', 'repeat')
-BOS = ('none', 'tokenizer', 'force')
 _SHOWN = 4  # first tokens in a description
 _CHARACTERS = 64  # per token that is wanted: only the head of a long document is tokenized
 
@@ -105,25 +104,29 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
     ValueError: too little text; see also `natural`.
   """
   front = _front(tokenizer, bos)
-  own = length - len(front.ids)
+  # Of a text that happens to go on with an ordinary first token, one token more is taken.
+  wanted = sequences * (length - (0 if front.bos is None else len(front.ids)))
   parts, count, skipped = [], 0, 0
   for document in source.documents():
-    head = document.text[:_CHARACTERS * (sequences * own - count)]  # of a book, what is needed
+    head = document.text[:_CHARACTERS * (wanted - count)]  # of a book, what is needed
     ids = tokenizer.encode(head.rstrip() + '\n\n')[front.dropped:]
-    if (ids == front.bos).any():  # '<s>' of the text, read as a BOS
+    if front.bos is not None and (ids == front.bos).any():  # '<s>' of the text, read as a BOS
       skipped += 1
       continue
     parts.append(ids)
     count += len(ids)
-    if count >= sequences * own:
+    if count >= wanted:
       break
-  if count < sequences * own:
-    raise ValueError(f'{source!r} has only {count} tokens of the {sequences * own} that are '
+  if count < wanted:
+    raise ValueError(f'{source!r} has only {count} tokens of the {wanted} that are '
                      'wanted: use a smaller --sequences or --length, or another --source.')
-  tokens = np.concatenate(parts)[:sequences * own].reshape(sequences, own)
-  first = np.broadcast_to(np.asarray(front.ids, np.int32), (sequences, len(front.ids)))
-  return _described(np.concatenate([first, tokens], 1), tokenizer, 'natural', bos,
-                    source=repr(source), skipped_bos=skipped)
+  rest, rows = np.concatenate(parts), []
+  for _ in range(sequences):
+    begun = front.before(rest)
+    rows.append(begun[:length])
+    rest = rest[length - (len(begun) - len(rest)):]
+  return _described(np.stack(rows), tokenizer, 'natural', bos, source=repr(source),
+                    skipped_bos=skipped)
 
 
 def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
@@ -187,11 +190,10 @@ def _rows(tokenizer, source, length, bos, wanted):
   for document in source.documents():
     if not wanted(document.domain):
       continue
-    own = _head(tokenizer, document.text, length)[front.dropped:]
-    row = np.concatenate([front.ids, own])[:length].astype(np.int32)
+    row = front.before(_head(tokenizer, document.text, length)[front.dropped:])[:length]
     if len(row) < length:
       yield document.domain, None, 'skipped_short'
-    elif (row == front.bos).sum() > front.allowed:  # '<s>' of the text, read as a BOS
+    elif front.bos is not None and (row == front.bos).sum() > front.allowed:  # '<s>' of the text
       yield document.domain, None, 'skipped_bos'
     else:
       yield document.domain, row, 'sequences'
@@ -209,12 +211,21 @@ def _head(tokenizer, text, length):
 
 
 class _Front(NamedTuple):
-  """What comes first. dropped: first ids of a text that give way. allowed: BOS tokens in a row."""
+  """What comes first. dropped: first ids of a text that give way. allowed: BOS tokens in a row.
+
+  bos: None where the token that comes first is an ordinary one, which may come again.
+  """
 
   ids: tuple[int, ...] = ()
   dropped: int = 0
   allowed: int = 0
-  bos: int = -1
+  bos: int | None = -1
+
+  def before(self, ids) -> np.ndarray:
+    """A text's ids behind it, int32; an ordinary token is not put before itself."""
+    if self.bos is None and tuple(ids[:len(self.ids)]) == self.ids:
+      return ids
+    return np.concatenate([self.ids, ids]).astype(np.int32)
 
 
 def _front(tokenizer, bos):
@@ -225,6 +236,9 @@ def _front(tokenizer, bos):
     if bos != 'none':
       raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
     return _Front()
+  if tokenizer.bos_in_texts:
+    first = {'none': (), 'tokenizer': tokenizer.prefix, 'force': (tokenizer.bos_id,)}
+    return _Front(first[bos], bos=None)
   one = -1 if tokenizer.bos_id is None else tokenizer.bos_id
   # A normalizer, too, can write a BOS into every text.
   own = tokenizer.encode('a')[:1].tolist().count(one)
@@ -276,7 +290,7 @@ def _described(tokens, tokenizer, kind, bos, *, source=None, vocab_size=None, **
   one, applied = tokenizer.bos_id if tokenizer else None, 'none'
   if one is not None:
     number = (tokens == one).sum(1)
-    assert (number <= 1).all(), 'a sequence has two BOS tokens'
+    assert tokenizer.bos_in_texts or (number <= 1).all(), 'a sequence has two BOS tokens'
     if number.all() and (tokens[:, 0] == one).all():
       applied = f'bos id {one} at position 1'
   first = tokens[0, :_SHOWN].tolist()

@@ -8,6 +8,7 @@ also the target at p - 1. Positions count from 1, as in the paper.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -103,3 +104,14 @@ class FixedToken(Intervention):
       raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
     if self.token >= vocab_size:
       raise ValueError(f'{self!r}: the vocabulary has only {vocab_size} tokens.')
+
+
+def first_token(interventions: Sequence[Intervention]) -> int | None:
+  """The token that every edited chunk begins with; None where they differ."""
+  token = None
+  for edit in interventions:  # the later one counts
+    if isinstance(edit, FixedToken) and edit.position == 1:
+      token = edit.token
+    elif isinstance(edit, RandomTokens) and edit.first == 1:
+      token = None
+  return token

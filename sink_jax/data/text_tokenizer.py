@@ -12,6 +12,7 @@ from sink_jax.data.tokenizer import Encoder, panics_refused
 from sink_jax.data.whole import whole
 
 _REMEDY = 'download the model again'
+BOS = ('none', 'tokenizer', 'force')
 
 
 class TextTokenizer:
@@ -23,13 +24,16 @@ class TextTokenizer:
 
   vocab_size: largest id + 1. bos_id: None where the tokenizer has no BOS. prefix: ids that
   are put before every text; empty, or one BOS, in all models of the paper. name: of the file,
-  for messages and protocols.
+  for messages and protocols. bos_in_texts: whether the BOS is an ordinary token, which the text
+  may hold as well.
   """
 
   def __init__(self, encode: Callable[[str], Sequence[int]], decode: Callable[[list[int]], str],
-               *, vocab_size: int, bos_id: int | None, prefix: Sequence[int], name: str):
+               *, vocab_size: int, bos_id: int | None, prefix: Sequence[int], name: str,
+               bos_in_texts: bool = False):
     self._encode, self._decode = encode, decode
     self.vocab_size, self.bos_id, self.name = vocab_size, bos_id, name
+    self.bos_in_texts = bos_in_texts
     self.prefix = tuple(int(i) for i in prefix)
 
   @classmethod
@@ -73,19 +77,63 @@ class TextTokenizer:
       with panics_refused(f'{file} cannot decode these ids'):
         return tokenizer.decode(ids, skip_special_tokens=False)
 
+    # A BOS that no file names is the first token of a run of ours, maybe an ordinary one.
+    unnamed = bos_id is not None and _content(settings.get('bos_token')) is None
     return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
-               name=str(file))
+               name=str(file), bos_in_texts=unnamed and not _is_special(tokenizer, bos_id))
 
   @classmethod
-  def from_encoder(cls, encoder: Encoder, bos: bool = False) -> TextTokenizer:
-    """The tokenizer of a training run; bos: whether its documents began with one."""
-    return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size,
-               bos_id=encoder.bos_id, prefix=[encoder.bos_id] if bos else [],
-               name='the tokenizer of the run')
+  def from_encoder(cls, encoder: Encoder, bos: bool = False,
+                   first_token: int | None = None) -> TextTokenizer:
+    """The tokenizer of a training run.
+
+    Args:
+      bos: whether its documents began with BOS. first_token: that every sequence of its training
+        began with, in the place of a BOS.
+    """
+    one = encoder.bos_id if first_token is None else first_token
+    return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size, bos_id=one,
+               prefix=[one] if bos or first_token is not None else [],
+               name='the tokenizer of the run',
+               bos_in_texts=one not in (encoder.bos_id, encoder.eos_id, encoder.pad_id))
 
   def encode(self, text: str, special: bool = False) -> np.ndarray:
     """int32 ids of a text; special: with the tokens that the tokenizer puts before it."""
-    return np.asarray([*(self.prefix if special else ()), *self._encode(text)], np.int32)
+    return self.begun(self._encode(text), 'tokenizer' if special else 'none')
+
+  def begun(self, ids: Sequence[int], bos: str) -> np.ndarray:
+    """The ids of a text (T,) with what stands before it, int32; it is not put there twice.
+
+    Args:
+      bos: 'none', 'tokenizer' (`prefix`) or 'force' (one BOS).
+
+    Raises:
+      ValueError: 'force', and there is no BOS.
+    """
+    if bos == 'force' and self.bos_id is None:
+      raise ValueError(f'--bos=force: {self.name} has no BOS.')
+    first = {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
+    ids = np.asarray(ids, np.int32)
+    return ids if tuple(ids[:len(first)]) == first else np.concatenate([first, ids]).astype(np.int32)
+
+  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
+             ) -> list[np.ndarray] | np.ndarray:
+    """What a model reads of texts; see `sink_jax.tokenize`."""
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if bos not in BOS:
+      raise ValueError(f'bos = {bos!r}: choose {", ".join(BOS)}.')
+    if not texts or not all(isinstance(text, str) for text in texts):
+      raise ValueError('texts must be a string, or a list of one string or more.')
+    rows = [self.begun(self._encode(text), bos) for text in texts]
+    if length is None:
+      return rows
+    if length < 1:
+      raise ValueError(f'length = {length} must be at least 1.')
+    for i, row in enumerate(rows):
+      if len(row) < length:
+        raise ValueError(f'texts[{i}] has {len(row)} tokens, fewer than length = {length}: take a '
+                         'smaller length, or a longer text.')
+    return np.stack([row[:length] for row in rows])
 
   def decode(self, ids) -> str:
     """The text of the ids, special tokens spelled out."""
@@ -153,6 +201,11 @@ def _bos_id(folder, file, tokenizer, settings, prefix):
   found = _object(folder / 'config.json').get('bos_token_id')
   known = type(found) is int and 0 <= found < 2**32 and tokenizer.id_to_token(found) is not None
   return found if known else None
+
+
+def _is_special(tokenizer, id_):
+  token = tokenizer.get_added_tokens_decoder().get(id_)
+  return token is not None and token.special
 
 
 def _content(token):

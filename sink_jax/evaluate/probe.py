@@ -135,21 +135,29 @@ class SinkReport:
 
 
 @explained
-def probe(run: Run, tokens, *, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
-  """Records a model on tokens (S, T) and returns its SinkReport.
+def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype: str = 'float32',
+          batch_size: int | None = None) -> SinkReport:
+  """Records a model on tokens (S, T), or on texts, and returns its SinkReport.
 
   Importance is computed per sequence; rates threshold each sequence and then average
   over sequences, layers and heads (the release's order).
 
   Args:
+    texts: S strings in place of tokens, which the tokenizer of the run reads; see
+      `sink_jax.tokenize`. length: T of them, by default that of the shortest.
     dtype: of activations during the probe. The release probes its own models in
       'bfloat16', which lowers importances near the threshold by rounding.
     batch_size: sequences at a time, to bound memory; all at once by default.
 
   Raises:
-    ValueError: tokens are not (S, T), or exceed the vocabulary; or what the model computes is
-      not finite, with the block, and the parameter or the remedy.
+    ValueError: tokens are not (S, T), or exceed the vocabulary; a text is shorter than `length`,
+      or there is no tokenizer; or what the model computes is not finite, with the block, and the
+      parameter or the remedy.
   """
+  if texts is not None:
+    tokens, run = _of_texts(run, tokens, texts, length)
+  elif tokens is None or length is not None:
+    raise ValueError('give tokens (S, T), or texts=[...], which may have a length.')
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
@@ -186,6 +194,18 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
   own = config.implementation in ('reference', 'chunked', 'pallas')
   return dataclasses.replace(config, dtype=dtype,
                              implementation=config.implementation if own else None)
+
+
+def _of_texts(run, tokens, texts, length):
+  """(tokens (S, T), the run with the BOS that they have)."""
+  if tokens is not None:
+    raise ValueError('give either tokens or texts.')
+  tokens = run.tokenizer.tokens(texts, length)
+  if length is None:
+    shortest = min(map(len, tokens))
+    tokens = [row[:shortest] for row in tokens]
+  bos = 'tokenizer' if run.tokenizer.prefix else 'none'
+  return tokens, dataclasses.replace(run, bos=bos)
 
 
 def _to_host(record: Record) -> dict[str, Any]:

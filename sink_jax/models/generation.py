@@ -27,6 +27,9 @@ def stream(run: Run, tokens, length: int, *, policy: CachePolicy | None = None,
            chunk: int = _CHUNK) -> Iterator[np.ndarray]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
+  The first token of a run that was trained with one is put before texts that do not begin with
+  it; `dataclasses.replace(run, first_token=None)` reads them as they are.
+
   Args:
     policy: what the cache keeps; everything by default.
     temperature: 0 takes the most likely token, 1 samples from the model.
@@ -36,7 +39,7 @@ def stream(run: Run, tokens, length: int, *, policy: CachePolicy | None = None,
     ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
       tokens than the model has learned positions for.
   """
-  tokens = _checked(run, tokens)
+  tokens = _begun(run, _checked(run, tokens))
   if length < 1 or chunk < 1 or not 0 <= temperature < math.inf:
     raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, temperature = '
                      f'{temperature} a number from 0 on.')
@@ -137,6 +140,16 @@ def _sample(logits_SxV, temperature, top_k, key):
   best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, top_k)
   chosen_S = jax.random.categorical(key, best_SxK / temperature)
   return jnp.take_along_axis(ids_SxK, chosen_S[:, None], -1)[:, 0]
+
+
+def _begun(run, tokens):
+  begins = np.asarray(tokens[:, 0] == run.first_token)
+  if run.first_token is None or begins.all():
+    return tokens
+  if begins.any():
+    raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
+                     'some do not: leave it out of all, or put it before all.')
+  return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=run.first_token)
 
 
 def _checked(run, tokens):

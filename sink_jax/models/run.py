@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ class Run:
   name: where it came from. step: training steps done, None if unknown. bos: how its
   inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
   probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
-  folder: where it was loaded from; its tokenizer is found there.
+  folder: where it was loaded from. first_token: id that every sequence of its training began
+  with, None where they differed. read_tokenizer: reads `tokenizer`; set by what loads the run.
   """
 
   config: ModelConfig
@@ -33,6 +35,20 @@ class Run:
   bos: str = 'none'
   probe_tokens: Any = None
   folder: str | None = None
+  first_token: int | None = None
+  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(default=None, repr=False)
+
+  @functools.cached_property
+  def tokenizer(self):
+    """The `TextTokenizer` of its texts.
+
+    Raises:
+      ValueError: it has none, or none that can be read here; with the remedy.
+    """
+    if self.read_tokenizer is None:
+      raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no tokenizer '
+                       'is known: pass token ids.')
+    return self.read_tokenizer(self)
 
   def logits(self, tokens):
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
@@ -43,7 +59,11 @@ class Run:
     return record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def generate(self, tokens, length: int, **options):
-    """Continues texts (S, T) by `length` tokens (S, length); see `models.generation.stream`."""
+    """Continues texts (S, T) by `length` tokens (S, length).
+
+    They begin with `first_token`, which is put before them where they do not. For the options
+    see `models.generation.stream`.
+    """
     from sink_jax.models.generation import generate  # which stands on top of this
 
     return generate(self, tokens, length, **options)

@@ -102,7 +102,7 @@ def export(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
   """
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
-  hf = hf_config(run.config, dtype=dtype, context=context)
+  hf = hf_config(run.config, dtype=dtype, context=context) | {'bos_token_id': run.first_token}
   folder = Path(folder)
   # A run's own folder has a config.json, too, which must not be lost.
   if found := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:

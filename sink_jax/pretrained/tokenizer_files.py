@@ -44,7 +44,8 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
                    f'{root}: set SINK_JAX_CACHE to the folder of the caches it was trained with.')
 
 
-def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool) -> dict[str, int]:
+def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool,
+                    first_token: int | None = None) -> dict[str, int]:
   """Writes tokenizer.json and tokenizer_config.json; returns the ids for config.json.
 
   Ids are those of the encoder, but the names of special tokens in a text are read as these,
@@ -52,6 +53,10 @@ def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool) -> dic
 
   Args:
     context: tokens of a sequence at most. bos: whether documents began with BOS.
+    first_token: that every sequence of the training began with; it is then the BOS.
+
+  Raises:
+    ValueError: the tokenizer has no token of this id.
   """
   import tokenizers
   path = Path(folder, 'tokenizer.json')
@@ -62,16 +67,34 @@ def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool) -> dic
   whole = tokenizers.Tokenizer.from_file(str(path))
   ids = {'bos_token_id': encoder.bos_id, 'eos_token_id': encoder.eos_id,
          'pad_token_id': encoder.pad_id}
-  if bos and whole.post_processor is None:  # a file that has one says itself what it adds
-    name = whole.id_to_token(encoder.bos_id)
-    whole.post_processor = tokenizers.processors.TemplateProcessing(
-        single=[name, '$A'], pair=[name, '$A', '$B'], special_tokens=[(name, encoder.bos_id)])
+  if first_token is not None:
+    ids['bos_token_id'] = first_token
+    if first_token == encoder.pad_id:  # padding is masked out, and what comes first must not be
+      ids['pad_token_id'] = encoder.eos_id
+  if first_token is not None or bos and whole.post_processor is None:
+    # A file that has a post-processor says itself which BOS it adds.
+    whole.post_processor = _template(whole, ids['bos_token_id'])
     whole.save(str(path))
   names = {key.removesuffix('_id'): whole.id_to_token(id_) for key, id_ in ids.items()}
-  write_object(Path(folder, 'tokenizer_config.json'), {
-      'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': context,
-      'add_bos_token': bos, 'clean_up_tokenization_spaces': False, **names})
+  about = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': context,
+           'add_bos_token': bos or first_token is not None,
+           'clean_up_tokenization_spaces': False, **names}
+  if first_token is not None and first_token not in whole.get_added_tokens_decoder():
+    # transformers cuts what is named here out of every text that holds it: the template will do.
+    del about['bos_token'], about['add_bos_token']
+  write_object(Path(folder, 'tokenizer_config.json'), about)
   return ids
+
+
+def _template(tokenizer, first: int):
+  """The post-processor that puts one token before every text."""
+  from tokenizers.processors import TemplateProcessing
+  name = tokenizer.id_to_token(first)
+  if name is None:
+    raise ValueError(f'the tokenizer has no token {first}, which the run begins with.')
+  # The name itself could be read as a part of the template.
+  return TemplateProcessing(single='first $A', pair='first $A $B', special_tokens=[
+      {'id': 'first', 'ids': [first], 'tokens': [name]}])
 
 
 def _bytes_tokenizer():

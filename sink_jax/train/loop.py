@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.data.cache_check import DamagedCache
+from sink_jax.data.interventions import first_token
 from sink_jax.data.pipeline import Data, open_data
 from sink_jax.data.progress import Progress
 from sink_jax.data.tokenizer import Encoder
@@ -96,7 +97,8 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
       # What breaks between processes is a ValueError too, and no fault of the config.
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
   model = dataclasses.replace(model, implementation=None)  # of training; see load_run
-  return Run(model, params, name, experiment.steps, probe_tokens=job.probe_tokens)
+  return Run(model, params, name, experiment.steps, probe_tokens=job.probe_tokens,
+             first_token=first_token(experiment.data.interventions))
 
 
 class _Job(NamedTuple):

@@ -9,7 +9,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from sink_jax.data.documents import Jsonl, Stdlib, TextFolder
 from sink_jax.data.inputs import (
-    by_domain, natural, open_source, random_tokens, repeated_token, stored)
+    by_domain, long_text, natural, open_source, random_tokens, repeated_token, stored)
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 
@@ -126,6 +126,41 @@ def test_the_tokenizer_of_a_run():
   assert found.encode('A', special=True).tolist() == [0, 67] and found.encode('A').tolist() == [67]
   assert (found.bos_id, found.vocab_size, found.decode([67])) == (0, 258, 'A')
   assert TextTokenizer.from_encoder(ByteEncoder()).prefix == ()
+
+
+def test_an_ordinary_first_token_comes_before_texts_once(tmp_path):
+  dot = ByteEncoder().encode('.')[0]
+  tokenizer = TextTokenizer.from_encoder(ByteEncoder(), first_token=dot)
+  assert tokenizer.bos_in_texts and tokenizer.prefix == (dot,)
+  for i, text in enumerate(('one. two', '.two. one', 'three.')):
+    (tmp_path / f'{i}.txt').write_text(text)
+  source, texts = TextFolder(str(tmp_path)), ['.one. ', '.two. ', '.three']
+  found = natural(tokenizer, source, sequences=3, length=6)
+  assert [tokenizer.decode(row) for row in found.tokens] == texts
+  assert found.description['skipped_bos'] == 0
+  assert found.description['bos']['applied'] == f'bos id {dot} at position 1'
+  forced = natural(tokenizer, source, sequences=3, length=6, bos='force')
+  assert (forced.tokens == found.tokens).all()
+  bare = natural(tokenizer, source, sequences=3, length=6, bos='none')
+  assert [tokenizer.decode(row) for row in bare.tokens] == ['one. t', '.two. ', 'three.']
+  long = long_text(tokenizer, source, sequences=3, length=8)
+  assert [tokenizer.decode(row) for row in long.tokens] == ['.one. tw', '.o\n\n.two', '. one\n\nt']
+  drawn = random_tokens(60, sequences=99, length=9, tokenizer=tokenizer)
+  assert (drawn.tokens != dot).all()
+
+
+def test_texts_as_tokens():
+  tokenizer = TextTokenizer.from_encoder(ByteEncoder(), bos=True)
+  assert [row.tolist() for row in tokenizer.tokens(['ab', 'c'])] == [[0, 99, 100], [0, 101]]
+  assert tokenizer.tokens('ab', bos='none')[0].tolist() == [99, 100]
+  found = tokenizer.tokens(['ab', 'cde'], 3)
+  assert found.tolist() == [[0, 99, 100], [0, 101, 102]] and found.dtype == np.int32
+  for arguments, words in (((['abc', 'c'], 3), r'texts\[1\] has 2 tokens, fewer than length = 3'),
+                           ((['a'], 0), 'length = 0 must be at least 1'),
+                           (([],), 'one string or more'), (([b'a'],), 'one string or more'),
+                           (('a', None, 'always'), 'choose none, tokenizer, force')):
+    with pytest.raises(ValueError, match=words):
+      tokenizer.tokens(*arguments)
 
 
 @pytest.mark.parametrize('files, words', [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sink_jax.data.interventions import FixedToken, Intervention, RandomTokens
+from sink_jax.data.interventions import FixedToken, Intervention, RandomTokens, first_token
 from sink_jax.slot import build, choices
 
 _V = 50
@@ -79,3 +79,12 @@ def test_check(edit, match):
     edit.check(9, _V)
   RandomTokens(last=9).check(9, _V)
   FixedToken(position=9, token=49).check(9, _V)
+
+
+def test_the_token_that_every_sequence_begins_with():
+  fixed, random = FixedToken(position=1, token=7), RandomTokens(first=1, last=5)
+  assert first_token(()) is None and first_token((fixed,)) == 7
+  assert first_token((FixedToken(position=2),)) is None
+  assert first_token((random, fixed)) == 7 and first_token((fixed, random)) is None
+  assert first_token((fixed, RandomTokens(first=2, last=2), FixedToken(position=3))) == 7
+  assert first_token((fixed, FixedToken(token=8))) == 8

@@ -9,11 +9,13 @@ import sys
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
-from sink_jax.data.documents import Stdlib
+from sink_jax.data.documents import Stdlib, TextFolder
 from sink_jax.data.pipeline import DataConfig, open_data
 from sink_jax.data.synthetic import BigramBackcopy
+from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import Bytes, ByteEncoder, HuggingFace, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export
@@ -164,3 +166,47 @@ def test_the_command(tmp_path):
   assert 'No tokenizer written: BigramBackcopy' in done.stdout
   jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'out').params,
                sj.load_run(tmp_path / 'run').params)
+
+
+@pytest.fixture(scope='module')
+def trained_bpe(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('corpus')
+  (folder / 'a.txt').write_text('the quick brown fox: jumps $A over & the lazy dog ' * 5)
+  return TrainedBpe(vocab_size=290).resolve(TextFolder(path=str(folder)), 0.5, folder / 'cache')
+
+
+@pytest.mark.parametrize('word', ['<|padding|>', 'the', ':', '$', '&'])
+@pytest.mark.parametrize('kind', ['bytes', 'bpe'])
+def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trained_bpe, kind, word):
+  encoder = ByteEncoder() if kind == 'bytes' else trained_bpe
+  first = 1 if word == '<|padding|>' else int(encoder.encode(word)[0])
+  files = {}
+  for token in (None, first):
+    ids = write_tokenizer(encoder, tmp_path, context=32, bos=False, first_token=token)
+    files[token] = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  texts = ['a quick: $A & fox <|padding|> <0x26>, other the', '']
+  for text in texts:
+    assert files[first].encode(text).ids == [first, *files[None].encode(text).ids]
+    assert files[first].encode(text, text).ids == [first, *files[None].encode(text, text).ids]
+  assert ids['bos_token_id'] == first and ids['pad_token_id'] != first
+  about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+  # transformers cuts special tokens out of texts, so an ordinary one is not named as one.
+  assert about.get('bos_token') == (word if first == 1 else None)
+  back = TextTokenizer.from_folder(tmp_path)
+  assert (back.bos_id, back.prefix, back.bos_in_texts) == (first, (first,), first != 1)
+  for text in (*texts, word + ' first', 'a'):
+    plain = encoder.encode(text).tolist()
+    expected = plain if plain[:1] == [first] else [first, *plain]
+    assert back.encode(text, special=True).tolist() == expected
+    ours = TextTokenizer.from_encoder(encoder, first_token=first)
+    assert ours.encode(text, special=True).tolist() == expected and ours.bos_id == first
+
+
+def test_a_first_token_that_the_tokenizer_lacks(tmp_path, trained_bpe):
+  with pytest.raises(ValueError, match='no token 9999, which the run begins with'):
+    write_tokenizer(trained_bpe, tmp_path, context=32, bos=False, first_token=9999)
+
+
+def test_a_first_token_is_the_bos_of_an_exported_run(tmp_path):
+  run = dataclasses.replace(run_of(), first_token=3)
+  assert export(run, tmp_path)['bos_token_id'] == 3
