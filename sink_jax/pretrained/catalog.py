@@ -94,7 +94,8 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
   Args:
     path_or_name: a folder, a name of the catalogue such as 'Pythia-14M', or 'owner/name' on
-      the Hugging Face hub. A folder goes first.
+      the Hugging Face hub; a branch, tag or commit of the hub may follow, as in
+      'Pythia-14M@step1000'. A folder goes first.
 
   Raises:
     ValueError: no such folder or model (with what it may have meant), or it cannot be
@@ -104,12 +105,16 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   folder = os.path.expanduser(name)
   if os.path.isdir(folder):
     return Path(folder), Path(folder).resolve().name
-  known = find(name)
+  model, at, revision = name.partition('@')
+  if at and not re.fullmatch(r'\w[\w./-]*', revision):
+    raise ValueError(f'{name[:200]!r}: after @ stands a branch, tag or commit of the hub, such as '
+                     'Pythia-14M@step1000; there is no folder of this name.')
+  known = find(model)
   if known:
-    return _downloaded(known.hub), known.name
-  if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', name):
-    return _downloaded(name), name
-  raise ValueError(f'{name[:200]!r} is neither a folder nor a known model.{_meant(name)} Give the '
+    return _downloaded(known.hub, revision or None), known.name + at + revision
+  if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', model):
+    return _downloaded(model, revision or None), name
+  raise ValueError(f'{name[:200]!r} is neither a folder nor a known model.{_meant(model)} Give the '
                    "folder of a checkpoint, 'owner/name' of a model on the hub, or one of: "
                    f'{", ".join(MODELS)}.')
 
@@ -120,16 +125,16 @@ def _meant(name):
   return f' Did you mean {" or ".join(repr(names[own]) for own in close)}?' if close else ''
 
 
-def _downloaded(hub):
+def _downloaded(hub, revision):
   try:
     import huggingface_hub
     from huggingface_hub import errors
   except ImportError:
     raise ValueError(f'Downloading {hub} needs huggingface_hub, which is not installed: '
-                     "pip install 'sink_jax[pretrained]', or give a folder.") from None
+                     'pip install huggingface_hub, or give a folder.') from None
   try:
     folder = Path(huggingface_hub.snapshot_download(
-        hub, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
+        hub, revision=revision, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
   except errors.GatedRepoError:
     raise ValueError(
         f'{hub} is gated: accept its licence on its page of the hub, set HF_TOKEN to a token of '
@@ -138,6 +143,9 @@ def _downloaded(hub):
     raise ValueError(
         f'{hub} does not exist on the hub, or is private.{_meant(hub)} For a private model, set '
         'HF_TOKEN; or give a folder that holds the model.') from None
+  except errors.RevisionNotFoundError:
+    raise ValueError(f'{hub} has no branch, tag or commit {revision!r} on the hub: its page lists '
+                     'them.') from None
   except Exception as error:  # its own errors, those of its HTTP client, and the system's
     raise ValueError(
         f'{hub} could not be downloaded ({" ".join(str(error).split())[:300]}). Without a '

@@ -56,7 +56,7 @@ def hub(tmp_path, monkeypatch):
 def test_names_are_found_and_downloaded(hub, text, repo, name):
   assert catalog.resolve(text) == (hub.answer, name)
   (asked, options), = hub.calls
-  assert asked == repo
+  assert asked == repo and options.pop('revision') is None
   kept = list(huggingface_hub.utils.filter_repo_objects(
       ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
        'model.safetensors.index.json', 'tokenizer.model', 'pytorch_model.bin', 'tf_model.h5',
@@ -65,11 +65,36 @@ def test_names_are_found_and_downloaded(hub, text, repo, name):
                   'merges.txt', 'model.safetensors.index.json', 'tokenizer.model']
 
 
+@pytest.mark.parametrize('text, repo, revision, name', [
+    ('pythia-14m@step1000', 'EleutherAI/pythia-14m', 'step1000', 'Pythia-14M@step1000'),
+    ('Qwen/Qwen3-0.6B@refs/pr/3', 'Qwen/Qwen3-0.6B', 'refs/pr/3', 'Qwen/Qwen3-0.6B@refs/pr/3'),
+    ('GPT2', 'openai-community/gpt2', None, 'GPT2')])
+def test_a_revision_of_the_hub(hub, text, repo, revision, name):
+  assert catalog.resolve(text) == (hub.answer, name)
+  (asked, options), = hub.calls
+  assert (asked, options['revision']) == (repo, revision)
+  hub.answer = error_of(errors.RevisionNotFoundError)
+  with pytest.raises(ValueError, match='no branch, tag or commit'):
+    catalog.resolve(text)
+
+
+@pytest.mark.parametrize('text, words', [
+    ('Pythia-14M@', 'after @ stands'), ('Pythia-14M@../x', 'after @ stands'),
+    ('GPT2@a b', 'after @ stands'), ('Pythia-15M@step1', "Did you mean 'Pythia-14M'"),
+    ('@main', 'neither a folder')])
+def test_revisions_that_are_none(hub, text, words):
+  with pytest.raises(ValueError, match=words):
+    catalog.resolve(text)
+  assert not hub.calls
+
+
 def test_a_folder_goes_first(hub, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   tiny.write('Pythia-14M')
   assert catalog.resolve('Pythia-14M')[1] == 'Pythia-14M' and not hub.calls
   assert catalog.resolve(tmp_path / 'snapshot') == (tmp_path / 'snapshot', 'snapshot')
+  tiny.write('Pythia-14M@step1')
+  assert catalog.resolve('Pythia-14M@step1')[1] == 'Pythia-14M@step1' and not hub.calls
   run = sj.load_pretrained('Pythia-14M')
   assert run.name == 'Pythia-14M' and run.bos == 'none' and run.folder == 'Pythia-14M'
 
