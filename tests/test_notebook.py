@@ -1,10 +1,17 @@
-"""launch/sink_jax.ipynb runs from its first cell to its last, as in a fresh kernel."""
+"""launch/sink_jax.ipynb runs from its first cell to its last, as in a fresh kernel on Colab."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
+from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = json.loads((ROOT / 'launch' / 'sink_jax.ipynb').read_text())
@@ -21,13 +28,8 @@ def test_it_is_stored_without_outputs():
     assert not cell.get('outputs') and cell.get('execution_count') is None
 
 
-def test_it_runs_from_start_to_end(tmp_path):
-  # Where the notebook lies in a clone; what a cell shows is its last expression.
-  folder = tmp_path / 'launch'
-  folder.mkdir()
-  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
-  script = folder / 'cells.py'
-  script.write_text('''
+# What a cell shows is its last expression.
+KERNEL = '''
 import ast, sys
 scope = {'__name__': '__main__'}
 for source in eval(sys.stdin.read()):
@@ -38,18 +40,84 @@ for source in eval(sys.stdin.read()):
     value = eval(compile(ast.Expression(last), 'cell', 'eval'), scope)
     if hasattr(value, '_repr_png_'):
       print('PICTURE', len(value._repr_png_()))
-''')
-  done = subprocess.run([sys.executable, script], input=repr(cells('code')), text=True,
-                        cwd=folder, capture_output=True, timeout=300,
-                        env=os.environ | {'PYTHONPATH': str(ROOT)})
-  assert done.returncode == 0, done.stderr
-  pictures = [int(line.split()[1]) for line in done.stdout.splitlines() if 'PICTURE' in line]
+'''
+# In the place of pip, which would need a network: it installs what the wheel holds.
+PIP = '''
+import os, shutil, sys
+assert sys.argv[1:] == ['install', '-q', '.'] and os.path.exists('pyproject.toml'), sys.argv
+shutil.copytree('sink_jax', os.environ['SITE'] + '/sink_jax')
+'''
+
+
+@pytest.fixture
+def machine(tmp_path):
+  """A machine with the packages that sink_jax needs and without sink_jax: (run cells, site, clone).
+
+  The clone is a repository, which the notebook may clone in turn.
+  """
+  clone, site = tmp_path / 'repository', tmp_path / 'site'
+  parts = ('sink_jax', 'configs', 'launch/sink_jax.ipynb', 'pyproject.toml', 'README.md')
+  for part in parts:
+    copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
+    (clone / part).parent.mkdir(parents=True, exist_ok=True)
+    copy(ROOT / part, clone / part)
+  git = ['git', '-c', 'user.name=a', '-c', 'user.email=a', '-c', 'init.defaultBranch=main']
+  for command in (['init', '-q'], ['add', '.'], ['commit', '-q', '-m', 'all']):
+    subprocess.run([*git, *command], cwd=clone, check=True)
+  (site / 'pip').mkdir(parents=True)
+  (site / 'pip' / '__init__.py').touch()  # so that it goes before the environment's own
+  (site / 'pip' / '__main__.py').write_text(PIP)
+  (tmp_path / 'kernel.py').write_text(KERNEL)
+
+  def run(sources, folder):
+    own = [source.replace("'REPOSITORY'", repr(f'file://{clone}')) for source in sources]
+    done = subprocess.run(
+        [sys.executable, '-P', tmp_path / 'kernel.py'], input=repr(own), text=True, cwd=folder,
+        capture_output=True, timeout=300,
+        env=os.environ | {'PYTHONPATH': str(site), 'SITE': str(site), 'PIP_TARGET': str(site)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+  return run, site, clone
+
+
+def test_it_runs_from_start_to_end_in_an_empty_folder(machine, tmp_path):
+  run, site, _ = machine
+  empty = tmp_path / 'content'
+  empty.mkdir()
+  colab = "import sys; sys.modules['grain'] = None"  # which is not there
+  short = [source.replace('--config.steps=300', '--config.steps=40') for source in cells('code')]
+  assert short != cells('code')
+  shown = run([colab, *short, 'print(sj.__file__)'], empty)
+  assert str(site / 'sink_jax' / '__init__.py') in shown and not (site / 'configs').exists()
+  pictures = [int(line.split()[1]) for line in shown.splitlines() if 'PICTURE' in line]
   assert len(pictures) == 2 and min(pictures) > 5000
-  assert 'Sink_1 = ' in done.stdout and 'Sink_1 to Sink_4' in done.stdout
-  assert (folder / 'lengths.png').exists() and (folder / 'notebook-run' / 'status.json').exists()
+  assert 'Sink_1 = ' in shown and 'Sink_1 to Sink_4' in shown
+  assert 'probed on sequences of the task' in shown
+  clone = empty / 'sink_jax'
+  assert (clone / 'lengths.png').exists() and (clone / 'notebook-run' / 'status.json').exists()
+
+
+@pytest.mark.parametrize('folder', ['launch', '.'])
+def test_it_works_in_the_clone_that_holds_it(machine, folder):
+  run, _, clone = machine
+  checks = ['print(os.getcwd(), sj.__file__)']
+  shown = run([*cells('code')[:2], *checks, *cells('code')[:2], *checks], clone / folder)
+  (where, _), again = (line.split() for line in shown.splitlines())
+  assert Path(where) == clone.resolve() and again[0] == where
+
+
+def test_it_says_when_it_probes_random_ids(machine, tmp_path):
+  run, _, clone = machine
+  tiny.write(tmp_path / 'model', tiny.LLAMA | {'vocab_size': 258})
+  write_tokenizer(ByteEncoder(), tmp_path / 'model', context=64, bos=False)
+  first, second, model, *_ = cells('code')
+  chosen = [model.replace("TEXTS = '', []", f'TEXTS = {str(tmp_path / "model")!r}, {texts}')
+            for texts in ('[]', "['some text ' * 9]")]
+  shown = run([first, second, *chosen], clone).splitlines()
+  assert [line.split('probed on ')[1] for line in shown] == ['random token ids, not text', 'TEXTS']
 
 
 def test_what_it_names_exists():
   text = '\n'.join(cells('markdown'))
   assert 'python -m sink_jax.analyses --list' in text
-  assert (ROOT / 'configs' / 'quickstart.py').exists()

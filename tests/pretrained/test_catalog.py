@@ -80,7 +80,7 @@ def test_a_revision_of_the_hub(hub, text, repo, revision, name):
 
 @pytest.mark.parametrize('text, words', [
     ('Pythia-14M@', 'after @ stands'), ('Pythia-14M@../x', 'after @ stands'),
-    ('GPT2@a b', 'after @ stands'), ('Pythia-15M@step1', "Did you mean 'Pythia-14M'"),
+    ('GPT2@a b', 'after @ stands'), ('Pythia-15M@step1', "Did you mean .*'Pythia-14M'"),
     ('@main', 'neither a folder')])
 def test_revisions_that_are_none(hub, text, words):
   with pytest.raises(ValueError, match=words):
