@@ -125,6 +125,7 @@ def run_encoder(workdir, data: DataConfig) -> Encoder:
   return encoder_of(data, read_data_summary(workdir).get('content', ''))
 
 
+@explained
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
              bos: str = 'tokenizer') -> list[np.ndarray] | np.ndarray:
   """Texts as the token ids that a model of `load_run` or `load_pretrained` reads, int32.

@@ -105,6 +105,15 @@ def test_bad_tokens_are_explained(inputs, words):
     sj.probe(run(), inputs)
 
 
+@pytest.mark.parametrize('options, words', [
+    (dict(), 'give tokens'), (dict(tokens=np.zeros((2, 4), int), length=3), 'give tokens'),
+    (dict(tokens=np.zeros((2, 4), int), texts=['a']), 'either tokens or texts'),
+    (dict(texts=['a text']), 'no tokenizer is known: pass token ids')])
+def test_either_tokens_or_texts(options, words):
+  with pytest.raises(ValueError, match=words):
+    sj.probe(run(), **options)
+
+
 def test_positions_are_1_based():
   report = sj.probe(run(), tokens())
   for position in (0, 13):
