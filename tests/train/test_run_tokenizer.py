@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -142,3 +144,11 @@ def test_an_object_store_holds_it_too(tmp_path, monkeypatch):
   write_tokenizer('gs://bucket/run', encoder)
   np.testing.assert_array_equal(read_tokenizer('gs://bucket/run').encode(TEXT),
                                 encoder.encode(TEXT))
+
+
+def test_the_command_that_generates_can_leave_it_out(home):
+  done = subprocess.run(
+      [sys.executable, '-m', 'sink_jax.generate', f'--workdir={home / "run"}', '--prompt=the dog',
+       '--length=1', '--bos=none'], cwd=runs.ROOT, capture_output=True, text=True)
+  ids = sj.load_run(home / 'run').tokenizer.encode('the dog')
+  assert f'{len(ids)} tokens of prompt, the first ids {ids[:4].tolist()}' in done.stderr, done.stderr
