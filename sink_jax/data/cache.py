@@ -81,7 +81,7 @@ class Cache:
     if self.manifest.get('format') != FORMAT:
       raise ValueError(f'{folder} has cache format {self.manifest.get("format")}, this program '
                        f'reads {FORMAT}; delete the folder and build it again.')
-    if not ({'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest)
+    if not ({'source', 'domains', 'content', 'vocab_size', 'context', 'dtype'} <= set(self.manifest)
             and isinstance(self.manifest['vocab_size'], int)):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
     try:

@@ -165,7 +165,9 @@ def _refuse(workdir, changed):
 
 def _with_sizes(config, saved):
   """The config with its empty sizes, which come from the data, as a saved one has them."""
-  return dict(config, model={k: saved['model'].get(k) if v is None else v
+  sizes = saved.get('model')
+  sizes = sizes if isinstance(sizes, dict) else {}  # of a config.json that somebody changed
+  return dict(config, model={k: sizes.get(k) if v is None else v
                              for k, v in config['model'].items()})
 
 

@@ -13,7 +13,8 @@ from tests.fuzz.inputs import Input, Kind
 def _prepare(folder):
   from configs import base
   from sink_jax.train.experiment import from_dict
-  small = {'model.size': 'tiny', 'data.source': 'BigramBackcopy(length=16)', 'data.context': 16}
+  small = {'model.size': 'tiny', 'data.source': 'BigramBackcopy(length=16)', 'data.context': 16,
+           'probe.length': 16}
   config = base.trial({'small': small}, 'small').to_dict()
   from_dict(config).model_config(64)
   texts = slots.KINDS['slots'].prepare(folder)

@@ -6,15 +6,18 @@ import json
 import math
 import struct
 
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.fuzz.child import ROOT
 from tests.fuzz.inputs import File, Input, Kind
 
-_CASES = ('gpt2', 'llama', 'qwen3_window')
+_CASES = ('gpt2', 'llama', 'opt', 'qwen3_window')
 _FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
 _FLOATS = [math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e30, 1e20, 70000.0, 1e-45, -0.0, 0.0]
 _DTYPES = ('float32', 'bfloat16')
+_STORED = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}  # safetensors' names
 
 
 def _prepare_models(folder):
@@ -30,18 +33,21 @@ def _prepare_models(folder):
 
 
 def _models(prepared):
-  """A few float32 numbers of one tensor replaced; text is the dtype to load it in."""
+  """A few numbers of one tensor replaced; text is the dtype to load it in."""
   def of(case):
     data = prepared[case]['model.safetensors']
     start = 8 + struct.unpack('<Q', data[:8])[0]
-    tensors = [entry['data_offsets'] for name, entry in json.loads(data[8:start]).items()
-               if name != '__metadata__' and entry['dtype'] == 'F32']
+    tensors = [(_STORED[entry['dtype']], entry['data_offsets'])
+               for name, entry in json.loads(data[8:start]).items()
+               if name != '__metadata__' and entry['dtype'] in _STORED]
 
     def changed(tensor, place, value, count, dtype):
-      first, last = (start + offset for offset in tensor)
-      first += 4 * (place % ((last - first) // 4))
-      count = min(count, (last - first) // 4)
-      content = data[:first] + struct.pack('<f', value) * count + data[first + 4 * count:]
+      stored, (first, last) = tensor
+      value = _bytes(value, stored)
+      size = (last - first) // len(value)
+      first += start + len(value) * (place % size)
+      count = min(count, size - place % size)
+      content = data[:first] + value * count + data[first + len(value) * count:]
       return Input(dtype, {'model.safetensors': File(content)}, (), case)
 
     return st.builds(changed, st.sampled_from(tensors), st.integers(0, 2**31),
@@ -50,9 +56,13 @@ def _models(prepared):
   return st.one_of([of(case) for case in sorted(prepared)])
 
 
+def _bytes(value, dtype):
+  with np.errstate(over='ignore'):
+    return np.array(value).astype(dtype).tobytes()
+
+
 def _run_model(prepared, input, folder):
   """The numbers of a probe are finite, or there are none."""
-  import numpy as np
   from sink_jax.evaluate.probe import probe
   from sink_jax.load import load_pretrained
   run = load_pretrained(folder, dtype=input.text)
@@ -86,8 +96,6 @@ def _maps(prepared):
 
 def _run_map(prepared, input, folder):
   """Importance and rates lie within their bounds, or there are none."""
-  import ml_dtypes  # noqa: F401, registers bfloat16 with NumPy
-  import numpy as np
   from sink_jax.evaluate.sinks import importance, sink_rate
   dtype, shape, numbers, epsilon = json.loads(input.text)
   with np.errstate(over='ignore'):

@@ -84,11 +84,12 @@ def _run_files(prepared, input, folder):
   """Everything that reads a run's own files, without its arrays."""
   from sink_jax.train import checksums, metrics, probe_tokens, workdir
   from sink_jax.train.experiment import from_dict
+  from tests.train import runs
   refused = []
   for read in (lambda: workdir.read_status(folder), lambda: workdir.read_data_summary(folder),
                lambda: metrics.read_metrics(folder), lambda: probe_tokens.read_probe_tokens(folder),
                lambda: [checksums.verify(folder, s) for s in checksums.saved_steps(folder)],
-               lambda: workdir.has_ended(folder, workdir.read_config(folder)),
+               lambda: workdir.has_ended(folder, runs.config()),
                lambda: from_dict(workdir.read_config(folder))):
     try:
       read()
