@@ -141,6 +141,9 @@ class ModelConfig:
       if getattr(self, name) not in allowed:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
+    for name in ('layers', 'sink_tokens', *_SIZES):
+      if not isinstance(getattr(self, name), int | None):  # JSON has 2.0 and -0.0
+        raise ValueError(f'model.{name} = {getattr(self, name)!r} must be a whole number.')
     for name in ('layers', 'd_model', 'heads', 'ffn_hidden'):
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')

@@ -531,6 +531,8 @@ def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
     ('model.vocab_size', 10**12, 'model.vocab_size = 1000000000000 cannot be'),
     ('model.vocab_size', -10**12, 'model.vocab_size = -1000000000000 cannot be'),
     ('model.norm_eps', 10**12, 'model.norm_eps must be'),
+    ('model.layers', 2.0, 'model.layers = 2.0 must be a whole number'),
+    ('model.sink_tokens', -0.0, 'model.sink_tokens = -0.0 must be a whole number'),
     ('attention.mask', f'Window(size={10**12})', 'size must be at least 1.*at most'),
     ('attention.mask', f'Prefix(length={10**12})', 'length must be at least 1.*at most'),
     ('data.source', f'BigramBackcopy(length={10**12})', 'length.*must be at most'),
