@@ -49,7 +49,8 @@ def __getattr__(name):
   if name not in _HOME:
     raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
   found = getattr(importlib.import_module(_HOME[name]), name)
-  return explained(found) if isinstance(found, type) else found  # functions are where they stand
+  # Functions are explained where they are defined.
+  return explained(found) if isinstance(found, type) else found
 
 
 def __dir__():

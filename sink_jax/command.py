@@ -12,6 +12,7 @@ from absl import app, flags
 
 _HELP = ('--help', '-help', '-h', '-?', '--helpshort', '--helpfull')
 
+
 def answer_help(name: str) -> None:
   """Prints the options of a command and ends it with exit code 0 where --help asks for them.
 
@@ -69,11 +70,12 @@ def config_argument(arguments: Sequence[str]) -> str | None:
 @contextlib.contextmanager
 def importable(path: str | Path) -> Iterator[None]:
   """While it lasts, a config file can import others of its folder, as configs.NAME."""
-  sys.path.insert(0, str(Path(path).resolve().parent.parent))
+  root = str(Path(path).resolve().parent.parent)
+  sys.path.insert(0, root)
   try:
     yield
   finally:
-    sys.path.pop(0)
+    sys.path.remove(root)
 
 
 def _parsed(arguments, config):
@@ -82,6 +84,8 @@ def _parsed(arguments, config):
     given = config
     arguments = [arguments[0], f'--config={config}', *arguments[1:]]
   if given is None:
+    if 'config' in flags.FLAGS and flags.FLAGS['config'].validators:
+      raise ValueError('--config is missing, such as --config=configs/quickstart.py:text-softmax.')
     return _read(arguments)
   path = given.partition(':')[0]
   if not Path(path).is_file():
@@ -99,10 +103,10 @@ def _parsed(arguments, config):
     if keys and isinstance(error, (AttributeError, KeyError, TypeError)):
       while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
+      named = str(error.args[0] if error.args else error).rstrip('.')
       raise ValueError(
-          f'--config has no such key: {error.args[0] if error.args else error}. configs/base.py '
-          'lists all; a budget and a protocol are parts of the name: '
-          '--config=configs/window.py:window-32,budget=smoke') from None
+          f'--config has no such key: {named}. configs/base.py lists all; a budget and a protocol '
+          'are parts of the name: --config=configs/window.py:window-32,budget=smoke') from None
     raise ValueError(f'--config={given}: {type(error).__name__}: {error}') from None
 
 

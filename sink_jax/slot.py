@@ -59,6 +59,14 @@ def build(base: type[Slot], text: str | Slot) -> Slot:
   return cls(**keywords)
 
 
+def check_whole(slot: Slot, *names: str) -> None:
+  """Raises a ValueError unless these fields hold whole numbers."""
+  for name in names:
+    value = getattr(slot, name)
+    if type(value) is not int:
+      raise ValueError(f'{type(slot).__name__}({name}={value!r}): {name} must be a whole number.')
+
+
 def _parse(text, kind, known):
   example = f'a {kind} is written like {next(iter(known), kind)}()'
   if not isinstance(text, str):

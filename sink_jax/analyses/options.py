@@ -24,10 +24,11 @@ class Options:
   with tokens drawn at random.
   layers, heads: 0-based, None for the analysis's own choice. positions: 1-based, None
   likewise. cache_size: tokens that a cache keeps; sinks: how many of them are the first ones.
-  batch_size: sequences of `length` tokens at a time (64 in a sweep over lengths), of another
-  length as many as have the same number of tokens; None for 16,384 tokens. Whole maps, and caches, go by their own sizes. fsdp:
-  devices over which the parameters are split. hellaswag: a local file of its questions, '' to
-  download them; limit: how many of them, None for all. say: takes a line of progress.
+  batch_size: sequences of `length` tokens at a time (of 64 in a sweep over lengths); of sequences
+  of another length, as many as have the same number of tokens in all; None for 16,384 tokens.
+  Whole maps, and caches, go by their own sizes. fsdp: devices over which the parameters are
+  split. hellaswag: a local file of its questions, '' to download them; limit: how many of them,
+  None for all. say: takes a line of progress.
   """
 
   inputs: str = 'natural'

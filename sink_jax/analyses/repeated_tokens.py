@@ -190,7 +190,8 @@ def _compare(config, layers):
   difference = maps_NxHxTxT - closed
   found = {'hidden_difference': (gap / np.linalg.norm(hidden_NxTxD[:, :1], axis=-1)).max(),
            'difference': (difference if bounded else np.abs(difference)).max((-1, -2)),
-           'alpha': importance(maps_NxHxTxT)[..., 0], 'closed_alpha': importance(closed, raw=True)[..., 0],
+           'alpha': importance(maps_NxHxTxT)[..., 0],
+           'closed_alpha': importance(closed, raw=True)[..., 0],
            'row': maps_NxHxTxT[..., -1, :], 'closed_row': closed[..., -1, :]}
   if bounded:
     seen = closed > 0

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import threading
@@ -15,6 +16,9 @@ from typing import Any
 from sink_jax.data import digests
 from sink_jax.data.cache import Cache, cache_root
 from sink_jax.data.whole import whole
+
+_PATIENCE = 3  # seconds before a wait is explained
+_log = logging.getLogger('sink_jax')
 
 
 class DamagedCache(ValueError):
@@ -39,15 +43,21 @@ class CacheCheck:
     """Returns once all files are known to be right.
 
     Raises:
-      DamagedCache: names those that are not. OSError: one cannot be read.
+      DamagedCache: names those that are not, or that cannot be read.
     """
-    self._thread.join()
+    self._thread.join(_PATIENCE)
+    if self._thread.is_alive():
+      _log.warning('waiting for the check of the files in %s: nothing is saved before it ends',
+                   self._cache.folder)
+      self._thread.join()
     if self._error is not None:
       raise self._error
 
   def _run(self):
     try:
       check(self._cache)
+    except OSError as error:
+      self._error = DamagedCache(f'{self._cache.folder} cannot be checked: {error}')
     except Exception as error:  # whatever it is, the files are not known to be right
       self._error = error
 
@@ -81,7 +91,7 @@ def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lamb
       _write(cache.folder, right)
   if wrong:
     raise DamagedCache(f'{cache.folder}: {", ".join(wrong)} changed since the build; delete the '
-                       'folder and build or copy it again (a run does that when it begins).')
+                       'folder; the next run builds or copies it again.')
 
 
 def _unknown(folder, files: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sink_jax.data import counter
-from sink_jax.slot import Slot
+from sink_jax.slot import Slot, check_whole
 
 _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
@@ -57,6 +57,7 @@ class RandomTokens(Intervention):
   below: int = 0
 
   def __post_init__(self):
+    check_whole(self, 'first', 'last', 'seed', 'below')
     if not 0 <= self.below < 2**31:
       raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
                        'below 2**31.')
@@ -90,6 +91,7 @@ class FixedToken(Intervention):
   token: int = 1
 
   def __post_init__(self):
+    check_whole(self, 'position', 'token')
     if self.position < 1 or self.token < 0:
       raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '
                        'count from 1, token ids from 0.')

@@ -8,7 +8,11 @@ from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 
 
-def not_finite(run: Run, what: str, dtype: str) -> ValueError:
+class NotFinite(ValueError):
+  """What a model computes is not finite."""
+
+
+def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
   """The error for a result of a model that is not finite: names a parameter, or a remedy.
 
   Args:
@@ -22,7 +26,7 @@ def not_finite(run: Run, what: str, dtype: str) -> ValueError:
               '(--dtype=float32, in a config probe.dtype)')
   else:
     reason = f'its parameters are, so activations overflow in {dtype} on these inputs, or vanish'
-  return ValueError(f'{run.name or "the model"}: {what} is not finite; {reason}.')
+  return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')
 
 
 def find_not_finite(value) -> tuple | None:

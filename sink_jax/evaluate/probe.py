@@ -75,6 +75,8 @@ class SinkReport:
 
     Not finite where all others are zero.
     """
+    if kind not in self.norms:
+      raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
     norms = np.asarray(self.norms[kind], np.float64)
     _check_position(position, norms)
     at = norms[..., position - 1]
@@ -151,8 +153,8 @@ def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype
 
   Raises:
     ValueError: tokens are not (S, T), or exceed the vocabulary; a text is shorter than `length`,
-      or there is no tokenizer; or what the model computes is not finite, with the block, and the
-      parameter or the remedy.
+      or there is no tokenizer. NotFinite, one of them: what the model computes is not finite,
+      with the block, and the parameter or the remedy.
   """
   if texts is not None:
     tokens, run = _of_texts(run, tokens, texts, length)

@@ -134,6 +134,9 @@ def _real(xp, x, name):
   x = xp.asarray(x)
   if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
     raise ValueError(f'{name} must hold real numbers, not {x.dtype}.')
+  if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
+    raise ValueError(f'{name} of {x.dtype} is too coarse for sums of shares: give it in float32, '
+                     'from before it was rounded.')
   if not x.size:
     raise ValueError(f'{name} of shape {x.shape} is empty.')
   return x

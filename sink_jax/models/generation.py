@@ -148,7 +148,8 @@ def _begun(run, tokens):
     return tokens
   if begins.any():
     raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
-                     'some do not: leave it out of all, or put it before all.')
+                     'some do not: leave it out of all, or put it before all, as '
+                     'sj.tokenize(run, texts, length=...) does.')
   return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=run.first_token)
 
 

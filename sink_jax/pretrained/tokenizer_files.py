@@ -87,7 +87,11 @@ def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool,
 
 
 def _template(tokenizer, first: int):
-  """The post-processor that puts one token before every text."""
+  """The post-processor that puts one token before every text.
+
+  It does not look at the text: where that begins with an ordinary token of the same number, a
+  sequence of other programs has it twice, and one of ours once.
+  """
   from tokenizers.processors import TemplateProcessing
   name = tokenizer.id_to_token(first)
   if name is None:

@@ -61,10 +61,10 @@ def read_run(folder, name: str) -> dict:
 
   Always: name, label {trial, budget, protocol} ('' where unknown), status ('done',
   'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
-  'unreadable'), error, reason and loss where the status has them, record_whole_from (the step from
-  which on no row of metrics is missing; None: all are there), record_problem (of metrics that are
-  not what was written, or ''), trained_on (hardware, jax,
-  day), trained_by (the command) and trained_with (the commit) once it was started, step (the last one on record),
+  'unreadable'), error, reason and loss where the status has them, record_whole_from (the step
+  from which on no row of metrics is missing; None: all are there), record_problem (how the
+  metrics differ from what was written, or ''), trained_on (hardware, jax, day), trained_by (the
+  command) and trained_with (the commit) once it was started, step (the last one on record),
   courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
   With a readable config: config, attention (in words), proxy (whether importance is of proxy
   scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon,

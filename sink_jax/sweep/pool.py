@@ -140,6 +140,8 @@ def _work(pipe, number, processes, root):
     except (EOFError, OSError):
       return
     try:
-      pipe.send(run_trial(trial, root, show_progress=False))
+      status = run_trial(trial, root, show_progress=False)
     except Interrupted:
       raise SystemExit(EXIT_SAVED) from None
+    with contextlib.suppress(OSError):  # the sweep has stopped, and asks no more
+      pipe.send(status)

@@ -12,9 +12,11 @@ from sink_jax.analyses.training import write_analyses
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train import storage
+from sink_jax.train.checksums import saved_steps
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.loop import Diverged, Interrupted, train
-from sink_jax.train.workdir import Busy, TakenOver, has_ended, read_status, write_outcome
+from sink_jax.train.workdir import (
+    Busy, TakenOver, has_ended, read_status, settle_finished, write_outcome)
 
 _PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
 _KEPT = ('done', 'diverged')  # records that nothing replaces
@@ -58,6 +60,9 @@ def _analysed(trial, folder):
   status = read_status(folder)['status']
   try:
     if status == 'done':
+      steps = saved_steps(folder)
+      if steps and (line := settle_finished(folder, steps[0])):
+        print(f'{trial.name}: {line}', file=sys.stderr)
       write_analyses(folder)
   except Exception as error:  # as above; the run itself is good
     _tell(trial, error)

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from sink_jax.train.exit_code import stop_signals
+
 # A process that is silent for so long is dead, and the others end as well: with exit code
 # 134, and the words of the coordination service on stderr.
 HEARTBEAT_SECONDS = 60
@@ -39,9 +41,11 @@ def init_distributed() -> bool:
     ValueError: only some of the variables are set, or one is no number.
 
   Where the others do not come within five minutes, the runtime ends the process with exit
-  code 134 and a message. Until they come SIGTERM ends it at once: nothing has been begun.
+  code 134 and a message. Until they come SIGTERM, Ctrl-C and SIGHUP end it at once: nothing
+  has been begun.
   """
-  signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would have to wait
+  for number in stop_signals():
+    signal.signal(number, signal.SIG_DFL)  # a handler in Python would have to wait
   given = {name: os.environ[name] for name in _EXPLICIT if os.environ.get(name)}
   if given and len(given) < len(_EXPLICIT):
     missing = ', '.join(name for name in _EXPLICIT if name not in given)

@@ -22,6 +22,7 @@ from sink_jax.data.interventions import first_token
 from sink_jax.data.pipeline import Data, open_data
 from sink_jax.data.progress import Progress
 from sink_jax.data.tokenizer import Encoder
+from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
@@ -102,7 +103,7 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
 
 
 class _Job(NamedTuple):
-  """What a config comes to on this machine."""
+  """A config as typed objects, with its data, the devices and the inputs of the probe."""
   experiment: Experiment
   model: ModelConfig
   data: Data
@@ -247,12 +248,19 @@ class Evaluation:
     settings = self._experiment.probe
     if always or _due(step, settings.every):
       run = Run(self._model, params, self._name, step)
-      summary = probe(run, self._probe_tokens, dtype=settings.dtype).summary(settings.epsilon)
+      try:
+        report = probe(run, self._probe_tokens, dtype=settings.dtype)
+      except NotFinite as error:  # of parameters that are finite, and huge
+        raise Diverged(step, math.nan, str(error)) from error
+      summary = report.summary(settings.epsilon)
       self._metrics.write('probe', step, summary)
       self.sink_1 = f'{summary["sink_1"]:.1f}%'
     if always or _due(step, self._experiment.validation.every):
-      self._metrics.write('valid', step, {key: self._loss(params, batches)
-                                          for key, batches in self._sets.items()})
+      losses = {key: self._loss(params, batches) for key, batches in self._sets.items()}
+      for key, loss in losses.items():
+        if not math.isfinite(loss):
+          raise Diverged(step, loss, f'the validation loss {key!r} is {loss:g}.')
+      self._metrics.write('valid', step, losses)
 
   def _loss(self, params, batches):
     totals = []

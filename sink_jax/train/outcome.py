@@ -15,13 +15,17 @@ _log = logging.getLogger('sink_jax')
 
 
 class Diverged(RuntimeError):
-  """The loss, the gradient or the state of a step was not finite."""
+  """The loss, the gradient or the state of a step was not finite, or what its model computes.
 
-  def __init__(self, step: int, loss):
+  reason: in words, in place of the loss; nothing for a loss, a gradient or a state.
+  """
+
+  def __init__(self, step: int, loss, reason: str = ''):
     self.step, self.loss = step, float(loss)
+    reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
+                        'after it are not finite.')
     super().__init__(
-        f'Step {step} diverged: its loss is {self.loss:g}, and the loss, the gradient or the '
-        'parameters after it are not finite. status.json names the last good checkpoint. A lower '
+        f'Step {step} diverged: {reason} status.json names the last good checkpoint. A lower '
         'optimizer.learning_rate or a lower optimizer.clip may help.')
 
 

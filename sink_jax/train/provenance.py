@@ -44,8 +44,10 @@ def code() -> str:
 
 def _commit(root):
   """Of the checkout whose top folder this is; None if it is none, or git cannot read it."""
+  # Without optional locks: a commit that a person makes meanwhile must not meet ours.
   git = lambda *words: subprocess.run(
-      ['git', '-C', root, *words], capture_output=True, text=True, timeout=20, check=True).stdout
+      ['git', '--no-optional-locks', '-C', root, *words],
+      capture_output=True, text=True, timeout=20, check=True).stdout
   if not (root / '.git').exists():  # a package inside somebody else's checkout is not of it
     return None
   try:

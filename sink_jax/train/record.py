@@ -67,8 +67,8 @@ def settle_metrics(workdir, step: int) -> Kept:
   marks = {s: _mark(workdir, s) for s in saved_steps(workdir) if s <= step}
   marks = {s: mark for s, mark in marks.items() if mark}
   sound, newest = _sound(path, marks), max(marks, default=None)
-  size, whole_from = (marks[sound]['bytes'], marks[sound]['whole_from']) if marks and (
-      sound is not None) else (0, 0)
+  size, whole_from = (0, 0) if sound is None else (
+      marks[sound]['bytes'], marks[sound]['whole_from'])
   if not step:
     kept = Kept(b'', 0, '')
   elif sound == newest == step:

@@ -103,8 +103,8 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     def begin():
       held.enter_context(_locked(claim.workdir))
       _check_same(claim.workdir, config, data)
-      for place in (claim.workdir, claim.workdir / 'checksums'):
-        remove_temporaries(place)
+      for name in ('', 'checksums', 'tokenizer', 'damaged'):
+        remove_temporaries(claim.workdir / name)
       write_atomically(claim.workdir / 'config.json', json.dumps(config, indent=2))
       write_atomically(claim.workdir / 'data.json', json.dumps(data, indent=2))
       claim.begin()
@@ -228,11 +228,12 @@ def settle_finished(workdir, step: int) -> str:
 
   Returns a line of what was wrong, or ''. The status keeps when, where and by what it was made.
   """
-  if not problem(workdir):
-    return ''
-  kept = settle_metrics(workdir, step)
-  _write_status(workdir, read_status(workdir) | {'record_whole_from': kept.whole_from})
-  return kept.line
+  line = settle_metrics(workdir, step).line if problem(workdir) else ''
+  whole_from = next(iter(stored(workdir, 'metrics.jsonl', 'whole_from')), 0)
+  status = read_status(workdir)
+  if whole_from != status.get('record_whole_from', 0):  # also after a kill before this line
+    _write_status(workdir, status | {'record_whole_from': whole_from})
+  return line
 
 
 def write_outcome(workdir, status: str, **details) -> None:
@@ -263,8 +264,15 @@ def read_status(workdir) -> dict[str, Any]:
 
 
 def has_ended(workdir, config: Mapping[str, Any]) -> bool:
-  """Has this very config been trained here to its end, or until it diverged?"""
-  if read_status(workdir)['status'] not in ('done', 'diverged'):
+  """Has this very config been trained here to its end, or until it diverged?
+
+  A run whose last checkpoint was removed, but not an older one, is to be resumed from that.
+  """
+  status = read_status(workdir)
+  if status['status'] not in ('done', 'diverged'):
+    return False
+  if status['status'] == 'done' and status.get('step') not in (saved_steps(workdir) or [
+      status.get('step')]):
     return False
   saved = read_config(workdir)
   return not differences(saved, _with_sizes(config, saved))

@@ -241,3 +241,10 @@ def test_slots_are_values_of_jit():
 def test_rotations_that_cannot_be_are_refused(text):
   with pytest.raises(ValueError, match=text.split('(')[0]):
     sj.AttentionSpec(position=text)
+
+
+@pytest.mark.parametrize('build_one', [
+    lambda: sj.Window(size=2.5), lambda: sj.Window(size=True), lambda: sj.Prefix(length=2.5)])
+def test_sizes_of_masks_are_whole_numbers(build_one):
+  with pytest.raises(ValueError, match='must be a whole number'):
+    build_one()

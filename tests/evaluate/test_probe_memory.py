@@ -6,7 +6,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.models.config import Experts, Layer, Mamba
-from sink_jax.models.run import _record
+from sink_jax.models.run import record
 from sink_jax.models.sizes import parameter_shapes
 
 LENGTHS = 4096, 16384
@@ -15,7 +15,7 @@ SMALL = dict(layers=4, d_model=32, heads=2, ffn_hidden=64, vocab_size=64, dtype=
 
 def temporary_bytes(config, want, length):
   tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
-  compiled = _record.lower(config, want, None, parameter_shapes(config), tokens).compile()
+  compiled = record.lower(config, want, None, parameter_shapes(config), tokens).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 

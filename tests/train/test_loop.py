@@ -274,10 +274,13 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
   assert saved_steps(tmp_path) == []
 
 
-def test_divergence_is_found_before_the_probe_that_would_refuse_it(tmp_path):
-  with pytest.raises(Diverged, match='Step 1 diverged'):
-    go(runs.config(**DIVERGING | dict(optimizer__learning_rate=3e38, checkpoint_every=0,
-                                      optimizer__weight_decay=10.0, probe__every=1)), tmp_path)
+@pytest.mark.parametrize('learning_rate, words', [
+    (3e38, 'its loss is'), (1e30, 'its parameters are, so activations overflow')])
+def test_a_probe_that_finds_no_numbers_is_divergence(tmp_path, learning_rate, words):
+  with pytest.raises(Diverged, match=f'Step 1 diverged: .*{words}'):
+    go(runs.config(**DIVERGING | dict(
+        optimizer__learning_rate=learning_rate, checkpoint_every=0, optimizer__weight_decay=10.0,
+        probe__every=1)), tmp_path)
   assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'diverged'
 

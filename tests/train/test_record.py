@@ -1,11 +1,13 @@
 """What goes with each checkpoint: digests of metrics and probe inputs, and what they catch."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from sink_jax.report.runs import read_run, record_note
+from sink_jax.sweep import runner
 from sink_jax.sweep.summary import as_markdown, read_states
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import record
@@ -158,6 +160,38 @@ def test_reports_and_sweeps_show_from_where_a_record_is_whole(workdir):
   assert 'whole from step 8 on' in record_note(read_run(workdir, 'a'))
   table = as_markdown(read_states({workdir.name: Trial(workdir.name, None)}, workdir.parent), 'x')
   assert '| record whole from step 8 on |' in table
+
+
+def test_a_sweep_tells_of_a_finished_trial_whose_rows_were_changed(workdir, monkeypatch, capsys):
+  config = runs.config()
+  (workdir / 'config.json').write_text(json.dumps(config))
+  runs_files.write_outcome(workdir, 'done', step=8)
+  monkeypatch.setattr(runner, 'write_analyses', lambda folder: None)
+  (workdir / 'metrics.jsonl').write_bytes(b''.join(CHANGES['doubled'](lines(workdir))))
+  trial = Trial(workdir.name, config)
+  assert runner.run_trial(trial, workdir.parent) == 'done'
+  assert 'does not fit its digest of step 8' in capsys.readouterr().err
+  assert runs_files.read_status(workdir)['record_whole_from'] == 8
+  assert runner.run_trial(trial, workdir.parent) == 'done' and not capsys.readouterr().err
+
+
+def test_the_record_s_gap_reaches_a_status_that_a_kill_left_behind(workdir):
+  runs_files.write_outcome(workdir, 'done', step=8)
+  (workdir / 'metrics.jsonl').write_bytes(b''.join(CHANGES['doubled'](lines(workdir))))
+  settle_metrics(workdir, 8)
+  assert 'record_whole_from' not in runs_files.read_status(workdir)
+  runs_files.settle_finished(workdir, 8)
+  assert runs_files.read_status(workdir)['record_whole_from'] == 8
+
+
+def test_a_finished_run_without_its_last_checkpoint_has_not_ended(workdir):
+  (workdir / 'config.json').write_text(json.dumps(runs.config()))
+  runs_files.write_outcome(workdir, 'done', step=8)
+  assert runs_files.has_ended(workdir, runs.config())
+  shutil.rmtree(workdir / 'checkpoints' / '8')
+  assert not runs_files.has_ended(workdir, runs.config())
+  shutil.rmtree(workdir / 'checkpoints')  # to save room: its numbers are there
+  assert runs_files.has_ended(workdir, runs.config())
 
 
 def test_rows_that_were_added_after_the_end_are_seen(workdir):

@@ -14,7 +14,7 @@ from sink_jax.data.documents import TextFolder
 from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.subjects import Subject, make_inputs
-from sink_jax.export import export_run
+from sink_jax.convert import export_run
 from sink_jax.report.evaluation import evaluate_run
 from sink_jax.train.loop import train
 from sink_jax.train.run_tokenizer import read_tokenizer, write_tokenizer

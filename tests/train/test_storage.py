@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.export import export_run
+from sink_jax.convert import export_run
 from sink_jax.train.storage import files_named, folder
 
 

@@ -103,7 +103,8 @@ def runs_grid(report: dict) -> Grid:
   for name, run in report['runs'].items():
     loss = (run['losses'] or {}).get('valid')
     rows.append([name, run['trial'], run['budget'], run['protocol'], number(run['seed'], 'd'),
-                 (run['status'], run['error'] or run['reason'] or record_note(run)), number(run['step'], ',d'),
+                 (run['status'], run['error'] or run['reason'] or record_note(run)),
+                 number(run['step'], ',d'),
                  number((run['sink'] or [None])[0], '.2f') + ('*' if run['proxy'] else ''),
                  number(loss, '.3f')])
   return Grid(head, rows, [], (0, 1, 2, 3, 5))
