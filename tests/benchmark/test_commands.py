@@ -180,7 +180,7 @@ def test_sweep_leaves_the_table_as_it_was():
     (['attention', '--sweep', '--rivals=cudnn'], '--sweep times block sizes'),
     (['attention', '--sweep', '--variants=softmax,sigmoid'], 'one variant'),
     (['check', '--parts=loss', '--tolerance=0.1'], 'not among --parts'),
-    (['correctness', '--tolerance=-1'], 'from 0 on'), (['loss', '--seed=-1'], 'between 0 and'),
+    (['correctness', '--tolerance=-2'], 'from 0 on'), (['loss', '--seed=-1'], 'between 0 and'),
 ])
 def test_options_that_do_not_fit_are_refused_with_the_remedy(arguments, said, capsys):
   with pytest.raises(SystemExit) as stop:
