@@ -1,6 +1,7 @@
 """What all tests share: the CPU as the default device, and the option --full."""
 
 import atexit
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -10,10 +11,14 @@ import pytest
 # Before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-# Most of the time goes into compiling, so code is generated without optimisation; what XLA
-# does to the program before that is the same.
-os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 '
-                      '--xla_llvm_disable_expensive_passes=true')
+# Most of the time goes into compiling, so code is generated without optimisation, and with
+# jax 0.10 by XLA's older generator of loops, which is nearly twice as fast; what XLA does to the
+# program before that is the same.
+_flags = ['--xla_backend_optimization_level=0', '--xla_llvm_disable_expensive_passes=true',
+          '--xla_cpu_enable_concurrency_optimized_scheduler=false']
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # a later XLA ends on this flag
+  _flags.append('--xla_cpu_use_fusion_emitters=false')
+os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
 
 # Small models are compiled over and over, also by subprocesses: they share the results.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:

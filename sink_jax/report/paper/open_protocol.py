@@ -69,7 +69,6 @@ def differences(result: Result, kind: str | None = None) -> list[str]:
       ('sequences', inputs['sequences'], expected.sequences),
       ('T =', inputs['length'], expected.length),
       ('epsilon', content.get('epsilon'), expected.epsilon),
-      ('weights', content['checkpoint']['dtype'], _DTYPE),
       ('dtype', content['options']['dtype'], _DTYPE)) if theirs is not None and own != theirs]
   if not same_bos(inputs):
     found.append(f'BOS protocol {_value(inputs["bos"]["protocol"])}')
