@@ -86,6 +86,8 @@ def _run(batches, processes, out):
   with concurrent.futures.ThreadPoolExecutor(processes) as pool:
     running = [pool.submit(_confirmed, batch, out) for batch in left]
     for future in concurrent.futures.as_completed(running):
+      if future.exception():
+        pool.shutdown(cancel_futures=True)  # else the error would come after all the others
       record = future.result()
       records[record['kind'], record['seed'], record['count']] = record
       with open(_partial(out), 'a') as file:
