@@ -35,7 +35,7 @@ def changed_npy(data: bytes):
   code = st.sampled_from(mutate.CODE).flatmap(
       lambda text: st.sampled_from([header(text, '(4, 16)'), header("'<i4'", text)]))
   zipped = st.sampled_from([b'PK\3\4' + bytes(30), b'PK\5\6' + bytes(18), b'\x80\x04.', b'\x80'])
-  lengths = st.builds(lambda n: re.sub(b'v\0', lambda _: struct.pack('<H', n), data[:10]) + data[10:],
-                      st.integers(0, 65535))
+  put = lambda n: re.sub(b'v\0', lambda _: struct.pack('<H', n), data[:10]) + data[10:]
+  lengths = st.builds(put, st.integers(0, 65535))
   return st.one_of((own | code).map(lambda head: head + body), mutate.changed_bytes([data]), zipped,
                    lengths)
