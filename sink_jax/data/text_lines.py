@@ -11,7 +11,7 @@ from collections.abc import Iterator
 LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as much memory
 # Of a compressed file, once this much was read. Text is compressed ten times, lines that repeat
 # each other some hundred times; gzip cannot do more than a thousand.
-_EXPANSION, _UNSUSPICIOUS = 4000, 1 << 25
+_EXPANSION, _UNSUSPICIOUS = 4000, 1 << 23
 _PIECE = 1 << 10  # of a zstd file: a block of four bytes can stand for 128 KiB
 
 
