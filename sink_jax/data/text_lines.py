@@ -12,6 +12,7 @@ LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as m
 # Of a compressed file, once this much was read. Text is compressed ten times, lines that repeat
 # each other some hundred times; gzip cannot do more than a thousand.
 _EXPANSION, _UNSUSPICIOUS = 4000, 1 << 23
+_MANY = 1 << 20  # lines
 _PIECE = 1 << 10  # of a zstd file: a block of four bytes can stand for 128 KiB
 
 
@@ -40,6 +41,9 @@ def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
           if read > _EXPANSION * stored.tell():
             raise ValueError(f'{path}: {stored.tell()} bytes of it stand for {read}, so it hardly '
                              'holds text; decompress it, if it does.')
+        if kind and number == _MANY and read < 3 * number:  # a flood takes minutes to walk through
+          raise ValueError(f'{path}: nearly all of its first {number} lines are empty, so it hardly '
+                           'holds text; decompress it, if it does.')
         if len(line) > LONGEST:
           raise ValueError(f'{path}, line {number} is longer than {LONGEST} bytes; split the '
                            'document.')

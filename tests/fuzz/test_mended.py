@@ -128,3 +128,11 @@ def test_an_index_that_names_no_file(tmp_path, file):
   path.write_text(json.dumps(index))
   with pytest.raises(ValueError, match='is missing|is not a file'):
     Checkpoint(tmp_path)
+
+
+def test_a_flood_of_empty_lines_is_refused_early(tmp_path, monkeypatch):
+  monkeypatch.setattr(text_lines, '_MANY', 1 << 10)
+  path = tmp_path / 'a.jsonl.gz'
+  path.write_bytes(gzip.compress(b'\n' * 2000))
+  with pytest.raises(ValueError, match='nearly all of its first 1024 lines are empty'):
+    list(text_lines.lines(path))
