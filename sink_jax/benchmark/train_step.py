@@ -17,7 +17,7 @@ from sink_jax.benchmark.timing import Progress, reason, summary
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation, choose
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
@@ -87,23 +87,24 @@ def run(size, batches, length, vocab, dtype, implementations, remat, slots, step
 
 def _timed(config, batch, length, steps, seed):
   mesh = make_mesh()
-  optimizer = make_optimizer(OptimizerConfig(), steps=10_000)
+  optimizer = OptimizerConfig()
   tokens = jax.random.randint(jax.random.key(seed), (batch, length + 1), 0, config.vocab_size)
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], jnp.ones((batch, length))),
                         batch_sharding(mesh))
   state = init_state(config, optimizer, seed, mesh)
+  rates = peak_rates(optimizer)
   began = time.perf_counter()
-  step = make_train_step(config, optimizer, mesh).lower(state, data).compile()
+  step = make_train_step(config, optimizer, mesh).lower(state, data, rates).compile()
   compile_s = time.perf_counter() - began
   stats = step.memory_analysis()
   for _ in range(_WARMUP):
-    state, metrics = step(state, data)
+    state, metrics = step(state, data, rates)
   first = float(metrics['loss'])
   calls, times = max(1, steps // _GROUPS), []
   for _ in range(min(_GROUPS, steps)):
     began = time.perf_counter()
     for _ in range(calls):
-      state, metrics = step(state, data)
+      state, metrics = step(state, data, rates)
     jax.block_until_ready(state)
     times.append((time.perf_counter() - began) / calls)
   used = jax.devices()[0].memory_stats() or {}

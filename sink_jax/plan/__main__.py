@@ -152,7 +152,7 @@ def _job():
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
   return Job(config['label']['trial'] or config['model']['size'], where, model,
-             experiment.optimizer, experiment.steps, experiment.data.context,
+             experiment.optimizer, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
              mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe)
 

@@ -20,7 +20,7 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, links, program, roofline
 from sink_jax.plan.chips import SHARE, Slice
 from sink_jax.train.experiment import ProbeConfig
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
@@ -31,14 +31,13 @@ AXES = ('data', 'fsdp', 'tensor')
 class Job:
   """What a run computes on a slice.
 
-  mesh: sizes of (data, fsdp, tensor), no -1. steps: of the run, which its learning rate knows.
+  mesh: sizes of (data, fsdp, tensor), no -1.
   """
 
   name: str
   where: Slice
   model: ModelConfig
   optimizer: OptimizerConfig
-  steps: int
   context: int
   batch_size: int
   microbatches: int
@@ -89,7 +88,7 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
     attention = training_implementation(job.model, job.context)
   result = _described(job) | {'attention': attention}
   began = time.monotonic()
-  state = state_layout(job.model, make_optimizer(job.optimizer, job.steps), mesh)
+  state = state_layout(job.model, job.optimizer, mesh)
   compiled, memory = _compiled(*_training(job, mesh, state))
   result |= {'memory': memory, 'peaks': {'training': memory['total']},
              'fits': memory['total'] <= job.where.chip.usable,
@@ -121,10 +120,9 @@ def _described(job):
 
 def _training(job, mesh, state):
   """The lowered program, and the bytes of its arguments on a device."""
-  optimizer = make_optimizer(job.optimizer, job.steps)
   batch = batch_layout(job.model, job.batch_size, job.context, mesh)
-  step = make_train_step(job.model, optimizer, mesh, job.microbatches)
-  return step.lower(state, batch), _bytes((state, batch))
+  step = make_train_step(job.model, job.optimizer, mesh, job.microbatches)
+  return step.lower(state, batch, peak_rates(job.optimizer)), _bytes((state, batch))
 
 
 def _validation(job, mesh, params):

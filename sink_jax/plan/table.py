@@ -69,7 +69,7 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
 def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
   where = parse(topology)
   model = sized(size, vocab_size=VOCAB, remat=remat)
-  return Job(name, where, model, OptimizerConfig(), 20_000, CONTEXT, batch_size, microbatches,
+  return Job(name, where, model, OptimizerConfig(), CONTEXT, batch_size, microbatches,
              mesh_sizes(-1, fsdp, tensor, where.devices))
 
 

@@ -34,7 +34,7 @@ from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
-from sink_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Diverged, Interrupted, recorded
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
@@ -143,8 +143,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
   intact: waits until the files of the data are checked, and raises where they are damaged.
   """
   workdir = claim.workdir
-  optimizer = make_optimizer(experiment.optimizer, experiment.steps)
-  learning_rate = learning_rate_schedule(experiment.optimizer, experiment.steps)
+  optimizer, decay = experiment.optimizer, np.float32(experiment.optimizer.weight_decay)
+  rates = [Rates(rate, decay) for rate in learning_rates(optimizer, experiment.steps)]
   train_step = make_train_step(model, optimizer, mesh, experiment.microbatches)
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
   state = checkpoints.restore(state_layout(model, optimizer, mesh))
@@ -182,7 +182,7 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
     if step % experiment.log_every == 0 or step == experiment.steps:
       speed = clock.read()
       metrics.write('train', step, {
-          **values, 'learning_rate': float(learning_rate(step - 1)), **speed})
+          **values, 'learning_rate': float(rates[step - 1].learning_rate), **speed})
       show = lambda x, form: x if isinstance(x, str) else format(x, form)
       progress.update(step, loss=f'{values["loss"]:.3f}',
                       **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
@@ -196,7 +196,7 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
       evaluate(0, state.params)
     pending = None  # metrics are read one step late, so that the device never waits
     for step in range(start + 1, experiment.steps + 1):
-      state, values = train_step(state, feed.put(next(batches)))
+      state, values = train_step(state, feed.put(next(batches)), rates[step - 1])
       if pending is not None:
         report(*pending)
       pending = (step, values)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 _CHOICES = {
@@ -57,6 +59,16 @@ class OptimizerConfig:
       raise ValueError('optimizer.beta1 and beta2 must be in [0, 1).')
 
 
+class Rates(NamedTuple):
+  """What may differ from update to update and from trial to trial: arguments of the step.
+
+  Runs that differ in them and in the seed alone share a compiled program.
+  """
+
+  learning_rate: Any  # a float32 scalar
+  weight_decay: Any  # a float32 scalar; the decay of an update is this times the learning rate
+
+
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
   """Learning rate of update 0, 1, ..., steps - 1.
 
@@ -75,15 +87,44 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
   return optax.join_schedules([warm, after], [warmup])
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-  """Clipping, then AdamW or SGD with decoupled decay, on the schedule."""
+def learning_rates(config: OptimizerConfig, steps: int) -> np.ndarray:
+  """The learning rates of all updates, float32 (steps,), on the host."""
+  # The schedules are linear in their peak: runs of other learning rates compile nothing new.
+  shape = learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps)
+  updates = np.arange(steps, dtype=np.int32)
+  fractions = np.asarray(jax.jit(shape)(updates), np.float64)
+  return (config.learning_rate * np.broadcast_to(fractions, updates.shape)).astype(np.float32)
+
+
+def peak_rates(config: OptimizerConfig) -> Rates:
+  """The rates of an update at the peak of the schedule."""
+  return Rates(np.float32(config.learning_rate), np.float32(config.weight_decay))
+
+
+def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
+  """The config without what `Rates` hold: equal for runs that share a compiled step."""
+  return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,
+                             warmup_steps=0, weight_decay=0.0)
+
+
+def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTransformation:
+  """Clipping, then AdamW or SGD with decoupled decay, for one update at these rates.
+
+  The tree of its state does not depend on the rates, which may be traced.
+  """
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   if config.name == 'adamw':
     parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.eps))
   mask = None if config.decay == 'all' else _is_matrix
-  parts += [optax.add_decayed_weights(config.weight_decay, mask),
-            optax.scale_by_learning_rate(learning_rate_schedule(config, steps))]
+  # As a schedule, so that the state counts the updates: checkpoints hold that count.
+  parts += [optax.add_decayed_weights(rates.weight_decay, mask),
+            optax.scale_by_learning_rate(lambda _: rates.learning_rate)]
   return optax.chain(*parts)
+
+
+def init_optimizer(config: OptimizerConfig, params):
+  """The state of the optimiser before the first update."""
+  return make_optimizer(config, Rates(0.0, 0.0)).init(params)
 
 
 def _is_matrix(params):

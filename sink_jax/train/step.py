@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +15,13 @@ from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
+from sink_jax.train.optimizer import (
+    OptimizerConfig, Rates, compiled_part, init_optimizer, make_optimizer)
 from sink_jax.train.sharding import (
     batch_sharding, check_tensor, replicated, state_shardings)
+
+
+_PROGRAMS = 8  # of each kind that a process keeps: trials of a sweep come and go
 
 
 class TrainState(NamedTuple):
@@ -23,7 +30,7 @@ class TrainState(NamedTuple):
   opt_state: Any
 
 
-def state_layout(config: ModelConfig, optimizer: optax.GradientTransformation, mesh):
+def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh):
   """The state as shapes with shardings: what a checkpoint is restored into.
 
   Raises:
@@ -47,21 +54,43 @@ def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh) -> Ba
                one(jnp.float32))
 
 
-def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, seed: int, mesh):
+def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int, mesh):
   """A fresh state, made where it belongs on the mesh."""
+  return _compiled_init(config, compiled_part(optimizer), mesh)(jnp.int32(seed))
+
+
+@functools.lru_cache(_PROGRAMS)
+def _compiled_init(config, optimizer, mesh):
   shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  init = lambda seed: _fresh(config, optimizer, seed)
-  return jax.jit(init, out_shardings=shardings)(jnp.int32(seed))
+  return jax.jit(lambda seed: _fresh(config, optimizer, seed), out_shardings=shardings)
 
 
 def _fresh(config, optimizer, seed):
   params = init_params(config, seed)
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+  return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
 
 
-def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation, mesh,
-                    microbatches: int = 1):
-  """Returns jitted `step(state, batch) -> (state, metrics)`; the state is donated.
+def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1):
+  """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
+
+  It is `make_update`, and the same function for runs that differ in learning rate, schedule,
+  weight decay or seed alone.
+  """
+  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches)
+
+
+@functools.lru_cache(_PROGRAMS)
+def _compiled_step(config, optimizer, mesh, microbatches):
+  step = in_mesh(mesh)(make_update(config, optimizer, microbatches))
+  state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  return jax.jit(step, donate_argnums=0,
+                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
+                 out_shardings=(state_sharding, replicated(mesh)))
+
+
+def make_update(config: ModelConfig, optimizer: OptimizerConfig,
+                microbatches: int = 1) -> Callable[[TrainState, Batch, Rates], tuple]:
+  """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole.
@@ -72,8 +101,7 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
     weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights) / total
 
-  @in_mesh(mesh)
-  def step(state, batch):
+  def update(state, batch, rates):
     total = jnp.sum(training_weights(batch.weights, config))
     total = jnp.maximum(total, 1)
     if microbatches == 1:
@@ -89,15 +117,13 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
 
       zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
       (value, grads), _ = jax.lax.scan(accumulate, zero, slices)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = make_optimizer(optimizer, rates).update(
+        grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  return jax.jit(step, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh)),
-                 out_shardings=(state_sharding, replicated(mesh)))
+  return update
 
 
 def make_validation_step(config: ModelConfig, mesh):
@@ -105,6 +131,12 @@ def make_validation_step(config: ModelConfig, mesh):
 
   mesh: None for parameters on one device, such as those of `load_run`.
   """
+
+  return _compiled_validation(config, mesh)
+
+
+@functools.lru_cache(_PROGRAMS)
+def _compiled_validation(config, mesh):
 
   @in_mesh(mesh)
   def losses(params, batch):

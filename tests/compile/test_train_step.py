@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import sized
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding
 from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
@@ -26,12 +26,12 @@ def compile_step(target, size, sequences, sizes, remat, implementation='pallas')
   devices = np.array(targets.topology_devices(target))
   mesh = Mesh(devices.reshape(sizes), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
   config = sized(size, vocab_size=50432, implementation=implementation, remat=remat)
-  optimizer = make_optimizer(OptimizerConfig(), 1000)
+  optimizer = OptimizerConfig()
   one = lambda dtype: jax.ShapeDtypeStruct((sequences, LENGTH), dtype,
                                            sharding=batch_sharding(mesh))
   return targets.compile_for(
       target, make_train_step(config, optimizer, mesh), state_layout(config, optimizer, mesh),
-      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)))
+      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), peak_rates(optimizer))
 
 
 def collectives(compiled):

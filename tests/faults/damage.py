@@ -15,7 +15,6 @@ from sink_jax.data.pipeline import open_data
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints, restore_params
 from sink_jax.train.checksums import saved_steps, step_folder
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.optimizer import make_optimizer
 from sink_jax.train.probe_tokens import read_probe_tokens, write_probe_tokens
 from sink_jax.train.record import read_record
 from sink_jax.train.sharding import make_mesh
@@ -42,8 +41,7 @@ def target_of(**changes):
   experiment = from_dict(runs.config(**changes))
   data = open_data(experiment.data)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  return state_layout(model, make_optimizer(experiment.optimizer, experiment.steps),
-                      make_mesh(data=1))
+  return state_layout(model, experiment.optimizer, make_mesh(data=1))
 
 
 class Saved:

@@ -17,7 +17,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import parameter_count
 from sink_jax.plan import links
 from sink_jax.plan.program import read
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding
 from sink_jax.train.step import make_train_step, state_layout
 
@@ -42,11 +42,11 @@ def scanned(where, weights):
 def training_step(where):
   config = ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
                        dtype='float32', implementation='reference')
-  optimizer = make_optimizer(OptimizerConfig(), 10)
+  optimizer = OptimizerConfig()
   one = lambda dtype: jax.ShapeDtypeStruct((8, 12), dtype, sharding=batch_sharding(where))
   return parameter_count(config), make_train_step(config, optimizer, where).lower(
       state_layout(config, optimizer, where),
-      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32))).compile().as_text()
+      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), peak_rates(optimizer)).compile().as_text()
 
 
 def described(text, where):

@@ -19,7 +19,7 @@ from sink_jax.train.sharding import mesh_sizes
 
 def job(topology='v5p:4x4x4', mesh=(4, 16, 1), batch_size=128, microbatches=1, remat='none'):
   return Job('1b', chips.parse(topology), sized('1b', vocab_size=50432, remat=remat),
-             OptimizerConfig(), 100, 2048, batch_size, microbatches, mesh)
+             OptimizerConfig(), 2048, batch_size, microbatches, mesh)
 
 
 def torus(topology, sizes):
@@ -200,7 +200,7 @@ def test_a_plan_counts_training_validation_and_the_probe(monkeypatch):
   tiny = sized('tiny', vocab_size=64, d_model=32, ffn_hidden=32, layers=1)
   planned = lambda **options: plan(Job(**{
       'name': 'tiny', 'where': chips.parse('v5e:1x1'), 'model': tiny,
-      'optimizer': OptimizerConfig(), 'steps': 10, 'context': 32, 'batch_size': 64,
+      'optimizer': OptimizerConfig(), 'context': 32, 'batch_size': 64,
       'microbatches': 1, 'mesh': (1, 1, 1), **options}))
   whole = planned()
   assert list(whole['peaks']) == ['training', 'validation', 'probe'] and whole['fits']

@@ -13,7 +13,7 @@ import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.sharded import in_mesh
 from sink_jax.train.loss import cross_entropy
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
 
@@ -43,17 +43,18 @@ def train(case, mesh):
   config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
                                  vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
   # Adam's first steps are signs of gradients, which magnify rounding near zero.
-  optimizer = make_optimizer(OptimizerConfig(name='sgd', warmup_steps=0, learning_rate=1e-2), 10)
+  optimizer = OptimizerConfig(name='sgd', learning_rate=1e-2)
+  rates = peak_rates(optimizer)
   state = init_state(config, optimizer, 0, mesh)
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, VOCAB, (BATCH, LENGTH + 1)).astype(np.int32)
   weights = (rng.random((BATCH, LENGTH)) > 0.3).astype(np.float32)
   batch = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], weights), batch_sharding(mesh))
   step = make_train_step(config, optimizer, mesh, 2 if case == 'token' else 1).lower(
-      state, batch).compile()
+      state, batch, rates).compile()
   curve = []
   for _ in range(STEPS):
-    state, metrics = step(state, batch)
+    state, metrics = step(state, batch, rates)
     curve.append([float(metrics['loss']), float(metrics['grad_norm'])])
   probe = tokens[:3, :13]  # neither sequences nor positions divide
   importance = sj.Run(config, state.params).record(probe).layers.importance

@@ -73,10 +73,10 @@ def stop_after(monkeypatch, step):
   def make(*args):
     update = make_train_step(*args)
 
-    def update_and_stop(state, batch):
+    def update_and_stop(state, *inputs):
       if int(state.step) + 1 == step:
         signal.raise_signal(signal.SIGTERM)
-      return update(state, batch)
+      return update(state, *inputs)
 
     return update_and_stop
 
@@ -303,13 +303,13 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
 
 
 def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
-  make_optimizer = loop.make_optimizer
+  learning_rates = loop.learning_rates
 
   def slow(*arguments):
     signal.raise_signal(signal.SIGTERM)
-    return make_optimizer(*arguments)
+    return learning_rates(*arguments)
 
-  monkeypatch.setattr(loop, 'make_optimizer', slow)
+  monkeypatch.setattr(loop, 'learning_rates', slow)
   with pytest.raises(Interrupted, match='at step 0 of 8'):
     go(runs.config(), tmp_path)
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'

@@ -12,7 +12,7 @@ import sink_jax as sj
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.train import sharding
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.step import state_layout
 from tests.train import meshes, runs
 
@@ -44,7 +44,7 @@ def layout(mesh, **options):
   """{path: axes of the mesh} of parameters and of the optimiser's first moments."""
   config = sj.ModelConfig(**dict(layers=3, d_model=32, heads=8, kv_heads=4, ffn_hidden=48,
                                  vocab_size=100) | options)
-  state = state_layout(config, make_optimizer(OptimizerConfig(), 10), mesh)
+  state = state_layout(config, OptimizerConfig(), mesh)
   flat = lambda tree: {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(
       x.sharding.spec) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
   params = flat(state.params)
@@ -102,7 +102,7 @@ def test_the_memory_of_a_device_falls():
     (dict(heads=8, ffn_hidden=50), r'model.ffn_hidden = 50: .* mesh.tensor = 2')])
 def test_models_that_do_not_divide_are_refused(options, message, monkeypatch):
   config = dict(layers=1, d_model=48, ffn_hidden=64, vocab_size=11) | options
-  optimizer = make_optimizer(OptimizerConfig(), 10)
+  optimizer = OptimizerConfig()
   with pytest.raises(ValueError, match=message):
     state_layout(sj.ModelConfig(**config), optimizer, abstract(1, 2, 4))
   monkeypatch.setattr(jax, 'device_count', lambda: 8)

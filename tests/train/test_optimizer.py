@@ -7,7 +7,9 @@ import optax
 import pytest
 
 from sink_jax.models.sizes import parameter_shapes, sized
-from sink_jax.train.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from sink_jax.train.optimizer import (
+    OptimizerConfig, Rates, init_optimizer, learning_rate_schedule, learning_rates, make_optimizer,
+    peak_rates)
 
 
 def torch_adamw(config, steps, parameters, gradients):
@@ -36,10 +38,9 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
   draw = lambda: {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
   parameters, gradients = draw(), [draw() for _ in range(6)]
   config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, clip=clip, weight_decay=0.3)
-  optimizer = make_optimizer(config, 6)
-  p, state = jax.tree.map(jnp.asarray, parameters), optimizer.init(parameters)
-  for g in gradients:
-    updates, state = optimizer.update(g, state, p)
+  p, state = jax.tree.map(jnp.asarray, parameters), init_optimizer(config, parameters)
+  for g, rate in zip(gradients, learning_rates(config, 6)):
+    updates, state = make_optimizer(config, Rates(rate, config.weight_decay)).update(g, state, p)
     p = optax.apply_updates(p, updates)
   expected = torch_adamw(config, 6, parameters, gradients)
   for k in shapes:
@@ -49,7 +50,7 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
 def test_sgd_has_no_memory():
   config = OptimizerConfig(name='sgd', learning_rate=0.1, schedule='constant', warmup_steps=0,
                            weight_decay=0.5, clip=0.0)
-  optimizer = make_optimizer(config, 3)
+  optimizer = make_optimizer(config, peak_rates(config))
   p = {'w': jnp.array([2.0])}
   updates, _ = optimizer.update({'w': jnp.array([3.0])}, optimizer.init(p), p)
   np.testing.assert_allclose(updates['w'], -0.1 * (3.0 + 0.5 * 2.0), rtol=1e-6)
@@ -64,7 +65,8 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   zero = jax.tree.map(jnp.zeros_like, ones)
   decayed = {}
   for decay in ('matrices', 'all'):
-    optimizer = make_optimizer(OptimizerConfig(decay=decay, warmup_steps=0), 10)
+    settings = OptimizerConfig(decay=decay)
+    optimizer = make_optimizer(settings, peak_rates(settings))
     updates, _ = optimizer.update(zero, optimizer.init(ones), ones)
     decayed[decay] = {jax.tree_util.keystr(path, simple=True, separator='.')
                       for path, u in jax.tree_util.tree_leaves_with_path(updates)
@@ -86,6 +88,19 @@ def test_schedules():
   constant = learning_rate_schedule(
       OptimizerConfig(learning_rate=1.0, schedule='constant', warmup_steps=0), 100)
   assert [float(constant(s)) for s in (0, 50, 99)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize('options', [
+    {}, dict(schedule='constant'), dict(schedule='constant', warmup_steps=0),
+    dict(warmup_steps=5, final_fraction=0.0), dict(warmup_steps=1, learning_rate=0.02)])
+def test_the_learning_rates_of_all_updates_are_the_schedules(options):
+  config = OptimizerConfig(**options)
+  schedule = learning_rate_schedule(config, 20)
+  rates = learning_rates(config, 20)
+  assert rates.shape == (20,) and rates.dtype == np.float32
+  # Two roundings of float32 apart: the rates are a fraction times the peak.
+  np.testing.assert_allclose(rates, [float(schedule(s)) for s in range(20)], rtol=3e-7,
+                             atol=3e-7 * config.learning_rate)
 
 
 @pytest.mark.parametrize('options, words', [

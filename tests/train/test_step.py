@@ -15,7 +15,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.models.transformer import init_params
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 from tests.train import runs
@@ -34,16 +34,36 @@ def batch(size=8, length=12, seed=0):
 
 
 def step(config, batch, microbatches=1, seed=0, **options):
-  optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, **options), 10)
+  optimizer = OptimizerConfig(**options)
   mesh = make_mesh()
   state = init_state(config, optimizer, seed, mesh)
-  return make_train_step(config, optimizer, mesh, microbatches)(state, batch)
+  return make_train_step(config, optimizer, mesh, microbatches)(state, batch, peak_rates(optimizer))
 
 
 def plain_cross_entropy(h, kernel, targets, weights):
   logits = (h @ kernel).astype(jnp.float32)
   chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
   return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights)
+
+
+def test_trials_that_differ_in_seed_rates_and_schedule_share_a_program():
+  config, mesh = small_model(), make_mesh()
+  steps = {make_train_step(config, OptimizerConfig(**options), mesh) for options in (
+      {}, dict(learning_rate=3e-3), dict(weight_decay=0.0), dict(schedule='constant'),
+      dict(warmup_steps=0), dict(final_fraction=0.5))}
+  assert len(steps) == 1
+  [shared] = steps
+  before = shared._cache_size()
+  for seed, (rate, decay) in enumerate([(1e-3, 0.1), (2e-3, 0.0), (0.0, 0.0)]):
+    state = init_state(config, OptimizerConfig(), seed, mesh)
+    params = jax.tree.map(np.asarray, state.params)
+    new, _ = shared(state, batch(), Rates(np.float32(rate), np.float32(decay)))
+    moved = any(np.any(a != b) for a, b in zip(jax.tree.leaves(params),
+                                               jax.tree.leaves(new.params)))
+    assert moved == (rate > 0)
+  assert shared._cache_size() <= before + 1
+  others = (dict(clip=2.0), dict(beta2=0.9), dict(eps=1e-6), dict(name='sgd'), dict(decay='matrices'))
+  assert shared not in {make_train_step(config, OptimizerConfig(**o), mesh) for o in others}
 
 
 @pytest.mark.parametrize('logits', [2**24, 3 * 5 * 11, 1])
@@ -99,7 +119,7 @@ def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
 def test_the_loss_is_the_weighted_mean():
   config, data = small_model(), batch()
   _, metrics = step(config, data)
-  params = init_state(config, make_optimizer(OptimizerConfig(), 10), 0, make_mesh()).params
+  params = init_state(config, OptimizerConfig(), 0, make_mesh()).params
   logits = sj.Run(config, params).logits(data.tokens)
   total = plain_cross_entropy(logits, jnp.eye(11), data.targets, data.weights)
   assert metrics['loss'] == pytest.approx(float(total / data.weights.sum()))
@@ -171,18 +191,18 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
 from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.run import record
-from sink_jax.train.optimizer import OptimizerConfig, make_optimizer
+from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 
 mesh = make_mesh(2, 2, 2)
 config = sj.sized('tiny', vocab_size=11, implementation='pallas')
-optimizer = make_optimizer(OptimizerConfig(), 10)
+optimizer = OptimizerConfig()
 state = init_state(config, optimizer, 0, mesh)
 tokens = np.zeros((8, 64), np.int32)
 batch = Batch(tokens, tokens, np.ones((8, 64), np.float32))
 lower = lambda f, *x: f.trace(*x).lower(lowering_platforms=('tpu',)).as_text()
-texts = [lower(make_train_step(config, optimizer, mesh), state, batch),
+texts = [lower(make_train_step(config, optimizer, mesh), state, batch, peak_rates(optimizer)),
          lower(make_validation_step(config, mesh), state.params, batch),
          lower(record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
 assert all('tpu_custom_call' in text for text in texts)

@@ -65,10 +65,10 @@ def interrupted_while_saving(monkeypatch, times):
   def make(*args):
     update = make_train_step(*args)
 
-    def asked(state, batch):
+    def asked(state, *inputs):
       if int(state.step) + 1 == 4:
         signal.raise_signal(signal.SIGINT)
-      return update(state, batch)
+      return update(state, *inputs)
 
     return asked
 
