@@ -16,6 +16,7 @@ IMPORTED_ONLY = ('head_dim', 'pattern', 'parallel_residual', 'biases', 'embeddin
 # Far above any model's, far below what would only fill the memory: sizes are read from files.
 MOST = 2**12  # layers, experts: a few objects in memory each, before any tensor is looked at
 LARGEST = 2**27
+_WIDEST = 2**16  # dimensions of a head; tables of rotations on the host are as wide
 _SIZES = ('d_model', 'heads', 'ffn_hidden', 'vocab_size', 'input_features', 'output_features',
           'kv_heads', 'head_dim', 'embedding_dim')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
@@ -153,6 +154,9 @@ class ModelConfig:
                          f'between 0 and {largest}.')
     if self.head_dim is None and self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
+    if self.dims.head_dim > _WIDEST:
+      raise ValueError(f'a head of {self.dims.head_dim} dimensions (model.head_dim, or model.d_model '
+                       f'/ model.heads) cannot be: at most {_WIDEST}.')
     if not self.pattern or self.layers % len(self.pattern):
       raise ValueError(f'model.layers = {self.layers} must be a multiple of the '
                        f'{len(self.pattern)} blocks of the pattern.')

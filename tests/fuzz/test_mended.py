@@ -13,6 +13,7 @@ from sink_jax.data.documents import Jsonl
 from sink_jax.data.tokenizer import HuggingFace, load_encoder
 from sink_jax.data.whole import whole
 from sink_jax.pretrained import keys
+from sink_jax.models.sizes import sized
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.slot import build
 from sink_jax.train.experiment import from_dict
@@ -136,3 +137,8 @@ def test_a_flood_of_empty_lines_is_refused_early(tmp_path, monkeypatch):
   path.write_bytes(gzip.compress(b'\n' * 2000))
   with pytest.raises(ValueError, match='nearly all of its first 1024 lines are empty'):
     list(text_lines.lines(path))
+
+
+def test_a_head_wider_than_any_is_refused_before_its_rotations_are_tabulated():
+  with pytest.raises(ValueError, match='a head of 33554432 dimensions .*d_model'):
+    sized('tiny', vocab_size=64, d_model=2**27)
