@@ -41,6 +41,8 @@ def get_config(name=''):
   config.model.implementation = config_dict.placeholder(str)
   # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all).
   config.model.remat = 'none'
+  # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
+  config.model.unroll = config_dict.placeholder(int)
 
   # One variant of attention; the README explains the slots.
   config.attention = ConfigDict()

@@ -53,7 +53,7 @@ def load_run(workdir) -> Run:
       edit.check(experiment.data.context + 1, config.vocab_size)
   except ValueError as error:
     raise ValueError(f'{workdir}: config.json cannot be read ({error}).') from None
-  config = dataclasses.replace(config, implementation=None)
+  config = dataclasses.replace(config, implementation=None, unroll=1)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))

@@ -194,7 +194,7 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
   """The model as `probe` runs it."""
   # The libraries' kernels run neither short sequences nor float32: a probe does without them.
   own = config.implementation in ('reference', 'chunked', 'pallas')
-  return dataclasses.replace(config, dtype=dtype,
+  return dataclasses.replace(config, dtype=dtype, unroll=1,  # nothing is kept for a backward pass
                              implementation=config.implementation if own else None)
 
 

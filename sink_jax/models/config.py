@@ -109,6 +109,11 @@ class ModelConfig:
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
     A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
+  unroll: blocks that are compiled one after another in each turn of the loop over blocks,
+    rounded down to whole periods of the pattern; from `layers` on there is no loop. What a
+    loop keeps for the backward pass is copied into one array of all its turns and out again;
+    without it nothing is copied, and compiling takes longer. With a `remat` other than 'none'
+    the loop stays as it is. The function, its parameters and their tree are the same.
   """
 
   layers: int
@@ -136,19 +141,20 @@ class ModelConfig:
   dtype: str = 'bfloat16'
   implementation: str | None = None
   remat: str = 'none'
+  unroll: int = 1
 
   def __post_init__(self):
     for name, allowed in CHOICES.items():
       if getattr(self, name) not in allowed:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
-    for name in ('layers', 'sink_tokens', *_SIZES):
+    for name in ('layers', 'sink_tokens', 'unroll', *_SIZES):
       if not isinstance(getattr(self, name), int | None):  # JSON has 2.0 and -0.0
         raise ValueError(f'model.{name} = {getattr(self, name)!r} must be a whole number.')
-    for name in ('layers', 'd_model', 'heads', 'ffn_hidden'):
+    for name in ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll'):
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
-    for name, largest in (dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST}).items():
+    for name, largest in (dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST, 'unroll': MOST}).items():
       if not 0 <= (getattr(self, name) or 0) <= largest:
         raise ValueError(f'model.{name} = {str(getattr(self, name))[:50]} cannot be: it lies '
                          f'between 0 and {largest}.')
@@ -191,6 +197,13 @@ class ModelConfig:
     if layer.mask is None:
       return self.attention
     return dataclasses.replace(self.attention, mask=layer.mask)
+
+  @property
+  def periods_per_turn(self) -> int:
+    """Periods of the pattern in each turn of the loop over blocks, see `unroll`."""
+    if self.remat != 'none':
+      return 1
+    return max(1, min(self.unroll, self.layers) // len(self.pattern))
 
   @property
   def attention_layers(self) -> tuple[int, ...]:

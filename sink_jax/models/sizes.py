@@ -38,7 +38,8 @@ def sized(size: str, **overrides) -> ModelConfig:
 @functools.lru_cache
 def parameter_shapes(config: ModelConfig):
   """The parameter tree as shapes, without allocating anything."""
-  config = dataclasses.replace(config, implementation='reference')  # libraries refuse one token
+  # The libraries refuse one token.
+  config = dataclasses.replace(config, implementation='reference', unroll=1)
   if config.vocab_size:
     inputs = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   else:

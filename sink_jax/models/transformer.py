@@ -113,8 +113,8 @@ class Transformer(nn.Module):
   the same forward pass, shown. With `unembed=False` it returns what the unembedding
   would see, (B, T, D). With `memory` it returns (logits of the last token (B, V), memory):
   the tokens begin a text, or, with `step`, are the one that comes after what is remembered.
-  Layers are scanned, a period of the pattern at a time: parameters and record leaves have
-  a leading layer axis.
+  Layers are scanned, some periods of the pattern at a time (`ModelConfig.unroll`): parameters
+  and record leaves have a leading layer axis.
   """
 
   config: ModelConfig
@@ -146,6 +146,7 @@ class Transformer(nn.Module):
                         policy=SAVED[config.remat])
     blocks = nn.scan(period, variable_axes={'params': 0}, split_rngs={'params': True},
                      length=config.layers // len(config.pattern),
+                     unroll=config.periods_per_turn,
                      in_axes=(nn.broadcast, 0, nn.broadcast))(config, **options, name='blocks')
     h_BxTxD, (shown, caches) = blocks(h_BxTxD, want, memory and memory.layers, step)
     if memory is not None:
@@ -205,7 +206,8 @@ class Transformer(nn.Module):
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, seed):
   """Fresh float32 parameters; a pure function of the config and an integer seed."""
-  config = dataclasses.replace(config, implementation='reference')  # libraries refuse one token
+  # The libraries refuse one token.
+  config = dataclasses.replace(config, implementation='reference', unroll=1)
   if config.vocab_size:
     inputs = jnp.zeros((1, 1), jnp.int32)
   else:

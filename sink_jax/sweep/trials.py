@@ -15,7 +15,8 @@ from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
 ENDED = ('done', 'diverged', 'not expressible')  # statuses of trials that nothing is left to do for
 # Keys that change neither the model nor its training; which data there was is told elsewhere.
 _NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'data.domain_weights',
-            'model.vocab_size', 'model.implementation', 'model.remat', 'microbatches',
+            'model.vocab_size', 'model.implementation', 'model.remat', 'model.unroll',
+            'microbatches',
             'probe.every', 'validation.every', 'validation.batches')
 
 

@@ -30,6 +30,7 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
 from sink_jax.train.checkpoint import Checkpoints
+from sink_jax.train.defaults import completed
 from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
@@ -73,7 +74,11 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
   job = together(lambda: _prepared(config, workdir))
-  experiment, model, data, mesh = job.experiment, job.model, job.data, job.mesh
+  data, mesh = job.data, job.mesh
+  config = agreed(lambda: completed(
+      runs.as_begun(workdir, config), job.model, mesh.devices.flat[0].platform), ValueError)
+  experiment = from_dict(config)
+  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
   name = name or PurePath(workdir).name
   about = resolved(config, data), data.summary()
   check_same('config, data or jax', json.dumps([*about, jax.__version__], sort_keys=True))
@@ -97,15 +102,14 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
         raise
       # What breaks between processes is a ValueError too, and no fault of the config.
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
-  model = dataclasses.replace(model, implementation=None)  # of training; see load_run
+  model = dataclasses.replace(model, implementation=None, unroll=1)  # of training; see load_run
   return Run(model, params, name, experiment.steps, probe_tokens=job.probe_tokens,
              first_token=first_token(experiment.data.interventions))
 
 
 class _Job(NamedTuple):
   """A config as typed objects, with its data, the devices and the inputs of the probe."""
-  experiment: Experiment
-  model: ModelConfig
+  model: ModelConfig  # without what `completed` chooses
   data: Data
   mesh: jax.sharding.Mesh
   attention: str  # the implementation
@@ -123,7 +127,7 @@ def _prepared(config, workdir) -> _Job:
     runs.check_unclaimed(workdir, config)
   data = open_data(experiment.data)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  return _Job(experiment, model, data, mesh,
+  return _Job(model, data, mesh,
               training_implementation(model, experiment.data.context),
               data.probe_tokens(experiment.probe.sequences, experiment.probe.length),
               data.encoder)

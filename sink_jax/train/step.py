@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -129,10 +130,11 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig,
 def make_validation_step(config: ModelConfig, mesh):
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
+  The blocks are looped over, whatever `config.unroll` says: nothing is kept of them.
   mesh: None for parameters on one device, such as those of `load_run`.
   """
 
-  return _compiled_validation(config, mesh)
+  return _compiled_validation(dataclasses.replace(config, unroll=1), mesh)
 
 
 @functools.lru_cache(_PROGRAMS)

@@ -14,6 +14,7 @@ from typing import Any
 
 from sink_jax.data.whole import whole
 from sink_jax.train.checksums import saved_steps
+from sink_jax.train.defaults import KEYS
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
@@ -76,7 +77,7 @@ def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
   _check_config_is_there(path)
   if (path / 'config.json').exists():
     saved = read_config(path)
-    _refuse(path, differences(saved, _with_sizes(config, saved)))
+    _refuse(path, differences(saved, _filled(config, saved)))
   elif is_local(path):
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -163,12 +164,28 @@ def _refuse(workdir, changed):
                      + '\nUse another --workdir, or the old values to resume it.')
 
 
-def _with_sizes(config, saved):
-  """The config with its empty sizes, which come from the data, as a saved one has them."""
-  sizes = saved.get('model')
-  sizes = sizes if isinstance(sizes, dict) else {}  # of a config.json that somebody changed
-  return dict(config, model={k: sizes.get(k) if v is None else v
-                             for k, v in config['model'].items()})
+def as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the empty ones of `defaults.KEYS` as they were when the run began, if it did.
+
+  Raises:
+    ValueError: the config of the run cannot be read.
+  """
+  if not (folder(workdir) / 'config.json').exists():
+    return dict(config)
+  return _filled(config, read_config(workdir), KEYS)
+
+
+def _filled(config, saved, keys=None, section=''):
+  """The config with its empty keys, or those of them in `keys`, as a saved one has them."""
+  saved = saved if isinstance(saved, dict) else {}  # of a config.json that somebody changed
+  filled = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      value = _filled(value, saved.get(key), keys, f'{section}{key}.')
+    elif value is None and (keys is None or section + key in keys):
+      value = saved.get(key)
+    filled[key] = value
+  return filled
 
 
 def _known_data(workdir):
@@ -206,8 +223,10 @@ def read_config(workdir) -> dict[str, Any]:
     mesh.setdefault('tensor', 1)
   if isinstance(data, dict):
     data.setdefault('valid_source', '')
-  if isinstance(model, dict) and isinstance(model.get('remat'), bool):
-    model['remat'] = 'blocks' if model['remat'] else 'none'
+  if isinstance(model, dict):
+    model.setdefault('unroll', 1)
+    if isinstance(model.get('remat'), bool):
+      model['remat'] = 'blocks' if model['remat'] else 'none'
   return config
 
 
@@ -275,7 +294,7 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
       status.get('step')]):
     return False
   saved = read_config(workdir)
-  return not differences(saved, _with_sizes(config, saved))
+  return not differences(saved, _filled(config, saved))
 
 
 def _write_status(workdir, record):
