@@ -8,23 +8,33 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
+from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.sharded import over_devices
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
-_LOGITS = 2**26  # logits that may exist at a time on a device: 256 MiB in float32
+
+def default_logits(platform: str) -> int:
+  """Most logits that the cross-entropy computes at a time on a device of a platform.
+
+  Every chunk of positions reads, adds to and writes the float32 gradient of the whole
+  unembedding, so large chunks save traffic where memory is large: 1 GiB of float32 logits on
+  GPUs and TPUs, 256 MiB elsewhere.
+  """
+  return 2**28 if platform in ('cuda', 'tpu') else 2**26
 
 
-def summed_loss(config: ModelConfig, params, batch, weights_BxT):
+def summed_loss(config: ModelConfig, params, batch, weights_BxT, logits: int | None = None):
   """Sum over positions of weight times loss, float32.
 
   The loss of a position is the cross-entropy in nats for integer targets (B, T), and the
   squared error summed over features for float targets (B, T, F).
+  logits: see `cross_entropy`.
   """
   apply = functools.partial(Transformer(config).apply, {'params': params}, batch.tokens)
   if jnp.issubdtype(batch.targets.dtype, jnp.integer):
     return cross_entropy(apply(unembed=False), params['unembed']['kernel'], batch.targets,
-                         weights_BxT)
+                         weights_BxT, logits)
   return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
@@ -42,25 +52,26 @@ def training_weights(weights_BxT, config: ModelConfig):
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)
 
 
-@jax.custom_vjp
-def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits: int | None = None):
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
   Every device goes through its own sequences, a few positions of each at a time; the devices
   of a tensor group, which all have h, take a share of its positions each.
   Differentiable in h and W: their gradients are computed along with the loss, so that no
   logits are computed twice.
+  logits: most that exist at a time on a device; by default `default_logits` of this platform.
   """
   def share(h, targets, weights, kernel):
     chunk = lambda *chunks: (_chunk_loss(*chunks, kernel)[0], None)
-    return _over_chunks(chunk, kernel.shape[1], h, targets, weights)[:1]
+    return _over_chunks(chunk, _positions(logits, h, kernel), h, targets, weights)[:1]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
   return over_devices('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
                       kernel_DxV.astype(h_BxTxD.dtype))[0]
 
 
-def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
+def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
   def share(h, targets, weights, kernel):
@@ -71,7 +82,8 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, product('btd,btv->dv', h, dlogits)), dh
 
-    (loss, dkernel), dh = _over_chunks(chunk, kernel.shape[1], h, targets, weights)
+    (loss, dkernel), dh = _over_chunks(chunk, _positions(most_logits, h, kernel), h, targets,
+                                       weights)
     return loss, dkernel, dh
 
   loss, dkernel, dh = over_devices('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
@@ -79,7 +91,7 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT):
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 
-def _backward(gradients, cotangent):
+def _backward(most_logits, gradients, cotangent):
   dh, dkernel = gradients
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
 
@@ -94,13 +106,29 @@ def _chunk_loss(h, targets, weights, kernel_DxV):
   return jnp.sum((lse - chosen) * weights), logits, lse
 
 
-def _over_chunks(f, vocab_size, *arrays_BxT):
+def _positions(most_logits, h_BxTxD, kernel_DxV):
+  """Most positions of each sequence at a time."""
+  if most_logits is None:
+    most_logits = default_logits(platform())
+  return max(1, most_logits // (h_BxTxD.shape[0] * kernel_DxV.shape[1]))
+
+
+def chunk_sizes(length: int, most: int) -> tuple[int, int]:
+  """(chunks, positions of each), at most `most`, with nearly none beyond the length.
+
+  A quarter more chunks than are needed are allowed where fewer positions are then padded.
+  """
+  fewest = -(-length // most)
+  count = min(range(fewest, fewest + fewest // 4 + 1), key=lambda n: (-length % n, n))
+  return count, -(-length // count)
+
+
+def _over_chunks(f, most_positions, *arrays_BxT):
   """Runs `summed, joined = f(*chunks)` over chunks of the position axis."""
   batch, length = arrays_BxT[0].shape[:2]
-  size = max(1, min(length, _LOGITS // (batch * vocab_size)))
-  if size == length:
+  count, size = chunk_sizes(length, most_positions)
+  if count == 1:
     return f(*arrays_BxT)
-  count = -(-length // size)
 
   def split(x):  # positions of padding have weight 0
     x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))

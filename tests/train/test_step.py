@@ -1,5 +1,6 @@
 """One training step: losses, microbatches, meshes, a golden number."""
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.models.transformer import init_params
+from sink_jax.plan import program
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
@@ -67,8 +69,7 @@ def test_trials_that_differ_in_seed_rates_and_schedule_share_a_program():
 
 
 @pytest.mark.parametrize('logits', [2**24, 3 * 5 * 11, 1])
-def test_cross_entropy_in_chunks(monkeypatch, logits):
-  monkeypatch.setattr(loss, '_LOGITS', logits)  # all 7 positions, 5 of them, 1 at a time
+def test_cross_entropy_in_chunks(logits):  # of all 7 positions, 4 and 4 with padding, 1 each
   rng = np.random.default_rng(0)
   h, kernel = rng.standard_normal((3, 7, 4)), 3 * rng.standard_normal((4, 11))
   targets, weights = rng.integers(0, 11, (3, 7)), rng.random((3, 7))
@@ -76,13 +77,34 @@ def test_cross_entropy_in_chunks(monkeypatch, logits):
   nats = -np.log(np.take_along_axis(p, targets[..., None], -1))[..., 0]
   inputs = [jnp.asarray(x, jnp.float32) for x in (h, kernel)]
   value, (dh, dkernel) = jax.value_and_grad(lambda h, k: 2 * loss.cross_entropy(
-      h, k, targets, jnp.asarray(weights)), argnums=(0, 1))(*inputs)
+      h, k, targets, jnp.asarray(weights), logits), argnums=(0, 1))(*inputs)
   dlogits = 2 * (p - np.eye(11)[targets]) * weights[..., None]
-  np.testing.assert_allclose(loss.cross_entropy(*inputs, targets, weights),
+  np.testing.assert_allclose(loss.cross_entropy(*inputs, targets, weights, logits),
                              (nats * weights).sum(), rtol=1e-5)
   np.testing.assert_allclose(value, 2 * (nats * weights).sum(), rtol=1e-5)
   np.testing.assert_allclose(dh, dlogits @ kernel.T, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(dkernel, np.einsum('btd,btv->dv', h, dlogits), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('logits', [loss.default_logits(name) for name in ('cpu', 'cuda')])
+@pytest.mark.parametrize('sequences', [1, 2, 4, 8])
+def test_the_loss_multiplies_next_to_nothing_by_the_unembedding_in_vain(sequences, logits):
+  B, T, D, V = sequences, 2048, 768, 50432  # of the 60M model, on each device
+  one = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
+  compiled = jax.jit(jax.value_and_grad(functools.partial(loss.cross_entropy, logits=logits),
+                                        argnums=(0, 1))).lower(
+      one('bfloat16', B, T, D), one('float32', D, V), one('int32', B, T),
+      one('float32', B, T)).compile({'xla_backend_optimization_level': 0})
+  counted = program.read(compiled.as_text())
+  assert counted.unknown == 0
+  assert 1 <= counted.products / (6 * B * T * D * V) < 1.01
+
+
+@pytest.mark.parametrize('length, most, expected', [
+    (2048, 5322, (1, 2048)), (2048, 1330, (2, 1024)), (2048, 332, (8, 256)), (7, 5, (2, 4)),
+    (2047, 1330, (2, 1024)), (12, 1, (12, 1))])
+def test_chunks_of_positions(length, most, expected):
+  assert loss.chunk_sizes(length, most) == expected
 
 
 def test_the_loss_needs_no_logits_of_all_positions():
