@@ -10,55 +10,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
+from sink_jax.plan import hlo
+
+# Calls of these are kernels of ours, or a library's: Mosaic's on TPUs, Triton's on GPUs.
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 _KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all',
           'collective-permute', 'collective-broadcast')
-_ARRAY = re.compile(r'\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?')
-_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$')
-_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
 # These move nothing by themselves.
 _FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call',
          'conditional', 'partition-id', 'replica-id', 'after-all', 'opt-barrier', 'iota'}
-
-
-class Array(NamedTuple):
-  """space: 0 is the main memory of the device, the others are on the chip."""
-
-  dims: tuple[int, ...]
-  width: float
-  space: int
-
-  @property
-  def size(self) -> int:
-    return math.prod(self.dims)
-
-  @property
-  def bytes(self) -> float:
-    return self.size * self.width
-
-
-class Instruction(NamedTuple):
-  name: str
-  shape: tuple[Array, ...]  # several of a tuple
-  op: str
-  rest: str  # what follows the opening parenthesis
-  root: bool
-
-  @property
-  def operands(self) -> list[str]:
-    return re.findall(r'%([\w.\-]+)', self.rest[:_closing(self.rest)])
-
-  def called(self, *attributes: str) -> list[str]:
-    """Names of computations."""
-    names = []
-    for attribute in attributes:
-      if found := re.search(rf'\b{attribute}=\{{?([^,{{}}]*(?:, *%[^,{{}}]*)*)', self.rest):
-        names += [name.strip().lstrip('%') for name in found[1].split(',')]
-    return names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +64,7 @@ class Program:
 
 
 def read(text: str) -> Program:
-  """Reads the text of a compiled program, `compiled.as_text()`, for a CPU or TPU."""
+  """Reads the text of a compiled program, `compiled.as_text()`, for a CPU, TPU or GPU."""
   return _Reader(text).read()
 
 
@@ -111,7 +74,7 @@ class _Reader:
     header = text[:text.find('\n')]
     found = re.search(r'num_partitions=(\d+)', header) or re.search(r'replica_count=(\d+)', header)
     self.partitions = int(found[1]) if found else 1
-    self.computations, self.entry = _computations(text)
+    self.computations, self.entry = hlo.computations(text)
     self.collectives: dict[tuple, Collective] = {}
     self.products = self.bytes = 0.0
     self.kernels = self.unknown = 0
@@ -129,10 +92,10 @@ class _Reader:
         self._collective(x, kind, name, times, fused, overlapped or x.op != kind)
       elif x.op in ('convolution', 'dot'):
         self.products += times * _product_flops(x, computation)
-      elif x.op == 'custom-call' and 'custom_call_target="tpu_custom_call"' in x.rest:
+      elif x.op == 'custom-call' and _KERNEL.search(x.rest):
         self.kernels += times
       if x.op == 'while':
-        turns = self._turns(x)
+        turns = hlo.turns(x, self.computations)
         self.unknown += turns is None
         for body in x.called('body'):
           self._visit(body, times * (turns or 1), fused, overlapped)
@@ -170,28 +133,6 @@ class _Reader:
     inside = self.computations[computation]
     return sum(a.bytes for name in x.operands if name in inside for a in inside[name].shape)
 
-  def _turns(self, x):
-    if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"', x.rest):
-      return int(known[1])
-    # Loops count up from 0 to a number in their condition: scans by ones, and what the compiler
-    # makes of a product with a gathered matrix, part by part, by twos.
-    for name in x.called('condition'):
-      bounds = _constants(self.computations.get(name, {}).values())
-      if bounds:
-        return -(-max(bounds) // self._increment(x, self.computations[name]))
-    return None
-
-  def _increment(self, x, condition):
-    index = next((found[1] for y in condition.values() if y.op == 'get-tuple-element'
-                  and (found := re.search(r'index=(\d+)', y.rest))), None)
-    body = self.computations.get((x.called('body') or [''])[0], {})
-    root = next((y for y in body.values() if y.root), None)
-    if index is None or root is None or root.op != 'tuple' or int(index) >= len(root.operands):
-      return 1
-    counter = body[root.operands[int(index)]]
-    added = _constants(body[name] for name in counter.operands if name in body)
-    return max(1, *added) if counter.op == 'add' and added else 1
-
   def _traffic(self, x, computation):
     """Bytes that a top-level instruction reads from main memory and writes to it."""
     if x.op in _FREE or x.op.endswith('-done') or x.op == 'async-start':
@@ -204,7 +145,7 @@ class _Reader:
       moved = min(array.bytes for array in x.shape[:2])
       return moved * sum(array.space == 0 for array in x.shape[:2])
     operands = [computation[name].shape for name in x.operands if name in computation]
-    if x.op == 'custom-call' and 'tpu_custom_call' not in x.rest:
+    if x.op == 'custom-call' and not _KERNEL.search(x.rest):
       return 0  # hints and empty buffers
     if x.op != 'fusion':
       return _main(x.shape) + sum(map(_main, operands))
@@ -257,35 +198,6 @@ class _Reader:
     return sum(array.bytes for array in result.shape)
 
 
-def _computations(text):
-  computations: dict[str, dict[str, Instruction]] = {}
-  current, entry = None, ''
-  for line in text.splitlines():
-    if header := _COMPUTATION.match(line):
-      current = computations.setdefault(header[2], {})
-      entry = header[2] if header[1] else entry
-    elif line.rstrip() == '}':  # attributes of a kernel may begin a line with }}
-      current = None
-    elif current is not None and (found := _INSTRUCTION.match(line)):
-      name, shape, op, rest = found.groups()
-      current[name] = Instruction(name, tuple(_arrays(shape)), op, rest,
-                                  line.lstrip().startswith('ROOT'))
-  return computations, entry
-
-
-def _arrays(shape) -> Iterator[Array]:
-  for dtype, sizes, layout in _ARRAY.findall(shape):
-    bits = re.search(r'\d+', dtype)
-    width = int(bits[0]) / 8 if bits else 1 if dtype == 'pred' else 0
-    space = re.search(r'S\((\d+)\)', layout)
-    yield Array(_numbers(sizes), width, int(space[1]) if space else 0)
-
-
-def _constants(instructions):
-  return [int(found[1]) for y in instructions
-          if y.op == 'constant' and (found := re.match(r'(\d+)\)', y.rest))]
-
-
 def _main(shape):
   return sum(array.bytes for array in shape if array.space == 0)
 
@@ -296,7 +208,7 @@ def _product_flops(x, computation):
   if len(operands) < 2:
     return 0
   found = re.search(r'lhs_batch_dims=\{([\d,]+)\}', x.rest)
-  batch = math.prod(operands[0].dims[i] for i in _numbers(found[1])) if found else 1
+  batch = math.prod(operands[0].dims[i] for i in hlo.numbers(found[1])) if found else 1
   return 2 * math.sqrt(operands[0].size * operands[1].size * x.shape[0].size / batch)
 
 
@@ -305,10 +217,10 @@ def _group(x, partitions):
   if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', x.rest):
     return int(pairs[1]), int(pairs[2])
   if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', x.rest):
-    return _numbers(listed[1])
+    return hlo.numbers(listed[1])
   # [groups, size]<=[sizes]T(order): consecutive numbers, transposed.
   if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', x.rest):
-    return tuple(_transposed(*iota.groups()[1:]).reshape(_numbers(iota[1]))[0].tolist())
+    return tuple(_transposed(*iota.groups()[1:]).reshape(hlo.numbers(iota[1]))[0].tolist())
   if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]"
                         r"(?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}", x.rest):
     return _named_group(*named.groups(), partitions)
@@ -330,19 +242,6 @@ def _named_group(mesh, sizes, order, axes, partitions):
 
 
 def _transposed(sizes, order):
-  sizes = _numbers(sizes)
+  sizes = hlo.numbers(sizes)
   numbers = np.arange(math.prod(sizes)).reshape(sizes)
-  return numbers.transpose(_numbers(order)) if order else numbers
-
-
-def _numbers(text):
-  return tuple(int(n) for n in text.split(',') if n)
-
-
-def _closing(text):
-  depth = 1
-  for i, c in enumerate(text):
-    depth += (c == '(') - (c == ')')
-    if not depth:
-      return i
-  return len(text)
+  return numbers.transpose(hlo.numbers(order)) if order else numbers
