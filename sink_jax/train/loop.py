@@ -198,6 +198,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
       raise Interrupted(start, experiment.steps)
     if start == 0:
       evaluate(0, state.params)
+      if stop.poll(wait=True):  # before the step is compiled, which can take minutes
+        raise Interrupted(start, experiment.steps)
     pending = None  # metrics are read one step late, so that the device never waits
     for step in range(start + 1, experiment.steps + 1):
       state, values = train_step(state, feed.put(next(batches)), rates[step - 1])

@@ -315,6 +315,15 @@ def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, mon
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
 
 
+def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
+    tmp_path, monkeypatch):
+  monkeypatch.setattr(loop.Evaluation, '__call__',
+                      lambda self, step, params: signal.raise_signal(signal.SIGTERM))
+  with monkeypatch.context() as patch, pytest.raises(Interrupted, match='at step 0 of 8'):
+    patch.setattr(loop, 'make_train_step', lambda *arguments: lambda *_: pytest.fail('compiled'))
+    go(runs.config(), tmp_path)
+
+
 def test_two_processes_cannot_train_in_one_workdir(tmp_path):
   process = runs.start(tmp_path, steps=100000)
   deadline = time.monotonic() + 120
