@@ -128,5 +128,8 @@ def test_status_shards_and_costs_without_running(tmp_path):
   code, out, _ = finish(start(tmp_path, THREE, '--dry_run', '--only=a,b'))
   assert code == 0 and not (tmp_path / 'runs').exists()
   assert re.search(r'^a +[\d,]+ +8 +1,024 ', out, re.M) and 'device-hours' in out
+  code, out, err = finish(start(tmp_path, THREE, '--data_only', '--only=a,bad'))
+  assert code == 1 and re.fullmatch(r'a: BigramBackcopy\(.*\): endless training tokens\n', out)
+  assert 'x does not exist' in err and not (tmp_path / 'runs').exists()
   code, _, err = finish(start(tmp_path, THREE, '--processes=0'))
   assert code == 1 and 'error: --processes=0' in err
