@@ -100,12 +100,12 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--share', type=_share, default=(0, 1), metavar='N/M',
                    help='run every M-th problem only, from the N-th')
 
-  one = command('check', 'All of it on one GPU within eight minutes; see launch/gpu_check.sh.')
+  one = command('check', 'All of it on one GPU within eight minutes; launch/gpu_hour.sh runs it.')
   one.add_argument('out', nargs='?', default='results/gpu_check', metavar='OUT_DIR',
-                   help='of gpu_check.json and gpu_check.md (default results/gpu_check)')
+                   help='of report.json and report.md (default results/gpu_check)')
   one.add_argument('--smoke', action='store_true', help='tiny shapes: does it run to the end?')
   one.add_argument('--parts', type=_names, default=['all'], metavar='NAMES',
-                   help='correctness, attention, importance, loss, train_60m, train_1b, sweep')
+                   help='correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep')
   one.add_argument('--tolerance', type=_tolerance, default=_TOLERANCE, help='see correctness')
 
   one = command('show', 'The tables of JSON files again.')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,8 @@ SHAPES = {
     True: [(8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)],
     False: [(1, 8, 2048, 96)],
 }
+_DISPATCH = 1e-4  # seconds: a call whose floor is shorter is timed several to a program
+_CALLS = 20
 COLUMNS = [
     column('shape', 'B,H,T,Dh'), column('variant', 'variant'),
     column('implementation', 'implementation'), column('kind', 'kind'),
@@ -62,8 +65,13 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
   cases = plan(shapes, variants, others, implementations, dtype, seed)
   notes = [*NOTES, *_left_out(implementations)]
   rate = machine.matmul_rate(dtype)
+  cases = [case._replace(work=case.work._replace(calls=_calls(case.work, rate)))
+           for case in cases]
   where = machine.describe(seed) | {'matmul_tflops': rate and rate / 1e12, 'dtype': dtype}
   if rate:
+    if any(case.work.calls > 1 for case in cases):
+      notes.append(f'Where a forward pass cannot take {_DISPATCH * 1e6:.0f} us, a program of JAX '
+                   f'makes {_CALLS} calls, one after the other, and a call is a part of it.')
     notes.append(f'of matmul: share of the {rate / 1e12:,.2f} TFLOP/s measured for a large {dtype} '
                  'matrix product in this run.')
   options = {'shapes': [list(s) for s in shapes], 'variants': variants, 'rivals': others,
@@ -119,6 +127,12 @@ def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
   return sorted(cases, key=_rank)
 
 
+def _calls(work, rate):
+  """How many calls one program makes: starting it takes as long as a short call."""
+  floor = attention_flops(work.shape, work.spec.mask)[0] / rate if rate else math.inf
+  return _CALLS if floor < _DISPATCH else 1
+
+
 def _rank(case):
   """What a short run should see first: our kernels and the libraries, then T x T code."""
   name, main = case.implementation, case.variant in ('softmax', 'sigmoid')
@@ -160,14 +174,14 @@ def _timed(case, prepared, seconds, rate):
     both_bytes = programs.both_bytes
     if both_bytes is None and programs.measured_bytes:
       both_bytes = programs.measured_bytes()
-    forward, both = (measure(f, seconds) for f in (programs.forward, programs.both))
+    forward, both = (measure(f, seconds).of_each(programs.calls) for f in (programs.forward, programs.both))
   except Exception as error:  # somebody else's code, on a machine we do not know
     said = reason(error)
     if said == 'out of memory' and case.implementation.startswith('torch-'):
       said += machine.held()
     return {'failed': said}
   row = forward.named('forward') | both.named('both')
-  row |= {'forward_bytes': programs.forward_bytes, 'both_bytes': both_bytes,
+  row |= {'calls_per_program': programs.calls, 'forward_bytes': programs.forward_bytes, 'both_bytes': both_bytes,
           'both_mb': None if both_bytes is None else both_bytes / 1e6}
   for name, flops, ms in zip(('forward', 'both'),
                              attention_flops(case.work.shape, case.work.spec.mask),

@@ -26,17 +26,22 @@ from sink_jax.kernels.dispatch import attend, platform
 
 
 class Work(NamedTuple):
-  """One attention operation: shape is (B, H, T, Dh), dtype the name of the inputs' dtype."""
+  """One attention operation: shape is (B, H, T, Dh), dtype the name of the inputs' dtype.
+
+  calls: that a program of JAX makes, one after the other, so that starting it weighs less.
+  """
 
   spec: AttentionSpec
   shape: tuple[int, int, int, int]
   dtype: str
   seed: int
+  calls: int = 1
 
 
 class Programs(NamedTuple):
-  """Forward, and forward with backward: f(n) makes n calls and returns their seconds.
+  """Forward, and forward with backward: f(n) starts n programs and returns their seconds.
 
+  A program makes `calls` calls.
   Bytes are the peak beside the inputs; None where it is not known before running, and then
   `measured_bytes()` runs the second one to find out.
   """
@@ -46,6 +51,7 @@ class Programs(NamedTuple):
   forward_bytes: int | None = None
   both_bytes: int | None = None
   measured_bytes: Callable[[], int] | None = None
+  calls: int = 1
 
 
 class Rival(NamedTuple):
@@ -110,10 +116,29 @@ def prepare(name: str, work: Work) -> Programs:
     out, pull = jax.vjp(f, *inputs)
     return out, pull(cotangent.astype(out.dtype))
 
-  forward = jax.jit(lambda inputs: f(*inputs)).lower(inputs).compile()
-  backward = jax.jit(both).lower(inputs, cotangent).compile()
+  program = lambda g: jax.jit(repeated(g, work.calls) if work.calls > 1 else g)
+  forward = program(lambda inputs: f(*inputs)).lower(inputs).compile()
+  backward = program(both).lower(inputs, cotangent).compile()
   return Programs(runs(forward, inputs), runs(backward, inputs, cotangent),
-                  machine.compiled_bytes(forward), machine.compiled_bytes(backward))
+                  machine.compiled_bytes(forward), machine.compiled_bytes(backward),
+                  calls=work.calls)
+
+
+def repeated(f: Callable[..., Any], calls: int) -> Callable[..., jax.Array]:
+  """A function that makes so many calls of f on the same arrays, each after the one before.
+
+  It returns a sum of one number of every result. Barriers keep XLA from taking the call out of
+  the loop, and from computing those numbers alone.
+  """
+  def program(*arrays):
+    def call(total, _):
+      inputs, total = jax.lax.optimization_barrier((arrays, total))
+      results = jax.tree.leaves(jax.lax.optimization_barrier(f(*inputs)))
+      return sum((result.ravel()[0].astype(jnp.float32) for result in results), total), None
+
+    return jax.lax.scan(call, jnp.float32(0), length=calls)[0]
+
+  return program
 
 
 def runs(f, *arrays) -> Callable[[int], float]:

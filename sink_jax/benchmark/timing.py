@@ -21,6 +21,11 @@ class Timing(NamedTuple):
   repetitions: int
   calls: int
 
+  def of_each(self, parts: int) -> Timing:
+    """The same per part, where every call does so many equal ones."""
+    return self._replace(median=self.median / parts, min=self.min / parts,
+                         spread=self.spread / parts, calls=self.calls * parts)
+
   def named(self, name: str) -> dict[str, float]:
     """As entries of a row: name_ms, name_min_ms, name_spread_ms, ..."""
     return {f'{name}_ms': self.median, f'{name}_min_ms': self.min, f'{name}_spread_ms': self.spread,

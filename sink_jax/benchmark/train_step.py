@@ -66,7 +66,7 @@ def run(size, batches, length, vocab, dtype, implementations, remat, slots, step
   notes = _notes(rate, peak, dtype, kind, per_token)
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('train_step', where, options, COLUMNS, rows, notes, complete)
-  cases = [(name, batch) for name in implementations for batch in batches]
+  cases = [(name, batch) for batch in batches for name in implementations]
   progress = Progress(len(cases), limit)
   for name, batch in cases:
     row = {'size': size, 'batch': batch, 'length': length,

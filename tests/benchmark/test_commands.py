@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sink_jax.benchmark import attention, release, rivals, sweep, table
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.benchmark import attention, release, rivals, sweep, table, train_step
 from sink_jax.benchmark.__main__ import main
 from sink_jax.benchmark.loss import plain_cross_entropy
 from sink_jax.benchmark.variants import PAPER, VARIANTS
@@ -100,6 +101,23 @@ def test_a_row_that_breaks_down_says_why(monkeypatch):
   assert 'out of memory' in table.render(result)
 
 
+def test_a_call_of_a_program_that_makes_several_is_made_every_time():
+  made = []
+
+  def count(x):
+    made.append(1)
+    return x + 1
+
+  # A compiler could make one call, since all have the same inputs.
+  call = lambda x: jax.pure_callback(count, jax.ShapeDtypeStruct((3,), np.float32), x)
+  assert jax.jit(rivals.repeated(call, 5))(np.ones(3, np.float32)) == 10
+  assert len(made) == 5
+  work = rivals.Work(AttentionSpec(), (1, 1, 16, 16), 'float32', 0)
+  assert attention._calls(work, 1e12) == 20 and attention._calls(work, None) == 1
+  assert attention._calls(work._replace(shape=(8, 16, 2048, 128)), 8e14) == 1
+  assert attention._calls(work._replace(shape=(8, 8, 2048, 64)), 8e14) == 20
+
+
 def test_rows_for_which_there_is_no_time_are_named():
   result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
                          limit=-1)
@@ -148,6 +166,14 @@ def test_train_step(run):
   assert row['bytes'] > 12 * result['machine']['parameters']  # parameters and two moments
   assert 'NVIDIA' in failed['failed']
   assert result['options']['attention']['similarity'] == 'Sigmoid()' and 'no peak' in printed
+
+
+def test_the_first_batch_is_timed_with_every_implementation_first(run, monkeypatch):
+  monkeypatch.setattr(train_step, '_timed', lambda *arguments: {'step_ms': 1.0})
+  result, _ = run('train_step', '--size=tiny', '--batch', '2', '1', '--length=8', '--vocab=32',
+                  '--implementation=reference,chunked')
+  assert [(row['batch'], row['implementation']) for row in result['rows']] == [
+      (2, 'reference'), (2, 'chunked'), (1, 'reference'), (1, 'chunked')]
 
 
 def test_sweep_leaves_the_table_as_it_was():

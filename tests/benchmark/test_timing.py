@@ -50,6 +50,7 @@ def test_summary_is_of_the_repetitions():
   assert timing.named('call') == {
       'call_ms': pytest.approx(3), 'call_min_ms': pytest.approx(1),
       'call_spread_ms': pytest.approx(2), 'call_repetitions': 5, 'call_calls': 7}
+  assert timing.of_each(2) == (*map(pytest.approx, (1.5, 0.5, 1)), 5, 14)
 
 
 def test_progress_says_how_long_it_will_be(capsys):
