@@ -21,6 +21,7 @@ from sink_jax.benchmark import processes, table
 from sink_jax.benchmark.summary import head, summary
 from sink_jax.benchmark.targets import targets
 from sink_jax.benchmark.verdict import passed, verdict
+from sink_jax.train.provenance import command
 
 SECONDS = 480
 _GRACE = 12  # seconds that a part may take to finish what it has begun
@@ -28,49 +29,54 @@ _RESERVE = 8  # for stopping the last part and for the page
 
 
 class Part(NamedTuple):
-  """A command, the share of the time it may take (0: all that is left), its processes."""
+  """A command, its weight in the division of the time, and how many processes it has."""
 
   name: str
-  share: float
+  weight: float
   arguments: list[str]
   processes: int = 1
 
 
 def parts(smoke: bool, tolerance: float) -> list[Part]:
-  """What is run, in this order."""
+  """What is run, in this order: what is worth most comes first."""
   allowed = f'--tolerance={tolerance}'
   if smoke:
     tiny = '--seconds=0.01'
     return [
         Part('correctness', 0.4, ['correctness', '--variants', 'softmax', '--lengths', '16',
                                   allowed]),
-        Part('attention', 0.4, ['attention', '--shape', '1,1,32,16', tiny, '--variants=softmax',
-                                '--rivals=cudnn,release']),
-        Part('importance', 0.2, ['importance', '--length', '32', tiny]),
-        Part('loss', 0.2, ['loss', '--tokens=1,16', '--d_model=16', '--vocab=64', tiny]),
         Part('train_60m', 0.2, ['train_step', '--size=tiny', '--batch', '1', '--length=16',
                                 '--steps=2', '--vocab=32']),
-        Part('sweep', 0, ['attention', '--sweep', '--shape', '1,1,32,16', tiny, '--limit=0.1']),
+        Part('attention', 0.4, ['attention', '--shape', '1,1,32,16', tiny, '--variants=softmax',
+                                '--rivals=cudnn,release']),
+        Part('loss', 0.2, ['loss', '--tokens=1,16', '--d_model=16', '--vocab=64', tiny]),
+        Part('importance', 0.2, ['importance', '--length', '32', tiny]),
+        Part('sweep', 0.2, ['attention', '--sweep', '--shape', '1,1,32,16', tiny, '--limit=0.1']),
     ]
   return [
       Part('correctness', 0.22, ['correctness', allowed],
            max(1, min(12, (os.cpu_count() or 2) - 2))),
-      Part('attention', 0.30, [
+      Part('train_60m', 0.18, ['train_step', '--size=60m', '--batch', '16', '32', '8',
+                               '--implementation=default,pallas']),
+      Part('saved_60m', 0.06, ['train_step', '--size=60m', '--batch', '16',
+                               '--remat=save_matmuls']),
+      Part('attention', 0.24, [
           'attention', '--shape', '8,8,2048,96', '8,16,2048,128', '8,8,2048,64', '1,8,32768,128',
           '--seconds=0.2', '--implementations=pallas,linear,chunked',
           '--rivals=cudnn,tokamax,reference,release,torch-flash,torch-flex,torch-eager']),
-      Part('importance', 0.06, ['importance', '--seconds=0.2']),
-      Part('loss', 0.05, ['loss', '--seconds=0.3']),
-      Part('train_60m', 0.15, ['train_step', '--size=60m', '--batch', '16', '8', '32',
-                               '--implementation=default,pallas']),
-      Part('train_1b', 0.14, ['train_step', '--size=1b', '--batch', '8', '4']),
-      Part('sweep', 0, ['attention', '--sweep', '--seconds=0.05', '--shape', '8,8,2048,96',
+      Part('train_1b', 0.12, ['train_step', '--size=1b', '--batch', '8', '4']),
+      Part('loss', 0.04, ['loss', '--seconds=0.3']),
+      Part('importance', 0.04, ['importance', '--seconds=0.2']),
+      Part('sweep', 0.10, ['attention', '--sweep', '--seconds=0.05', '--shape', '8,8,2048,96',
                         '8,16,2048,128', '8,8,2048,64']),
   ]
 
 
 def check(out: Path, options) -> int:
-  """Runs the parts, writes gpu_check.json and gpu_check.md; returns an exit code.
+  """Runs the parts, writes report.json and report.md; returns an exit code.
+
+  Every part gets the share of the time left that its weight is of those of the parts left, so
+  what one does not use is for those after it.
 
   0: every correctness check that was made passed. 1: one failed, or none was made.
   2: another part failed.
@@ -86,18 +92,18 @@ def check(out: Path, options) -> int:
   seconds, began = options.limit or SECONDS, time.monotonic()
   report: dict[str, Any] = {
       'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-      'command': shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')]),
+      'command': command(),
       'seconds': seconds, 'smoke': options.smoke, 'complete': False, 'parts': {}}
   for number, part in enumerate(wanted, 1):
     left = seconds - (time.monotonic() - began) - _RESERVE
-    limit = min(left, part.share * seconds if part.share else left)
+    limit = left * part.weight / sum(one.weight for one in wanted[number - 1:])
     _say(f'== part {number}/{len(wanted)}: {part.name}, at most {max(0, limit):.0f} s; '
          f'{max(0, left):.0f} s left of {seconds:.0f} s')
     report['parts'][part.name] = _run(part, out, limit, options.seed)
     report['complete'] = number == len(wanted)
     _write(report, out)
   print(head(report))
-  _say(f'wrote {out / "gpu_check.json"} and {out / "gpu_check.md"}')
+  _say(f'wrote {out / "report.json"} and {out / "report.md"}')
   return _exit_code(report)
 
 
@@ -128,7 +134,7 @@ def _run(part, out, limit, seed):
   paths = [out / file for file in files]
   codes = processes.wait(running, paths, limit)
   found = processes.documents(paths)
-  for path in paths:  # all of it goes into gpu_check.json
+  for path in paths:  # all of it goes into report.json
     path.unlink(missing_ok=True)
   return record | {'status': _status(codes, found, part), 'exit_codes': codes,
                    'seconds': time.monotonic() - began, 'result': _together(found)}
@@ -164,12 +170,12 @@ def _exit_code(report):
 
 
 def _write(report, out):
-  """gpu_check.json and gpu_check.md, as far as they go."""
+  """report.json and report.md, as far as they go."""
   results = {name: part['result'] for name, part in report['parts'].items()}
   report['machine'] = next((r['machine'] for r in results.values() if r), None)
   report['targets'] = [target._asdict() for target in targets(results)]
-  table.write(report, out / 'gpu_check.json')
-  (out / 'gpu_check.md').write_text(summary(report))
+  table.write(report, out / 'report.json')
+  (out / 'report.md').write_text(summary(report))
 
 
 def _say(text):

@@ -1,10 +1,9 @@
-"""launch/gpu_check.sh at tiny shapes, and what it makes of results."""
+"""The check of one GPU at tiny shapes, and what it makes of results."""
 
 import argparse
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from sink_jax.benchmark.summary import summary
 from sink_jax.benchmark.targets import targets
 
 ROOT = pathlib.Path(__file__).parents[2]
-PARTS = ['correctness', 'attention', 'importance', 'loss', 'train_60m', 'sweep']
+PARTS = ['correctness', 'train_60m', 'attention', 'loss', 'importance', 'sweep']
 # What a machine with JAX, flax and optax alone lacks.
 ABSENT = ('grain', 'ml_collections', 'tensorflow_datasets', 'array_record', 'orbax', 'tensorboardX',
           'tokenizers', 'matplotlib', 'tqdm', 'torch')
@@ -31,33 +30,28 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 '''
 
-needs_bash = pytest.mark.skipif(
-    sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
-
 
 @pytest.fixture(scope='module')
 def environment(tmp_path_factory):
   """One in which Python finds none of ABSENT, nor a GPU."""
   site = tmp_path_factory.mktemp('site')
   (site / 'sitecustomize.py').write_text(SITE)
-  variables = os.environ | {'PYTHON': sys.executable, 'PYTHONPATH': str(site),
-                            'JAX_PLATFORMS': 'cpu'}
+  variables = os.environ | {'PYTHONPATH': f'{site}{os.pathsep}{ROOT}', 'JAX_PLATFORMS': 'cpu'}
   refused = subprocess.run([sys.executable, '-c', 'import grain'], env=variables,
                            capture_output=True, text=True)
   assert refused.returncode and 'No module named' in refused.stderr
   return variables
 
 
-def gpu_check(environment, *arguments, cwd=ROOT):
-  return subprocess.run(['bash', ROOT / 'launch' / 'gpu_check.sh', *arguments], cwd=cwd,
-                        env=environment, capture_output=True, text=True)
+def run_check(environment, *arguments, cwd=ROOT):
+  return subprocess.run([sys.executable, '-P', '-m', 'sink_jax.benchmark', 'check', *arguments],
+                        cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-@needs_bash
 def test_smoke_runs_to_the_end_without_what_only_training_needs(environment, tmp_path):
-  done = gpu_check(environment, 'a folder', '--smoke', cwd=tmp_path)
+  done = run_check(environment, 'a folder', '--smoke', cwd=tmp_path)
   assert done.returncode == 0, done.stderr
-  report = json.loads((tmp_path / 'a folder' / 'gpu_check.json').read_text())
+  report = json.loads((tmp_path / 'a folder' / 'report.json').read_text())
   assert report['complete'] and report['smoke'] and list(report['parts']) == PARTS
   assert {part['status'] for part in report['parts'].values()} == {'done'}
   for part in report['parts'].values():
@@ -65,30 +59,27 @@ def test_smoke_runs_to_the_end_without_what_only_training_needs(environment, tmp
     assert part['command'].startswith('python -m sink_jax.benchmark ')
   assert report['machine']['hardware'].startswith('cpu') and len(report['targets']) == 7
   assert not any(target['met'] for target in report['targets'])
-  page = (tmp_path / 'a folder' / 'gpu_check.md').read_text()
+  page = (tmp_path / 'a folder' / 'report.md').read_text()
   assert page == summary(report)
   assert 'Smoke run' in page and 'softmax fwd+bwd, times that of cuDNN' in page
   assert sorted(p.name for p in (tmp_path / 'a folder').iterdir()) == [
-      'gpu_check.json', 'gpu_check.md']
+      'report.json', 'report.md']
   assert str(tmp_path) not in json.dumps(report) and str(ROOT) not in json.dumps(report)
   assert '== part 6/6: sweep' in done.stderr and 's left of 480 s' in done.stderr
   assert '## Targets' in done.stdout
 
 
-@needs_bash
 def test_a_failed_correctness_check_gives_an_exit_code(environment, tmp_path):
-  done = gpu_check(environment, '.', '--smoke', '--parts=correctness', '--tolerance=-1',
+  done = run_check(environment, '.', '--smoke', '--parts=correctness', '--tolerance=-1',
                    cwd=tmp_path)
   assert done.returncode == 1
   assert '**FAILED**: pallas, softmax' in done.stdout
-  report = json.loads((tmp_path / 'gpu_check.json').read_text())
+  report = json.loads((tmp_path / 'report.json').read_text())
   assert report['parts']['correctness']['status'] == 'done'
 
 
-@needs_bash
-def test_help_and_unknown_parts(environment, tmp_path):
-  assert '--smoke' in gpu_check(environment, '--help').stdout
-  done = gpu_check(environment, str(tmp_path), '--parts=speed')
+def test_unknown_parts_are_refused(environment, tmp_path):
+  done = run_check(environment, str(tmp_path), '--parts=speed')
   assert done.returncode == 1 and 'Choices: all, correctness' in done.stderr
   assert not list(tmp_path.iterdir())
 
@@ -99,7 +90,8 @@ class Scripted:
   def __init__(self, monkeypatch, tmp_path, **programs):
     self.out = tmp_path
     monkeypatch.setattr(check, 'parts', lambda *_: [
-        check.Part(name, 1, [program], count) for name, (program, count) in programs.items()])
+        check.Part(name, 10.0**-n, [program], count)  # nearly all of the time that is left
+        for n, (name, (program, count)) in enumerate(programs.items())])
     monkeypatch.setattr(processes, 'start', self.start)
 
   def start(self, arguments, folder, log, **environment):
@@ -110,7 +102,7 @@ class Scripted:
   def __call__(self, limit=30):
     code = check.check(self.out, argparse.Namespace(
         smoke=False, tolerance=0, parts=['all'], limit=limit, seed=0))
-    return code, json.loads((self.out / 'gpu_check.json').read_text())
+    return code, json.loads((self.out / 'report.json').read_text())
 
 
 WRITE = '''
@@ -139,7 +131,7 @@ def test_parts_that_fail_or_hang_leave_what_they_found(monkeypatch, tmp_path):
       'n', '2 of 2 checks passed. 2 combinations were not run: the time was up.']
   assert found['attention']['status'] == 'failed: exit code 7' and not found['attention']['result']
   assert found['loss']['status'] == 'stopped: the time was up' and found['loss']['result']['rows']
-  page = (tmp_path / 'gpu_check.md').read_text()
+  page = (tmp_path / 'report.md').read_text()
   assert '2 of 2 checks passed' in page and 'exit code 7' in page
 
 
@@ -179,11 +171,40 @@ def test_targets():
   }
 
 
-def test_the_real_parts_fit_into_their_time():
+def limits(monkeypatch, tmp_path, seconds, names, spent=()):
+  """{part: seconds it may take} where the parts take `spent` seconds, and no time otherwise."""
+  clock, found, spent = [0.0], {}, dict(spent)
+
+  def run(part, out, limit, seed):
+    found[part.name] = limit
+    clock[0] += spent.get(part.name, 0)
+    return {'command': '', 'processes': 1, 'status': 'done', 'seconds': 0, 'exit_codes': [],
+            'result': None}
+
+  monkeypatch.setattr(check, '_run', run)
+  monkeypatch.setattr(check.time, 'monotonic', lambda: clock[0])
+  check.check(tmp_path, argparse.Namespace(smoke=False, tolerance=0.01, parts=names, limit=seconds,
+                                           seed=0))
+  return found
+
+
+def test_the_time_is_divided_between_the_chosen_parts(monkeypatch, tmp_path):
+  assert limits(monkeypatch, tmp_path, 108, ['train_60m']) == {'train_60m': 100}
+  few = limits(monkeypatch, tmp_path, 488, ['train_60m', 'correctness'],
+               {'correctness': 80, 'train_60m': 400})
+  assert few == pytest.approx({'correctness': 480 * 0.22 / 0.4, 'train_60m': 400})
+  everything = limits(monkeypatch, tmp_path, 480, ['all'])
+  assert list(everything)[:3] == ['correctness', 'train_60m', 'saved_60m']
+  assert everything['correctness'] == pytest.approx(472 * 0.22) and everything['sweep'] == 472
+
+
+def test_every_part_is_a_command_that_the_command_line_takes():
+  from sink_jax.benchmark.__main__ import parser
+
   wanted = check.parts(False, 0.01)
   assert [part.name for part in wanted] == [
-      'correctness', 'attention', 'importance', 'loss', 'train_60m', 'train_1b', 'sweep']
-  assert 0.85 < sum(part.share for part in wanted) < 0.95 and wanted[-1].share == 0
-  from sink_jax.benchmark.__main__ import parser
-  for part in wanted:  # every command is one that the command line takes
+      'correctness', 'train_60m', 'saved_60m', 'attention', 'train_1b', 'loss', 'importance',
+      'sweep']
+  assert sum(part.weight for part in wanted) == pytest.approx(1)
+  for part in wanted:
     parser().parse_args([*part.arguments, '--seed=0', '--limit=9', '--json=x'])
