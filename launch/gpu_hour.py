@@ -1,0 +1,325 @@
+"""Checks one GPU, and trains on it in a process that outlives the call; see gpu_hour.sh."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+BEGAN = time.monotonic()
+ROOT = Path(__file__).resolve().parents[1]
+LIMITS = {'check': 480, 'emergence': 540, 'stop': 60}  # seconds
+MORE = 42  # exit code: the same command goes on
+RECORDS = ('metrics.jsonl', 'config.json', 'status.json', 'data.json')
+# What training needs beside jax, flax, optax, orbax and matplotlib, and a GPU machine often lacks.
+PACKAGES = ('array_record', 'attr', 'cloudpickle', 'filelock', 'grain', 'ml_collections',
+            'portpicker', 'safetensors', 'tensorboardX', 'tokenizers', 'tqdm', 'zstandard')
+SMOKE = ('model.size=tiny', 'model.dtype=float32', 'data.context=64', 'batch_size=4', 'steps=60',
+         'data.source=InstalledPackages(max_files=40)', 'data.tokenizer=TrainedBpe(vocab_size=300)',
+         'checkpoint_every=20', 'log_every=10', 'probe.every=20', 'probe.sequences=8',
+         'validation.every=30', 'validation.batches=2')
+_COLLECT_EVERY = 60  # seconds
+_LOG_LINES = 100
+
+
+def main(arguments=None) -> int:
+  options = _parsed(arguments)
+  options.work.mkdir(parents=True, exist_ok=True)
+  options.out.mkdir(parents=True, exist_ok=True)
+  os.environ['SINK_JAX_COMMAND'] = _command(sys.argv[1:])
+  environment = _environment(options.work, options.wheels)
+  sys.path[:0] = environment['PYTHONPATH'].split(os.pathsep)
+  missing = ', '.join(name for name in PACKAGES if importlib.util.find_spec(name) is None)
+  if options.command == 'check':
+    return check(options, environment, missing)
+  if missing:
+    return _wrong(f'this Python lacks {missing}: --wheels=DIR brings them; see "Offline" in BUILD.md.')
+  return emergence(options, environment)
+
+
+def check(options, environment, missing) -> int:
+  """Starts to tokenize the text, which may outlive this call, and becomes the benchmark.
+
+  missing: packages without which there is no text, but the benchmark all the same; '' if none.
+  """
+  if missing:
+    _say(f'The text is not tokenized: this Python lacks {missing}.')
+  else:
+    nice = [shutil.which('nice'), '-n', '10'] if shutil.which('nice') else []
+    with open(options.work / 'text.log', 'ab') as log:
+      subprocess.Popen([*nice, *_sweep(options, '--data_only')], start_new_session=True,
+                       env=environment | {'JAX_PLATFORMS': 'cpu'}, stdin=subprocess.DEVNULL,
+                       stdout=log, stderr=log)
+  arguments = [str(options.out), f'--limit={_left(options):.0f}', *options.parts]
+  if options.smoke:
+    arguments.append('--smoke')
+  os.execve(sys.executable, [sys.executable, '-P', '-m', 'sink_jax.benchmark', 'check',
+                             *arguments], environment)
+
+
+def emergence(options, environment) -> int:
+  """Waits for the trainer, and keeps the files of `out` up to date; returns an exit code."""
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # of this process: the GPU is the trainer's
+  try:
+    collector = Collector(options)
+  except ValueError as error:  # of --set
+    return _wrong(error)
+  trainer = None if options.command == 'stop' else _started(options, environment)
+  if options.command == 'stop' and _alive(options.work):
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(int((options.work / 'trainer.pid').read_text()), signal.SIGTERM)
+  while True:
+    alive = _alive(options.work)
+    ending = not alive or _left(options) < 5 + 2 * collector.longest
+    if ending or collector.due():
+      collector.collect('The trainer is at work.' if alive else 'The trainer has ended.')
+    if ending:
+      break
+    time.sleep(0.5)
+  code = trainer.wait(10) if trainer and not alive else None
+  return _exit_code(collector.states, alive, code, options)
+
+
+class Collector:
+  """Brings what the runs have written to `out`, each time as a whole.
+
+  states: of all trials, as they were last seen. longest: seconds that it has taken at most.
+  """
+
+  def __init__(self, options):
+    from sink_jax.sweep.trials import load_trials, parse_settings
+
+    self._out, self._work = options.out, options.work
+    self._trials = load_trials(_config(), settings=parse_settings(options.set))
+    self._ended, self._last, self._seen = {}, -_COLLECT_EVERY, None
+    self.states, self.longest = [], 3.0
+    self._look()
+
+  def due(self) -> bool:
+    """Has a trial begun or ended since, or a minute passed?"""
+    return self._look() != self._seen or time.monotonic() - self._last > _COLLECT_EVERY
+
+  def collect(self, headline: str) -> None:
+    """Writes runs.tar.gz, log.txt, report.json, report.md and the picture of the curves."""
+    from sink_jax.sweep.summary import as_markdown
+
+    began, self._seen = time.monotonic(), self._look()
+    _write(self._out / 'runs.tar.gz', _archive(self._work / 'runs'))
+    _write(self._out / 'log.txt', '\n'.join(_log(self._work)).encode())
+    report, page = self._report()
+    report['trials'] = {state.name: {'status': state.status, 'step': state.step,
+                                     'steps': state.steps} for state in self.states}
+    _write(self._out / 'report.json', (json.dumps(report, indent=1) + '\n').encode())
+    _write(self._out / 'report.md', (as_markdown(self.states, headline) + '\n' + page).encode())
+    self._last = time.monotonic()
+    self.longest = max(self.longest, self._last - began)
+
+  def _look(self):
+    from sink_jax.sweep.summary import read_states
+
+    self.states = read_states(self._trials, self._work / 'runs', self._ended)
+    return [(state.name, state.status) for state in self.states]
+
+  def _report(self):
+    """(report.json, report.md) of the runs so far; the pictures go to `out`."""
+    made = self._work / 'report'
+    try:
+      from sink_jax.report.make import make_report
+
+      make_report(made, str(self._work / 'runs'), kind='runs', maps=False)
+    except Exception as error:  # no run yet, or one that is being written: the rest still counts
+      return {}, f'No comparison of the runs: {error}\n'
+    for picture in made.glob('*.png'):
+      _write(self._out / picture.name, picture.read_bytes())
+    return json.loads((made / 'report.json').read_text()), (made / 'report.md').read_text()
+
+
+def _started(options, environment):
+  """The trainer, if none was alive, as a process that this one does not take along when it ends.
+
+  It holds a lock for as long as it lives, so that a process of the same number is never taken
+  for it.
+  """
+  with _lock(options.work) as lock:
+    if lock is None:
+      _say('The trainer is at work.')
+      return None
+    with open(options.work / 'trainer.log', 'ab') as log:
+      trainer = subprocess.Popen(
+          _sweep(options, f'--workdir={options.work / "runs"}', '--noestimate'),
+          env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+          start_new_session=True, pass_fds=[lock.fileno()])
+    _write(options.work / 'trainer.pid', str(trainer.pid).encode())
+  _say(f'The trainer has been started: process {trainer.pid}.')
+  return trainer
+
+
+@contextlib.contextmanager
+def _lock(work):
+  """The file that is locked while a trainer lives, locked; None where one does."""
+  with open(work / 'trainer.lock', 'a') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      yield None
+    else:
+      yield file
+
+
+def _alive(work):
+  with _lock(work) as lock:
+    return lock is None
+
+
+def _exit_code(states, alive, code, options):
+  from sink_jax.sweep.trials import ENDED
+
+  left = [state.name for state in states if state.status not in ENDED]
+  print('\n'.join(f'{state.name}: {state.status}, step {state.step or 0} of {state.steps}'
+                  for state in states))
+  if not left:
+    return 0
+  if alive:
+    _say(f'The trainer goes on: {len(left)} trials are not done. Run the same command again.')
+    return MORE
+  failed = any(state.status == 'failed' for state in states)
+  if code == 1 or code is None and failed:
+    _say('A trial failed; the end of the log:', *_log(options.work)[-20:])
+    return 1
+  how = '' if code in (None, MORE) else f' (exit code {code})'
+  _say(f'The trainer has ended{how} before its time: run the same command again.',
+       *_log(options.work)[-20:])
+  return MORE
+
+
+def _environment(work, wheels):
+  """That of the processes: caches in `work`, and the packages of the wheels in the path."""
+  paths = [os.environ.get('PYTHONPATH', '')]
+  if wheels:
+    paths.insert(0, str(_installed(wheels, work / 'site')))
+  return os.environ | {
+      'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+      'SINK_JAX_CACHE': str((work / 'text').resolve()),
+      'SINK_JAX_COMPILE_CACHE': str((work / 'compiled').resolve())}
+
+
+def _installed(wheels, site):
+  """Installs wheels into a folder, unless these are there; returns its path."""
+  files = sorted(wheels.glob('*.whl'))
+  if not files:
+    sys.exit(_wrong(f'--wheels={wheels}: there is no file *.whl in it.'))
+  listed = '\n'.join(f'{file.name} {file.stat().st_size}' for file in files)
+  stamp = site / 'wheels.txt'
+  if not (stamp.is_file() and stamp.read_text() == listed):
+    shutil.rmtree(site, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps',
+         '--no-compile', '--disable-pip-version-check', '--target', site, *files])
+    if done.returncode:
+      sys.exit(_wrong(f'--wheels={wheels}: pip could not install them.'))
+    stamp.write_text(listed)
+  return site.resolve()
+
+
+def _command(arguments):
+  """This call as the records of runs name it: without the folders of this machine."""
+  mine = [word for word in arguments if not word.startswith(('--out=', '--work=', '--wheels='))]
+  return shlex.join(['bash', 'launch/gpu_hour.sh', *mine])
+
+
+def _sweep(options, *arguments):
+  return [sys.executable, '-P', '-m', 'sink_jax.sweep', f'--config={_config()}', *arguments,
+          *(f'--set={setting}' for setting in options.set)]
+
+
+def _config():
+  return _from_here('configs/emergence.py')
+
+
+def _from_here(name):
+  """A path of the repository; without the folders above it where the caller stands in it."""
+  return Path(name) if Path.cwd() == ROOT else ROOT / name
+
+
+def _archive(runs):
+  """The records of all runs, a tar file in bytes; of metrics the lines that are whole."""
+  packed = io.BytesIO()
+  with tarfile.open(fileobj=packed, mode='w:gz') as archive:
+    for path in sorted(path for name in RECORDS for path in runs.glob(f'*/{name}')):
+      content = path.read_bytes()
+      if path.suffix == '.jsonl':
+        content = content[:content.rfind(b'\n') + 1]
+      entry = tarfile.TarInfo(str(path.relative_to(runs)))
+      entry.size, entry.mtime = len(content), path.stat().st_mtime
+      archive.addfile(entry, io.BytesIO(content))
+  return packed.getvalue()
+
+
+def _log(work):
+  """The last lines of the trainer's log; of a progress display its last state alone."""
+  try:
+    text = (work / 'trainer.log').read_bytes().decode('utf-8', 'replace')
+  except OSError:
+    return []
+  return [line.rpartition('\r')[2] for line in text.splitlines()[-_LOG_LINES:]]
+
+
+def _write(path, content):
+  """In one go: whoever is cut off leaves the old file or the new one."""
+  partial = path.with_name(path.name + '.partial')
+  partial.write_bytes(content)
+  os.replace(partial, path)
+
+
+def _left(options):
+  return options.limit - (time.monotonic() - BEGAN)
+
+
+def _say(*lines):
+  print(*lines, sep='\n', file=sys.stderr, flush=True)
+
+
+def _wrong(text):
+  _say(f'error: {text}')
+  return 2
+
+
+def _parsed(arguments):
+  parser = argparse.ArgumentParser(prog='bash launch/gpu_hour.sh', allow_abbrev=False,
+                                   usage='%(prog)s COMMAND [OPTIONS]; --help lists them')
+  parser.add_argument('command', choices=LIMITS)
+  parser.add_argument('--out', type=Path)
+  parser.add_argument('--work', type=Path, default=_from_here('runs/gpu_hour'))
+  parser.add_argument('--limit', type=int)
+  parser.add_argument('--wheels', type=Path)
+  parser.add_argument('--smoke', action='store_true')
+  parser.add_argument('--parts')
+  parser.add_argument('--set', action='append', default=[])
+  options = parser.parse_args(arguments)
+  if options.limit is None:
+    options.limit = LIMITS[options.command]
+  if options.limit < 20:
+    parser.error(f'--limit={options.limit}: a whole number of seconds, at least 20')
+  if options.parts and options.command != 'check':
+    parser.error('--parts is for check')
+  options.parts = [f'--parts={options.parts}'] if options.parts else []
+  options.out = options.out or _from_here(f'results/gpu_hour/{options.command}')
+  if options.smoke:
+    options.set = [*SMOKE, *options.set]
+  return options
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,199 @@
+"""launch/gpu_hour.sh at tiny shapes: a trainer that outlives its calls, and what they leave."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='needs bash and fcntl')
+ONE = ['--set=steps=6', '--set=data.tokenizer=Bytes()', '--set=data.context=32']
+
+
+def loaded():
+  spec = importlib.util.spec_from_file_location('gpu_hour', ROOT / 'launch/gpu_hour.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+gpu_hour = loaded()
+
+
+def start(folder, *arguments):
+  return subprocess.Popen(
+      ['bash', str(ROOT / 'launch/gpu_hour.sh'), *arguments], cwd=folder, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      env=os.environ | {'PYTHON': sys.executable, 'JAX_PLATFORMS': 'cpu'})
+
+
+def finish(process):
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def options(folder, *arguments):
+  made = gpu_hour._parsed([*arguments, f'--out={folder / "out"}', f'--work={folder / "work"}'])
+  for path in (made.out, made.work):
+    path.mkdir(exist_ok=True)
+  return made
+
+
+@contextlib.contextmanager
+def killed_at_the_end(work):
+  try:
+    yield
+  finally:
+    if gpu_hour._alive(work):
+      os.kill(int((work / 'trainer.pid').read_text()), signal.SIGKILL)
+
+
+class Trainer:
+  """A small program in the place of the sweep, and trials that are files of a folder."""
+
+  def __init__(self, monkeypatch, folder, program):
+    self.options, self.headlines = options(folder, 'emergence', '--limit=20'), []
+    monkeypatch.setattr(gpu_hour, 'BEGAN', time.monotonic())
+    monkeypatch.setattr(gpu_hour, '_sweep', lambda *_: [sys.executable, '-c', program])
+    monkeypatch.setattr(gpu_hour.Collector, 'collect',
+                        lambda collector, headline: self.headlines.append(headline))
+
+  def __call__(self):
+    return gpu_hour.emergence(self.options, dict(os.environ))
+
+
+def test_a_trainer_that_dies_is_told_and_started_again_by_the_next_call(
+    monkeypatch, tmp_path, capsys):
+  call = Trainer(monkeypatch, tmp_path, 'import os, signal; print("out of memory", flush=True); '
+                 'os.kill(os.getpid(), signal.SIGKILL)')
+  assert call() == 42 and call() == 42
+  error = capsys.readouterr().err
+  assert error.count('The trainer has been started') == 2 and 'out of memory' in error
+  assert 'exit code -9' in error and call.headlines[-1] == 'The trainer has ended.'
+
+
+def test_an_error_of_the_trainer_is_an_error(monkeypatch, tmp_path, capsys):
+  assert Trainer(monkeypatch, tmp_path, 'raise SystemExit("error: no GPU")')() == 1
+  assert 'error: no GPU' in capsys.readouterr().err
+
+
+def test_a_call_ends_by_its_limit_and_another_finds_the_trainer(monkeypatch, tmp_path, capsys):
+  call = Trainer(monkeypatch, tmp_path, 'import time; time.sleep(60)')
+  with killed_at_the_end(call.options.work):
+    call.options.limit = 13  # of which 11 are for the last report
+    assert call() == 42 and 'The trainer goes on' in capsys.readouterr().err
+    number = (call.options.work / 'trainer.pid').read_text()
+    call.options.limit = 13 + time.monotonic() - gpu_hour.BEGAN
+    assert call() == 42
+    assert 'The trainer is at work' in capsys.readouterr().err
+    assert (call.options.work / 'trainer.pid').read_text() == number
+    call.options.command, call.options.limit = 'stop', 60
+    assert call() == 42 and not gpu_hour._alive(call.options.work)
+
+
+def test_the_archive_holds_records_alone_and_whole_lines(tmp_path):
+  run = tmp_path / 'runs' / 'emergence-default'
+  (run / 'checkpoints').mkdir(parents=True)
+  (run / 'checkpoints' / 'config.json').write_text('{}')
+  (run / 'config.json').write_text('{}')
+  (run / 'metrics.jsonl').write_text('{"step": 1}\n{"step')
+  with tarfile.open(fileobj=io.BytesIO(gpu_hour._archive(tmp_path / 'runs'))) as archive:
+    found = {entry.name: archive.extractfile(entry).read() for entry in archive}
+  assert found == {'emergence-default/config.json': b'{}',
+                   'emergence-default/metrics.jsonl': b'{"step": 1}\n'}
+
+
+def test_a_call_without_a_run_leaves_whole_files(tmp_path):
+  made = options(tmp_path, 'emergence')
+  gpu_hour.Collector(made).collect('Nothing yet.')
+  report = json.loads((made.out / 'report.json').read_text())
+  assert list(report['trials']) == [f'emergence-{name}' for name in (
+      'default', 'fixed-1', 'sigmoid', 'k-bias', 'window-32')]
+  page = (made.out / 'report.md').read_text()
+  assert page.startswith('# Nothing yet.') and 'No comparison of the runs: ' in page
+  assert sorted(path.name for path in made.out.iterdir()) == [
+      'log.txt', 'report.json', 'report.md', 'runs.tar.gz']
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['emergence', '--limit=10'], '--limit=10'), (['emergence', '--limit=long'], 'long'),
+    (['train'], 'train'), (['emergence', '--parts=loss'], '--parts is for check'),
+    (['emergence', '--wheels=none'], '--wheels=none'),
+    (['emergence', '--set=modle.size=tiny'], 'modle.size')])
+def test_bad_options_are_refused_before_anything_starts(arguments, words, tmp_path, capsys,
+                                                        monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setenv('SINK_JAX_COMMAND', '')
+  monkeypatch.setattr(gpu_hour, '_started', lambda *_: pytest.fail('started'))
+  try:
+    code = gpu_hour.main([*arguments, '--out=out', '--work=work'])
+  except SystemExit as error:
+    code = error.code
+  assert code == 2 and words in capsys.readouterr().err
+
+
+def test_missing_packages_are_named_with_what_brings_them(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setattr(gpu_hour, 'PACKAGES', ('jax', 'grayn', 'tokenisers'))
+  monkeypatch.setenv('SINK_JAX_COMMAND', '')
+  code = gpu_hour.main(['emergence', f'--out={tmp_path}', f'--work={tmp_path}'])
+  assert code == 2 and 'lacks grayn, tokenisers: --wheels=DIR' in capsys.readouterr().err
+
+
+def test_wheels_are_installed_once_without_a_network(tmp_path):
+  made = tmp_path / 'wheels' / 'carried-1-py3-none-any.whl'
+  made.parent.mkdir()
+  with zipfile.ZipFile(made, 'w') as wheel:
+    wheel.writestr('carried.py', '')
+    wheel.writestr('carried-1.dist-info/METADATA', 'Metadata-Version: 2.1\nName: carried\nVersion: 1\n')
+    wheel.writestr('carried-1.dist-info/WHEEL', 'Wheel-Version: 1.0\nTag: py3-none-any\n')
+    wheel.writestr('carried-1.dist-info/RECORD', '')
+  for _ in range(2):
+    site = gpu_hour._installed(made.parent, tmp_path / 'site')
+  assert (site / 'carried.py').is_file()
+  (site / 'carried.py').unlink()
+  assert not (gpu_hour._installed(made.parent, tmp_path / 'site') / 'carried.py').exists()
+
+
+def test_help_says_what_it_does(tmp_path):
+  code, out, _ = finish(start(tmp_path, '--help'))
+  assert code == 0 and '--limit=SECONDS' in out and 'runs.tar.gz' in out
+
+
+@pytest.mark.full
+def test_a_check_tokenizes_and_calls_that_are_killed_lose_nothing(tmp_path):
+  common = ['--smoke', '--out=out', '--work=work', *ONE]
+  code, out, err = finish(start(tmp_path, 'check', *common, '--parts=correctness'))
+  assert code == 0, err
+  assert 'report.json' in [path.name for path in (tmp_path / 'out').iterdir()]
+  first = start(tmp_path, 'emergence', *common, '--limit=200')
+  deadline = time.monotonic() + 120
+  while not (tmp_path / 'work/runs/emergence-default/metrics.jsonl').exists():
+    assert time.monotonic() < deadline and first.poll() is None, finish(first)
+    time.sleep(0.2)
+  first.kill()
+  with killed_at_the_end(tmp_path / 'work'):
+    code, out, err = finish(start(tmp_path, 'emergence', *common, '--limit=280'))
+  assert code == 0, err
+  assert out.count('done, step 6 of 6') == 5 and 'Saved' not in err
+  assert 'TFLOP/s in large matrices' not in (tmp_path / 'work/trainer.log').read_text()
+  report = json.loads((tmp_path / 'out/report.json').read_text())
+  assert {trial['status'] for trial in report['trials'].values()} == {'done'}
+  (run,) = (run for name, run in report['runs'].items() if name == 'emergence-default')
+  assert run['trained_by'].startswith('bash launch/gpu_hour.sh emergence --smoke --set=')
+  assert str(tmp_path) not in json.dumps(report)
+  data = json.loads((tmp_path / 'work/runs/emergence-default/data.json').read_text())
+  assert run['epochs'] == pytest.approx(6 * 4 * 32 / data['tokens_per_epoch'])
+  assert sorted(path.suffix for path in (tmp_path / 'out').iterdir()) == [
+      '.gz', '.json', '.md', '.png', '.txt']
