@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,20 @@ def test_wheels_are_installed_once_without_a_network(tmp_path):
   assert (site / 'carried.py').is_file()
   (site / 'carried.py').unlink()
   assert not (gpu_hour._installed(made.parent, tmp_path / 'site') / 'carried.py').exists()
+
+
+def test_what_has_to_be_carried_is_listed_pinned_and_small():
+  build = (ROOT / 'BUILD.md').read_text()
+  listed = re.search(r'-w wheels ((?:.|\n)*?)\n\n', build).group(1).replace('\\', '').split()
+  names = {'attr': 'attrs'}
+  assert sorted(listed) == sorted(names.get(name, name) for name in gpu_hour.PACKAGES)
+  assert f'needs {len(listed)} of them' in build
+  pinned = (ROOT / 'requirements.txt').read_text()
+  assert all(re.search(rf'^{name}==', pinned, re.MULTILINE) for name in listed)
+  tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True)
+  paths = [ROOT / os.fsdecode(name) for name in tracked.stdout.split(b'\0') if name]
+  carried = sum(path.stat().st_size for path in paths if path.is_file()) + 14e6
+  assert carried < 64 * 2**20
 
 
 def test_help_says_what_it_does(tmp_path):
