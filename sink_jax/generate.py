@@ -41,6 +41,7 @@ _FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.',
 
 command.answer_help(__name__)  # the imports below take seconds
 
+from sink_jax import compile_cache
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.load import load_pretrained, load_run
 from sink_jax.models.cache import CachePolicy
@@ -73,6 +74,7 @@ def _generate():
   if _FSDP.value > 1 and _WORKDIR.value is not None:
     raise ValueError('--fsdp is for published models; a run of ours is loaded onto one device.')
   prompt = _read_prompt()
+  compile_cache.enable()
   if _CHECKPOINT.value is not None:
     mesh = make_mesh(-1, _FSDP.value) if _FSDP.value > 1 else None
     run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value, mesh=mesh)

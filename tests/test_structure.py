@@ -10,8 +10,9 @@ PACKAGE = ROOT / 'sink_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 
 # A module may import from its own room and from rooms before it.
-ROOMS = ['command', 'arguments', 'slot', 'attention', 'kernels', 'models', 'evaluate', 'data',
-         'train', 'plan', 'benchmark', 'pretrained', 'load', 'convert', 'analyses', 'report', 'sweep']
+ROOMS = ['command', 'arguments', 'places', 'compile_cache', 'slot', 'attention', 'kernels', 'models',
+         'evaluate', 'data', 'train', 'plan', 'benchmark', 'pretrained', 'load', 'convert', 'analyses',
+         'report', 'sweep']
 # Command lines stand on top of everything, wherever their file is.
 COMMANDS = {'evaluate/__main__.py', 'report/__main__.py', 'train/__main__.py',
             'sweep/__main__.py', 'plan/__main__.py', 'analyses/__main__.py', 'export.py',

@@ -45,6 +45,7 @@ _LIMIT = flags.DEFINE_integer('limit', None, 'Questions of HellaSwag to ask. Def
 
 command.answer_help(__name__)  # the imports below take seconds
 
+from sink_jax import compile_cache
 from sink_jax.analyses import table
 from sink_jax.report.analysis import analyse_models
 from sink_jax.train.checkpoint import CheckpointError
@@ -61,8 +62,10 @@ def main(argv):
     if len(argv) != 2:
       raise ValueError('name one analysis, such as: python -m sink_jax.analyses lengths '
                        '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+    given = _given()
+    compile_cache.enable()
     text, paths, failed = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
-                                         say=_say, **_given())
+                                         say=_say, **given)
   except (ValueError, CheckpointError, OSError) as error:
     command.stop(error)
   print(text, *paths, sep='\n')

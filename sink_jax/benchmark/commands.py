@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sink_jax import compile_cache
 from sink_jax.benchmark import (
     attention,
     correctness,
@@ -25,6 +26,7 @@ def run(options) -> int:
     if options.json:
       table.write(result, options.json)
 
+  compile_cache.enable()
   name = 'sweep' if options.command == 'attention' and options.sweep else options.command
   result = _COMMANDS[name](options, save)
   save(result)

@@ -16,12 +16,13 @@ import sys
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 from sink_jax.data import near_copies, remote
 from sink_jax.data.assembly import Assembly
-from sink_jax.data.cache import FORMAT, Cache, cache_root
+from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_check import check
 from sink_jax.data.documents import DocumentSource, Prepared
 from sink_jax.data.once import DiskFull, make_once
 from sink_jax.data.progress import Progress
 from sink_jax.data.tokenizer import Encoder, Tokenizer
+from sink_jax.places import cache_root
 from sink_jax.slot import build, choices
 
 _COMPARED = 30_000_000  # characters of a source, which take some seconds

@@ -13,26 +13,12 @@ import zlib
 import numpy as np
 
 from sink_jax.data import digests
-from sink_jax.data.places import expanded
 from sink_jax.data.stdlib_modules import splits_by_name
 from sink_jax.data.tokenizer import Encoder, load_encoder
 from sink_jax.data.whole import whole
 
 FORMAT = 2  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
-
-
-def cache_root(option: str = '') -> pathlib.Path:
-  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax.
-
-  An option such as gs://bucket/folder is not of this machine, so it has the default.
-
-  Raises:
-    ValueError: the default is below the home directory, and this user has none.
-  """
-  local = '' if '://' in option else option
-  folder = local or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
-  return expanded(folder)
 
 
 def _largest(ids: np.ndarray) -> int:

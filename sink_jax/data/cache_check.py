@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sink_jax.data import digests
-from sink_jax.data.cache import Cache, cache_root
+from sink_jax.data.cache import Cache
 from sink_jax.data.whole import whole
+from sink_jax.places import cache_root
 
 _PATIENCE = 3  # seconds before a wait is explained
 _log = logging.getLogger('sink_jax')

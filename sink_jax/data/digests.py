@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 
 _BLOCK = 1 << 22
 

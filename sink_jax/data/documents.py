@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sink_jax.data import stdlib_modules, text_lines
-from sink_jax.data.places import expanded
 from sink_jax.data.source import Source
+from sink_jax.places import expanded
 
 
 class Document(NamedTuple):

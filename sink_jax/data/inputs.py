@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sink_jax.data.documents import DocumentSource, Jsonl, Stdlib, TextFolder
-from sink_jax.data.places import expanded
 from sink_jax.data.text_tokenizer import BOS, TextTokenizer
+from sink_jax.places import expanded
 from sink_jax.slot import build
 
 KINDS = ('natural', 'random', 'repeat')

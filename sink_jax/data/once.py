@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 
 _STALE_SECONDS = 7 * 24 * 3600
 _log = logging.getLogger('sink_jax')

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 
 _BUFFER = 1 << 18  # bytes kept before they are written
 

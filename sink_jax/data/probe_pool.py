@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 
 _KEPT = 512  # prompts for each length and domain
 

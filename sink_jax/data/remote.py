@@ -9,10 +9,9 @@ import os
 import pathlib
 
 from sink_jax.data import digests
-from sink_jax.data.cache import cache_root
 from sink_jax.data.once import disk_full_named, make_once
-from sink_jax.data.places import writing
 from sink_jax.data.progress import Progress
+from sink_jax.places import cache_root, writing
 
 _BLOCK = 1 << 23
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from sink_jax.data import digests
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.places import expanded
 from sink_jax.data.whole import whole
+from sink_jax.places import expanded
 from sink_jax.slot import Slot
 
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'

@@ -38,6 +38,7 @@ _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16'],
 
 command.answer_help(__name__)  # the imports below take seconds
 
+from sink_jax import compile_cache
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.report.evaluation import as_text, evaluate_pretrained, evaluate_run
 from sink_jax.train.checkpoint import CheckpointError
@@ -64,6 +65,7 @@ def _evaluate():
     if told:
       raise ValueError(f'--{next(iter(told))} is for published models: a run is probed on the '
                        'inputs stored with it. Other inputs: python -m sink_jax.analyses.')
+    compile_cache.enable()
     return evaluate_run(_WORKDIR.value, _OUT.value, sequences=_SEQUENCES.value,
                         length=_LENGTH.value, epsilon=_EPSILON.value, dtype=_DTYPE.value)
   if not _OUT.value:
@@ -75,6 +77,7 @@ def _evaluate():
     told['epsilons'] = (_EPSILON.value,)
   check_given(told, (*INPUTS, 'epsilons', 'dtype', 'fsdp'), 'a probe of a published model',
               told.get('inputs', 'natural'))
+  compile_cache.enable()
   return evaluate_pretrained(_CHECKPOINT.value, _OUT.value, Options(**told))
 
 

@@ -54,6 +54,7 @@ command.answer_help(__name__)  # the imports below take seconds
 
 import jax
 
+from sink_jax import compile_cache
 from sink_jax.data.pipeline import open_data
 from sink_jax.sweep import plan
 from sink_jax.sweep.pool import Stopped, run_at_once
@@ -209,7 +210,9 @@ def _outcomes(trials, root):
   """(name, status) of every trial, as each ends."""
   if _PROCESSES.value > 1:
     yield from run_at_once(trials, root, _PROCESSES.value)
-  elif jax.process_count() == 1:
+    return
+  compile_cache.enable()
+  if jax.process_count() == 1:
     for name, trial in trials.items():
       yield name, run_trial(trial, root)
   else:

@@ -7,6 +7,7 @@ import dataclasses
 import multiprocessing
 from collections.abc import Mapping
 
+from sink_jax import compile_cache
 from sink_jax.sweep.cost import REFERENCE, START_UP, UTILISATION, Cost, cost_of, devices_rate
 from sink_jax.sweep.summary import duration
 from sink_jax.sweep.trials import Trial
@@ -89,6 +90,7 @@ def as_text(plan: Plan, budget: str | None = None) -> str:
 def _count_and_measure(configs):
   costs = {name: cost_of(config) for name, config in configs.items()}
   try:
+    compile_cache.enable()
     return costs, *devices_rate(config['model']['dtype'] for config in configs.values())
   except RuntimeError as error:  # another process holds them, say
     return costs, f'devices unknown ({error})', None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing import connection
 
+from sink_jax import compile_cache
 from sink_jax.data.parent import end_with_parent
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
@@ -134,6 +135,7 @@ def _work(pipe, number, processes, root):
     mine = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
     os.sched_setaffinity(0, mine or cores)
   quiet_logs()
+  compile_cache.enable()  # for the cores of this process
   while True:
     try:
       trial = pipe.recv()

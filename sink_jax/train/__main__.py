@@ -28,6 +28,7 @@ flags.mark_flags_as_required(['config', 'workdir'])
 
 command.answer_help(__name__)  # the imports below take seconds
 
+from sink_jax import compile_cache
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.distributed import fail, init_distributed
 from sink_jax.train.loop import Diverged, Interrupted, quiet_logs, train
@@ -40,6 +41,7 @@ def main(argv):
     command.no_arguments(argv)
     init_distributed()
     exit_saved_until_training()
+    compile_cache.enable()
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
   except Interrupted as stop:
     print(stop, file=sys.stderr)

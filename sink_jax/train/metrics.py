@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 from sink_jax.train.distributed import is_first
 from sink_jax.train.record import lines_of, settle_metrics
 from sink_jax.train.storage import folder, is_local, write_atomically

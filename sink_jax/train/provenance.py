@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 
 import sink_jax
+from sink_jax.compile_cache import usable_cores
 
 _COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one to help it
 
@@ -83,15 +84,10 @@ def here_and_now() -> dict[str, str]:
   }
 
 
-def _cores():
-  """That this process may use."""
-  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-
-
 def hardware() -> str:
   """The devices of this process, in words."""
   kind, count = jax.devices()[0].device_kind, jax.device_count()
   if jax.default_backend() == 'cpu':
-    cores = _cores()
+    cores = usable_cores()
     return f'{kind}, {cores} core{"s" if cores > 1 else ""}'
   return f'{count} x {kind}'

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-from sink_jax.data.places import expanded, writing
+from sink_jax.places import expanded, writing
 
 SMALL = 1 << 23  # bytes of a file of ours in JSON, which may take thirty times as much memory
 

@@ -10,7 +10,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from sink_jax.data.places import writing
+from sink_jax.places import writing
 from sink_jax.train.storage import is_local
 
 

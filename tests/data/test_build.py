@@ -16,9 +16,10 @@ from sink_jax.data import build as build_module
 from sink_jax.data import once
 from sink_jax.data.build import main as build_command
 from sink_jax.data.build import open_cache
-from sink_jax.data.cache import Cache, cache_root
+from sink_jax.data.cache import Cache
 from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
+from sink_jax.places import cache_root
 
 _VALID = 0.2
 

@@ -52,8 +52,8 @@ def main(argv=None, faults=FAULTS):
              + ' --smoke' * args.smoke + ' --other_python=PYTHON' * bool(args.other_python))
   table = Table(args.out, settings, faults, command)
   scratch = Path(tempfile.mkdtemp(prefix='sink_jax-faults-'))
-  os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(scratch / 'compiled'),
-                 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+  os.environ.pop('JAX_COMPILATION_CACHE_DIR', None)  # which would stand in the place of ours
+  os.environ['SINK_JAX_COMPILE_CACHE'] = str(scratch / 'compiled')
   plan = Plan(scratch, rounds, args.seed, 600 if args.smoke else 3000, args.other_python)
   try:
     for number, name in enumerate(names, 1):

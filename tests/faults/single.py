@@ -56,7 +56,7 @@ def _rounds(plan, tally, number, judge):
     workdir = plan.workdir(tally.name, runs_made)
     failures = len(tally.failures)
     # Every fourth start finds nothing compiled.
-    cold = {'JAX_COMPILATION_CACHE_DIR': ''} if done % 4 == 0 else {}
+    cold = {'SINK_JAX_COMPILE_CACHE': ''} if done % 4 == 0 else {}
     job = Job(workdir, steps=plan.steps, environment=cold)
     if done % 2:
       job.await_steps()

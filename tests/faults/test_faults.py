@@ -51,7 +51,7 @@ def stub(name, log, fails=False):
 
 def test_the_table_is_written_row_by_row_and_keeps_what_passed(tmp_path, monkeypatch):
   log = []
-  for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'):
+  for name in ('JAX_COMPILATION_CACHE_DIR', 'SINK_JAX_COMPILE_CACHE'):
     monkeypatch.setenv(name, '')  # the command sets them; afterwards they are what they were
 
   def broken_off(plan):

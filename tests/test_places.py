@@ -8,10 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from sink_jax.data import places
-from sink_jax.data.cache import cache_root
+from sink_jax import places
 from sink_jax.data.once import make_once
 from sink_jax.data.packing import TokenStream
+from sink_jax.places import cache_root
 from sink_jax.train import storage
 from sink_jax.train.metrics import MetricsWriter
 

@@ -24,6 +24,19 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
     raise ValueError(f'{path}: there is no such home directory here: {_REMEDY}.') from None
 
 
+def cache_root(option: str = '') -> pathlib.Path:
+  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax.
+
+  An option such as gs://bucket/folder is not of this machine, so it has the default.
+
+  Raises:
+    ValueError: the default is below the home directory, and this user has none.
+  """
+  local = '' if '://' in option else option
+  folder = local or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
+  return expanded(folder)
+
+
 @contextlib.contextmanager
 def writing(path) -> Iterator[None]:
   """Names the file in errors of the system that do not: a full disk, a limit of sizes."""
