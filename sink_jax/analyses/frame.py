@@ -17,6 +17,7 @@ from sink_jax.analyses.subjects import Subject
 from sink_jax.analyses.table import Analysis, find
 from sink_jax.data.inputs import Inputs, stored
 from sink_jax.evaluate.finite import find_not_finite, not_finite
+from sink_jax.models.precision import matmul_precision
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
 
@@ -58,6 +59,8 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
             given: Inputs | None = None) -> dict:
   """What the analysis finds in one model, with its 'checkpoint' and the 'options' that it read.
 
+  And 'matmul_precision', that of its matrix products: 'highest' where activations are float32.
+
   Args:
     given: inputs in place of those that the options ask for.
 
@@ -74,7 +77,9 @@ def measure(analysis: Analysis, subject: Subject, options: Options,
   found = module.measure(subject.run, inputs, told)
   if place := find_not_finite(found):
     raise not_finite(subject.run, f'{name}: {".".join(map(str, place))}', options.dtype)
-  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told, takes)}
+  dtype = options.dtype if 'dtype' in takes else subject.run.config.dtype
+  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told, takes),
+                  'matmul_precision': matmul_precision('float32' if analysis.float32 else dtype)}
 
 
 def checkpoint(run: Run) -> dict:

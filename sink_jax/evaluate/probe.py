@@ -12,6 +12,7 @@ from sink_jax.arguments import explained
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record
 from sink_jax.models.run import Run
 
@@ -147,8 +148,9 @@ def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype
   Args:
     texts: S strings in place of tokens, which the tokenizer of the run reads; see
       `sink_jax.tokenize`. length: T of them, by default that of the shortest.
-    dtype: of activations during the probe. The release probes its own models in
-      'bfloat16', which lowers importances near the threshold by rounding.
+    dtype: of activations during the probe; with 'float32' matrix products are float32 on every
+      device. The release probes its own models in 'bfloat16', which lowers importances near the
+      threshold by rounding.
     batch_size: sequences at a time, to bound memory; all at once by default.
 
   Raises:
@@ -183,6 +185,7 @@ def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype
       'sequences': len(tokens),
       'length': tokens.shape[1],
       'dtype': dtype,
+      'matmul_precision': matmul_precision(dtype),
       'bos': run.bos,
       'first_token_ids': tokens[0, :4].tolist() if config.vocab_size else None,
       'step': run.step,

@@ -14,6 +14,7 @@ from sink_jax.arguments import explained
 from sink_jax.kernels.sharded import in_mesh, mesh_of
 from sink_jax.models.cache import CachePolicy, Memory
 from sink_jax.models.decode import begin, check_policy, extend
+from sink_jax.models.precision import precise
 from sink_jax.models.run import Run
 
 _CHUNK = 32  # tokens that the device makes between two words to the host
@@ -101,7 +102,7 @@ def _losses(run, tokens, policy):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _begin(config, mesh, policy, params, tokens):
-  with in_mesh(mesh):
+  with in_mesh(mesh), precise(config.dtype):
     return begin(config, params, tokens, policy)
 
 
@@ -114,7 +115,7 @@ def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Ar
     token = _sample(logits, *sampling, jax.random.fold_in(key, number))
     return extend(config, params, token, policy, memory), token
 
-  with in_mesh(mesh):
+  with in_mesh(mesh), precise(config.dtype):
     state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
   return state, tokens_TxS.T
 
@@ -127,7 +128,7 @@ def _score(config, mesh, policy, params, state, tokens):
     return (extend(config, params, token_S, policy, memory),
             jax.nn.logsumexp(logits, -1) - picked)
 
-  with in_mesh(mesh):
+  with in_mesh(mesh), precise(config.dtype):
     state, losses_TxS = jax.lax.scan(step, state, tokens.T)
   return state, losses_TxS.T
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from sink_jax.kernels.sharded import in_mesh, mesh_of
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, Want
 from sink_jax.models.transformer import Transformer
 
@@ -21,6 +22,7 @@ from sink_jax.models.transformer import Transformer
 class Run:
   """A trained or imported model.
 
+  Where its activations are float32, so are its matrix products, on GPUs and TPUs too.
   name: where it came from. step: training steps done, None if unknown. bos: how its
   inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
   probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
@@ -71,14 +73,14 @@ class Run:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(config, mesh, params, tokens):
-  with in_mesh(mesh):
+  with in_mesh(mesh), precise(config.dtype):
     return _readable(mesh, Transformer(config).apply({'params': params}, tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def record(config, want, mesh, params, tokens):
   """`Run.record` of parameters that lie on a mesh, None for those of one device."""
-  with in_mesh(mesh):
+  with in_mesh(mesh), precise(config.dtype):
     return _readable(mesh, Transformer(config).apply({'params': params}, tokens, want)[1])
 
 

@@ -272,6 +272,7 @@ def test_results_of_a_caller_say_how_they_were_made():
   found = sj.analyse('norms', small_run(dtype='bfloat16'), np.ones((2, 5), int), batch_size=3)
   assert found['checkpoint']['dtype'] == 'bfloat16'
   assert found['options'] == {'dtype': 'float32', 'batch_size': 3}  # and no other was read
+  assert found['matmul_precision'] == 'highest'
   assert (found['inputs']['sequences'], found['inputs']['length']) == (2, 5)
   assert found['inputs']['kind'] == 'given' and found['inputs']['bos']['protocol'] == 'as given'
 
@@ -283,6 +284,7 @@ def test_the_dtype_of_a_run_of_ours(tmp_path):
                                dtype='bfloat16')
   [result] = json.loads(paths[0].read_text())['results']
   assert result['checkpoint']['dtype'] == result['options']['dtype'] == 'bfloat16'
+  assert result['matmul_precision'] == 'default'
 
 
 @pytest.mark.parametrize('name', ['last_query', 'angles', 'maps', 'norms'])

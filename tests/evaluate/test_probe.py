@@ -86,9 +86,11 @@ def test_the_protocol_tells_what_was_measured():
   protocol = sj.probe(run(), tokens(), dtype='bfloat16').protocol
   assert protocol['first_token_ids'] == tokens()[0, :4].tolist()
   assert protocol['dtype'] == 'bfloat16' and protocol['bos'] == 'none'
+  assert protocol['matmul_precision'] == 'default'
   assert protocol['sequences'] == 5 and protocol['length'] == 12 and protocol['step'] == 7
   assert 'per sequence' in protocol['metric']
   proxy = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), tokens())
+  assert proxy.protocol['dtype'] == 'float32' and proxy.protocol['matmul_precision'] == 'highest'
   assert 'proxy' in proxy.protocol['scores'] and 'proxy' not in protocol['scores']
 
 

@@ -1,0 +1,26 @@
+"""How precisely the matrix products of a model are computed when it is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+
+
+def matmul_precision(dtype: str) -> str:
+  """The precision of matrix products of activations of a type: 'highest', or JAX's 'default'.
+
+  The default multiplies float32 in TF32 on GPUs and in passes of bfloat16 on TPUs.
+  """
+  return 'highest' if dtype == 'float32' else 'default'
+
+
+def precise(dtype: str) -> contextlib.AbstractContextManager:
+  """A context in which products of float32 are traced in float32, and others as anywhere else.
+
+  It belongs inside of what jit traces: around a call it would be a part of the key by which jit
+  finds a compiled program again.
+  """
+  if matmul_precision(dtype) == 'highest':
+    return jax.default_matmul_precision('highest')
+  return contextlib.nullcontext()

@@ -1,0 +1,88 @@
+"""Matrix products of models that are looked at: float32 where their activations are."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sink_jax as sj
+from sink_jax.evaluate.probe import probed
+from sink_jax.models import generation, run
+from sink_jax.models.config import Experts, Layer, Mamba
+from sink_jax.models.decode import empty
+from sink_jax.models.record import Want
+from sink_jax.models.sizes import parameter_shapes
+
+CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
+TOKENS = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+POLICY = sj.CachePolicy(size=6, sinks=1)
+
+
+def probe(config, want=Want()):
+  return run.record.lower(config, want, None, parameter_shapes(config), TOKENS)
+
+
+def logits(config):
+  return run._logits.lower(config, None, parameter_shapes(config), TOKENS)
+
+
+def state(config):
+  return jnp.zeros((2, 11)), jax.eval_shape(lambda: empty(config, POLICY, 2))
+
+
+def begin(config):
+  return generation._begin.lower(config, None, POLICY, parameter_shapes(config), TOKENS)
+
+
+def generate(config):
+  return generation._continue.lower(config, None, POLICY, (0.0, None), 4, parameter_shapes(config),
+                                    state(config), jax.random.key(0), 0)
+
+
+def score(config):
+  return generation._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
+                                 TOKENS)
+
+
+def precisions(lowered):
+  """Of all matrix products of a program."""
+  products = [line for line in lowered.as_text().splitlines() if 'dot_general' in line]
+  assert len(products) > 5
+  found = [re.search(r'precision = \[(\w+), (\w+)\]', line) for line in products]
+  return {word for match in found for word in (match.groups() if match else ['DEFAULT'])}
+
+
+@pytest.mark.parametrize('program', [probe, logits, begin, generate, score])
+def test_products_of_float32_are_float32_on_every_device(program):
+  config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
+  assert precisions(program(config('float32'))) == {'HIGHEST'}
+  assert precisions(program(config('bfloat16'))) == {'DEFAULT'}
+
+
+@pytest.mark.parametrize('options', [
+    dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'), implementation='chunked'),
+    dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias()), implementation='reference'),
+    dict(attention=sj.AttentionSpec(similarity='Linear()', normalizer='AbsFloor()'), sink_tokens=1),
+    dict(pattern=(Layer(mamba=Mamba(inner=16, state=4, conv=2, rank=2)),
+                  Layer(experts=Experts(count=2, active=1))), combine_heads='add')],
+    ids=['sigmoid', 'reference', 'linear', 'jamba'])
+def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
+  config = dataclasses.replace(CONFIG, **options)
+  every = Want(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
+  assert precisions(probe(probed(config, 'float32'), every)) == {'HIGHEST'}
+  assert precisions(probe(probed(config, 'bfloat16'))) == {'DEFAULT'}
+
+
+def test_it_neither_leaks_nor_compiles_a_model_twice():
+  model = sj.Run(dataclasses.replace(CONFIG, dtype='float32'),
+                 jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parameter_shapes(CONFIG)))
+  tokens = jnp.zeros((2, 8), jnp.int32)
+  before = run.record._cache_size()
+  sj.probe(model, tokens)
+  model.record(tokens)
+  assert run.record._cache_size() == before + 1
+  assert jax.config.jax_default_matmul_precision is None
+  square = jnp.zeros((4, 4))
+  assert 'HIGHEST' not in jax.jit(jnp.matmul).lower(square, square).as_text()
