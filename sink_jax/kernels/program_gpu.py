@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from sink_jax.kernels.arithmetic import EXACT, Approximate
 from sink_jax.kernels.tile import Tile
 from sink_jax.kernels.tiles import key_tiles, query_tiles
 
@@ -45,6 +46,29 @@ BLOCKS = {
 _FLOAT32 = Blocks(32, 16, 4, 1)  # products at full precision, without tensor cores
 
 
+def _assembly(text):
+  """A function of float32 arrays of one shape, as PTX: $0 is the result, $1 to $n arguments."""
+  def apply(*args):
+    result = jax.ShapeDtypeStruct(args[0].shape, jnp.float32)
+    return plgpu.elementwise_inline_asm(
+        text, args=args, constraints='=f' + ',f' * len(args), pack=1,
+        result_shape_dtypes=[result])[0]
+
+  return apply
+
+
+_APPROXIMATE = Approximate(
+    exp2=_assembly('ex2.approx.ftz.f32 $0, $1;'),
+    reciprocal=_assembly('rcp.approx.ftz.f32 $0, $1;'),
+    # One instruction: the sign is a part of it. The compiler keeps products and sums apart.
+    less_product=_assembly('{.reg .f32 x; neg.f32 x, $2; fma.rn.f32 $0, x, $3, $1;}'))
+
+
+def arithmetic(dtype, interpret):
+  """The elementary functions for inputs of a dtype; in interpret mode there is no PTX."""
+  return EXACT if interpret or dtype == jnp.float32 else _APPROXIMATE
+
+
 class Program:
   """Blocks, grid and loops of a kernel for one set of queries and keys.
 
@@ -61,7 +85,8 @@ class Program:
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
     self.tile = Tile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
-                     length=self.length if self.padded != self.length else None)
+                     length=self.length if self.padded != self.length else None,
+                     arithmetic=arithmetic(q_BxTxHxDh.dtype, interpret))
     self.dims = _powers_of_two(head_dim)
     self.parts, self.tiles = 1, self.padded // self.blocks.own
     self.owns_queries = kernel in ('forward', 'dq')

@@ -1,8 +1,9 @@
 """The arithmetic inside a tile of scores, the same in every kernel.
 
 A tile holds the products q.k of some queries and some keys; quantities of rows (queries)
-have size one along the axis of the keys. A similarity is used as it is, its derivative is
-taken by `jax.jvp` in the kernel, so that a new one needs no change here.
+have size one along the axis of the keys. A similarity is used as it is and its derivative is
+taken by `jax.jvp` in the kernel, so that a new one needs no change here; for which of them
+there is a shorter form is up to the `arithmetic`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import powered
 from sink_jax.attention.spec import AttentionSpec
-
-_LOG2E = math.log2(math.e)
-_MASKED = -1e30  # finite, so that a row without any key so far stays finite
+from sink_jax.kernels.arithmetic import EXACT, MASKED, Exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +24,11 @@ class Tile:
   """Rows of attention, accumulated tile by tile.
 
   axis: of the keys. length: tokens that exist where arrays are padded, else None.
-  sizes: accumulate sum_j |f_ij| as well (for similarities other than exp).
+  sizes: accumulate sum_j |f_ij| as well (for similarities other than exp). arithmetic: the
+  elementary functions.
 
-  Exp is computed in base 2 and in the units of the product, q.k + g sqrt(Dh), so that the
-  scale and the change of base are one factor. Differences come before that factor: large
-  scores then lose nothing.
+  Scores are in the units of the product, q.k + g sqrt(Dh), so that the scale and the change
+  to base 2, in which exp is computed, are one factor.
   """
 
   spec: AttentionSpec
@@ -37,23 +36,17 @@ class Tile:
   axis: int
   length: int | None = None
   sizes: bool = False
+  arithmetic: Exact = EXACT
 
   @property
   def scale(self) -> float:
     return 1 / math.sqrt(self.head_dim)
 
-  @property
-  def _base2(self) -> float:
-    return self.scale * _LOG2E
-
   def scores(self, product, slope, i, j):
-    """The score s = q.k / sqrt(Dh) + g(i - j); s sqrt(Dh) for exp."""
-    exponential = self.spec.similarity.exponential
-    s = product if exponential else product * self.scale
-    if self.spec.position.has_bias:
-      slope = slope / self.scale if exponential else slope
-      s = s + slope * self.spec.position.distance_bias(i - j)
-    return s
+    """q.k + g(i - j) sqrt(Dh)."""
+    if not self.spec.position.has_bias:
+      return product
+    return product + slope / self.scale * self.spec.position.distance_bias(i - j)
 
   def keep(self, i, j):
     """Which scores count; padding sees nothing and is seen by nobody."""
@@ -67,7 +60,7 @@ class Tile:
     """The state of rows that have seen no key."""
     power, zeros = self.spec.normalizer.power, jnp.zeros(shape, jnp.float32)
     if self.spec.similarity.exponential:
-      return (jnp.full(shape, _MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
+      return (jnp.full(shape, MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
     return (zeros,) * ((power is not None) + self.sizes)
 
   def update(self, state, s, keep=None):
@@ -77,15 +70,16 @@ class Tile:
     """
     power, total = self.spec.normalizer.power, lambda x: jnp.sum(x, self.axis, keepdims=True)
     if self.spec.similarity.exponential:
-      s = s if keep is None else jnp.where(keep, s, _MASKED)
+      s = s if keep is None else jnp.where(keep, s, MASKED)
       old, *sums = state
       new = jnp.maximum(old, jnp.max(s, self.axis, keepdims=True))
-      exponent = (s - new) * self._base2
-      p, factor = jnp.exp2(exponent), jnp.exp2((old - new) * self._base2)
+      exp2, exponent = self.arithmetic.exp2, self.arithmetic.from_maximum(s, new, self.scale)
+      # Of two maxima the difference comes first: where they are equal nothing changes.
+      change = EXACT.from_maximum(old, new, self.scale)
+      p, factor = exp2(exponent), exp2(change)
       sums[0] = sums[0] * factor + total(p)
       if power != 1:
-        sums[1] = (sums[1] * jnp.exp2((old - new) * (self._base2 * power))
-                   + total(jnp.exp2(exponent * power)))
+        sums[1] = sums[1] * exp2(change * power) + total(exp2(exponent * power))
       return p, factor, (new, *sums)
     f = self.weights(s, keep)
     added = [] if power is None else [f if power == 1 else self._where(keep, powered(f, power))]
@@ -97,11 +91,11 @@ class Tile:
     power = self.spec.normalizer.power
     if self.spec.similarity.exponential:
       maximum, *sums = state
-      lse = maximum * self.scale + jnp.log(sums[0])
-      power_lse = lse if power == 1 else power * self.scale * maximum + jnp.log(sums[1])
-      # A row that sees no key has summed its masked scores: its output is zero.
-      factor = jnp.where(maximum > _MASKED, 1 / sums[0], 0)
-      return factor, lse, power_lse, None
+      # A row that sees no key has summed its masked scores, or nothing: its output is zero.
+      seen = maximum > MASKED
+      lse, power_lse = (p * self.scale * maximum + jnp.log(jnp.where(seen, x, 1))
+                        for p, x in ((1, sums[0]), (power, sums[-1])))
+      return jnp.where(seen, 1 / sums[0], 0), lse, power_lse, None
     sums = list(state)
     total = None if power is None else sums.pop(0)
     return None, total, total, sums.pop() if self.sizes else None
@@ -111,9 +105,9 @@ class Tile:
   def weights(self, s, keep=None, stat=None):
     """f_ij; for exp exp(s_ij - lse_i), given stat = lse_i."""
     if self.spec.similarity.exponential:
-      return self._where(keep, jnp.exp2((s * self.scale - stat) * _LOG2E))
+      return self._exp(keep, s, stat)
     # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
-    return self._where(keep, self.spec.similarity(s))
+    return self._where(keep, self.arithmetic.weights(self.spec.similarity, s, self.scale))
 
   def cotangent(self, s, keep, dp, rows):
     """Weights and the cotangent of the scores; dp = do.v, rows as `row_cotangents` gives."""
@@ -122,13 +116,16 @@ class Tile:
       p = self.weights(s, keep, rows[0])
       ds = p * (dp + rows[1])
       if power != 1:
-        shares = jnp.exp2((s * (self.scale * power) - rows[2]) * _LOG2E)
-        ds = ds + self._where(keep, shares) * rows[3]
+        ds = ds + self._exp(keep, s, rows[2], power) * rows[3]
       return p, ds
-    f, df = jax.jvp(self.spec.similarity, (s,), (jnp.ones_like(s),))
+    f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
     if power is not None:
       dp = dp + (rows[0] if power == 1 else rows[0] * powered(f, power - 1))
     return self._where(keep, f), self._where(keep, df * dp)
+
+  def _exp(self, keep, s, log, power=1):
+    exponent = self.arithmetic.from_log(s, log, self.scale * power)
+    return self._where(keep, self.arithmetic.exp2(exponent))
 
   def _where(self, keep, x):
     return x if keep is None else jnp.where(keep, x, 0)

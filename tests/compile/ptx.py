@@ -1,4 +1,4 @@
-"""What ptxas says of the kernels that XLA makes for an NVIDIA GPU."""
+"""What ptxas makes of the kernels that XLA writes for an NVIDIA GPU."""
 
 import pathlib
 import re
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from tests.compile.sass import Loop, loops
 from tests.compile.targets import compile_for, compiler_directory
 
 _SERIALIZED = 'wgmma.mma_async instructions are serialized'
@@ -24,6 +25,7 @@ class Kernel(NamedTuple):
   shared_bytes: int  # of a block
   wgmma: bool  # uses the matrix instructions of Hopper
   serialized: bool  # waits after each of them: ptxas warns, such as with C7515
+  loop: Loop | None  # the shortest with matrix products: in our kernels that over full tiles
 
 
 def ptx_report(f, *args):
@@ -49,21 +51,28 @@ def _launches(text):
 
 
 def _assemble(path, launches, pallas):
-  [ptxas] = compiler_directory('cuda').glob('nvidia/*/bin/ptxas')
-  done = subprocess.run([ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
-                        capture_output=True, text=True, check=False)
-  if done.returncode:
-    raise RuntimeError(f'ptxas refuses {path.name}:\n{done.stdout}{done.stderr}')
+  done = _run('ptxas', '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin'))
   text = path.read_text()
+  code = _run('nvdisasm', '-c', path.with_suffix('.cubin')).stdout if 'wgmma' in text else ''
   for name, said in _by_kernel(done.stdout + done.stderr).items():
     body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
     number = lambda pattern: sum(map(int, re.findall(pattern, said)))
     threads, shared = launches[name]
     ours = name.partition('__')[0] in pallas or name in pallas  # a second one ends in __1
+    wgmma = 'wgmma.mma_async' in body
     yield Kernel(
         name, ours, threads, number(r'Used (\d+) registers'),
         number(r'(\d+) bytes spill stores'), max(shared, number(r'(\d+) bytes smem')),
-        'wgmma.mma_async' in body, _SERIALIZED in said)
+        wgmma, _SERIALIZED in said,
+        min(loops(code, name, threads), default=None) if wgmma else None)
+
+
+def _run(tool, *arguments):
+  [path] = compiler_directory('cuda').glob(f'nvidia/*/bin/{tool}')
+  done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+  if done.returncode:
+    raise RuntimeError(f'{tool} {arguments[-1]}:\n{done.stdout}{done.stderr}')
+  return done
 
 
 def _by_kernel(output):

@@ -91,6 +91,8 @@ def test_a_matmul_uses_the_matrix_unit_of_the_h200(h200, note):
   assert kernel.wgmma and not kernel.serialized and kernel.spilled_bytes == 0
   assert 64 <= kernel.registers < 255
   assert kernel.shared_bytes == 3 * (2 * 128 * 64) * 2  # stages of two blocks of bfloat16
+  # One round multiplies (128, 64) by (64, 128), and computes nothing else.
+  assert kernel.loop.matrix_cycles == 2 * 128 * 128 * 64 / 4096 and not kernel.loop.special_cycles
 
 
 def test_registers_that_do_not_suffice_are_seen(h200):

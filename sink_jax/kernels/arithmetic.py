@@ -1,0 +1,86 @@
+"""Elementary functions inside a tile of scores.
+
+Scores s are in the units of the product q.k; a scale 1 / sqrt(Dh) turns them into those that
+a similarity takes. `Exact` runs on every back end. `Approximate` takes fewer instructions;
+what it costs in accuracy stands in results/kernels/README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.similarity import Sigmoid
+
+LOG2E = math.log2(math.e)
+MASKED = -1e30  # finite, so that a row without any key so far stays finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+  """Functions that are good to the last bits."""
+
+  exp2: Callable[[jax.Array], jax.Array] = jnp.exp2
+
+  def from_maximum(self, s, maximum, scale):
+    """Logarithm in base 2 of exp((s - maximum) scale), given the largest score of a row.
+
+    The difference comes before the factor: large scores then lose nothing.
+    """
+    return (s - maximum) * (scale * LOG2E)
+
+  def from_log(self, s, log, scale):
+    """Logarithm in base 2 of exp(s scale - log), given a statistic of a row."""
+    return (s * scale - log) * LOG2E
+
+  def weights(self, similarity, s, scale):
+    """f(s scale)."""
+    return similarity(s * scale)
+
+  def weights_and_slopes(self, similarity, s, scale):
+    """f and its derivative f' at s scale, by automatic differentiation."""
+    s = s * scale
+    return jax.jvp(similarity, (s,), (jnp.ones_like(s),))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Approximate(Exact):
+  """Functions of one instruction each, for weights that are rounded to bfloat16 next.
+
+  exp2, reciprocal: good to about 2^-22; they may flush subnormal numbers to zero. A
+  difference is one multiply-add: an exponent is off by 2^-24 of the larger of its parts, the
+  same for all keys of a row between two maxima, so that most of it leaves with the sum.
+  """
+
+  reciprocal: Callable[[jax.Array], jax.Array]
+  less_product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+  def from_maximum(self, s, maximum, scale):
+    # Rounding of a product as large as that of MASKED would be an exponent of any size.
+    maximum = jnp.where(maximum > MASKED, maximum, 0)
+    return self._scaled(s, scale * LOG2E, maximum * (-scale * LOG2E))
+
+  def from_log(self, s, log, scale):
+    return self._scaled(s, scale * LOG2E, log * -LOG2E)
+
+  def weights(self, similarity, s, scale):
+    if type(similarity) is Sigmoid:  # far below zero 1 / (1 + inf) = 0
+      return self.reciprocal(1 + self.exp2(s * (-scale * LOG2E)))
+    return super().weights(similarity, s, scale)
+
+  def weights_and_slopes(self, similarity, s, scale):
+    if type(similarity) is Sigmoid:
+      f = self.weights(similarity, s, scale)
+      return f, self.less_product(f, f, f)  # f (1 - f)
+    return super().weights_and_slopes(similarity, s, scale)
+
+  def _scaled(self, s, factor, row):
+    """factor s + row."""
+    return self.less_product(jnp.broadcast_to(row, s.shape), s, jnp.full_like(s, -factor))
+
+
+EXACT = Exact()

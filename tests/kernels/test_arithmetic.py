@@ -1,0 +1,158 @@
+"""The two kinds of elementary functions inside a tile, and where each is used."""
+
+import itertools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.kernels import flash, program_gpu
+from sink_jax.kernels.arithmetic import EXACT, LOG2E, MASKED, Approximate
+from sink_jax.kernels.finish import KernelRows
+from sink_jax.kernels.tile import Tile
+from tests.attention_specs import PAPER, random_inputs
+from tests.compile.targets import lowered_text, struct
+from tests.kernels import errors
+from tests.kernels.test_flash import TILES, plain_rows, prepare, use
+
+RESULTS = pathlib.Path(__file__).parents[2] / 'results' / 'kernels'
+TINY = 2.0**-126
+
+
+def flushed(x):
+  return jnp.where(jnp.abs(x) < TINY, 0, x)
+
+
+# What the instructions of a GPU compute, for the interpreter: but for how often it rounds.
+EMULATED = Approximate(
+    exp2=lambda x: flushed(jnp.exp2(flushed(x))), reciprocal=lambda x: flushed(1 / flushed(x)),
+    less_product=lambda z, x, y: z - x * y)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+  use('gpu', monkeypatch)
+  monkeypatch.setattr(program_gpu, 'arithmetic', lambda dtype, interpret: EMULATED)
+
+
+@pytest.fixture(scope='module')
+def table():
+  return errors.rows()
+
+
+def test_errors_stay_within_their_bounds_over_the_whole_range(table):
+  for row in table:
+    assert row['of_bound'] <= 1, row
+  # What a bfloat16 product sees next is rounded by 2^-9: nothing of this shows.
+  assert all(row['absolute'] < 2**-16 for row in table)
+  assert all(row['relative'] < 2**-15 for row in table if 'slope' not in row['what'])
+  for row in table:
+    if row['what'] == 'slope of sigmoid':  # the exact form loses the upper tail as well
+      assert row['absolute'] < 2**-22 and (row['high'] > 1 or row['relative'] < 2**-16)
+
+
+def test_the_committed_table_is_this_one(table):
+  committed = json.loads((RESULTS / 'errors.json').read_text())['rows']
+  for row, was in zip(table, committed, strict=True):
+    assert row['what'] == was['what']
+    for name in ('low', 'high', 'relative', 'absolute', 'of_bound'):  # the rest is up to XLA
+      assert row[name] == pytest.approx(was[name], rel=1e-2), row
+
+
+@pytest.mark.parametrize('largest', [-1e4, -100., 0., 3.4, 100., 1e4])
+def test_a_masked_score_counts_for_exactly_nothing(largest):
+  assert not any(errors.masked_weights(largest))
+
+
+@pytest.mark.parametrize('power', [1, 2])
+def test_rows_that_see_no_key_yet_stay_finite(power):
+  """Products as large as MASKED are rounded by more than any exponent may be, up or down."""
+  arithmetic = errors.modelled()
+  spec = sj.AttentionSpec(normalizer=sj.PNorm(p=float(power)))
+  s, signs = jnp.linspace(-5, 5, 4)[None, :], set()
+  for head_dim in range(8, 257, 8):
+    tile = Tile(spec, head_dim, axis=1, arithmetic=arithmetic)
+    scale = jnp.float32(tile.scale * LOG2E)
+    signs.add(np.sign(arithmetic.less_product(MASKED * scale, MASKED, scale)))
+    p, _, state = tile.update(tile.start((1, 1)), s, keep=jnp.zeros((1, 4), bool))
+    assert not np.any(p) and not np.any(state[1:])
+    factor, lse, *_ = tile.finish(state)  # a row without any key
+    assert factor == 0 and lse < -1e28
+    _, lse, power_lse, _ = tile.finish(tile.update(state, s)[2])
+    np.testing.assert_allclose(lse, jax.nn.logsumexp(s * tile.scale), rtol=1e-6)
+    np.testing.assert_allclose(power_lse, jax.nn.logsumexp(power * s * tile.scale), rtol=1e-6)
+  assert signs >= {-1, 1}
+
+
+def test_a_long_row_gains_nothing_while_its_maximum_stays():
+  """Where a factor of one were off by a rounding, it would be so again in every tile."""
+  tile = Tile(sj.AttentionSpec(), 96, axis=1, arithmetic=errors.modelled())
+  s = jnp.linspace(300, 1000, 8)[:, None] * jnp.array([.99, 1.])
+  state = tile.start((8, 1))
+  for _ in range(100):
+    state = tile.update(state, s)[2]
+  lse = tile.finish(state)[1]
+  expected = jax.nn.logsumexp(s * tile.scale, -1, keepdims=True) + np.log(100)
+  np.testing.assert_allclose(lse, expected, rtol=2**-22)
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=() if name in ('window', 'p-norm softmax 1/2 (Figure 29)',
+                                            'sigmoid, normalized (Table 15)') else pytest.mark.full)
+    for name in ['window', *TILES]])
+def test_kernels_with_the_arithmetic_of_gpus(emulated, name):
+  spec = sj.AttentionSpec(mask=sj.Window(size=3)) if name == 'window' else PAPER[name]
+  q, k, v, params = random_inputs(spec, batch=1, length=19, heads=2, kv_heads=1, head_dim=16)
+  q, k = prepare(spec, q, k, params)
+  q = 10 * q  # scores far from zero
+  rng = np.random.default_rng(1)
+  cotangents = KernelRows(rng.standard_normal(q.shape), *rng.standard_normal((2, 1, 2, 19)))
+  cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), cotangents)
+
+  def rows_and_cotangents(rows):
+    result, pull = jax.vjp(lambda *inputs: rows(spec, *inputs), q, k, v)
+    return result, pull(cotangents)
+
+  actual, expected = (jax.jit(rows_and_cotangents, static_argnums=0)(rows)
+                      for rows in (flash.rows, plain_rows))
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5 * float(jnp.abs(b).max()) + 1e-7)
+
+
+@pytest.mark.parametrize('spec', [
+    sj.AttentionSpec(mask=sj.Window(size=3)),
+    pytest.param(sj.AttentionSpec('Sigmoid()'), marks=pytest.mark.full)], ids=['softmax', 'sigmoid'])
+def test_importance_with_the_arithmetic_of_gpus(emulated, spec):
+  q, k, _, params = random_inputs(spec, length=19, heads=2, head_dim=8)
+  here, there = (sj.streaming_importance(spec, q, k, params, implementation=name).raw
+                 for name in ('pallas', 'chunked'))
+  np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
+
+
+def test_which_inputs_get_which_arithmetic():
+  assert program_gpu.arithmetic(jnp.bfloat16, interpret=True) is EXACT
+  assert program_gpu.arithmetic(jnp.float32, interpret=False) is EXACT
+  assert isinstance(program_gpu.arithmetic(jnp.bfloat16, interpret=False), Approximate)
+  x = {dtype: struct(1, 64, 1, 64, dtype=dtype) for dtype in ('bfloat16', 'float32')}
+  attend = lambda *x: sj.attend(sj.AttentionSpec('Sigmoid()'), *x, implementation='pallas')
+  for (dtype, x), platform in itertools.product(x.items(), ('cuda', 'tpu')):
+    text = lowered_text(platform, attend, x, x, x)
+    short = dtype == 'bfloat16' and platform == 'cuda'
+    assert [name in text for name in ('ex2.approx.ftz', 'rcp.approx.ftz')] == [short, short]
+
+
+def test_a_new_similarity_runs_as_it_is_defined():
+  class Doubled(sj.Sigmoid):
+    def __call__(self, s):
+      return 2 * super().__call__(s)
+
+  s = jnp.linspace(-3, 3, 7)
+  for similarity in (Doubled(), sj.EluPlusOne(), sj.Linear()):
+    f, slope = jax.jvp(similarity, (s / 2,), (jnp.ones_like(s),))
+    np.testing.assert_array_equal(EMULATED.weights(similarity, s, .5), f)
+    for a, b in zip(EMULATED.weights_and_slopes(similarity, s, .5), (f, slope), strict=True):
+      np.testing.assert_array_equal(a, b)
