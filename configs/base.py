@@ -15,6 +15,8 @@ def get_config(name=''):
   config.steps = 20_000
   config.batch_size = 512  # sequences per step
   config.microbatches = 1  # slices of a batch whose gradients are accumulated
+  # Most logits that a device computes at a time in the loss; empty: 2**28 on a GPU or TPU, else 2**26.
+  config.loss_logits = config_dict.placeholder(int)
   config.log_every = 20  # steps between training metrics
   config.checkpoint_every = 1_000  # steps; 0: only after the last one
   config.checkpoints_kept = 2  # the newest ones
@@ -39,8 +41,9 @@ def get_config(name=''):
   config.model.dtype = 'bfloat16'  # of activations: bfloat16, float32
   # Of attention: reference, chunked, linear, pallas, cudnn, splash; empty: the platform's best.
   config.model.implementation = config_dict.placeholder(str)
-  # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all).
-  config.model.remat = 'none'
+  # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all); empty:
+  # none where that fits a device.
+  config.model.remat = config_dict.placeholder(str)
   # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 

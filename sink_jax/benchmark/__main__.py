@@ -87,7 +87,9 @@ def parser() -> argparse.ArgumentParser:
                    help='of attention, several separated by commas; "default" is what this '
                         'machine chooses by itself')
   one.add_argument('--remat', choices=['none', 'save_matmuls', 'save_attention', 'blocks'],
-                   default='none', help='what is recomputed when backpropagating (default none)')
+                   help='what is recomputed when backpropagating (default: as a run chooses)')
+  one.add_argument('--unroll', type=_count,
+                   help='blocks that are compiled one after another (default: as a run chooses)')
   for slot in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias', 'qk_norm'):
     one.add_argument(f'--attention.{slot}', metavar='VALUE', help=f'config string of the {slot}')
 

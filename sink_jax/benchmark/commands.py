@@ -71,8 +71,8 @@ def _train_step(options, save):
   return train_step.run(
       options.size or ('60m' if fast else 'tiny'), options.batch or ([8, 16, 32] if fast else [4]),
       options.length or (2048 if fast else 256), options.vocab or (50432 if fast else 512),
-      options.dtype or machine.default_dtype(), options.implementation, options.remat, slots,
-      options.steps, options.seed, options.limit, save)
+      options.dtype or machine.default_dtype(), options.implementation, options.remat,
+      options.unroll, slots, options.steps, options.seed, options.limit, save)
 
 
 def _correctness(options, save):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,9 @@ from sink_jax.benchmark.flops import datasheet_peak
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, reason, summary
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.dispatch import check_implementation, choose
+from sink_jax.kernels.dispatch import check_implementation, choose, platform
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
+from sink_jax.train.defaults import Share, device_memory, with_defaults
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
@@ -24,7 +26,8 @@ from sink_jax.train.step import init_state, make_train_step
 _WARMUP, _GROUPS = 3, 5
 COLUMNS = [
     column('size', 'size'), column('batch', 'B', 'd'), column('length', 'T', 'd'),
-    column('implementation', 'attention'), column('step_ms', 'ms/step', '.2f'),
+    column('implementation', 'attention'), column('remat', 'remat'),
+    column('unroll', 'unroll', 'd'), column('step_ms', 'ms/step', '.2f'),
     column('tokens_per_second', 'tokens/s', ',.0f'), column('mfu', 'MFU', '.1%'),
     column('mfu_datasheet_text', 'MFU, datasheet', '>'), column('floor_ms', 'floor ms', '.2f'),
     column('vs_floor', 'x floor', '.2f'), column('gb', 'GB', '.2f'),
@@ -32,14 +35,15 @@ COLUMNS = [
 ]
 
 
-def run(size, batches, length, vocab, dtype, implementations, remat, slots, steps, seed,
-        limit=None, save: Callable[[dict[str, Any]], None] = lambda result: None
+def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slots, steps,
+        seed, limit=None, save: Callable[[dict[str, Any]], None] = lambda result: None
         ) -> dict[str, Any]:
   """Times `steps` steps after a warm-up, for every batch size and implementation.
 
   Args:
     slots: {slot: config string} of the attention, as `AttentionSpec` takes them.
     implementations: names of `attend`, 'default' for the platform's choice.
+    remat, unroll: of `ModelConfig`, None for what a run chooses.
 
   Raises:
     ValueError: a size, slot, batch or implementation that does not exist or fit.
@@ -48,20 +52,24 @@ def run(size, batches, length, vocab, dtype, implementations, remat, slots, step
   implementations = [None if name == 'default' else name for name in implementations]
   for name in implementations:
     check_implementation(name)
-  config = lambda name: sized(size, vocab_size=vocab, dtype=dtype, attention=spec, remat=remat,
-                              implementation=name)
+  plain = sized(size, vocab_size=vocab, dtype=dtype, attention=spec)
+
+  def config(name, batch):
+    share = Share(platform(), device_memory(), batch * length / devices)
+    return with_defaults(dataclasses.replace(plain, implementation=name), share, remat, unroll)
+
   devices = jax.device_count()
   if any(batch % devices for batch in batches):
     raise ValueError(f'--batch={" ".join(map(str, batches))} must be multiples of the {devices} '
                      'devices.')
-  rate, per_token = machine.matmul_rate(dtype), flops_per_token(config(None), length)
+  rate, per_token = machine.matmul_rate(dtype), flops_per_token(plain, length)
   kind = jax.devices()[0].device_kind
   peak = datasheet_peak(kind)
   where = machine.describe(seed) | {
       'matmul_tflops': rate and rate / 1e12, 'datasheet_tflops': peak and peak / 1e12,
-      'dtype': dtype, 'parameters': parameter_count(config(None)), 'flops_per_token': per_token}
+      'dtype': dtype, 'parameters': parameter_count(plain), 'flops_per_token': per_token}
   options = {'size': size, 'batch': batches, 'length': length, 'vocab': vocab, 'remat': remat,
-             'implementation': implementations, 'attention': spec.strings(), 'steps': steps,
+             'unroll': unroll, 'implementation': implementations, 'attention': spec.strings(), 'steps': steps,
              'limit': limit}
   notes = _notes(rate, peak, dtype, kind, per_token)
   rows: list[dict[str, Any]] = []
@@ -69,14 +77,15 @@ def run(size, batches, length, vocab, dtype, implementations, remat, slots, step
   cases = [(name, batch) for batch in batches for name in implementations]
   progress = Progress(len(cases), limit)
   for name, batch in cases:
-    row = {'size': size, 'batch': batch, 'length': length,
-           'implementation': name or _default(config(name), batch, length)}
+    model = config(name, batch)
+    row = {'size': size, 'batch': batch, 'length': length, 'remat': model.remat,
+           'unroll': model.unroll, 'implementation': name or _default(model, batch, length)}
     if progress.over():
       row['failed'] = 'not run: the time was up'
     else:
       progress.next(f'{size}, batch {batch}, {row["implementation"]}')
       try:
-        row |= _timed(config(name), batch, length, steps, seed)
+        row |= _timed(model, batch, length, steps, seed)
         row |= _rates(row['step_ms'], batch * length, per_token, rate, peak)
       except Exception as error:  # most of all, no memory
         row['failed'] = reason(error)

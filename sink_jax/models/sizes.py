@@ -47,6 +47,20 @@ def parameter_shapes(config: ModelConfig):
   return jax.eval_shape(Transformer(config).init, jax.random.key(0), inputs)['params']
 
 
+def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
+  """Bytes per token and block that wait for the backward pass, as `ModelConfig.remat` says.
+
+  Args:
+    remat: any but 'none', of which the compiler decides.
+    tensor: devices that split heads and hidden units; the residual stream is whole on each.
+  """
+  heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
+  hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
+  whole, split = {'save_matmuls': (2 * config.d_model, 2 * (heads + keys) + hidden),
+                  'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]
+  return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
+
+
 @explained
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:

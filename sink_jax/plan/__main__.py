@@ -26,7 +26,10 @@ _CONTEXT = flags.DEFINE_integer('context', None, 'Tokens of a sequence.', lower_
 _BATCH = flags.DEFINE_integer('batch_size', None, 'Sequences of a step.', lower_bound=1)
 _MICRO = flags.DEFINE_integer('microbatches', None, 'Parts of a batch, one after another.',
                               lower_bound=1)
-_REMAT = flags.DEFINE_string('remat', None, 'What the backward pass recomputes.')
+_REMAT = flags.DEFINE_string('remat', None, 'What the backward pass recomputes. Without it the '
+                             'config\'s, or what a run chooses for these chips.')
+_UNROLL = flags.DEFINE_integer('unroll', None, 'Blocks that are compiled one after another. Without '
+                               'it the config\'s, or what a run chooses.', lower_bound=1)
 _MESH = [flags.DEFINE_integer(name, None, told) for name, told in (
     ('data', 'Devices that split the batch; -1: all that remain.'),
     ('fsdp', 'Devices that also split the parameters.'),
@@ -43,7 +46,7 @@ _TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of 
 _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estimate from 8 to '
                                '4,096 chips, such as results/scaling.')
 
-_OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, *_MESH, _SHARE, _SECONDS,
+_OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, _UNROLL, *_MESH, _SHARE, _SECONDS,
             _JSON, _SEARCH, _TABLE, _SCALING)
 
 command.answer_help(__name__)  # the imports below take seconds
@@ -139,7 +142,8 @@ def _job():
   where = parse(_TOPOLOGY.value)
   config = _CONFIG.value.to_dict()
   for flag, section, key in (
-      (_SIZE, 'model', 'size'), (_REMAT, 'model', 'remat'), (_CONTEXT, 'data', 'context')):
+      (_SIZE, 'model', 'size'), (_REMAT, 'model', 'remat'), (_UNROLL, 'model', 'unroll'),
+      (_CONTEXT, 'data', 'context')):
     if flag.value is not None:
       config[section][key] = flag.value
   for flag, key in ((_BATCH, 'batch_size'), (_MICRO, 'microbatches')):
@@ -151,10 +155,12 @@ def _job():
   experiment = from_dict(config)
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
-  return Job(config['label']['trial'] or config['model']['size'], where, model,
+  job = Job(config['label']['trial'] or config['model']['size'], where, model,
              experiment.optimizer, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
-             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe)
+             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe,
+             experiment.loss_logits)
+  return job.with_remat(experiment.model['remat'], experiment.model['unroll'])
 
 
 def _vocab(experiment):

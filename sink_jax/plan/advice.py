@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sink_jax.models.config import CHOICES
+from sink_jax.models.sizes import kept_bytes
 from sink_jax.plan.chips import GIB
 from sink_jax.plan.job import AXES, Job
 
@@ -53,11 +54,11 @@ def alternatives(job: Job) -> Iterator[Job]:
   meshes += [(1, devices // n, n) for n in (4,) if devices % n == 0 and job.model.heads % n == 0]
   for mesh in meshes:
     for remat in dict.fromkeys((job.model.remat, 'none', 'save_attention', 'blocks')):
-      model = dataclasses.replace(job.model, remat=remat)
       if (mesh, remat) not in seen:
         seen.add((mesh, remat))
         try:
-          yield dataclasses.replace(job, mesh=mesh, model=model)
+          other = dataclasses.replace(job, mesh=mesh)
+          yield other if remat == job.model.remat else other.with_remat(remat)
         except ValueError:  # the batch does not divide
           continue
 
@@ -72,16 +73,9 @@ def options_of(job: Job) -> str:
 
 
 def _kept(job, remat):
-  """Bytes of activations that wait for the backward pass, as `ModelConfig.remat` says."""
-  model = job.model
-  width = 2 if model.dtype == 'bfloat16' else 4
-  heads = model.heads * model.dims.head_dim
-  keys = model.dims.kv_heads * model.dims.head_dim
-  # The residual stream is whole on every device of a tensor group, the rest is split.
-  whole, split = {'save_matmuls': (2 * model.d_model, 2 * (heads + keys + model.ffn_hidden)),
-                  'save_attention': (model.d_model, heads), 'blocks': (model.d_model, 0)}[remat]
+  """Bytes of activations that wait for the backward pass."""
   tokens = job.tokens / (job.mesh[0] * job.mesh[1] * job.microbatches)
-  return tokens * model.layers * (whole + split / job.mesh[2]) * width
+  return tokens * job.model.layers * kept_bytes(job.model, remat, job.mesh[2])
 
 
 def _always(job):

@@ -19,6 +19,7 @@ from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, links, program, roofline
 from sink_jax.plan.chips import SHARE, Slice
+from sink_jax.train.defaults import Share, with_defaults
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
@@ -31,7 +32,7 @@ AXES = ('data', 'fsdp', 'tensor')
 class Job:
   """What a run computes on a slice.
 
-  mesh: sizes of (data, fsdp, tensor), no -1.
+  mesh: sizes of (data, fsdp, tensor), no -1. loss_logits: see `cross_entropy`.
   """
 
   name: str
@@ -43,6 +44,7 @@ class Job:
   microbatches: int
   mesh: tuple[int, int, int]
   probe: ProbeConfig = ProbeConfig()
+  loss_logits: int | None = None
 
   def __post_init__(self):
     mesh_sizes(*self.mesh, self.where.devices)
@@ -63,6 +65,13 @@ class Job:
   @property
   def tokens(self) -> int:
     return self.batch_size * self.context
+
+  def with_remat(self, remat: str | None, unroll: int | None = None) -> Job:
+    """The same with these values, or with those that a run chooses where they are empty."""
+    data, fsdp, tensor = self.mesh
+    tokens = self.tokens / (self.microbatches * data * fsdp)
+    share = Share('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor)
+    return dataclasses.replace(self, model=with_defaults(self.model, share, remat, unroll))
 
 
 def plan(job: Job, share: float = SHARE, compute: float | None = None,
@@ -113,6 +122,7 @@ def _described(job):
       'name': job.name, 'topology': job.where.name, 'devices': job.where.devices,
       'mesh': dict(zip(AXES, job.mesh)), 'batch_size': job.batch_size,
       'microbatches': job.microbatches, 'context': job.context, 'remat': job.model.remat,
+      'unroll': job.model.unroll,
       'vocab': job.model.vocab_size, 'parameters': parameter_count(job.model),
       'tokens': job.tokens, 'usable': chip.usable, 'capacity': chip.memory,
       'model_flops': job.tokens * flops_per_token(job.model, job.context) / job.where.devices}
@@ -121,13 +131,15 @@ def _described(job):
 def _training(job, mesh, state):
   """The lowered program, and the bytes of its arguments on a device."""
   batch = batch_layout(job.model, job.batch_size, job.context, mesh)
-  step = make_train_step(job.model, job.optimizer, mesh, job.microbatches)
+  step = make_train_step(job.model, job.optimizer, mesh, job.microbatches,
+                         loss_logits=job.loss_logits)
   return step.lower(state, batch, peak_rates(job.optimizer)), _bytes((state, batch))
 
 
 def _validation(job, mesh, params):
   batch = batch_layout(job.model, job.batch_size // job.microbatches, job.context, mesh)
-  return make_validation_step(job.model, mesh).lower(params, batch), _bytes((params, batch))
+  step = make_validation_step(job.model, mesh, loss_logits=job.loss_logits)
+  return step.lower(params, batch), _bytes((params, batch))
 
 
 def _probe(job, mesh, params):

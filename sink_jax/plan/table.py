@@ -68,9 +68,9 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
 
 def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
   where = parse(topology)
-  model = sized(size, vocab_size=VOCAB, remat=remat)
+  model = sized(size, vocab_size=VOCAB)
   return Job(name, where, model, OptimizerConfig(), CONTEXT, batch_size, microbatches,
-             mesh_sizes(-1, fsdp, tensor, where.devices))
+             mesh_sizes(-1, fsdp, tensor, where.devices)).with_remat(remat)
 
 
 def markdown(plans: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ def as_text(one: dict[str, Any], where: Slice) -> str:
       f'{one["name"]} on {one["topology"]}: {one["devices"]:,} devices, {mesh}',
       f'  {one["parameters"]:,} parameters, {one["tokens"]:,} tokens a step: {one["batch_size"]} '
       f'sequences of {one["context"]}, {one["microbatches"]} micro-batches, remat '
-      f'{one["remat"]}',
+      f'{one["remat"]}, ' + _blocks(one),
       'Compiled for these devices, per device:']
   lines += _memory(one)
   if 'flops' not in one:
@@ -60,6 +60,11 @@ def brief(one: dict[str, Any]) -> str:
   if not one['fits']:
     return f'{head}: does not fit, {total}'
   return f'{head}: {1e3 * one["seconds"]["step"]:,.0f} ms, MFU {one["mfu"]:.0%}, {total}'
+
+
+def _blocks(one):
+  unroll = one['unroll']
+  return f'{unroll} blocks one after another' if unroll > 1 else 'a loop over the blocks'
 
 
 def _memory(one):

@@ -1,24 +1,75 @@
 """Keys that a config leaves empty, because the model's size and the devices decide them.
 
 They are chosen once, when a run begins, and written to its config.json. A resumed run goes on
-with what is written there, on any devices: they change rounding, and nothing else.
+with what is written there, on any devices: they change rounding and speed, and nothing else.
+
+`model.remat` is 'none' wherever a step without a loop over the blocks fits a device, else the
+policy that recomputes least of those that fit. Nothing is compiled to find that out:
+`needed_bytes` estimates it from a table that was made with
+
+    python -m sink_jax.plan --topology=v5e:1x1 --size=60m --vocab=8192 --batch_size=8 \\
+      --remat=none --config.model.layers=2   # and 4
+
+for TPUs, whose temporaries were 0.93 and 1.61 GB, and from the programs for an H200 that
+`python -m tests.compile.count` compiles.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sink_jax.models.config import ModelConfig
+import jax
 
-KEYS = ('model.unroll',)
+from sink_jax.models.config import CHOICES, ModelConfig
+from sink_jax.models.sizes import kept_bytes, parameter_count
+from sink_jax.train.experiment import Experiment
+from sink_jax.train.loss import default_logits
+
+KEYS = ('model.unroll', 'model.remat', 'loss_logits')
 # Blocks that are compiled one after another at most: the time of compiling grows with them.
 _MOST_BLOCKS = 24
+# By platform, what the backward pass finds of a block with remat 'none' and no loop over the
+# blocks, over what 'save_matmuls' keeps of it.
+_KEPT = {'cuda': 1.1, 'tpu': 1.3}
+_SHARE = 0.9  # of the memory that an estimate may fill
+_SMALLEST = 15 * 2**30  # bytes of a device that does not say how many it has
 _log = logging.getLogger('sink_jax')
 
 
-def completed(config: Mapping[str, Any], model: ModelConfig, platform: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """What one device has to hold of a training step.
+
+  platform: 'cpu', 'cuda', 'tpu', as `kernels.dispatch.platform` has it.
+  memory: bytes that programs may use, None where they are unknown.
+  tokens: of a micro-batch. devices: among which the state is split. tensor: those of them that
+  share the tokens.
+  """
+
+  platform: str
+  memory: float | None
+  tokens: float
+  devices: int = 1
+  tensor: int = 1
+
+
+def share_of(experiment: Experiment, mesh: tuple[int, int, int], platform: str,
+             memory: float | None) -> Share:
+  """What a device has of a run on a mesh of (data, fsdp, tensor) devices."""
+  data, fsdp, tensor = mesh
+  tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
+  return Share(platform, memory, tokens, fsdp * tensor, tensor)
+
+
+def device_memory() -> float | None:
+  """Bytes that programs may use on a device of this process; None where it does not say."""
+  return (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
+
+
+def completed(config: Mapping[str, Any], model: ModelConfig, share: Share) -> dict[str, Any]:
   """The config with its empty KEYS filled.
 
   Where both `model.unroll` and `model.remat` are set, one line says that the loop over the
@@ -26,21 +77,65 @@ def completed(config: Mapping[str, Any], model: ModelConfig, platform: str) -> d
 
   Args:
     model: what the config describes.
-    platform: of the devices: 'cpu', 'gpu', 'tpu'.
   """
   asked = config['model']
+  model = with_defaults(model, share, asked['remat'], asked['unroll'])
   if (asked['unroll'] or 1) > 1 and model.remat != 'none':
     _log.warning(f'model.unroll = {asked["unroll"]} has no effect with model.remat = '
                  f'{model.remat}: the loop over the blocks is kept')
-  unroll = asked['unroll'] or unrolled(model, platform)
-  return dict(config, model=dict(asked, unroll=unroll))
+  return dict(config, model=dict(asked, remat=model.remat, unroll=model.unroll),
+              loss_logits=config['loss_logits'] or default_logits(share.platform))
 
 
-def unrolled(model: ModelConfig, platform: str) -> int:
-  """How many blocks are compiled one after another, see `ModelConfig.unroll`.
+def filled(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None = None,
+           section: str = '') -> dict[str, Any]:
+  """The config with its empty keys, or those of them in `keys`, as another config has them."""
+  other = other if isinstance(other, dict) else {}  # a config.json that somebody changed
+  values = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      value = filled(value, other.get(key), keys, f'{section}{key}.')
+    elif value is None and (keys is None or section + key in keys):
+      value = other.get(key)
+    values[key] = value
+  return values
 
-  All of them where that saves traffic with the memory. On a CPU it gains less than the noise
-  of a measurement, and compiling takes longer.
+
+def with_defaults(model: ModelConfig, share: Share, remat: str | None,
+                  unroll: int | None) -> ModelConfig:
+  """The model with these values of `remat` and `unroll`, or those for its size and a device."""
+  few = share.platform in _KEPT and model.layers <= _MOST_BLOCKS
+  laid_out = dataclasses.replace(model, remat='none', unroll=unroll or (
+      model.layers if few else 1))
+  if remat is None:
+    remat = _remat(laid_out, share)
+  if remat == 'none':
+    return laid_out
+  return dataclasses.replace(model, remat=remat, unroll=unroll or 1)
+
+
+def _remat(laid_out, share):
+  """What recomputes least of what fits; on a CPU nothing is recomputed."""
+  if share.platform not in _KEPT:
+    return 'none'
+  policies = [dataclasses.replace(laid_out, remat=remat) for remat in CHOICES['remat']]
+  if laid_out.unroll < laid_out.layers:  # a loop copies what it keeps: that takes longer
+    policies = policies[1:]
+  fits = lambda model: needed_bytes(model, share) < _SHARE * (share.memory or _SMALLEST)
+  return next(filter(fits, policies), policies[-1]).remat
+
+
+def needed_bytes(model: ModelConfig, share: Share) -> float:
+  """An estimate of what a training step with AdamW takes of the memory of a device.
+
+  Parameters, two moments, gradients and a second copy of these; what the backward pass finds of
+  all blocks and, where it recomputes, all of one block; float32 logits with their gradients.
   """
-  few = model.remat == 'none' and model.layers <= _MOST_BLOCKS
-  return model.layers if few and platform in ('gpu', 'tpu') else 1
+  parameters = 4 * parameter_count(model) / share.devices
+  block = _KEPT[share.platform] * share.tokens * kept_bytes(model, 'save_matmuls', share.tensor)
+  if model.remat == 'none':
+    blocks = model.layers * block
+  else:
+    blocks = block + model.layers * share.tokens * kept_bytes(model, model.remat, share.tensor)
+  logits = min(share.tokens * model.vocab_size, default_logits(share.platform))
+  return 5 * parameters + blocks + 8 * logits

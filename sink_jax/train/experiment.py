@@ -99,6 +99,7 @@ class Experiment:
   log_every: int
   checkpoint_every: int
   checkpoints_kept: int
+  loss_logits: int | None
   model: Mapping[str, Any]
   attention: AttentionSpec
   data: DataConfig
@@ -112,6 +113,10 @@ class Experiment:
     for name in ('steps', 'batch_size', 'microbatches', 'log_every', 'checkpoints_kept'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} must be at least 1, not {getattr(self, name)}.')
+    if self.loss_logits is not None and not (
+        isinstance(self.loss_logits, int) and 1 <= self.loss_logits < 2**40):
+      raise ValueError(f'loss_logits = {str(self.loss_logits)[:50]} must be a whole number from 1 '
+                       'to 2**40, or empty.')
     if self.checkpoint_every < 0:
       raise ValueError('checkpoint_every must be 0 (only after the last step) or more, not '
                        f'{self.checkpoint_every}.')

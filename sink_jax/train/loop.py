@@ -24,13 +24,15 @@ from sink_jax.data.progress import Progress
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
+from sink_jax.kernels.dispatch import platform
+from sink_jax.kernels.sharded import in_mesh
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.defaults import completed
+from sink_jax.train.defaults import KEYS, completed, device_memory, filled, share_of
 from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
@@ -75,8 +77,8 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   """
   job = together(lambda: _prepared(config, workdir))
   data, mesh = job.data, job.mesh
-  config = agreed(lambda: completed(
-      runs.as_begun(workdir, config), job.model, mesh.devices.flat[0].platform), ValueError)
+  chosen = agreed(lambda: _completed(runs.as_begun(workdir, config), job), ValueError)
+  config = filled(config, chosen, KEYS)  # all else may differ between processes, see below
   experiment = from_dict(config)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
   name = name or PurePath(workdir).name
@@ -109,7 +111,8 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
 
 class _Job(NamedTuple):
   """A config as typed objects, with its data, the devices and the inputs of the probe."""
-  model: ModelConfig  # without what `completed` chooses
+  experiment: Experiment  # as is `model`, without what `_completed` chooses
+  model: ModelConfig
   data: Data
   mesh: jax.sharding.Mesh
   attention: str  # the implementation
@@ -127,10 +130,17 @@ def _prepared(config, workdir) -> _Job:
     runs.check_unclaimed(workdir, config)
   data = open_data(experiment.data)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  return _Job(model, data, mesh,
+  return _Job(experiment, model, data, mesh,
               training_implementation(model, experiment.data.context),
               data.probe_tokens(experiment.probe.sequences, experiment.probe.length),
               data.encoder)
+
+
+def _completed(config, job):
+  """The config with the empty keys that these devices decide."""
+  with in_mesh(job.mesh):
+    share = share_of(job.experiment, tuple(job.mesh.shape.values()), platform(), device_memory())
+  return completed(config, job.model, share)
 
 
 def _trace(experiment, mesh):
@@ -149,7 +159,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
   workdir = claim.workdir
   optimizer, decay = experiment.optimizer, np.float32(experiment.optimizer.weight_decay)
   rates = [Rates(rate, decay) for rate in learning_rates(optimizer, experiment.steps)]
-  train_step = make_train_step(model, optimizer, mesh, experiment.microbatches)
+  train_step = make_train_step(model, optimizer, mesh, experiment.microbatches,
+                               loss_logits=experiment.loss_logits)
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
   state = checkpoints.restore(state_layout(model, optimizer, mesh))
   for line in checkpoints.damaged:
@@ -237,7 +248,8 @@ class Evaluation:
   def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics):
     self._experiment, self._model = experiment, model
     self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
-    self._validation_step = make_validation_step(model, mesh)
+    self._validation_step = make_validation_step(model, mesh,
+                                                 loss_logits=experiment.loss_logits)
     # As many sequences at a time as a training step has: the memory of a device is its bound.
     size = experiment.microbatch_size
     self._feed = Feed(mesh, size)

@@ -71,36 +71,38 @@ def _fresh(config, optimizer, seed):
   return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
 
 
-def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1):
+def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1,
+                    *, loss_logits: int | None = None):
   """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
 
   It is `make_update`, and the same function for runs that differ in learning rate, schedule,
   weight decay or seed alone.
   """
-  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches)
+  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits)
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_step(config, optimizer, mesh, microbatches):
-  step = in_mesh(mesh)(make_update(config, optimizer, microbatches))
+def _compiled_step(config, optimizer, mesh, microbatches, loss_logits):
+  step = in_mesh(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
                  out_shardings=(state_sharding, replicated(mesh)))
 
 
-def make_update(config: ModelConfig, optimizer: OptimizerConfig,
-                microbatches: int = 1) -> Callable[[TrainState, Batch, Rates], tuple]:
+def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
+                loss_logits: int | None = None) -> Callable[[TrainState, Batch, Rates], tuple]:
   """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole.
+  loss_logits: most logits at a time on a device, see `cross_entropy`.
   metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
   """
 
   def loss(params, batch, total):
     weights = training_weights(batch.weights, config)
-    return summed_loss(config, params, batch, weights) / total
+    return summed_loss(config, params, batch, weights, loss_logits) / total
 
   def update(state, batch, rates):
     total = jnp.sum(training_weights(batch.weights, config))
@@ -127,21 +129,22 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig,
   return update
 
 
-def make_validation_step(config: ModelConfig, mesh):
+def make_validation_step(config: ModelConfig, mesh, *, loss_logits: int | None = None):
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
   The blocks are looped over, whatever `config.unroll` says: nothing is kept of them.
   mesh: None for parameters on one device, such as those of `load_run`.
   """
 
-  return _compiled_validation(dataclasses.replace(config, unroll=1), mesh)
+  return _compiled_validation(dataclasses.replace(config, unroll=1), mesh, loss_logits)
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_validation(config, mesh):
+def _compiled_validation(config, mesh, loss_logits):
 
   @in_mesh(mesh)
   def losses(params, batch):
-    return summed_loss(config, params, batch, batch.weights), jnp.sum(batch.weights)
+    return (summed_loss(config, params, batch, batch.weights, loss_logits),
+            jnp.sum(batch.weights))
 
   return jax.jit(losses, out_shardings=replicated(mesh) if mesh else None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sink_jax.data.whole import whole
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.defaults import KEYS
+from sink_jax.train.defaults import KEYS, filled
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.experiment import differences
 from sink_jax.train.provenance import here_and_now, now
@@ -77,7 +77,7 @@ def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
   _check_config_is_there(path)
   if (path / 'config.json').exists():
     saved = read_config(path)
-    _refuse(path, differences(saved, _filled(config, saved)))
+    _refuse(path, differences(saved, filled(config, saved)))
   elif is_local(path):
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -172,20 +172,7 @@ def as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
   """
   if not (folder(workdir) / 'config.json').exists():
     return dict(config)
-  return _filled(config, read_config(workdir), KEYS)
-
-
-def _filled(config, saved, keys=None, section=''):
-  """The config with its empty keys, or those of them in `keys`, as a saved one has them."""
-  saved = saved if isinstance(saved, dict) else {}  # of a config.json that somebody changed
-  filled = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping):
-      value = _filled(value, saved.get(key), keys, f'{section}{key}.')
-    elif value is None and (keys is None or section + key in keys):
-      value = saved.get(key)
-    filled[key] = value
-  return filled
+  return filled(config, read_config(workdir), KEYS)
 
 
 def _known_data(workdir):
@@ -219,6 +206,7 @@ def read_config(workdir) -> dict[str, Any]:
                      'of the run back, or use another workdir.')
   # Of runs that are older than these keys.
   mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
+  config.setdefault('loss_logits', 2**26)
   if isinstance(mesh, dict):
     mesh.setdefault('tensor', 1)
   if isinstance(data, dict):
@@ -294,7 +282,7 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
       status.get('step')]):
     return False
   saved = read_config(workdir)
-  return not differences(saved, _filled(config, saved))
+  return not differences(saved, filled(config, saved))
 
 
 def _write_status(workdir, record):

@@ -154,7 +154,8 @@ def test_train_step(run):
   result, printed = run(
       'train_step', '--size=tiny', '--batch', '2', '--length=12', '--vocab=32', '--steps=3',
       '--attention.similarity=Sigmoid', '--attention.normalizer=Unnormalized()',
-      '--implementation=default,cudnn')
+      '--implementation=default,cudnn', '--unroll=2')
+  assert [(row['remat'], row['unroll']) for row in result['rows']] == [('none', 2)] * 2
   row, failed = result['rows']
   assert_timed(row, 'step')
   assert row['implementation'] == 'chunked (default)' and row['loss'] < row['loss_after_warmup']

@@ -165,6 +165,14 @@ def test_alternatives_have_the_same_batch():
   assert {o.tokens for o in found} == {given.tokens}
 
 
+def test_a_plan_is_of_the_blocks_and_the_remat_that_a_run_chooses():
+  shown = lambda one: (one.model.remat, one.model.unroll)
+  assert shown(job('v5e:16x16', (16, 16, 1), 512).with_remat(None)) == ('none', 22)
+  assert shown(job('v5e:4x4', (1, 16, 1), 512).with_remat(None)) == ('blocks', 1)
+  assert shown(job().with_remat('blocks')) == ('blocks', 1)
+  assert shown(job().with_remat('none', 11)) == ('none', 11)
+
+
 def test_the_volumes_of_the_estimate():
   layers, width, hidden, vocab = 22, 2048, 5632, 50432
   parts = {(kind, axes): 0.0 for kind, axes, *_ in scaling.volumes('1b', 16, 1, 64, 0, 1, False)}

@@ -7,59 +7,84 @@ import shutil
 import pytest
 
 from sink_jax.models.sizes import sized
-from sink_jax.train import defaults, loop
+from sink_jax.train import loop
+from sink_jax.train.defaults import Share, completed, with_defaults
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.workdir import has_ended, read_config
 from tests.train import runs
 
+GIB = 2**30
 
-@pytest.mark.parametrize('platform, options, unroll', [
-    ('gpu', {}, 10), ('tpu', {}, 10), ('cpu', {}, 1), ('gpu', dict(remat='save_matmuls'), 1),
-    ('tpu', dict(layers=100), 1)])
-def test_small_models_are_compiled_without_a_loop_on_gpus_and_tpus(platform, options, unroll):
-  assert defaults.unrolled(sized('60m', vocab_size=11, **options), platform) == unroll
+
+@pytest.mark.parametrize('size, share, remat, unroll, expected', [
+    ('60m', Share('cpu', None, 2**20), None, None, ('none', 1)),
+    ('60m', Share('cuda', 139 * GIB, 32 * 2048), None, None, ('none', 10)),
+    ('60m', Share('tpu', 15.75 * GIB, 8 * 2048), None, None, ('none', 10)),
+    ('60m', Share('tpu', None, 8 * 2048), None, None, ('none', 10)),
+    ('60m', Share('tpu', 15.75 * GIB, 64 * 2048), None, None, ('save_attention', 1)),
+    ('60m', Share('tpu', 15.75 * GIB, 1024 * 2048), None, None, ('blocks', 1)),
+    ('1b', Share('cuda', 139 * GIB, 8 * 2048), None, None, ('none', 22)),
+    ('1b', Share('tpu', 15.75 * GIB, 2 * 2048, 16), None, None, ('none', 22)),
+    ('7b', Share('tpu', 95 * GIB, 2048, 64), None, None, ('save_matmuls', 1)),
+    ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', None, ('blocks', 1)),
+    ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', 5, ('blocks', 5)),
+    ('60m', Share('tpu', 15.75 * GIB, 2048), None, 1, ('save_matmuls', 1)),
+    ('60m', Share('cuda', 15.75 * GIB, 2048), 'none', 5, ('none', 5))], ids=str)
+def test_what_is_chosen_for_a_size_and_a_device(size, share, remat, unroll, expected):
+  model = with_defaults(sized(size, vocab_size=50432), share, remat, unroll)
+  assert (model.remat, model.unroll) == expected
 
 
 def test_a_loop_that_remat_keeps_costs_one_line(caplog):
   config = runs.config(model__unroll=2, model__remat='blocks')
   model = from_dict(config).model_config(64)
   with caplog.at_level(logging.WARNING, 'sink_jax'):
-    assert defaults.completed(config, model, 'gpu')['model']['unroll'] == 2
+    assert completed(config, model, Share('cuda', 80e9, 128))['model']['unroll'] == 2
   assert [record.message for record in caplog.records] == [
       'model.unroll = 2 has no effect with model.remat = blocks: the loop over the blocks is kept']
 
 
+@pytest.mark.parametrize('value', [0, 2.0, 2**50])
+def test_a_number_of_logits_that_cannot_be_is_explained(value):
+  with pytest.raises(ValueError, match='loss_logits = .* must be a whole number from 1'):
+    from_dict(runs.config() | {'loss_logits': value})
+
+
 @pytest.fixture(scope='module')
 def begun(tmp_path_factory):
-  """A run as a GPU begins it, stopped by its length."""
+  """A run as a GPU begins it."""
   workdir = tmp_path_factory.mktemp('begun')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(loop, 'completed', lambda config, model, platform: defaults.completed(
-        config, model, 'gpu'))
+    patch.setattr(loop, 'share_of', lambda *_: Share('cuda', 80e9, 128))
     run = loop.train(runs.config(), workdir, show_progress=False)
   return workdir, run
 
 
+def chosen(workdir):
+  config = read_config(workdir)
+  return config['model']['remat'], config['model']['unroll'], config['loss_logits']
+
+
 def test_what_was_chosen_is_recorded_and_kept_when_a_run_is_resumed(begun, tmp_path):
   workdir, run = begun
-  assert read_config(workdir)['model']['unroll'] == 2
+  assert chosen(workdir) == ('none', 2, 2**28)
   assert run.config.unroll == 1  # of a probe, which keeps nothing
   assert has_ended(workdir, runs.config())
   copy = tmp_path / 'copy'
   shutil.copytree(workdir, copy)
   shutil.rmtree(copy / 'checkpoints' / '8')
-  loop.train(runs.config(), copy, show_progress=False)  # on a CPU, which would choose 1
-  assert read_config(copy)['model']['unroll'] == 2
-  assert runs.rows(copy) == runs.rows(workdir)
-  with pytest.raises(ValueError, match='model.unroll: 2 -> 1'):
-    loop.train(runs.config(model__unroll=1), copy, show_progress=False)
+  loop.train(runs.config(mesh__data=1), copy, show_progress=False)  # a CPU would choose others
+  assert chosen(copy) == ('none', 2, 2**28) and runs.rows(copy) == runs.rows(workdir)
+  with pytest.raises(ValueError, match='loss_logits: 268435456 -> 1000\n.*model.unroll: 2 -> 1'):
+    loop.train(runs.config(model__unroll=1, loss_logits=1000), copy, show_progress=False)
 
 
 def test_older_runs_go_on_with_what_they_did(begun, tmp_path):
   copy = tmp_path / 'copy'
   shutil.copytree(begun[0], copy)
   config = json.loads((copy / 'config.json').read_text())
-  del config['model']['unroll']
+  del config['model']['unroll'], config['loss_logits']
+  config['model']['remat'] = 'blocks'
   (copy / 'config.json').write_text(json.dumps(config))
-  assert read_config(copy)['model']['unroll'] == 1
+  assert chosen(copy) == ('blocks', 1, 2**26)
   assert has_ended(copy, runs.config())

@@ -16,7 +16,8 @@ from sink_jax.train.experiment import RESUMABLE
 SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper does not have
 _UNDER_WAY = ('running', 'interrupted')
 # Settings that may differ between runs that are averaged.
-_FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'microbatches', *RESUMABLE)
+_FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
+         'microbatches', *RESUMABLE)
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
 _SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',
