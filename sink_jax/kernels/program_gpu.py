@@ -1,15 +1,22 @@
 """Blocks, grids, loops and loads of the GPU kernels.
 
-The only file that names Pallas' Triton back end, which JAX deprecates from 0.11 on. Triton
-tiles have sizes that are powers of two, so a head dimension is taken in such parts, 96 as
-64 + 32, without padding. Letters in comments: q and k are the sizes of a tile, d of a part
-of the head dimension.
+The only file that names Pallas' Triton back end. Triton tiles have sizes that are powers of
+two, so a head dimension is taken in such parts, 96 as 64 + 32, without padding. Letters in
+comments: q and k are the sizes of a tile, d of a part of the head dimension.
+
+JAX deprecates this back end from 0.11 on, in favour of Mosaic GPU, which needs Hopper or newer.
+A version for it would replace this file and `flash_gpu`: `Blocks` by tiles of two compute
+warpgroups and pipeline stages, `Program` by `plgpu.kernel` with a warpgroup of its own that
+loads tiles by TMA, the loops by its pipelines with a barrier between products and elementary
+functions, `_assembly` by what its fast math makes of them. `Tile`, `Approximate`, `tiles` and
+`row_cotangents` stay, and so do the functions that `flash` calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +51,26 @@ BLOCKS = {
     'columns': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 32, 8, 2)},
 }
 _FLOAT32 = Blocks(32, 16, 4, 1)  # products at full precision, without tensor cores
+_CHOSEN_FOR = '9.0'  # the compute capability of H100 and H200
+_log = logging.getLogger('sink_jax')
+
+
+def choose_blocks(kernel: str, dtype, head_dim: int) -> Blocks:
+  """The entry of the table; on a GPU of another kind than it was made for, one line says so."""
+  if dtype == jnp.float32:
+    return _FLOAT32
+  _check_kind(jax.devices()[0])
+  return BLOCKS[kernel][min(limit for limit in BLOCKS[kernel] if head_dim <= limit)]
+
+
+@functools.cache
+def _check_kind(device):
+  if device.platform == 'gpu' and device.compute_capability != _CHOSEN_FOR:
+    _log.warning(
+        'attention: block sizes of the GPU kernels were chosen for compute capability %s (H100, '
+        'H200), this %s has %s: they may be slow or too large for it. python -m sink_jax.benchmark '
+        'attention --sweep times others.', _CHOSEN_FOR, device.device_kind,
+        device.compute_capability)
 
 
 def _assembly(text):
@@ -80,8 +107,7 @@ class Program:
   def __init__(self, kernel, spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=False):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
-    limit = min(limit for limit in BLOCKS[kernel] if head_dim <= limit)
-    self.blocks = _FLOAT32 if q_BxTxHxDh.dtype == jnp.float32 else BLOCKS[kernel][limit]
+    self.blocks = choose_blocks(kernel, q_BxTxHxDh.dtype, head_dim)
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
     self.tile = Tile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
@@ -237,7 +263,6 @@ class Program:
   def others(self, n):
     """Positions of another tile, along the second axis."""
     return (n * self.blocks.other + jnp.arange(self.blocks.other))[None, :]
-
 
 
 def _dot(a, b, axis):

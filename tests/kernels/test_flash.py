@@ -229,6 +229,17 @@ def test_the_platform_is_told_what_does_not_run():
     sj.attend(sj.AttentionSpec(), x, x, x, implementation='pallas')
 
 
+@pytest.mark.parametrize('capability, lines', [('9.0', 0), ('8.0', 1)])
+def test_a_gpu_of_another_kind_costs_one_line(capability, lines, monkeypatch, caplog):
+  gpu = dict(platform='gpu', device_kind='NVIDIA A100', compute_capability=capability)
+  device = type('Device', (), gpu)()
+  monkeypatch.setattr(program_gpu.jax, 'devices', lambda *_: [device])
+  blocks = [program_gpu.choose_blocks(kernel, jnp.bfloat16, 96) for kernel in ('forward', 'dq')]
+  assert blocks == [program_gpu.BLOCKS[kernel][128] for kernel in ('forward', 'dq')]
+  assert len(caplog.messages) == lines
+  assert all('NVIDIA A100 has 8.0' in x and '--sweep' in x for x in caplog.messages)
+
+
 def test_columns_where_heads_and_padding_agree(monkeypatch):
   use('gpu', monkeypatch, 8, 8)
   q, k, _, _ = random_inputs(sj.AttentionSpec(), length=5, heads=8, head_dim=8)  # padded to 8
