@@ -51,9 +51,10 @@ class Exact:
 class Approximate(Exact):
   """Functions of one instruction each, for weights that are rounded to bfloat16 next.
 
-  exp2, reciprocal: good to about 2^-22; they may flush subnormal numbers to zero. A
-  difference is one multiply-add: an exponent is off by 2^-24 of the larger of its parts, the
-  same for all keys of a row between two maxima, so that most of it leaves with the sum.
+  exp2, reciprocal: good to about 2^-22; they may flush subnormal numbers to zero.
+  less_product: z - x y of (z, x, y), rounded once. With it an exponent is off by 2^-24 of the
+  larger of its parts, by the same for all keys of a row while its maximum stays: that leaves
+  with the sum of the row.
   """
 
   reciprocal: Callable[[jax.Array], jax.Array]

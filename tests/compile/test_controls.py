@@ -10,6 +10,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tests.compile import targets
 from tests.compile.ptx import ptx_report
+from tests.compile.sass import loops
 from tests.compile.targets import compile_for, lowered_text, memory, struct
 
 
@@ -139,6 +140,21 @@ def test_waiting_after_each_product_is_seen(h200):
     ('tpu', 'tpu_custom_call', double(8)), ('cuda', 'triton', lambda x: matmul(128)(x, x))])
 def test_lowering_needs_no_device(platform, call, kernel):
   assert call in lowered_text(platform, kernel, struct(1024, 1024))
+
+
+def test_loops_are_found_in_machine_code():
+  line, rule = '        /*{:04x}*/                   {} ;', f'//{"-" * 20} .text {"-" * 20}'
+  text = '\n'.join([
+      '.text.other:', line.format(0, 'EXIT'), rule, '.text.ours:',
+      line.format(0, 'MOV R1, R2'), '.L_x_1:', line.format(16, 'HGMMA.64x32x16.F32.BF16 R8, R4'),
+      line.format(32, '@!P1 MUFU.EX2 R3, R3'), line.format(48, '@P0 BRA `(.L_x_1)'), '.L_x_2:',
+      line.format(64, 'MUFU.RCP R3, R3'), line.format(80, '@P0 BRA `(.L_x_2)'),
+      line.format(96, '@P0 BRA `(.L_x_3)'), '.L_x_3:', line.format(112, 'EXIT'),
+      rule, '.text.next:', '.L_x_4:',
+      line.format(0, 'HGMMA.64x64x16.F32.BF16 R8, R4'), line.format(16, 'BRA `(.L_x_4)')])
+  [loop] = loops(text, 'ours', threads=256)
+  # 64 x 32 x 16 twice; exp2 of 256 threads, 16 a cycle; three instructions of two warps each.
+  assert loop == (3, 6, 2 * 64 * 32 * 16 * 2 / 4096, 16) and loop.matrix_share == 1
 
 
 def test_a_missing_compiler_is_named(monkeypatch):

@@ -27,7 +27,7 @@ one multiply-add, and the slope of a sigmoid as f - f^2 by another one. Float32 
 other back ends have the exact forms (`sink_jax/kernels/arithmetic.py`). Again:
 
 ```bash
-bash launch/test.sh --compile=h200                                 # once, for its compilers
+bash launch/test.sh --compile=h200                                 # for its compilers
 COMPILERS=.venv/compilers python -m tests.kernels.tables results/kernels --before=877ade5
 ```
 '''
@@ -41,7 +41,7 @@ bit. m is the largest score of a row. An error that all keys of a row share leav
 f goes to 1, f - f^2 keeps the absolute error of f in either form. A masked score counts for \
 exactly 0.
 
-| function | s; for exp s - m, s - lse | relative error | exact | absolute error | exact | of its bound |
+| function | s, s - m, s - lse | relative error | exact | absolute error | exact | of its bound |
 |---|---|---:|---:|---:|---:|---:|
 '''
 INSTRUCTIONS = '''
@@ -58,14 +58,14 @@ can be busy by these three counts; reads of shared memory and waiting come on to
 '''
 
 
-def errors_table(rows):
+def errors_table(found):
   def number(x):
     return '0' if not x else '1 and more' if x >= 1 else f'{x:.1e}'
 
   return ERRORS + ''.join(
       f'| {row["what"]} | {row["low"]:g} to {row["high"]:g} | {number(row["relative"])} '
       f'| {number(row["relative_exact"])} | {number(row["absolute"])} '
-      f'| {number(row["absolute_exact"])} | {row["of_bound"]:.0%} |\n' for row in rows)
+      f'| {number(row["absolute_exact"])} | {row["of_bound"]:.0%} |\n' for row in found['rows'])
 
 
 def instructions_table(found):
@@ -78,6 +78,9 @@ def instructions_table(found):
              f'| {arrow("special_cycles")} | {arrow("matrix_cycles")} '
              f'| {arrow("matrix_share", "{:.0%}")} |\n')
   return text
+
+
+TABLES = {'instructions.json': instructions_table, 'errors.json': errors_table}
 
 
 def count(package):
@@ -116,8 +119,7 @@ def write(directory, before=None):
   if before:
     save('instructions.json', count_both(before))
   text = INTRODUCTION
-  for name, table in (('instructions.json', instructions_table),
-                      ('errors.json', lambda found: errors_table(found['rows']))):
+  for name, table in TABLES.items():
     if (directory / name).exists():
       text += table(json.loads((directory / name).read_text()))
   (directory / 'README.md').write_text(text)

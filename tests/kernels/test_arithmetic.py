@@ -16,7 +16,8 @@ from sink_jax.kernels.finish import KernelRows
 from sink_jax.kernels.tile import Tile
 from tests.attention_specs import PAPER, random_inputs
 from tests.compile.targets import lowered_text, struct
-from tests.kernels import errors
+from tests.compile.test_attention import INSTRUCTIONS
+from tests.kernels import errors, tables
 from tests.kernels.test_flash import TILES, plain_rows, prepare, use
 
 RESULTS = pathlib.Path(__file__).parents[2] / 'results' / 'kernels'
@@ -61,6 +62,17 @@ def test_the_committed_table_is_this_one(table):
     assert row['what'] == was['what']
     for name in ('low', 'high', 'relative', 'absolute', 'of_bound'):  # the rest is up to XLA
       assert row[name] == pytest.approx(was[name], rel=1e-2), row
+
+
+def test_the_readme_shows_the_committed_counts_and_errors():
+  text = (RESULTS / 'README.md').read_text()
+  for name, table in tables.TABLES.items():
+    assert table(json.loads((RESULTS / name).read_text())) in text
+  counted = json.loads((RESULTS / 'instructions.json').read_text())
+  assert not any(row['spilled_bytes'] for row in counted['rows'])
+  for row in counted['rows']:
+    shape = '60m' if row['head_dim'] == 96 else 'narrow'
+    assert row['instructions'] <= INSTRUCTIONS[row['similarity'], shape][row['kernel']]
 
 
 @pytest.mark.parametrize('largest', [-1e4, -100., 0., 3.4, 100., 1e4])
@@ -125,7 +137,8 @@ def test_kernels_with_the_arithmetic_of_gpus(emulated, name):
 
 @pytest.mark.parametrize('spec', [
     sj.AttentionSpec(mask=sj.Window(size=3)),
-    pytest.param(sj.AttentionSpec('Sigmoid()'), marks=pytest.mark.full)], ids=['softmax', 'sigmoid'])
+    pytest.param(sj.AttentionSpec('Sigmoid()'), marks=pytest.mark.full)],
+    ids=['softmax', 'sigmoid'])
 def test_importance_with_the_arithmetic_of_gpus(emulated, spec):
   q, k, _, params = random_inputs(spec, length=19, heads=2, head_dim=8)
   here, there = (sj.streaming_importance(spec, q, k, params, implementation=name).raw
