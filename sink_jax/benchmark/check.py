@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,21 +95,30 @@ def check(out: Path, options) -> int:
       'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
       'command': command(),
       'seconds': seconds, 'smoke': options.smoke, 'complete': False, 'parts': {}}
-  for number, part in enumerate(wanted, 1):
-    left = seconds - (time.monotonic() - began) - _RESERVE
-    limit = left * part.weight / sum(one.weight for one in wanted[number - 1:])
-    _say(f'== part {number}/{len(wanted)}: {part.name}, at most {max(0, limit):.0f} s; '
-         f'{max(0, left):.0f} s left of {seconds:.0f} s')
-    report['parts'][part.name] = _run(part, out, limit, options.seed)
-    report['complete'] = number == len(wanted)
-    _write(report, out)
+  with tempfile.TemporaryDirectory() as folder:  # a check that is killed leaves its reports alone
+    for number, part in enumerate(wanted, 1):
+      left = seconds - (time.monotonic() - began) - _RESERVE
+      limit = left * part.weight / sum(one.weight for one in wanted[number - 1:])
+      _say(f'== part {number}/{len(wanted)}: {part.name}, at most {max(0, limit):.0f} s; '
+           f'{max(0, left):.0f} s left of {seconds:.0f} s')
+
+      def save(record):
+        report['parts'][part.name] = record
+        _write(report, out)
+
+      record = _run(part, Path(folder), out, limit, options.seed, save)
+      report['complete'] = number == len(wanted)
+      save(record)
   print(head(report))
   _say(f'wrote {out / "report.json"} and {out / "report.md"}')
   return _exit_code(report)
 
 
-def _run(part, out, limit, seed):
-  """Runs the processes of a part and returns its record, with the document that they wrote."""
+def _run(part, folder, out, limit, seed, save):
+  """Runs the processes of a part and returns its record, with the document that they wrote.
+
+  folder: for their documents. save: takes the record as it stands from time to time.
+  """
   several = part.processes > 1
   files = [f'{part.name}-{n}.json' if several else f'{part.name}.json'
            for n in range(part.processes)]
@@ -121,23 +131,26 @@ def _run(part, out, limit, seed):
   if limit < 2:
     return record | {'status': 'not run: the time was up', 'seconds': 0, 'exit_codes': [],
                      'result': None}
-  for path in (*(out / file for file in files), *filter(None, [log])):
-    path.unlink(missing_ok=True)
+  if log:
+    log.unlink(missing_ok=True)
   # Where several share the device, the compiler shall not tune anything by running it there.
   environment = {'XLA_FLAGS': ' '.join(filter(None, [
       os.environ.get('XLA_FLAGS'), '--xla_gpu_autotune_level=0']))} if several else {}
   began, running = time.monotonic(), []
   for n, file in enumerate(files):
     share = [f'--share={n}/{part.processes}'] if several else []
-    running.append(processes.start([*arguments, *share, f'--json={file}'], out, log,
+    running.append(processes.start([*arguments, *share, f'--json={file}'], folder, log,
                                    **environment))
-  paths = [out / file for file in files]
-  codes = processes.wait(running, paths, limit)
-  found = processes.documents(paths)
-  for path in paths:  # all of it goes into report.json
-    path.unlink(missing_ok=True)
-  return record | {'status': _status(codes, found, part), 'exit_codes': codes,
-                   'seconds': time.monotonic() - began, 'result': _together(found)}
+  paths = [folder / file for file in files]
+
+  def so_far(status, codes):
+    found = processes.documents(paths)
+    return record | {'status': status(found), 'exit_codes': codes,
+                     'seconds': time.monotonic() - began, 'result': _together(found)}
+
+  save(so_far(lambda found: 'running', []))
+  codes = processes.wait(running, paths, limit, lambda: save(so_far(lambda found: 'running', [])))
+  return so_far(lambda found: _status(codes, found, part), codes)
 
 
 def _status(codes, found, part):

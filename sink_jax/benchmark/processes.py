@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import sink_jax
 
-_SAY_EVERY = 20  # seconds
+_SAY_EVERY = 10  # seconds
 
 
 def start(arguments: list[str], folder: Path, log: Path | None, **environment) -> subprocess.Popen:
@@ -29,13 +29,15 @@ def start(arguments: list[str], folder: Path, log: Path | None, **environment) -
     return subprocess.Popen(
         [sys.executable, '-P', '-m', 'sink_jax.benchmark', *arguments], cwd=folder,
         env=os.environ | {'PYTHONPATH': paths} | environment, stdout=stream, stderr=stream,
-        stdin=subprocess.DEVNULL, start_new_session=True)
+        stdin=subprocess.DEVNULL, process_group=0)
 
 
-def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float) -> list[int]:
+def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
+         save: Callable[[], None]) -> list[int]:
   """Exit codes; what still runs when the time is up is asked to end, then made to.
 
-  Says from time to time how many rows the files hold, where there are several.
+  Every few seconds it calls `save`, and says how many rows the files hold, where there are
+  several.
   """
   began = said = time.monotonic()
   with _stopped_at_the_end(processes):
@@ -43,8 +45,10 @@ def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float) -
       now = time.monotonic()
       if now - began > seconds:
         break
-      if len(processes) > 1 and now - said > _SAY_EVERY:
+      if now - said > _SAY_EVERY:
         said = now
+        save()
+      if len(processes) > 1 and now == said:
         rows = sum(len(found['rows']) for found in documents(files))
         print(f'  {rows} rows so far, at most {seconds - now + began:.0f} s left',
               file=sys.stderr, flush=True)

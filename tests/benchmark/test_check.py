@@ -117,6 +117,26 @@ def write(*verdicts):
 '''
 
 
+def test_a_check_that_is_killed_has_written_what_it_had(monkeypatch, tmp_path):
+  run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok"); time.sleep(60)', 1))
+  monkeypatch.setattr(processes, '_SAY_EVERY', 0.2)
+  write, written = check._write, []
+
+  def killed(report, out):
+    write(report, out)
+    written.append(sorted(path.name for path in out.iterdir()))
+    if report['parts']['correctness']['result']:
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(check, '_write', killed)
+  with pytest.raises(KeyboardInterrupt):
+    run()
+  assert set(map(tuple, written)) == {('report.json', 'report.md')}
+  part = json.loads((tmp_path / 'report.json').read_text())['parts']['correctness']
+  assert part['status'] == 'running' and len(part['result']['rows']) == 1
+  assert 'Not complete' in (tmp_path / 'report.md').read_text()
+
+
 def test_parts_that_fail_or_hang_leave_what_they_found(monkeypatch, tmp_path):
   run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok")', 2),
                  attention=('raise SystemExit(7)', 1),
@@ -175,7 +195,7 @@ def limits(monkeypatch, tmp_path, seconds, names, spent=()):
   """{part: seconds it may take} where the parts take `spent` seconds, and no time otherwise."""
   clock, found, spent = [0.0], {}, dict(spent)
 
-  def run(part, out, limit, seed):
+  def run(part, folder, out, limit, seed, save):
     found[part.name] = limit
     clock[0] += spent.get(part.name, 0)
     return {'command': '', 'processes': 1, 'status': 'done', 'seconds': 0, 'exit_codes': [],
