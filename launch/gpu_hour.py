@@ -45,7 +45,7 @@ def main(arguments=None) -> int:
   if options.command == 'check':
     return check(options, environment, missing)
   if missing:
-    return _wrong(f'this Python lacks {missing}: --wheels=DIR brings them; see "Offline" in BUILD.md.')
+    return _wrong(f'this Python lacks {missing}: --wheels=DIR brings them, see BUILD.md.')
   return emergence(options, environment)
 
 

@@ -157,7 +157,8 @@ def test_wheels_are_installed_once_without_a_network(tmp_path):
   made.parent.mkdir()
   with zipfile.ZipFile(made, 'w') as wheel:
     wheel.writestr('carried.py', '')
-    wheel.writestr('carried-1.dist-info/METADATA', 'Metadata-Version: 2.1\nName: carried\nVersion: 1\n')
+    wheel.writestr('carried-1.dist-info/METADATA',
+                   'Metadata-Version: 2.1\nName: carried\nVersion: 1\n')
     wheel.writestr('carried-1.dist-info/WHEEL', 'Wheel-Version: 1.0\nTag: py3-none-any\n')
     wheel.writestr('carried-1.dist-info/RECORD', '')
   for _ in range(2):

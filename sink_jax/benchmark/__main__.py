@@ -107,7 +107,8 @@ def parser() -> argparse.ArgumentParser:
                    help='of report.json and report.md (default results/gpu_check)')
   one.add_argument('--smoke', action='store_true', help='tiny shapes: does it run to the end?')
   one.add_argument('--parts', type=_names, default=['all'], metavar='NAMES',
-                   help='correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep')
+                   help='correctness, train_60m, saved_60m, attention, train_1b, loss, '
+                        'importance, sweep')
   one.add_argument('--tolerance', type=_tolerance, default=_TOLERANCE, help='see correctness')
 
   one = command('show', 'The tables of JSON files again.')

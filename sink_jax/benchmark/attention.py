@@ -174,14 +174,16 @@ def _timed(case, prepared, seconds, rate):
     both_bytes = programs.both_bytes
     if both_bytes is None and programs.measured_bytes:
       both_bytes = programs.measured_bytes()
-    forward, both = (measure(f, seconds).of_each(programs.calls) for f in (programs.forward, programs.both))
+    forward, both = (measure(f, seconds).of_each(programs.calls)
+                     for f in (programs.forward, programs.both))
   except Exception as error:  # somebody else's code, on a machine we do not know
     said = reason(error)
     if said == 'out of memory' and case.implementation.startswith('torch-'):
       said += machine.held()
     return {'failed': said}
   row = forward.named('forward') | both.named('both')
-  row |= {'calls_per_program': programs.calls, 'forward_bytes': programs.forward_bytes, 'both_bytes': both_bytes,
+  row |= {'calls_per_program': programs.calls,
+          'forward_bytes': programs.forward_bytes, 'both_bytes': both_bytes,
           'both_mb': None if both_bytes is None else both_bytes / 1e6}
   for name, flops, ms in zip(('forward', 'both'),
                              attention_flops(case.work.shape, case.work.spec.mask),

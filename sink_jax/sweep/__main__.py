@@ -42,8 +42,8 @@ _SHARD = flags.DEFINE_string('shard', '1/1', 'k/n: the k-th of n parts, for jobs
 _PROCESSES = flags.DEFINE_integer(
     'processes', 1, 'Trials at a time on this machine, for small ones. On TPUs only 1 works.')
 _ESTIMATE = flags.DEFINE_bool(
-    'estimate', True, 'Measure these devices first, and say how long it will be. --noestimate saves '
-    'ten to twenty seconds on a GPU.')
+    'estimate', True, 'Measure these devices first, and say how long it will be. --noestimate '
+    'saves ten to twenty seconds on a GPU.')
 _LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
 _STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
