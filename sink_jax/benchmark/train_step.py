@@ -69,8 +69,8 @@ def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slo
       'matmul_tflops': rate and rate / 1e12, 'datasheet_tflops': peak and peak / 1e12,
       'dtype': dtype, 'parameters': parameter_count(plain), 'flops_per_token': per_token}
   options = {'size': size, 'batch': batches, 'length': length, 'vocab': vocab, 'remat': remat,
-             'unroll': unroll, 'implementation': implementations, 'attention': spec.strings(), 'steps': steps,
-             'limit': limit}
+             'unroll': unroll, 'implementation': implementations, 'attention': spec.strings(),
+             'steps': steps, 'limit': limit}
   notes = _notes(rate, peak, dtype, kind, per_token)
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('train_step', where, options, COLUMNS, rows, notes, complete)

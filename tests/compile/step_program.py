@@ -110,9 +110,10 @@ def _model(step):
                 implementation='pallas' if step.where == 'h200' else None)
   if not hasattr(model, 'unroll'):
     return model
-  from sink_jax.train.defaults import unrolled
-  platform = {'cuda': 'gpu'}.get(step.platform, step.platform)
-  return dataclasses.replace(model, unroll=unrolled(model, platform))
+  from sink_jax.train.defaults import Share, with_defaults
+  memory = targets.HBM_BYTES[step.where.partition(':')[0]]
+  share = Share(step.platform, memory, step.sequences * step.length)
+  return with_defaults(model, share, None, None)
 
 
 def _train_step(model, optimizer, mesh, microbatches, batch):

@@ -41,7 +41,8 @@ def test_one_chip_alone_can_be_planned(tpu):
 
 
 def test_what_does_not_fit_comes_with_what_to_turn(tpu):
-  shown = plan(f'--topology={SLICES[tpu]}', '--batch_size=65536', '--context=2048', '--data=-1')
+  shown = plan(f'--topology={SLICES[tpu]}', '--batch_size=65536', '--context=2048', '--data=-1',
+               '--remat=none')
   assert shown.returncode == 1
   assert 'error: training needs' in shown.stderr and '--remat=blocks' in shown.stderr
   assert f'of {CHIPS[tpu].usable / GIB:.2f}' in shown.stderr
