@@ -8,9 +8,10 @@ policy that recomputes least of those that fit. Nothing is compiled to find that
 `needed_bytes` estimates it from a table that was made with
 
     python -m sink_jax.plan --topology=v5e:1x1 --size=60m --vocab=8192 --batch_size=8 \\
-      --remat=none --config.model.layers=2   # and 4
+      --remat=none --config.model.layers=2
 
-for TPUs, whose temporaries were 0.93 and 1.61 GB, and from the programs for an H200 that
+for TPUs, with 2 and 4 layers, of which it said 0.93 and 1.61 GB of temporaries, and with
+--remat=save_matmuls 1.45 and 2.07 GB; and for GPUs from the programs for an H200 that
 `python -m tests.compile.count` compiles.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,9 +32,21 @@ from sink_jax.train.loss import default_logits
 KEYS = ('model.unroll', 'model.remat', 'loss_logits')
 # Blocks that are compiled one after another at most: the time of compiling grows with them.
 _MOST_BLOCKS = 24
-# By platform, what the backward pass finds of a block with remat 'none' and no loop over the
-# blocks, over what 'save_matmuls' keeps of it.
-_KEPT = {'cuda': 1.1, 'tpu': 1.3}
+
+class Kept(NamedTuple):
+  """Bytes in the memory, over the bytes of `kept_bytes`.
+
+  laid_out: what the backward pass finds of a block with remat 'none' and no loop over the blocks,
+  over what 'save_matmuls' keeps. looped: what any other policy keeps of a block, over its own.
+  again: what a block needs that is computed again, over what 'save_matmuls' keeps.
+  """
+
+  laid_out: float
+  looped: float
+  again: float
+
+
+_TABLE = {'cuda': Kept(1.1, 1.0, 1.5), 'tpu': Kept(1.3, 1.2, 2.0)}
 _SHARE = 0.9  # of the memory that an estimate may fill
 _SMALLEST = 15 * 2**30  # bytes of a device that does not say how many it has
 _log = logging.getLogger('sink_jax')
@@ -104,7 +117,7 @@ def filled(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None =
 def with_defaults(model: ModelConfig, share: Share, remat: str | None,
                   unroll: int | None) -> ModelConfig:
   """The model with these values of `remat` and `unroll`, or those for its size and a device."""
-  few = share.platform in _KEPT and model.layers <= _MOST_BLOCKS
+  few = share.platform in _TABLE and model.layers <= _MOST_BLOCKS
   laid_out = dataclasses.replace(model, remat='none', unroll=unroll or (
       model.layers if few else 1))
   if remat is None:
@@ -116,7 +129,7 @@ def with_defaults(model: ModelConfig, share: Share, remat: str | None,
 
 def _remat(laid_out, share):
   """What recomputes least of what fits; on a CPU nothing is recomputed."""
-  if share.platform not in _KEPT:
+  if share.platform not in _TABLE:
     return 'none'
   policies = [dataclasses.replace(laid_out, remat=remat) for remat in CHOICES['remat']]
   if laid_out.unroll < laid_out.layers:  # a loop copies what it keeps: that takes longer
@@ -132,10 +145,12 @@ def needed_bytes(model: ModelConfig, share: Share) -> float:
   all blocks and, where it recomputes, all of one block; float32 logits with their gradients.
   """
   parameters = 4 * parameter_count(model) / share.devices
-  block = _KEPT[share.platform] * share.tokens * kept_bytes(model, 'save_matmuls', share.tensor)
+  table = _TABLE[share.platform]
+  kept = lambda remat: share.tokens * kept_bytes(model, remat, share.tensor)
   if model.remat == 'none':
-    blocks = model.layers * block
+    blocks = table.laid_out * model.layers * kept('save_matmuls')
   else:
-    blocks = block + model.layers * share.tokens * kept_bytes(model, model.remat, share.tensor)
+    blocks = (table.looped * model.layers * kept(model.remat)
+              + table.again * kept('save_matmuls'))
   logits = min(share.tokens * model.vocab_size, default_logits(share.platform))
   return 5 * parameters + blocks + 8 * logits

@@ -70,8 +70,8 @@ def stop_after(monkeypatch, step):
   """Sends SIGTERM to ourselves while an update is under way."""
   make_train_step = loop.make_train_step
 
-  def make(*args):
-    update = make_train_step(*args)
+  def make(*args, **options):
+    update = make_train_step(*args, **options)
 
     def update_and_stop(state, *inputs):
       if int(state.step) + 1 == step:
@@ -320,7 +320,7 @@ def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
   monkeypatch.setattr(loop.Evaluation, '__call__',
                       lambda self, step, params: signal.raise_signal(signal.SIGTERM))
   with monkeypatch.context() as patch, pytest.raises(Interrupted, match='at step 0 of 8'):
-    patch.setattr(loop, 'make_train_step', lambda *arguments: lambda *_: pytest.fail('compiled'))
+    patch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
     go(runs.config(), tmp_path)
 
 
@@ -435,8 +435,8 @@ def test_devices_that_do_not_divide_the_batch(tmp_path):
 def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
   sizes, make = set(), loop.make_validation_step
 
-  def spied(*arguments):
-    step = make(*arguments)
+  def spied(*arguments, **options):
+    step = make(*arguments, **options)
     return lambda params, batch: sizes.add(len(batch.tokens)) or step(params, batch)
 
   monkeypatch.setattr(loop, 'make_validation_step', spied)

@@ -62,8 +62,8 @@ def interrupted_while_saving(monkeypatch, times):
   """Presses Ctrl-C when the checkpoint of step 4 is being written, and once before."""
   make_train_step, save = loop.make_train_step, Checkpoints.save
 
-  def make(*args):
-    update = make_train_step(*args)
+  def make(*args, **options):
+    update = make_train_step(*args, **options)
 
     def asked(state, *inputs):
       if int(state.step) + 1 == 4:
