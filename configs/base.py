@@ -15,6 +15,8 @@ def get_config(name=''):
   config.steps = 20_000
   config.batch_size = 512  # sequences per step
   config.microbatches = 1  # slices of a batch whose gradients are accumulated
+  # When those are summed over the devices of mesh.data: 'step', once (empty: so), or 'microbatch'.
+  config.gradient_reduction = config_dict.placeholder(str)
   # Most logits that a device computes at a time in the loss; empty: 2**28 on a GPU or TPU, else 2**26.
   config.loss_logits = config_dict.placeholder(int)
   config.log_every = 20  # steps between training metrics

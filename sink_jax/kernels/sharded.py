@@ -74,6 +74,29 @@ def over_devices(layout: str, f, *arrays):
       axis_names=set(sizes), check_vma=False)(*arrays)
 
 
+def groups_along(name) -> int:
+  """Devices along an axis of the mesh in context, those that may still be split; else 1."""
+  return _axes().get(name, 1)
+
+
+def summed_over(name, f, whole, batch):
+  """Calls f(whole, batch) on every group of devices along an axis of the mesh, and sums up.
+
+  whole: a tree of arrays that all groups have. batch: a tree of arrays, of which each group has
+  its share of the first axis. Within f the other axes of the mesh split what they always do,
+  and nothing crosses the named one: its results are summed over it at the end, in their dtype.
+  """
+  # Kernels run where every axis is split by hand, also an axis of a single device.
+  names = {axis for axis, devices in _axes().items() if axis == name or devices == 1}
+  sums = jax.shard_map(
+      lambda *share: jax.tree.map(lambda x: x[None], f(*share)), axis_names=names,
+      in_specs=(PartitionSpec(), PartitionSpec(name)), out_specs=PartitionSpec(name),
+      check_vma=False)(whole, batch)
+  # A psum of bfloat16 beside axes that the compiler splits ends XLA's compiler for CPUs; and
+  # jnp.sum would send float32.
+  return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
+
+
 def _splits(sizes, layouts, arrays):
   """{letter: axes of the mesh that split it}, none where one of its lengths does not divide."""
   over = {'b': tuple(name for name in sizes if name != _TENSOR),

@@ -181,7 +181,7 @@ class Transformer(nn.Module):
       table_VxE = self.param('embed', initializer('embedding', config),
                              (config.vocab_size, config.embedding_dim or config.d_model),
                              jnp.float32)
-      h = table_VxE[inputs]
+      h = placed('ve', table_VxE)[inputs]
       if config.embedding_dim:
         h = Linear(config.d_model, config, name='embed_in')(h)
     else:

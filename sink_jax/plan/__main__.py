@@ -159,7 +159,7 @@ def _job():
              experiment.optimizer, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
              mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe,
-             experiment.loss_logits)
+             experiment.loss_logits, experiment.gradient_reduction or 'step')
   return job.with_remat(experiment.model['remat'], experiment.model['unroll'])
 
 

@@ -45,6 +45,7 @@ class Job:
   mesh: tuple[int, int, int]
   probe: ProbeConfig = ProbeConfig()
   loss_logits: int | None = None
+  gradient_reduction: str = 'step'
 
   def __post_init__(self):
     mesh_sizes(*self.mesh, self.where.devices)
@@ -132,7 +133,7 @@ def _training(job, mesh, state):
   """The lowered program, and the bytes of its arguments on a device."""
   batch = batch_layout(job.model, job.batch_size, job.context, mesh)
   step = make_train_step(job.model, job.optimizer, mesh, job.microbatches,
-                         loss_logits=job.loss_logits)
+                         loss_logits=job.loss_logits, gradient_reduction=job.gradient_reduction)
   return step.lower(state, batch, peak_rates(job.optimizer)), _bytes((state, batch))
 
 

@@ -16,7 +16,8 @@ ENDED = ('done', 'diverged', 'not expressible')  # statuses of trials that nothi
 # Keys that change neither the model nor its training; which data there was is told elsewhere.
 _NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'data.domain_weights',
             'model.vocab_size', 'model.implementation', 'model.remat', 'model.unroll',
-            'loss_logits', 'microbatches', 'probe.every', 'validation.every', 'validation.batches')
+            'loss_logits', 'microbatches', 'gradient_reduction',
+            'probe.every', 'validation.every', 'validation.batches')
 
 
 @dataclasses.dataclass(frozen=True)

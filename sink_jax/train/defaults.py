@@ -29,7 +29,7 @@ from sink_jax.models.sizes import kept_bytes, parameter_count
 from sink_jax.train.experiment import Experiment
 from sink_jax.train.loss import default_logits
 
-KEYS = ('model.unroll', 'model.remat', 'loss_logits')
+KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
 # Blocks that are compiled one after another at most: the time of compiling grows with them.
 _MOST_BLOCKS = 24
 
@@ -97,7 +97,8 @@ def completed(config: Mapping[str, Any], model: ModelConfig, share: Share) -> di
     _log.warning(f'model.unroll = {asked["unroll"]} has no effect with model.remat = '
                  f'{model.remat}: the loop over the blocks is kept')
   return dict(config, model=dict(asked, remat=model.remat, unroll=model.unroll),
-              loss_logits=config['loss_logits'] or default_logits(share.platform))
+              loss_logits=config['loss_logits'] or default_logits(share.platform),
+              gradient_reduction=config['gradient_reduction'] or 'step')
 
 
 def filled(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None = None,

@@ -29,6 +29,8 @@ class NotExpressible(ValueError):
   label: Mapping[str, str] = {}
 
 
+REDUCTIONS = ('step', 'microbatch')  # of the gradients over the data axis, see `make_update`
+
 # Keys that may differ when a run is resumed: they change where and how often things
 # happen, not what is computed.
 RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'log_every',
@@ -96,6 +98,7 @@ class Experiment:
   steps: int
   batch_size: int
   microbatches: int
+  gradient_reduction: str | None
   log_every: int
   checkpoint_every: int
   checkpoints_kept: int
@@ -120,6 +123,9 @@ class Experiment:
     if self.checkpoint_every < 0:
       raise ValueError('checkpoint_every must be 0 (only after the last step) or more, not '
                        f'{self.checkpoint_every}.')
+    if self.gradient_reduction not in (None, *REDUCTIONS):
+      raise ValueError(f'gradient_reduction = {self.gradient_reduction!r}; choices: '
+                       f'{", ".join(REDUCTIONS)}, or empty.')
     if not 0 <= self.seed < 2**31:
       raise ValueError(f'seed must be between 0 and 2**31 - 1, not {self.seed}.')
     if self.batch_size % self.microbatches:

@@ -160,7 +160,8 @@ def _train(experiment, model, data, mesh, claim, evaluation, progress, outcome, 
   optimizer, decay = experiment.optimizer, np.float32(experiment.optimizer.weight_decay)
   rates = [Rates(rate, decay) for rate in learning_rates(optimizer, experiment.steps)]
   train_step = make_train_step(model, optimizer, mesh, experiment.microbatches,
-                               loss_logits=experiment.loss_logits)
+                               loss_logits=experiment.loss_logits,
+                               gradient_reduction=experiment.gradient_reduction)
   checkpoints = Checkpoints(workdir, experiment.checkpoints_kept)
   state = checkpoints.restore(state_layout(model, optimizer, mesh))
   for line in checkpoints.damaged:

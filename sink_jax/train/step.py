@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.sharded import groups_along, in_mesh, summed_over
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
@@ -72,18 +72,20 @@ def _fresh(config, optimizer, seed):
 
 
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1,
-                    *, loss_logits: int | None = None):
+                    *, loss_logits: int | None = None, gradient_reduction: str = 'step'):
   """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
 
   It is `make_update`, and the same function for runs that differ in learning rate, schedule,
   weight decay or seed alone.
   """
-  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits)
+  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
+                        gradient_reduction)
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_step(config, optimizer, mesh, microbatches, loss_logits):
-  step = in_mesh(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits))
+def _compiled_step(config, optimizer, mesh, microbatches, loss_logits, gradient_reduction):
+  step = in_mesh(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
+                                   gradient_reduction=gradient_reduction))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
@@ -91,11 +93,19 @@ def _compiled_step(config, optimizer, mesh, microbatches, loss_logits):
 
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
-                loss_logits: int | None = None) -> Callable[[TrainState, Batch, Rates], tuple]:
+                loss_logits: int | None = None, gradient_reduction: str = 'step',
+                ) -> Callable[[TrainState, Batch, Rates], tuple]:
   """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
-  summed over equal slices of the batch, each divided by the weight of the whole.
+  summed over equal slices of the batch, each divided by the weight of the whole. How the
+  devices of the mesh in context, `in_mesh`, add them up:
+
+    over 'fsdp': after each micro-batch, which reduce-scatters its gradients into a sum that is
+      split as the parameters are; a whole sum on each device would need their memory.
+    over 'data': with gradient_reduction 'step' once, after the last micro-batch, in the dtype of
+      the model, which the products of the backward pass have too; with 'microbatch' after each.
+
   loss_logits: most logits at a time on a device, see `cross_entropy`.
   metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
   """
@@ -104,22 +114,34 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights, loss_logits) / total
 
+  def accumulated(whole, batch):
+    params, total = whole
+    # Every slice takes every m-th sequence, so that each stays spread over the devices.
+    slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
+        x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
+
+    def accumulate(so_far, part):
+      return jax.tree.map(jnp.add, so_far,
+                          jax.value_and_grad(loss)(params, part, total)), None
+
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(accumulate, zero, slices)[0]
+
+  def to_send(whole, batch):
+    value, grads = accumulated(whole, batch)
+    return value, jax.tree.map(lambda x: x.astype(config.dtype), grads)
+
   def update(state, batch, rates):
     total = jnp.sum(training_weights(batch.weights, config))
     total = jnp.maximum(total, 1)
     if microbatches == 1:
       value, grads = jax.value_and_grad(loss)(state.params, batch, total)
+    elif gradient_reduction == 'microbatch' or groups_along('data') == 1:
+      value, grads = accumulated((state.params, total), batch)
     else:
-      # Every slice takes every m-th sequence, so that each stays spread over the devices.
-      slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
-          x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
-
-      def accumulate(so_far, part):
-        return jax.tree.map(jnp.add, so_far,
-                            jax.value_and_grad(loss)(state.params, part, total)), None
-
-      zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-      (value, grads), _ = jax.lax.scan(accumulate, zero, slices)
+      _check_divides(batch, groups_along('data') * microbatches)
+      value, grads = summed_over('data', to_send, (state.params, total), batch)
+      grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, state.params)
     updates, opt_state = make_optimizer(optimizer, rates).update(
         grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -127,6 +149,13 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     return TrainState(state.step + 1, params, opt_state), metrics
 
   return update
+
+
+def _check_divides(batch, parts):
+  if len(batch.tokens) % parts:
+    raise ValueError(f'a batch of {len(batch.tokens)} sequences does not divide into {parts}: the '
+                     'micro-batches of each device of the data axis. Use other microbatches, or '
+                     f'{-(-len(batch.tokens) // parts) * parts} sequences.')
 
 
 def make_validation_step(config: ModelConfig, mesh, *, loss_logits: int | None = None):

@@ -207,6 +207,7 @@ def read_config(workdir) -> dict[str, Any]:
   # Of runs that are older than these keys.
   mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
   config.setdefault('loss_logits', 2**26)
+  config.setdefault('gradient_reduction', 'microbatch')
   if isinstance(mesh, dict):
     mesh.setdefault('tensor', 1)
   if isinstance(data, dict):

@@ -34,12 +34,15 @@ CASES = {
                dict(norm='layernorm', biases=('qkv', 'out', 'ffn'), remat='blocks')),
     'token': ({}, dict(implementation='pallas', sink_tokens=1)),
 }
+MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}
 VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
 
 
 def train(case, mesh):
   """(loss and gradient norm of each step, parameters, importance, compiled step as text)."""
   slots, options = CASES[case]
+  microbatches = MICROBATCHES.get(case, 1)
+  sequences = BATCH * microbatches
   config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
                                  vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
   # Adam's first steps are signs of gradients, which magnify rounding near zero.
@@ -47,10 +50,10 @@ def train(case, mesh):
   rates = peak_rates(optimizer)
   state = init_state(config, optimizer, 0, mesh)
   rng = np.random.default_rng(0)
-  tokens = rng.integers(0, VOCAB, (BATCH, LENGTH + 1)).astype(np.int32)
-  weights = (rng.random((BATCH, LENGTH)) > 0.3).astype(np.float32)
+  tokens = rng.integers(0, VOCAB, (sequences, LENGTH + 1)).astype(np.int32)
+  weights = (rng.random((sequences, LENGTH)) > 0.3).astype(np.float32)
   batch = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], weights), batch_sharding(mesh))
-  step = make_train_step(config, optimizer, mesh, 2 if case == 'token' else 1).lower(
+  step = make_train_step(config, optimizer, mesh, microbatches if mesh.size > 1 else 1).lower(
       state, batch, rates).compile()
   curve = []
   for _ in range(STEPS):

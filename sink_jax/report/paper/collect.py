@@ -17,7 +17,7 @@ SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper do
 _UNDER_WAY = ('running', 'interrupted')
 # Settings that may differ between runs that are averaged.
 _FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
-         'microbatches', *RESUMABLE)
+         'microbatches', 'gradient_reduction', *RESUMABLE)
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
 _SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',
