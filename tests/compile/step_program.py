@@ -28,9 +28,10 @@ from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
 
 try:
+  from sink_jax.train.defaults import Share, with_defaults
   from sink_jax.train.optimizer import peak_rates
-except ImportError:  # 877ade5: the schedule is a part of the program
-  peak_rates = None
+except ImportError:  # 877ade5 chooses nothing, and the schedule is a part of its program
+  with_defaults = peak_rates = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +109,10 @@ def _model(step):
   """The model, with what a run chooses for the platform; cuDNN's attention needs a GPU here."""
   model = sized('60m', vocab_size=step.vocab, layers=step.layers,
                 implementation='pallas' if step.where == 'h200' else None)
-  if not hasattr(model, 'unroll'):
+  if with_defaults is None:
     return model
-  from sink_jax.train.defaults import Share, with_defaults
-  memory = targets.HBM_BYTES[step.where.partition(':')[0]]
-  share = Share(step.platform, memory, step.sequences * step.length)
-  return with_defaults(model, share, None, None)
+  share = Share(step.platform, None, step.sequences * step.length)
+  return with_defaults(model, share, remat='none', unroll=None)
 
 
 def _train_step(model, optimizer, mesh, microbatches, batch):
