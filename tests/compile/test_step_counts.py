@@ -1,11 +1,13 @@
 """What the compiled training step spends on residuals, on the loss and between devices."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.compile import count as command
 from tests.compile import targets
 from tests.compile.step_counts import count
 from tests.compile.step_program import Step, compile_step
@@ -65,3 +67,39 @@ def test_stacks_of_a_loop_are_seen(unroll, spent):
   assert found['loss_waste'] == 0  # three products with the unembedding, of all positions
   with pytest.raises(ValueError, match='must differ'):
     count('', 2, 2, T, 1, 1)
+
+
+def test_rows_are_kept_and_added_one_at_a_time(tmp_path, monkeypatch, capsys):
+  measured = []
+
+  def measure(step, tree):
+    measured.append((step, tree == command.ROOT))
+    keys = {key for columns in command.COLUMNS.values() for key, *_ in columns}
+    return dict.fromkeys(keys, len(measured))
+
+  def run(*options):
+    monkeypatch.setattr('sys.argv', ['count', f'--out={tmp_path}', *options])
+    command.main()
+    return json.loads((tmp_path / 'compiled.json').read_text())
+
+  monkeypatch.setattr(command, 'measure', measure)
+  monkeypatch.setattr(command, 'archived', lambda commit, folder: tmp_path)
+  monkeypatch.setenv('COMPILERS', str(tmp_path))
+  run('--only=h200', '--at=877ade5')
+  rows = run('--only=h200,v5e-loss-1')
+  assert list(rows) == ['h200 at 877ade5', 'h200 at now', 'v5e-loss-1 at now']
+  assert measured == [(command.CASES['h200'], False), (command.CASES['h200'], True),
+                      (command.CASES['v5e-loss-1'], True)]
+  assert run('--only=h200') == rows and len(measured) == 3
+  assert run('--only=h200', '--new')['h200 at now']['products'] == 4
+  lines = (tmp_path / 'README.md').read_text().splitlines()
+  assert [line[:20] for line in lines if line.startswith(('| h200', '| v5e'))] == [
+      '| h200 | 877ade5 | 1', '| h200 | now | 16 | ', '| v5e-loss-1 | now |']
+  with pytest.raises(SystemExit):
+    run('--only=h100')
+  assert '--only=h100: no such case: h100; choices: h200, ' in capsys.readouterr().err
+
+
+def test_the_committed_table_is_that_of_the_committed_rows():
+  folder = command.ROOT / 'results/compiled'
+  assert (folder / 'README.md').read_text() == command.table(command.read(folder))
