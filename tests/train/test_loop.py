@@ -11,7 +11,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.report.runs import read_run
-from sink_jax.train import checkpoint, loop
+from sink_jax.train import checkpoint, loop, recorder
 from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import Diverged, Interrupted, train
 from sink_jax.train.metrics import read_metrics
@@ -433,13 +433,13 @@ def test_devices_that_do_not_divide_the_batch(tmp_path):
 
 
 def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
-  sizes, make = set(), loop.make_validation_step
+  sizes, make = set(), recorder.make_validation_step
 
   def spied(*arguments, **options):
     step = make(*arguments, **options)
     return lambda params, batch: sizes.add(len(batch.tokens)) or step(params, batch)
 
-  monkeypatch.setattr(loop, 'make_validation_step', spied)
+  monkeypatch.setattr(recorder, 'make_validation_step', spied)
   rows = []
   for microbatches in (1, 4):  # batches of 12 and of 3 sequences; neither divides all of them
     go(runs.config(steps=1, batch_size=12, microbatches=microbatches, validation__batches=50),
