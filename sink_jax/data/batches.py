@@ -84,6 +84,17 @@ class Data:
     made = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
     return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
 
+  def training_table(self) -> np.ndarray | None:
+    """All training chunks as rows (R, C + 1) of unsigned integers, the same in every epoch.
+
+    None where batches are made otherwise, or where they are too many for a device.
+    """
+    return None
+
+  def table_rows(self, step: int, batch_size: int, seed: int) -> np.ndarray:
+    """The rows of `training_table` that `batch(step, ...)` is made of, (B,) int32."""
+    raise NotImplementedError
+
   def validation(self, batch_size: int, max_batches: int = 0,
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
     """Named validation sets, the same each time; `max_batches` 0 = all of it."""

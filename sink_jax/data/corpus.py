@@ -15,6 +15,8 @@ from sink_jax.data.interventions import FixedToken, Intervention
 # Fixed on purpose: the subset of a smaller data amount and the order of the
 # validation chunks must not depend on the seed of a run.
 _SUBSET_KEY, _VALID_KEY = 1, 2
+_TABLE_BYTES = 2**32  # of chunks, at most, that are put on a device as one table
+_TABLE_ROWS = 1 << 14  # that are edited at a time
 
 
 class CorpusData(Data):
@@ -52,6 +54,21 @@ class CorpusData(Data):
     self._rows = self._training_rows(max_tokens)
     self._parts, self._weights = self._mixture(domain_weights)
     self._orders = {}  # by seed
+
+  def training_table(self):
+    chunks, dtype = len(self._cache.tables['train']), np.dtype(self._cache.manifest['dtype'])
+    dtype = np.promote_types(dtype, np.min_scalar_type(self.vocab_size - 1))
+    if (chunks * self._chunk_length * dtype.itemsize > _TABLE_BYTES
+        or not all(edit.frozen for edit in self._interventions)):
+      return None
+    table = np.empty((chunks, self._chunk_length), dtype)
+    for start in range(0, chunks, _TABLE_ROWS):
+      rows = np.arange(start, min(start + _TABLE_ROWS, chunks))
+      table[rows] = self._chunks('train', rows, np.zeros_like(rows))
+    return table
+
+  def table_rows(self, step, batch_size, seed):
+    return self._drawn(step * batch_size + np.arange(batch_size), seed)[0].astype(np.int32)
 
   def validation(self, batch_size, max_batches=0, rows=None):
     table, domains = self._valid_cache.tables['valid'], self._valid_cache.domains
@@ -182,15 +199,22 @@ class CorpusData(Data):
     return endless[0] if len(endless) == 1 else grain.MapDataset.mix(endless, self._weights)
 
   def _training_batch(self, numbers, seed):
+    return self._batch('train', *self._drawn(numbers, seed))
+
+  def _drawn(self, numbers, seed):
+    """Row of the training chunks and epoch of each of these places in the training stream."""
     order = self._order(seed)
     positions, epochs = np.array([order[int(i)] for i in numbers]).T
-    rows = positions if self._rows is None else self._rows[positions]
-    return self._batch('train', rows, epochs)
+    return positions if self._rows is None else self._rows[positions], epochs
 
   def _batch(self, split, rows, epochs):
+    chunks = self._chunks(split, rows, epochs)
+    tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
+    return Batch(tokens, targets, np.ones(tokens.shape, np.float32))
+
+  def _chunks(self, split, rows, epochs):
     cache = self._valid_cache if split == 'valid' else self._cache
     chunks = cache.chunks(split, rows)
     for edit in self._interventions:
       chunks = edit.apply(chunks, rows, epochs, split, self._text_vocabulary)
-    tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
-    return Batch(tokens, targets, np.ones(tokens.shape, np.float32))
+    return chunks

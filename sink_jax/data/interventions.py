@@ -37,6 +37,11 @@ class Intervention(Slot):
     """Raises ValueError where the chunks or the vocabulary are too small for it."""
     raise NotImplementedError
 
+  @property
+  def frozen(self) -> bool:
+    """Is a chunk changed alike in every epoch?"""
+    return True
+
   def vocab_size(self, vocab_size: int) -> int:
     """Ids there are with it, where the text has ids below `vocab_size`."""
     return vocab_size
@@ -75,6 +80,10 @@ class RandomTokens(Intervention):
     chunks_BxT = chunks_BxT.copy()
     chunks_BxT[:, self.first - 1:self.last] = drawn
     return chunks_BxT
+
+  @property
+  def frozen(self):
+    return not self.fresh
 
   def check(self, chunk_length, vocab_size):
     if self.last > chunk_length:

@@ -112,6 +112,24 @@ def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch)
     np.testing.assert_array_equal(a.tokens, data.batch(step, 8, 0).tokens)
 
 
+@pytest.mark.parametrize('options', [
+    {}, dict(max_tokens=20 * (_C + 1)), dict(domain_weights=(('prose', 1.0), ('verse', 3.0))),
+    dict(interventions=(FixedToken(), RandomTokens(first=2, last=3, below=70_000)))])
+def test_rows_of_the_training_table_are_the_batches(config, options):
+  data = open_data(config(**options))
+  table = data.training_table()
+  assert table.dtype == (np.uint32 if options.get('interventions') else np.uint16)
+  for step in (0, 7):  # of another epoch
+    rows = data.table_rows(step, 30, seed=3)
+    np.testing.assert_array_equal(table[rows], _chunks(data.batch(step, 30, seed=3)))
+
+
+def test_what_differs_from_epoch_to_epoch_is_no_table(config, monkeypatch):
+  assert open_data(config(interventions=(RandomTokens(fresh=True),))).training_table() is None
+  monkeypatch.setattr('sink_jax.data.corpus._TABLE_BYTES', 100)  # nor what is too large
+  assert open_data(config()).training_table() is None
+
+
 def test_amount_of_data(config):
   data = open_data(config())
   budget = 40 * (_C + 1) + 5
