@@ -44,6 +44,10 @@ _PROCESSES = flags.DEFINE_integer(
 _ESTIMATE = flags.DEFINE_bool(
     'estimate', True, 'Measure these devices first, and say how long it will be. --noestimate '
     'saves ten to twenty seconds on a GPU.')
+_BATCHED = flags.DEFINE_bool(
+    'batched', False, 'Train trials that share a program together, for small ones on one device.')
+_WIDTH = flags.DEFINE_integer(
+    'width', None, 'With --batched: trials that are trained together, at most, for want of memory.')
 _LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
 _STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
@@ -57,6 +61,7 @@ import jax
 from sink_jax import compile_cache
 from sink_jax.data.pipeline import open_data
 from sink_jax.sweep import plan
+from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.pool import Stopped, run_at_once
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
@@ -127,8 +132,16 @@ def _table():
   if _PROCESSES.value > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
     raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
                      'together, one after the other. Leave it out, or start no job.')
+  _check_batched()
   return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
                      parse_settings(_SET.value))
+
+
+def _check_batched():
+  if _WIDTH.value is not None and not (_BATCHED.value and _WIDTH.value > 1):
+    raise ValueError(f'--width={_WIDTH.value} must be at least 2, and goes with --batched.')
+  if _BATCHED.value and (_PROCESSES.value > 1 or os.environ.get('JAX_NUM_PROCESSES', '1') != '1'):
+    raise ValueError('--batched trains in one process: leave out --processes, and start no job.')
 
 
 def _selected(table):
@@ -212,7 +225,9 @@ def _outcomes(trials, root):
     yield from run_at_once(trials, root, _PROCESSES.value)
     return
   compile_cache.enable()
-  if jax.process_count() == 1:
+  if _BATCHED.value:
+    yield from run_batched(trials, root, _WIDTH.value)
+  elif jax.process_count() == 1:
     for name, trial in trials.items():
       yield name, run_trial(trial, root)
   else:

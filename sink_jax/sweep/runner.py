@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -32,12 +34,20 @@ def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
   Raises:
     Interrupted: the process was asked to stop; the state is saved.
   """
+  def train_rest(folder):
+    if not agreed(lambda: has_ended(folder, trial.config), ValueError):
+      _train(trial, folder, show_progress)
+
+  return concluded(trial, root, train_rest)
+
+
+def concluded(trial: Trial, root, train_rest: Callable[[Any], Any]) -> str:
+  """`run_trial`, where `train_rest(folder)` does what is left of the training."""
   folder = storage.folder(root) / trial.name
   try:
     if trial.config is None:
       return agreed(lambda: _not_expressible(trial, folder), ValueError)
-    if not agreed(lambda: has_ended(folder, trial.config), ValueError):
-      _train(trial, folder, show_progress)
+    train_rest(folder)
   except Busy:
     return 'busy'
   except Interrupted:
@@ -73,8 +83,10 @@ def _analysed(trial, folder):
 def record_failure(trial: Trial, root, error: str) -> None:
   """Says in a trial's folder that it failed, where it could not do so itself."""
   folder = storage.folder(root) / trial.name
-  if read_status(folder)['status'] not in _KEPT:
-    write_outcome(folder, 'failed', error=error, label=dict(trial.label))
+  status = read_status(folder)
+  if status['status'] not in _KEPT:
+    groups = {key: status[key] for key in ('group_widths',) if key in status}
+    write_outcome(folder, 'failed', error=error, label=dict(trial.label), **groups)
 
 
 def _not_expressible(trial, folder):

@@ -37,14 +37,29 @@ class Interrupted(RuntimeError):
     super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
 
 
+def group_widths(workdir, start: int, width: int) -> dict[str, int]:
+  """In groups of how many slots a run was trained that goes on from `start`: {first step: slots}.
+
+  1 stands for a run alone, whose bits are others; {} where all of it is.
+  """
+  before = runs.read_status(workdir).get('group_widths') or {'0': 1}
+  widths = {step: w for step, w in before.items() if int(step) < start}
+  if width != next(reversed(widths.values()), None):
+    widths[str(start)] = width
+  return {} if set(widths.values()) == {1} else widths
+
+
 @contextlib.contextmanager
-def recorded(workdir, checkpoints, start, steps, whole_from, attention):
+def recorded(workdir, checkpoints, start, steps, whole_from, attention, width=1):
   """Leaves a status behind whatever happens, when what is being saved is on the disk.
 
   whole_from: the step from which on no row of metrics is missing.
   attention: name of the implementation, a part of how the result was made.
+  width: slots of the group that it is trained in, see `group_widths`.
   """
   always = {'attention': attention} | ({'record_whole_from': whole_from} if whole_from else {})
+  if widths := group_widths(workdir, start, width):
+    always['group_widths'] = widths
   runs.write_status(workdir, 'running', step=start, **always)
   status, details, waits = 'done', {'step': steps}, True
   try:

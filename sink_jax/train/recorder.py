@@ -88,8 +88,11 @@ class Recorder:
     return True
 
   @contextlib.contextmanager
-  def recording(self):
-    """Opens the metrics; whatever ends this, the status says how the run ended."""
+  def recording(self, width: int = 1):
+    """Opens the metrics; whatever ends this, the status says how the run ended.
+
+    width: slots of the group that the run is trained in.
+    """
     experiment, workdir = self._experiment, self._claim.workdir
     if self.start:
       _tell(f'resuming from step {self.start} of {experiment.steps}')
@@ -100,7 +103,7 @@ class Recorder:
           experiment, self._job.model, self._job.data, self._job.mesh, self._job.probe_tokens,
           self.name, self._metrics)
       with recorded(workdir, self._checkpoints, self.start, experiment.steps,
-                    self._metrics.whole_from, attention=self._job.attention):
+                    self._metrics.whole_from, attention=self._job.attention, width=width):
         yield
 
   def begin(self, state) -> None:

@@ -44,6 +44,11 @@ class Throughput:
       self._steps += 1
     self._since = now
 
+  def timed(self, seconds: float) -> None:
+    """A step is done that took so long."""
+    self._seconds += seconds
+    self._steps += 1
+
   def pause(self) -> None:
     self._since = None
 

@@ -1,0 +1,161 @@
+"""Many small trials on one device: those that share a program are trained together.
+
+ROOT/FIRST.group.json holds the trials of a group in the order of their slots, and its width,
+FIRST being the first of them. A group that has begun keeps both, whichever trials are left.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from sink_jax.data.pipeline import open_data
+from sink_jax.data.whole import whole
+from sink_jax.sweep.runner import concluded, run_trial
+from sink_jax.sweep.trials import ENDED, Trial
+from sink_jax.train.checksums import saved_steps
+from sink_jax.train.experiment import differences
+from sink_jax.train.group import Group, train_group
+from sink_jax.train.loop import Job, prepared
+from sink_jax.train.optimizer import compiled_part
+from sink_jax.train.storage import SMALL, folder, write_atomically
+from sink_jax.train.workdir import has_ended, read_status
+
+# What trials of a group may differ in: what is computed beside the steps, and how long.
+_FREE = ('seed', 'steps', 'log_every', 'checkpoint_every', 'checkpoints_kept', 'probe',
+         'validation', 'mesh', 'label')
+_FREE_OF_DATA = ('max_tokens', 'domain_weights', 'cache_dir')
+_AHEAD = 6  # programs that are compiled before their turn comes, and kept until then
+
+
+def run_batched(trials: Mapping[str, Trial], root,
+                width: int | None = None) -> Iterator[tuple[str, str]]:
+  """Runs trials in groups, on the one device there is; yields (name, status) as they end.
+
+  Those whose program no other trial shares run as `run_trial` has it.
+
+  Args:
+    width: trials of a group, at most; None for as many as there are.
+
+  Raises:
+    ValueError: there are several devices. Interrupted: as `run_trial`.
+  """
+  if jax.device_count() > 1:  # a job of several processes has several, too
+    raise ValueError(f'--batched trains groups of trials on one device, and {jax.device_count()} '
+                     'are here: show it one, such as with CUDA_VISIBLE_DEVICES=0, or leave it out.')
+  root = folder(root)
+  root.mkdir(parents=True, exist_ok=True)
+  jobs = _jobs(trials, root)
+  groups = _groups(jobs, root, width)
+  for group in _compiled(groups):
+    print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
+          file=sys.stderr, flush=True)
+    for name, error in train_group(group, root).items():
+      yield name, concluded(trials[name], root, functools.partial(_raise, error))
+  together = {name for group in groups for name in group.jobs}
+  for name, trial in trials.items():
+    if name not in together:
+      yield name, run_trial(trial, root)
+
+
+def _raise(error, _):
+  if error is not None:
+    raise error
+
+
+def _jobs(trials, root):
+  """{name: Job} of all trials that can be trained; what is wrong with others is said later."""
+  opened = functools.cache(open_data)  # trials of the same data share what is made of it
+  jobs = {}
+  for name, trial in trials.items():
+    try:
+      if trial.config and not has_ended(root / name, trial.config):
+        jobs[name] = prepared(trial.config, root / name, opened)
+    except (ValueError, OSError):
+      continue
+  return jobs
+
+
+def _groups(jobs, root, width):
+  """The groups that have begun with what is left of them, then those of the other trials."""
+  keys = {name: _shared(job) for name, job in jobs.items()}
+  groups, placed = [], set()
+  for names in _begun_groups(root):
+    left = [name for name in names if name in jobs]
+    if left and all(keys[name] == keys[left[0]] for name in left) and not placed & set(left):
+      groups.append(Group(names, {name: jobs[name] for name in left}))
+      placed |= set(left)
+  found = collections.defaultdict(list)
+  for name in jobs:
+    if name not in placed:
+      found[json.dumps(keys[name], sort_keys=True)].append(name)
+  alone = []
+  for names in found.values():
+    for start in range(0, len(names), width or len(names)):
+      part = names[start:start + (width or len(names))]
+      if len(part) == 1:
+        alone += part
+        continue
+      groups.append(Group(part, {name: jobs[name] for name in part}))
+      write_atomically(root / f'{part[0]}.group.json',
+                       json.dumps({'width': len(part), 'trials': part}, indent=1))
+  if alone:
+    print('Alone: ' + '; '.join(_why_alone(name, keys) for name in alone), file=sys.stderr)
+  return groups
+
+
+def _shared(job: Job) -> dict[str, Any]:
+  """What the trials of a group have in common, as a config dict.
+
+  Keys that are not known to be free are a part of it, and so is the content of the data.
+  """
+  config = {key: value for key, value in job.config.items() if key not in _FREE}
+  data = {key: value for key, value in config['data'].items() if key not in _FREE_OF_DATA}
+  return config | {'data': data | {'content': job.data_summary['content']},
+                   'optimizer': dataclasses.asdict(compiled_part(job.experiment.optimizer))}
+
+
+def _why_alone(name, keys):
+  changes = [(len(lines), other, lines) for other in keys if other != name
+             and (lines := differences(keys[other], keys[name]))]
+  if not changes:
+    return f'{name} (of its width no other is left)' if len(keys) > 1 else name
+  _, other, lines = min(changes)
+  return f'{name} (unlike {other}: {", ".join(lines)})'
+
+
+def _begun_groups(root):
+  """The slots of recorded groups of which a trial has saved a state, or ended."""
+  for path in sorted(root.glob('*.group.json')):
+    try:
+      names = json.loads(whole(path, SMALL))['trials']
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+      continue
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+      continue
+    if any(saved_steps(root / name) or read_status(root / name)['status'] in ENDED
+           for name in names):
+      yield names
+
+
+def _compiled(groups):
+  """The groups in order, each when its program is there; those of the next are under way."""
+  waiting = collections.deque(groups)
+  compiling = collections.deque()
+  with concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1)) as pool:
+    while waiting or compiling:
+      while waiting and len(compiling) < _AHEAD:
+        group = waiting.popleft()
+        compiling.append((group, pool.submit(group.compile)))
+      group, compiled = compiling.popleft()
+      compiled.result()
+      yield group

@@ -1,0 +1,142 @@
+"""Groups of trials on one device: equal to each trial alone, through stops, faults and divergence."""
+
+import json
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.trials import Trial
+from sink_jax.train import group
+from sink_jax.train.checksums import saved_steps
+from sink_jax.train.loop import Interrupted, train
+from sink_jax.train.workdir import read_status
+from tests.train import runs
+
+THREE = {name: dict(seed=i % 2, optimizer__learning_rate=rate)
+         for i, (name, rate) in enumerate(dict(a=1e-3, b=1e-3, c=5e-4).items())}
+
+
+def trials(table=THREE, **changes):
+  return {name: Trial(name, runs.config(**row | changes)) for name, row in table.items()}
+
+
+def assert_close(ours, theirs):
+  """Rows of a trial in a group and alone; rates are counts, so they are left out."""
+  assert [(r['kind'], r['step']) for r in ours] == [(r['kind'], r['step']) for r in theirs]
+  for a, b in zip(ours, theirs, strict=True):
+    assert a.keys() == b.keys()
+    rel = 1e-4 if a['kind'] == 'probe' else 1e-5
+    for key in a.keys() - {'kind', 'sink', 'sink_1'}:
+      if a[key] is not None:
+        np.testing.assert_allclose(a[key], b[key], rtol=rel, atol=1e-8, err_msg=key)
+
+
+def assert_same_bits(root, other, *names):
+  for name in names:
+    assert runs.rows(root / name) == runs.rows(other / name)
+    ours, theirs = sj.load_run(root / name), sj.load_run(other / name)
+    assert ours.step == theirs.step
+    for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """Three trials of eight steps as a group, in one go."""
+  root = tmp_path_factory.mktemp('whole')
+  assert dict(run_batched(trials(), root)) == dict.fromkeys('abc', 'done')
+  return root
+
+
+@pytest.mark.parametrize('changes', [
+    dict(steps=50, microbatches=2),
+    dict(steps=5, data__source='TriggerAveraging()', data__context=16, model__ffn='none')],
+    ids=['tokens', 'continuous'])
+def test_each_trial_of_a_group_equals_the_trial_alone(tmp_path, changes):
+  table = trials(checkpoint_every=0, probe__every=25, validation__every=25, **changes)
+  assert dict(run_batched(table, tmp_path / 'group')) == dict.fromkeys('abc', 'done')
+  for name in 'bc':
+    run_trial(table[name], tmp_path / 'alone', show_progress=False)
+    assert_close(runs.rows(tmp_path / 'group' / name), runs.rows(tmp_path / 'alone' / name))
+    assert 'group_widths' not in read_status(tmp_path / 'alone' / name)
+
+
+def test_a_group_leaves_the_record_of_a_run_for_each_trial(whole):
+  assert json.loads((whole / 'a.group.json').read_text()) == {'width': 3, 'trials': list('abc')}
+  for name in 'abc':
+    status = read_status(whole / name)
+    assert (status['status'], status['step'], status['group_widths']) == ('done', 8, {'0': 3})
+    assert saved_steps(whole / name) == [8, 4]
+    kinds = [(row['kind'], row['step']) for row in runs.rows(whole / name)]
+    assert [s for k, s in kinds if k == 'train'] == list(range(1, 9))
+    assert [s for k, s in kinds if k == 'probe'] == [s for k, s in kinds if k == 'valid'] == [0, 4, 8]
+
+
+def stop_at(monkeypatch, step):
+  """Sends SIGTERM to ourselves after a step of the group, whose calls are of one step then."""
+  report = group._Member.report
+
+  def report_and_stop(member, before, *rest):
+    report(member, before, *rest)
+    if before + 1 == step:
+      signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(group, '_SECONDS', 0)
+  monkeypatch.setattr(group._Member, 'report', report_and_stop)
+
+
+def test_stopped_and_resumed_from_each_trials_own_step_equals_in_one_go(whole, tmp_path, monkeypatch):
+  with monkeypatch.context() as patch, pytest.raises(Interrupted, match='saved at step 6 of 8'):
+    stop_at(patch, 5)
+    list(run_batched(trials(), tmp_path))
+  for name in 'abc':
+    status = read_status(tmp_path / name)
+    assert (status['status'], status['step'], saved_steps(tmp_path / name)) == (
+        'interrupted', 6, [6, 4])
+  for folder in ('checkpoints', 'checksums'):  # as if it was killed before b was saved
+    shutil.rmtree(tmp_path / 'b' / folder / '6', ignore_errors=True)
+  for path in (tmp_path / 'b' / 'checksums').glob('6.*'):
+    path.unlink()
+  # c runs with the others next time: its slot rests, and the width stays.
+  assert dict(run_batched(trials(dict(list(THREE.items())[:2])), tmp_path)) == {
+      'a': 'done', 'b': 'done'}
+  assert read_status(tmp_path / 'c')['status'] == 'interrupted'
+  assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'done')
+  assert_same_bits(tmp_path, whole, *'abc')
+  assert read_status(tmp_path / 'c')['group_widths'] == {'0': 3}
+
+
+def test_a_diverged_trial_leaves_its_neighbours_bits_as_they_are(whole, tmp_path, capsys):
+  table = trials(THREE | {'b': dict(seed=1, optimizer__learning_rate=1e30)})
+  assert dict(run_batched(table, tmp_path)) == {'a': 'done', 'b': 'diverged', 'c': 'done'}
+  assert_same_bits(tmp_path, whole, 'a', 'c')
+  assert 'b: Step' in capsys.readouterr().err
+  run_trial(table['b'], tmp_path / 'alone', show_progress=False)
+  ours, theirs = (read_status(folder / 'b') for folder in (tmp_path, tmp_path / 'alone'))
+  assert ours['step'] == theirs['step'] and ours['group_widths'] == {'0': 3}
+  assert len(runs.rows(tmp_path / 'b', 'train')) == ours['step'] - 1
+
+
+def test_a_trial_of_a_group_goes_on_alone(whole, tmp_path):
+  shutil.copytree(whole / 'a', tmp_path / 'a')
+  shutil.rmtree(tmp_path / 'a' / 'checkpoints' / '8')
+  train(trials()['a'].config, tmp_path / 'a', show_progress=False)
+  assert read_status(tmp_path / 'a')['group_widths'] == {'0': 3, '4': 1}
+  assert_close(runs.rows(tmp_path / 'a'), runs.rows(whole / 'a'))
+
+
+def test_what_is_wrong_with_one_trial_ends_that_one_alone(whole, tmp_path):
+  shutil.copytree(whole / 'a', tmp_path / 'a')
+  (tmp_path / 'b').mkdir()
+  (tmp_path / 'b' / 'metrics.jsonl').write_text('{}')  # of a run whose config is gone
+  table = trials() | {'bad': Trial('bad', runs.config(data__source="Jsonl(path='x')"))}
+  shutil.copy(whole / 'a.group.json', tmp_path)
+  assert dict(run_batched(table, tmp_path)) == {
+      'a': 'done', 'b': 'failed', 'c': 'done', 'bad': 'failed'}
+  assert_same_bits(tmp_path, whole, 'a', 'c')
