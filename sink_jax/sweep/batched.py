@@ -56,18 +56,23 @@ def run_batched(trials: Mapping[str, Trial], root,
   root.mkdir(parents=True, exist_ok=True)
   jobs = _jobs(trials, root)
   groups = _groups(jobs, root, width)
-  for group in _compiled(groups):
+  for group, problem in _compiled(groups):
     print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
           file=sys.stderr, flush=True)
-    for name, error in train_group(group, root).items():
-      yield name, concluded(trials[name], root, functools.partial(_raise, error))
+    ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root)
+    for name, error in ended.items():
+      yield name, concluded(trials[name], root, functools.partial(_raise, error, group))
   together = {name for group in groups for name in group.jobs}
   for name, trial in trials.items():
     if name not in together:
       yield name, run_trial(trial, root)
 
 
-def _raise(error, _):
+def _raise(error, group, _):
+  """Raises what ended a trial of a group; of its width, where that was too large."""
+  if error is not None and 'RESOURCE_EXHAUSTED' in str(error):
+    raise RuntimeError(f'{error}\nA group of {len(group.names)} does not fit: begin with a smaller '
+                       f'--width, such as {max(2, len(group.names) // 2)}.') from error
   if error is not None:
     raise error
 
@@ -148,7 +153,7 @@ def _begun_groups(root):
 
 
 def _compiled(groups):
-  """The groups in order, each when its program is there; those of the next are under way."""
+  """(group, None or why it did not compile), in order; the programs of the next are under way."""
   waiting = collections.deque(groups)
   compiling = collections.deque()
   with concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1)) as pool:
@@ -157,5 +162,4 @@ def _compiled(groups):
         group = waiting.popleft()
         compiling.append((group, pool.submit(group.compile)))
       group, compiled = compiling.popleft()
-      compiled.result()
-      yield group
+      yield group, compiled.exception()

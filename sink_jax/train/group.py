@@ -25,9 +25,9 @@ from sink_jax.train import storage
 from sink_jax.train.group_steps import compiled_group_steps, empty_inputs
 from sink_jax.train.optimizer import Rates, compiled_part, learning_rates
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.recorder import held
+from sink_jax.train.recorder import Evaluation, held
 from sink_jax.train.sharding import replicated
-from sink_jax.train.step import state_layout
+from sink_jax.train.step import init_state, state_layout
 from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
@@ -47,9 +47,14 @@ class Group:
     self.any_job = next(iter(self.jobs.values()))
 
   def compile(self) -> None:
-    """Compiles the program and reads the corpus; takes long, and can be done in a thread."""
-    self.corpus = self.any_job.data.training_table()
-    self.program = compiled_group_steps(self.any_job, len(self.names), self.corpus)
+    """Compiles all programs and reads the corpus; takes long, and can be done in a thread."""
+    job, width = self.any_job, len(self.names)
+    self.corpus = job.data.training_table()
+    self.program = compiled_group_steps(job, width, self.corpus)
+    state = init_state(job.model, job.experiment.optimizer, job.experiment.seed, job.mesh)
+    _slice(job, _stack(job, [state] * width), 0)
+    Evaluation(job.experiment, job.model, job.data, job.mesh, job.probe_tokens, '').compile(
+        state.params)
 
 
 def train_group(group: Group, root, show_progress: bool = True) -> dict[str, Exception | None]:
@@ -95,9 +100,7 @@ def _begun(group, members, root):
   if not states:
     return None
   some = next(iter(states.values()))
-  stack = jax.jit(lambda *slots: jax.tree.map(lambda *xs: jnp.stack(xs), *slots),
-                  out_shardings=replicated(group.any_job.mesh))
-  return stack(*(states.get(slot, some) for slot in range(len(group.names))))
+  return _stack(group.any_job, [states.get(slot, some) for slot in range(len(group.names))])
 
 
 def _go_on(group, members, stacked, stop, closing, show_progress):
@@ -257,6 +260,16 @@ class _Supply:
 @functools.cache
 def _matmul_rate(dtype):
   return measured_matmul_rate(dtype)
+
+
+def _stack(job, states):
+  return _compiled_stack(job.mesh)(*states)
+
+
+@functools.cache
+def _compiled_stack(mesh):
+  return jax.jit(lambda *slots: jax.tree.map(lambda *xs: jnp.stack(xs), *slots),
+                 out_shardings=replicated(mesh))
 
 
 def _slice(job, states, slot):

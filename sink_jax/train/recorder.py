@@ -167,7 +167,7 @@ class Recorder:
 class Evaluation:
   """The sink probe and the validation loss, each at its steps and after the last one."""
 
-  def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics):
+  def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics=None):
     self._experiment, self._model = experiment, model
     self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
     self._validation_step = make_validation_step(model, mesh,
@@ -178,6 +178,12 @@ class Evaluation:
     self._sets = data.validation(
         size, experiment.validation.batches * experiment.microbatches, self._feed.rows)
     self.sink_1 = 'n/a'
+
+  def compile(self, params) -> None:
+    """Compiles what a call needs, by running each of it once; writes nothing."""
+    probe(Run(self._model, params), self._probe_tokens, dtype=self._experiment.probe.dtype)
+    first = next(iter(self._sets.values()))[0]
+    jax.block_until_ready(self._validation_step(params, self._feed.put(first)))
 
   def due(self, step: int) -> bool:
     return _due(step, self._experiment.probe.every) or _due(step, self._experiment.validation.every)

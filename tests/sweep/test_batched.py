@@ -55,11 +55,20 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize('changes', [
-    dict(steps=50, microbatches=2),
-    dict(steps=5, data__source='TriggerAveraging()', data__context=16, model__ffn='none')],
-    ids=['tokens', 'continuous'])
+    dict(data__source="TextFolder(path='{}')"),
+    dict(microbatches=2),
+    pytest.param(dict(steps=5, data__source='TriggerAveraging()', model__ffn='none'),
+                 marks=pytest.mark.full)], ids=['corpus', 'tokens', 'continuous'])
 def test_each_trial_of_a_group_equals_the_trial_alone(tmp_path, changes):
-  table = trials(checkpoint_every=0, probe__every=25, validation__every=25, **changes)
+  text = tmp_path / 'text'
+  text.mkdir()
+  for i in range(40):
+    (text / f'{i}.txt').write_text(f'{i} is a number, and {i * i} its square. ' * 9)
+  if 'data__source' in changes:
+    changes = changes | dict(data__source=changes['data__source'].format(text),
+                             data__cache_dir=str(tmp_path / 'cache'))
+  table = trials(**dict(steps=50, checkpoint_every=0, log_every=5, probe__every=25,
+                        validation__every=25) | changes)
   assert dict(run_batched(table, tmp_path / 'group')) == dict.fromkeys('abc', 'done')
   for name in 'bc':
     run_trial(table[name], tmp_path / 'alone', show_progress=False)
@@ -129,6 +138,42 @@ def test_a_trial_of_a_group_goes_on_alone(whole, tmp_path):
   train(trials()['a'].config, tmp_path / 'a', show_progress=False)
   assert read_status(tmp_path / 'a')['group_widths'] == {'0': 3, '4': 1}
   assert_close(runs.rows(tmp_path / 'a'), runs.rows(whole / 'a'))
+
+
+def test_trials_without_a_partner_run_alone_and_one_line_says_why(tmp_path, capsys, monkeypatch):
+  trained = []
+  monkeypatch.setattr('sink_jax.sweep.batched.train_group', lambda group, root: (
+      trained.append(group.names) or dict.fromkeys(group.jobs)))
+  monkeypatch.setattr('sink_jax.sweep.batched.run_trial', lambda trial, root: (
+      trained.append(trial.name) or 'done'))
+  monkeypatch.setattr(group.Group, 'compile', lambda self: None)
+  odd = {'d': dict(attention__kv_bias='KBias()', seed=7), 'e': dict(optimizer__schedule='constant')}
+  table = trials(THREE | odd | {'f': dict(data__source='BigramBackcopy(length=16, seed=3)')})
+  list(run_batched(table, tmp_path))
+  assert trained == [('a', 'b', 'c', 'e'), 'd', 'f']
+  said = [line for line in capsys.readouterr().err.splitlines() if line.startswith('Alone')]
+  assert len(said) == 1 and "d (unlike a: attention.kv_bias: 'NoBias()' -> 'KBias()')" in said[0]
+  assert 'f (unlike a: data.content' in said[0] and 'BigramBackcopy' in said[0]
+  trained.clear()  # nothing has been saved, so another width is as good
+  list(run_batched(table, tmp_path, width=2))
+  assert trained == [('a', 'b'), ('c', 'e'), 'd', 'f']
+  monkeypatch.setattr('sink_jax.sweep.batched.saved_steps', lambda folder: folder.name == 'c')
+  trained.clear()
+  table['g'] = Trial('g', runs.config(seed=9))
+  list(run_batched(table, tmp_path))
+  assert trained == [('c', 'e'), ('a', 'b', 'g'), 'd', 'f']
+
+
+def test_a_program_that_cannot_be_compiled_fails_its_trials(tmp_path, capsys, monkeypatch):
+  def compiled(self):
+    raise RuntimeError('RESOURCE_EXHAUSTED: no memory')
+
+  monkeypatch.setattr(group.Group, 'compile', compiled)
+  assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'failed')
+  assert 'smaller --width, such as 2' in capsys.readouterr().err
+  monkeypatch.setattr('jax.device_count', lambda: 8)
+  with pytest.raises(ValueError, match='8 are here: show it one'):
+    list(run_batched(trials(), tmp_path))
 
 
 def test_what_is_wrong_with_one_trial_ends_that_one_alone(whole, tmp_path):
