@@ -93,6 +93,15 @@ def parser() -> argparse.ArgumentParser:
   for slot in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias', 'qk_norm'):
     one.add_argument(f'--attention.{slot}', metavar='VALUE', help=f'config string of the {slot}')
 
+  one = command('group', 'Steps of several small trials, one after the other and as a group.')
+  one.add_argument('--trials', nargs='+', type=_count, default=[6], help='widths (default 6)')
+  one.add_argument('--size', default='tiny', help='tiny, 60m, 1b, 7b, 13b (default tiny)')
+  one.add_argument('--batch', type=_count, default=32, help='sequences of a trial (default 32)')
+  one.add_argument('--length', type=_count, default=64, help='default 64')
+  one.add_argument('--vocab', type=_count, default=258, help='default 258')
+  one.add_argument('--steps', type=_count, default=10, help='of a timing (default 10, at most 50)')
+  one.add_argument('--dtype', choices=['bfloat16', 'float32'], help='of activations')
+
   one = command('correctness', 'Every variant of the paper against its T x T definition.')
   one.add_argument('--variants', nargs='+', default=['all'], help='names as in the table')
   one.add_argument('--head_dims', nargs='+', type=_count, help='default 64 96 128; on a CPU 16')

@@ -6,6 +6,7 @@ from sink_jax import compile_cache
 from sink_jax.benchmark import (
     attention,
     correctness,
+    group,
     importance,
     loss,
     machine,
@@ -75,6 +76,12 @@ def _train_step(options, save):
       options.unroll, slots, options.steps, options.seed, options.limit, save)
 
 
+def _group(options, save):
+  return group.run(options.trials, options.size, options.batch, options.length, options.vocab,
+                   options.dtype or machine.default_dtype(), options.steps, options.seed,
+                   options.limit, save)
+
+
 def _correctness(options, save):
   fast = machine.accelerated()
   return correctness.run(
@@ -84,4 +91,4 @@ def _correctness(options, save):
 
 
 _COMMANDS = {'attention': _attention, 'sweep': _sweep, 'importance': _importance, 'loss': _loss,
-             'train_step': _train_step, 'correctness': _correctness}
+             'train_step': _train_step, 'group': _group, 'correctness': _correctness}

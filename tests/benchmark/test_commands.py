@@ -125,6 +125,16 @@ def test_rows_for_which_there_is_no_time_are_named():
   assert '2 rows were not run' in table.render(result)
 
 
+def test_group(run, capsys):
+  result, printed = run('group', '--trials', '2', '--batch=2', '--length=16', '--steps=2',
+                        '--dtype=float32')
+  row, = result['rows']
+  assert row['trials'] == 2 and row['group_ms'] > 0 and row['alone_ms'] > 0
+  assert row['ratio'] == pytest.approx(row['group_ms'] / row['alone_ms'])
+  with pytest.raises(SystemExit, match='--steps=51 must be at most 50'):
+    main(['group', '--steps=51'])
+
+
 def test_importance(run):
   result, _ = run('importance', '--length', '32', '48', '--seconds=0.01', '--keys=3',
                   '--head_dim', '16')

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.workdir import read_status
@@ -118,6 +119,27 @@ def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   assert '1 interrupted' in (tmp_path / 'runs/summary.md').read_text() or options
   status = read_status(tmp_path / 'runs/a')
   assert status['status'] == 'interrupted' and status['step'] == status['last_good_checkpoint']
+
+
+def test_a_group_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+  batched = start(tmp_path, SLOW, '--batched', '--width=3', '--only=a,b')
+  wait_for(lambda: steps_of(tmp_path, 'b') > 20, batched)
+  batched.kill()
+  assert 'Traceback' not in batched.communicate()[1]
+  code, out, err = finish(start(tmp_path, SLOW, '--batched', '--only=a,b'))
+  assert code == 0 and out.splitlines() == ['a: done', 'b: done']
+  assert '2 trials in a group of 2: a, b' in err and 'resuming from step' in err
+  table = {name: trial for name, trial in load_trials(tmp_path / 'table.py').items() if name in 'ab'}
+  assert dict(run_batched(table, tmp_path / 'whole')) == {'a': 'done', 'b': 'done'}
+  for name in table:
+    assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
+
+
+@pytest.mark.parametrize('options', [
+    ('--batched', '--processes=2'), pytest.param(('--width=2',), marks=pytest.mark.full)])
+def test_options_of_groups_are_refused_before_anything_begins(tmp_path, options):
+  code, _, err = finish(start(tmp_path, SLOW, *options))
+  assert code == 1 and err.startswith('error: --') and not (tmp_path / 'runs').exists()
 
 
 def test_status_shards_and_costs_without_running(tmp_path):
