@@ -116,7 +116,8 @@ def _go_on(group, members, stacked, stop, closing, show_progress):
     with member.attempt():
       if stop.poll(wait=True):
         raise Interrupted(member.start, member.steps)
-      member.recorder.begin(_slice(job, stacked, member.slot))
+      if member.start == 0:
+        member.recorder.begin(_slice(job, stacked, member.slot))
   most = 1  # until it is known how long a step takes
   while running():
     left = running()

@@ -36,12 +36,13 @@ class Inputs(NamedTuple):
 
 
 def compiled_group_steps(job, width: int, corpus):
-  """The program of a group, compiled; see `make_group_steps`.
+  """The program of a group, compiled; its slots share what `loss_logits` allows a device.
 
   job: the `loop.Job` of any of its trials. corpus: None, or an array of the shape and type.
   """
   experiment, mesh = job.experiment, job.mesh
-  steps = make_group_steps(job.model, experiment.optimizer, mesh, experiment.microbatches)
+  steps = make_group_steps(job.model, experiment.optimizer, mesh, experiment.microbatches,
+                           loss_logits=max(1, experiment.loss_logits // width))
   shape = lambda sizes, dtype: jax.ShapeDtypeStruct(sizes, dtype, sharding=replicated(mesh))
   states = jax.tree.map(lambda x: shape((width, *x.shape), x.dtype),
                         state_layout(job.model, experiment.optimizer, mesh))
@@ -63,15 +64,18 @@ def empty_inputs(job, width: int, corpus) -> Inputs:
   return Inputs(given, Rates(rate, rate.copy()), np.zeros((count, width), bool))
 
 
-def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1):
+def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1,
+                     *, loss_logits: int | None = None):
   """Returns jitted `steps(states, corpus, inputs, count) -> (states, metrics)`.
 
   states: TrainStates of (G, ...), donated. corpus: chunks (R, T + 1) of unsigned integers, or
-  None. count: how many of the S steps to take; any number runs the same program.
+  None. count: how many of the S steps to take; any number runs the same program. loss_logits:
+  most logits of a slot at a time.
   metrics: those of `make_update`, (S, G). A slot whose loss or gradient is not finite in an
   active step keeps the state from before it, whatever follows.
   """
-  update = in_mesh(mesh)(jax.vmap(make_update(config, optimizer, microbatches)))
+  update = in_mesh(mesh)(jax.vmap(make_update(config, optimizer, microbatches,
+                                              loss_logits=loss_logits)))
 
   def steps(states, corpus, inputs, count):
     def step(i, carry):

@@ -129,7 +129,8 @@ def test_a_group_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
   code, out, err = finish(start(tmp_path, SLOW, '--batched', '--only=a,b'))
   assert code == 0 and out.splitlines() == ['a: done', 'b: done']
   assert '2 trials in a group of 2: a, b' in err and 'resuming from step' in err
-  table = {name: trial for name, trial in load_trials(tmp_path / 'table.py').items() if name in 'ab'}
+  table = load_trials(tmp_path / 'table.py')
+  del table['c']
   assert dict(run_batched(table, tmp_path / 'whole')) == {'a': 'done', 'b': 'done'}
   for name in table:
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
