@@ -133,9 +133,9 @@ def _tracing_for(target):
 def _abstract_gpu():
   if jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
-  from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+  from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
   device = AbstractDevice(device_kind='NVIDIA H200', num_cores=132, platform='gpu')
-  return use_abstract_mesh(AbstractMesh((1,), ('x',), abstract_device=device))
+  return use_abstract_mesh(AbstractMesh((1,), ('x',), (AxisType.Auto,), abstract_device=device))
 
 
 def struct(*shape, dtype=jnp.bfloat16):
