@@ -42,11 +42,16 @@ def main(arguments=None) -> int:
   environment = _environment(options.work, options.wheels)
   sys.path[:0] = environment['PYTHONPATH'].split(os.pathsep)
   missing = ', '.join(name for name in PACKAGES if importlib.util.find_spec(name) is None)
+  if missing and options.command != 'check':
+    return _wrong(f'this Python lacks {missing}: --wheels=DIR brings them, see BUILD.md.')
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # of this process: the GPU is for those that it starts
+  try:
+    trials = {} if missing else _trials(options)
+  except ValueError as error:  # of --set
+    return _wrong(error)
   if options.command == 'check':
     return check(options, environment, missing)
-  if missing:
-    return _wrong(f'this Python lacks {missing}: --wheels=DIR brings them, see BUILD.md.')
-  return emergence(options, environment)
+  return emergence(options, environment, trials)
 
 
 def check(options, environment, missing) -> int:
@@ -69,13 +74,9 @@ def check(options, environment, missing) -> int:
                              *arguments], environment)
 
 
-def emergence(options, environment) -> int:
+def emergence(options, environment, trials) -> int:
   """Waits for the trainer, and keeps the files of `out` up to date; returns an exit code."""
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # of this process: the GPU is the trainer's
-  try:
-    collector = Collector(options)
-  except ValueError as error:  # of --set
-    return _wrong(error)
+  collector = Collector(options, trials)
   trainer = None if options.command == 'stop' else _started(options, environment)
   if options.command == 'stop' and _alive(options.work):
     with contextlib.suppress(ProcessLookupError):
@@ -98,11 +99,8 @@ class Collector:
   states: of all trials, as they were last seen. longest: seconds that it has taken at most.
   """
 
-  def __init__(self, options):
-    from sink_jax.sweep.trials import load_trials, parse_settings
-
-    self._out, self._work = options.out, options.work
-    self._trials = load_trials(_config(), settings=parse_settings(options.set))
+  def __init__(self, options, trials):
+    self._out, self._work, self._trials = options.out, options.work, trials
     self._ended, self._last, self._seen = {}, -_COLLECT_EVERY, None
     self.states, self.longest = [], 3.0
     self._look()
@@ -144,6 +142,12 @@ class Collector:
     for picture in made.glob('*.png'):
       _write(self._out / picture.name, picture.read_bytes())
     return json.loads((made / 'report.json').read_text()), (made / 'report.md').read_text()
+
+
+def _trials(options):
+  from sink_jax.sweep.trials import load_trials, parse_settings
+
+  return load_trials(_config(), settings=parse_settings(options.set))
 
 
 def _started(options, environment):
@@ -317,7 +321,8 @@ def _parsed(arguments):
   options.parts = [f'--parts={options.parts}'] if options.parts else []
   options.out = options.out or _from_here(f'results/gpu_hour/{options.command}')
   if options.smoke:
-    options.set = [*SMOKE, *options.set]
+    given = {setting.partition('=')[0] for setting in options.set}
+    options.set[:0] = [setting for setting in SMOKE if setting.partition('=')[0] not in given]
   return options
 
 

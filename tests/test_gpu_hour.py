@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='needs bash and fcntl')
-ONE = ['--set=steps=6', '--set=data.tokenizer=Bytes()', '--set=data.context=32']
+SHORT = ['--set=steps=6', '--set=data.tokenizer=Bytes()']
 
 
 def loaded():
@@ -70,7 +70,7 @@ class Trainer:
                         lambda collector, headline: self.headlines.append(headline))
 
   def __call__(self):
-    return gpu_hour.emergence(self.options, dict(os.environ))
+    return gpu_hour.emergence(self.options, dict(os.environ), gpu_hour._trials(self.options))
 
 
 def test_a_trainer_that_dies_is_told_and_started_again_by_the_next_call(
@@ -114,9 +114,14 @@ def test_the_archive_holds_records_alone_and_whole_lines(tmp_path):
                    'emergence-default/metrics.jsonl': b'{"step": 1}\n'}
 
 
+def test_what_is_set_stands_in_the_place_of_what_a_smoke_run_sets(tmp_path):
+  made = options(tmp_path, 'emergence', '--smoke', '--set=steps=6').set
+  assert made[-1] == 'steps=6' and 'steps=60' not in made and 'model.size=tiny' in made
+
+
 def test_a_call_without_a_run_leaves_whole_files(tmp_path):
   made = options(tmp_path, 'emergence')
-  gpu_hour.Collector(made).collect('Nothing yet.')
+  gpu_hour.Collector(made, gpu_hour._trials(made)).collect('Nothing yet.')
   report = json.loads((made.out / 'report.json').read_text())
   assert list(report['trials']) == [f'emergence-{name}' for name in (
       'default', 'fixed-1', 'sigmoid', 'k-bias', 'window-32')]
@@ -130,13 +135,16 @@ def test_a_call_without_a_run_leaves_whole_files(tmp_path):
     (['emergence', '--limit=10'], '--limit=10'), (['emergence', '--limit=long'], 'long'),
     (['train'], 'train'), (['emergence', '--parts=loss'], '--parts is for check'),
     (['emergence', '--wheels=none'], '--wheels=none'),
-    (['emergence', '--set=modle.size=tiny'], 'modle.size')])
+    (['emergence', '--set=modle.size=tiny'], 'modle.size'),
+    (['check', '--set=modle.size=tiny'], 'modle.size')])
 def test_bad_options_are_refused_before_anything_starts(arguments, words, tmp_path, capsys,
                                                         monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.setenv('SINK_JAX_COMMAND', '')
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.setattr(gpu_hour, '_started', lambda *_: pytest.fail('started'))
+  monkeypatch.setattr(gpu_hour, 'check', lambda *_: pytest.fail('started'))
   try:
     code = gpu_hour.main([*arguments, '--out=out', '--work=work'])
   except SystemExit as error:
@@ -189,10 +197,14 @@ def test_help_says_what_it_does(tmp_path):
 
 @pytest.mark.full
 def test_a_check_tokenizes_and_calls_that_are_killed_lose_nothing(tmp_path):
-  common = ['--smoke', '--out=out', '--work=work', *ONE]
+  common = ['--smoke', '--out=out', '--work=work', *SHORT]
   code, out, err = finish(start(tmp_path, 'check', *common, '--parts=correctness'))
   assert code == 0, err
   assert 'report.json' in [path.name for path in (tmp_path / 'out').iterdir()]
+  deadline = time.monotonic() + 120
+  while 'window-32: InstalledPackages' not in (tmp_path / 'work/text.log').read_text():
+    assert time.monotonic() < deadline
+    time.sleep(0.2)
   first = start(tmp_path, 'emergence', *common, '--limit=200')
   deadline = time.monotonic() + 120
   while not (tmp_path / 'work/runs/emergence-default/metrics.jsonl').exists():
@@ -210,6 +222,6 @@ def test_a_check_tokenizes_and_calls_that_are_killed_lose_nothing(tmp_path):
   assert run['trained_by'].startswith('bash launch/gpu_hour.sh emergence --smoke --set=')
   assert str(tmp_path) not in json.dumps(report)
   data = json.loads((tmp_path / 'work/runs/emergence-default/data.json').read_text())
-  assert run['epochs'] == pytest.approx(6 * 4 * 32 / data['tokens_per_epoch'])
+  assert run['epochs'] == pytest.approx(6 * 4 * 64 / data['tokens_per_epoch'])
   assert sorted(path.suffix for path in (tmp_path / 'out').iterdir()) == [
       '.gz', '.json', '.md', '.png', '.txt']
