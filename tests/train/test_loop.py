@@ -317,7 +317,7 @@ def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, mon
 
 def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
     tmp_path, monkeypatch):
-  monkeypatch.setattr(loop.Evaluation, '__call__',
+  monkeypatch.setattr(recorder.Evaluation, '__call__',
                       lambda self, step, params: signal.raise_signal(signal.SIGTERM))
   with monkeypatch.context() as patch, pytest.raises(Interrupted, match='at step 0 of 8'):
     patch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
