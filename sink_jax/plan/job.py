@@ -71,7 +71,8 @@ class Job:
     """The same with these values, or with those that a run chooses where they are empty."""
     data, fsdp, tensor = self.mesh
     tokens = self.tokens / (self.microbatches * data * fsdp)
-    share = Share('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor)
+    share = Share('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor, self.microbatches,
+                  self.loss_logits)
     return dataclasses.replace(self, model=with_defaults(self.model, share, remat, unroll))
 
 
