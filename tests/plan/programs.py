@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sink_jax.data.batches import Batch
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import parameter_count
 from sink_jax.plan import links
 from sink_jax.plan.program import read
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
-from sink_jax.train.sharding import batch_sharding
-from sink_jax.train.step import make_train_step, state_layout
+from sink_jax.train.step import batch_layout, make_train_step, state_layout
 
 LAYERS, D, ROWS = 5, 64, 16
 
@@ -39,14 +37,14 @@ def scanned(where, weights):
   return jax.jit(jax.grad(loss), out_shardings=over(*weights)).lower(w, h).compile().as_text()
 
 
-def training_step(where):
+def training_step(where, microbatches=1, dtype='float32'):
   config = ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
-                       dtype='float32', implementation='reference')
+                       dtype=dtype, implementation='reference')
   optimizer = OptimizerConfig()
-  one = lambda dtype: jax.ShapeDtypeStruct((8, 12), dtype, sharding=batch_sharding(where))
-  return parameter_count(config), make_train_step(config, optimizer, where).lower(
-      state_layout(config, optimizer, where),
-      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), peak_rates(optimizer)).compile().as_text()
+  step = make_train_step(config, optimizer, where, microbatches)
+  return parameter_count(config), step.lower(
+      state_layout(config, optimizer, where), batch_layout(config, 8 * microbatches, 12, where),
+      peak_rates(optimizer)).compile().as_text()
 
 
 def described(text, where):
@@ -60,4 +58,6 @@ data, split = mesh(8, 1, 1), mesh(2, 4, 1)
 parameters, step = training_step(data)
 json.dump({'data': described(scanned(data, (None, None, None)), data),
            'fsdp': described(scanned(split, (None, 'fsdp', None)), split),
-           'step': described(step, data), 'parameters': parameters}, sys.stdout)
+           'step': described(step, data), 'parameters': parameters,
+           'slices': described(training_step(data, 4)[1], data),
+           'split slices': described(training_step(split, 4, 'bfloat16')[1], split)}, sys.stdout)

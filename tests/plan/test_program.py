@@ -54,6 +54,22 @@ def test_the_training_step_sums_its_gradients_and_two_numbers(compiled):
   assert total(compiled['step'], 'all-reduce', 'data') == 4 * (compiled['parameters'] + numbers)
 
 
+def test_the_gradients_of_micro_batches_are_summed_over_data_once(compiled):
+  numbers = 2  # as without micro-batches
+  assert total(compiled['slices'], 'all-reduce', 'data') == 4 * (compiled['parameters'] + numbers)
+  assert {(c['kind'], c['count']) for c in compiled['slices']['collectives']} == {('all-reduce', 1)}
+
+
+def test_over_fsdp_every_micro_batch_is_summed_and_over_data_its_part_once(compiled):
+  found = compiled['split slices']['collectives']
+  crossing = [c for c in found if 'data' in c['axes']]
+  assert {c['count'] for c in crossing} == {1}
+  # A quarter of all gradients but of the last gain, which every device has whole; and the loss.
+  assert total(compiled['split slices'], 'all-reduce', 'data') == 4 * (
+      (compiled['parameters'] - 16) / 4 + 16 + 1)
+  assert {c['count'] for c in found if (c['kind'], c['axes']) == ('all-reduce', 'fsdp')} >= {4}
+
+
 def test_a_program_of_a_tpu():
   read = program.read((HERE / 'tpu_program.txt').read_text())
   found = {c.kind: c for c in read.collectives}

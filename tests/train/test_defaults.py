@@ -85,19 +85,20 @@ def begun(tmp_path_factory):
 
 def chosen(workdir):
   config = read_config(workdir)
-  return config['model']['remat'], config['model']['unroll'], config['loss_logits']
+  return (config['model']['remat'], config['model']['unroll'], config['loss_logits'],
+          config['gradient_reduction'])
 
 
 def test_what_was_chosen_is_recorded_and_kept_when_a_run_is_resumed(begun, tmp_path):
   workdir, run = begun
-  assert chosen(workdir) == ('none', 2, 2**28)
+  assert chosen(workdir) == ('none', 2, 2**28, 'step')
   assert run.config.unroll == 1  # of a probe, which keeps nothing
   assert has_ended(workdir, runs.config())
   copy = tmp_path / 'copy'
   shutil.copytree(workdir, copy)
   shutil.rmtree(copy / 'checkpoints' / '8')
   loop.train(runs.config(mesh__data=1), copy, show_progress=False)  # a CPU would choose others
-  assert chosen(copy) == ('none', 2, 2**28) and runs.rows(copy) == runs.rows(workdir)
+  assert chosen(copy) == ('none', 2, 2**28, 'step') and runs.rows(copy) == runs.rows(workdir)
   with pytest.raises(ValueError, match='loss_logits: 268435456 -> 1000\n.*model.unroll: 2 -> 1'):
     loop.train(runs.config(model__unroll=1, loss_logits=1000), copy, show_progress=False)
 
@@ -106,8 +107,8 @@ def test_older_runs_go_on_with_what_they_did(begun, tmp_path):
   copy = tmp_path / 'copy'
   shutil.copytree(begun[0], copy)
   config = json.loads((copy / 'config.json').read_text())
-  del config['model']['unroll'], config['loss_logits']
+  del config['model']['unroll'], config['loss_logits'], config['gradient_reduction']
   config['model']['remat'] = 'blocks'
   (copy / 'config.json').write_text(json.dumps(config))
-  assert chosen(copy) == ('blocks', 1, 2**26)
+  assert chosen(copy) == ('blocks', 1, 2**26, 'microbatch')
   assert has_ended(copy, runs.config())

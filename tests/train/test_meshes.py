@@ -17,12 +17,13 @@ from sink_jax.train.step import state_layout
 from tests.train import meshes, runs
 
 FULL = [f'{case}:{shape}' for case in meshes.CASES
-        for shape in ('8x1x1', '1x8x1', '2x2x2', '1x2x4', '1x1x8')
+        for shape in ('8x1x1', '1x8x1', '2x4x1', '4x1x2', '2x2x2', '1x2x4', '1x1x8')
         if shape != '1x1x8' or 'kv_heads' not in meshes.CASES[case][1]]
 
 
 @pytest.mark.parametrize('arguments', [
-    pytest.param(['alibi:1x2x4'], id='alibi-1x2x4'),
+    # Without micro-batches, and four of them on every axis at a time.
+    pytest.param(['alibi:1x2x4', 'sink:2x2x2'], id='alibi-1x2x4 sink-2x2x2'),
     *(pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
       for case in meshes.CASES)])
 def test_eight_devices_train_as_one_does(arguments):
