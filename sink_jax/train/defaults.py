@@ -32,6 +32,10 @@ from sink_jax.train.loss import default_logits
 KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
 # Blocks that are compiled one after another at most: the time of compiling grows with them.
 _MOST_BLOCKS = 24
+_SHARE = 0.9  # of the memory that an estimate may fill
+_SMALLEST = 15 * 2**30  # bytes of a device that does not say how many it has
+_log = logging.getLogger('sink_jax')
+
 
 class Kept(NamedTuple):
   """Bytes in the memory, over the bytes of `kept_bytes`.
@@ -46,10 +50,7 @@ class Kept(NamedTuple):
   again: float
 
 
-_TABLE = {'cuda': Kept(1.5, 1.03, 1.5), 'tpu': Kept(1.3, 1.15, 3.2)}
-_SHARE = 0.9  # of the memory that an estimate may fill
-_SMALLEST = 15 * 2**30  # bytes of a device that does not say how many it has
-_log = logging.getLogger('sink_jax')
+_TABLE = {'cuda': Kept(1.4, 1.02, 1.8), 'tpu': Kept(1.25, 1.15, 3.2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,16 +147,14 @@ def needed_bytes(model: ModelConfig, share: Share) -> float:
   """An estimate of what a training step with AdamW takes of the memory of a device.
 
   Parameters, two moments, gradients, and their sum over micro-batches; what waits for the backward
-  pass; and logits with their gradients, or what the backward pass makes on its way.
+  pass; logits with their gradients, in whose place a loop then computes a block again.
   """
   table = _TABLE[share.platform]
   state = 4 * parameter_count(model) / share.devices * (4 + (share.microbatches > 1))
   block = lambda remat: share.tokens * kept_bytes(model, remat, share.tensor)
+  # Logits are float32, their gradients bfloat16.
+  logits = 6 * min(share.tokens * model.vocab_size, share.logits or default_logits(share.platform))
   if model.remat == 'none':
-    waiting = table.looped * model.layers * block('save_matmuls')
-    more = (table.laid_out - table.looped) * model.layers * block('save_matmuls')
-  else:
-    waiting = table.looped * model.layers * block(model.remat)
-    more = table.again * block('save_matmuls')
-  logits = min(share.tokens * model.vocab_size, share.logits or default_logits(share.platform))
-  return state + waiting + max(more, 6 * logits)  # float32 logits, gradients in bfloat16
+    return state + table.laid_out * model.layers * block('save_matmuls') + logits
+  return state + table.looped * model.layers * block(model.remat) + max(
+      logits, table.again * block('save_matmuls'))
