@@ -100,13 +100,14 @@ def read(folder: pathlib.Path):
 def table(rows) -> str:
   """README.md of the rows."""
   parts = [_TEXT]
+  order = lambda row: (list(CASES).index(row['case']), row['code'] == 'now')
   for part, columns in COLUMNS.items():
     chosen = [row for row in rows.values() if row['step']['part'] == part]
     titles = ['case', 'code', 'sequences', *(title for _, title, *_ in columns)]
     lines = [titles, ['---'] * len(titles)] + [
         [row['case'], row['code'], str(row['step']['sequences'])] + [
             format(row[key] / unit, shown) for key, _, unit, shown in columns]
-        for row in sorted(chosen, key=lambda row: (list(CASES).index(row['case']), row['code'] == 'now'))]
+        for row in sorted(chosen, key=order)]
     title = 'The whole step' if part == 'step' else 'The loss and its gradients alone'
     parts.append('\n'.join([f'## {title}\n', *(f'| {" | ".join(line)} |' for line in lines), '']))
   return '\n'.join(parts)
