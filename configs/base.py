@@ -44,7 +44,8 @@ def get_config(name=''):
   # Of attention: reference, chunked, linear, pallas, cudnn, splash; empty: the platform's best.
   config.model.implementation = config_dict.placeholder(str)
   # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all); empty:
-  # none where that fits a device.
+  # none where that fits a device and leaves no loop over the blocks, or on a CPU; else the first
+  # of the others that fits.
   config.model.remat = config_dict.placeholder(str)
   # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)

@@ -7,6 +7,7 @@ of JAX that this takes are all here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -92,6 +93,7 @@ class Programs(LRUCache):
   def __init__(self, folder: str | os.PathLike, max_size: int = MAX_BYTES):
     super().__init__(os.fspath(folder), max_size=max_size)
     self._room = 0  # bytes that this process may write before it looks for old entries again
+    self._usable = True
 
   def locked(self) -> contextlib.AbstractContextManager:
     """No other process reads or writes meanwhile; a TimeoutError after ten seconds."""
@@ -99,19 +101,39 @@ class Programs(LRUCache):
 
   def get(self, key: str) -> bytes | None:
     """The entry of a key; None where there is none that is whole."""
-    with self.locked():
-      entry = super().get(key)
-      if entry is None:
-        return None
-      program, digest = entry[:-_DIGEST_BYTES], entry[-_DIGEST_BYTES:]
-      if hashlib.sha256(program).digest() == digest:
-        return program
-      self._remove(key)
-      return None
+    return self._while_usable(functools.partial(self._whole, key))
 
   def put(self, key: str, value: bytes) -> None:
     """Stores the entry of a key that has none."""
-    super().put(key, value + hashlib.sha256(value).digest())
+    entry = value + hashlib.sha256(value).digest()
+    self._while_usable(functools.partial(super().put, key, entry))
+
+  def _while_usable(self, action):
+    """Calls `action()`, and none any more after one that failed.
+
+    A full disk, or a lock that a stopped process holds, would else cost a warning or ten seconds
+    for every program.
+    """
+    if not self._usable:
+      return None
+    try:
+      with self.locked():
+        return action()
+    except OSError as error:  # that a lock is not to be had is one, too
+      self._usable = False
+      _log.warning('compiled programs are neither kept nor looked for any more: %s; empty %s to '
+                   'work without them.', str(error).rstrip('.'), VARIABLE)
+      return None
+
+  def _whole(self, key):
+    entry = super().get(key)
+    if entry is None:
+      return None
+    program, digest = entry[:-_DIGEST_BYTES], entry[-_DIGEST_BYTES:]
+    if hashlib.sha256(program).digest() == digest:
+      return program
+    self._remove(key)
+    return None
 
   def _evict_if_needed(self, *, additional_size: int = 0) -> None:
     # JAX looks at all entries whenever it writes one, which takes 0.1 ms for each of them.

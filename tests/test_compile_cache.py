@@ -239,6 +239,28 @@ def test_a_folder_that_cannot_be_written_costs_one_line(unset, monkeypatch, tmp_
   assert compiled(lambda: jax.jit(jnp.sin)(1.0)) > 0
 
 
+def test_a_folder_that_fails_later_costs_one_line(tmp_path, monkeypatch, caplog):
+  programs = compile_cache.Programs(tmp_path)
+  programs.put('a', b'1')
+  monkeypatch.setattr(programs, 'lock_timeout_secs', 0.05)
+  with compile_cache.Programs(tmp_path).locked():  # as by a process that was stopped
+    assert programs.get('a') is None
+    programs.put('b', b'2')
+  assert programs.get('a') is None  # it does not try again
+  [record] = caplog.records
+  assert VARIABLE in record.getMessage()
+  assert compile_cache.Programs(tmp_path).get('a') == b'1'
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  others = compile_cache.Programs(tmp_path)
+  monkeypatch.setattr(compile_cache.LRUCache, 'put', full)
+  others.put('c', b'3')
+  others.put('d', b'4')
+  assert 'No space left' in caplog.records[1].getMessage() and len(caplog.records) == 2
+
+
 def test_a_user_without_a_home_costs_one_line(unset, monkeypatch, caplog):
   def nobody(*_):
     raise KeyError('no such user')

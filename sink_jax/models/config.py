@@ -149,7 +149,7 @@ class ModelConfig:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
     for name in ('layers', 'sink_tokens', 'unroll', *_SIZES):
-      if not isinstance(getattr(self, name), int | None):  # JSON has 2.0 and -0.0
+      if type(getattr(self, name)) not in (int, type(None)):  # JSON has 2.0, -0.0 and true
         raise ValueError(f'model.{name} = {getattr(self, name)!r} must be a whole number.')
     for name in ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll'):
       if getattr(self, name) < 1:

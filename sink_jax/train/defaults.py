@@ -137,7 +137,7 @@ def _remat(laid_out, share):
   if share.platform not in _TABLE:
     return 'none'
   policies = [dataclasses.replace(laid_out, remat=remat) for remat in CHOICES['remat']]
-  if laid_out.unroll < laid_out.layers:  # a loop copies what it keeps: that takes longer
+  if laid_out.unroll == 1 < laid_out.layers:  # a loop copies what it keeps: that takes longer
     policies = policies[1:]
   fits = lambda model: needed_bytes(model, share) < _SHARE * (share.memory or _SMALLEST)
   return next(filter(fits, policies), policies[-1]).remat

@@ -117,7 +117,7 @@ class Experiment:
       if getattr(self, name) < 1:
         raise ValueError(f'{name} must be at least 1, not {getattr(self, name)}.')
     if self.loss_logits is not None and not (
-        isinstance(self.loss_logits, int) and 1 <= self.loss_logits < 2**40):
+        type(self.loss_logits) is int and 1 <= self.loss_logits < 2**40):
       raise ValueError(f'loss_logits = {str(self.loss_logits)[:50]} must be a whole number from 1 '
                        'to 2**40, or empty.')
     if self.checkpoint_every < 0:

@@ -23,7 +23,7 @@ from sink_jax.data.progress import Progress
 from sink_jax.models.sizes import flops_per_token
 from sink_jax.train import storage
 from sink_jax.train.group_steps import compiled_group_steps, empty_inputs
-from sink_jax.train.optimizer import Rates, compiled_part, learning_rates
+from sink_jax.train.optimizer import compiled_part, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import Evaluation, held
 from sink_jax.train.sharding import replicated
@@ -157,7 +157,8 @@ class _Member:
     self.slot, self.name, self.job = slot, name, job
     self.steps, self.running, self.error = job.experiment.steps, False, None
     optimizer = job.experiment.optimizer
-    self.rates = Rates(learning_rates(optimizer, self.steps), np.float32(optimizer.weight_decay))
+    self.learning_rate = learning_rates(optimizer, self.steps)
+    self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
   def begin(self, workdir, width, intact):
@@ -186,8 +187,7 @@ class _Member:
       self._clock.timed(seconds)
       self.recorder.check(step, row)
       if self.recorder.logs(step):
-        rates = Rates(self.rates.learning_rate[step - 1], self.rates.weight_decay)
-        self.recorder.log(step, row, rates, self._clock.read())
+        self.recorder.log(step, row, self.learning_rate(step - 1), self._clock.read())
     self.recorder.poll()
 
   def settle(self, step, state, loss, stopping):
@@ -235,8 +235,8 @@ class _Supply:
       for i in range(max(0, member.start - at), count):
         put = lambda array, x, at=(i, member.slot): array.__setitem__(at, x)
         jax.tree.map(put, inputs.given, self._given(member.job, at + i))
-        inputs.rates.learning_rate[i, member.slot] = member.rates.learning_rate[at + i]
-        inputs.rates.weight_decay[i, member.slot] = member.rates.weight_decay
+        inputs.rates.learning_rate[i, member.slot] = member.learning_rate(at + i)
+        inputs.rates.weight_decay[i, member.slot] = member.weight_decay
         inputs.active[i, member.slot] = True
     return inputs
 

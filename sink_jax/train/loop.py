@@ -143,7 +143,7 @@ def _train(job, recorder, show_progress, stop):
   """From the newest checkpoint to the last step, or to where the run has to stop."""
   experiment, model, data, mesh = job.experiment, job.model, job.data, job.mesh
   optimizer, decay = experiment.optimizer, np.float32(experiment.optimizer.weight_decay)
-  rates = [Rates(rate, decay) for rate in learning_rates(optimizer, experiment.steps)]
+  learning_rate = learning_rates(optimizer, experiment.steps)
   train_step = make_train_step(model, optimizer, mesh, experiment.microbatches,
                                loss_logits=experiment.loss_logits,
                                gradient_reduction=experiment.gradient_reduction)
@@ -165,7 +165,7 @@ def _train(job, recorder, show_progress, stop):
     recorder.check(step, values)
     if recorder.logs(step):
       speed = clock.read()
-      recorder.log(step, values, rates[step - 1], speed)
+      recorder.log(step, values, learning_rate(step - 1), speed)
       show = lambda x, form: x if isinstance(x, str) else format(x, form)
       progress.update(step, loss=f'{values["loss"]:.3f}',
                       **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
@@ -180,7 +180,8 @@ def _train(job, recorder, show_progress, stop):
         raise Interrupted(recorder.start, experiment.steps)
     pending = None  # metrics are read one step late, so that the device never waits
     for step in range(recorder.start + 1, experiment.steps + 1):
-      state, values = train_step(state, feed.put(next(batches)), rates[step - 1])
+      rates = Rates(np.float32(learning_rate(step - 1)), decay)
+      state, values = train_step(state, feed.put(next(batches)), rates)
       if pending is not None:
         report(*pending)
       pending = (step, values)

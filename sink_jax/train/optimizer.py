@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
+_BLOCK = 1024  # updates whose learning rates are computed at a time
 _CHOICES = {
     'name': ('adamw', 'sgd'),
     'schedule': ('cosine', 'constant'),
@@ -87,13 +90,24 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
   return optax.join_schedules([warm, after], [warmup])
 
 
-def learning_rates(config: OptimizerConfig, steps: int) -> np.ndarray:
-  """The learning rates of all updates, float32 (steps,), on the host."""
+def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
+  """The learning rate of an update, 0, 1, ..., steps - 1, on the host.
+
+  It computes them a block at a time: a run may have more steps than fit the memory.
+  """
   # The schedules are linear in their peak: runs of other learning rates compile nothing new.
-  shape = learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps)
-  updates = np.arange(steps, dtype=np.int32)
-  fractions = np.asarray(jax.jit(shape)(updates), np.float64)
-  return (config.learning_rate * np.broadcast_to(fractions, updates.shape)).astype(np.float32)
+  fractions = jax.jit(learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps))
+
+  @functools.lru_cache(2)
+  def block(number):
+    updates = np.minimum(np.arange(_BLOCK) + number * _BLOCK, steps - 1).astype(np.int32)
+    return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
+
+  def learning_rate(update):
+    number, place = divmod(update, _BLOCK)
+    return config.learning_rate * float(block(number)[place])
+
+  return learning_rate
 
 
 def peak_rates(config: OptimizerConfig) -> Rates:

@@ -20,7 +20,6 @@ from sink_jax.train.distributed import agreed, is_first, together
 from sink_jax.train.experiment import Experiment
 from sink_jax.train.feed import Feed
 from sink_jax.train.metrics import MetricsWriter
-from sink_jax.train.optimizer import Rates
 from sink_jax.train.outcome import Diverged, recorded
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
@@ -123,10 +122,9 @@ class Recorder:
     if not all(map(math.isfinite, values.values())):
       raise Diverged(step, values['loss'])
 
-  def log(self, step: int, values: dict[str, float], rates: Rates, speed: dict) -> None:
+  def log(self, step: int, values: dict[str, float], learning_rate: float, speed: dict) -> None:
     """Writes the metrics of a step; speed: those of `Throughput.read`."""
-    self._metrics.write('train', step, {
-        **values, 'learning_rate': float(rates.learning_rate), **speed})
+    self._metrics.write('train', step, {**values, 'learning_rate': learning_rate, **speed})
 
   def poll(self) -> None:
     """Completes a save that has been committed; cheap, to be called often."""

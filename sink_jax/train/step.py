@@ -104,7 +104,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     over 'fsdp': after each micro-batch, which reduce-scatters its gradients into a sum that is
       split as the parameters are; a whole sum on each device would need their memory.
     over 'data': with gradient_reduction 'step' once, after the last micro-batch, in the dtype of
-      the model, which the products of the backward pass have too; with 'microbatch' after each.
+      the model; with 'microbatch' after each, in the dtype of the products of the backward pass,
+      which is float32 for the unembedding.
 
   loss_logits: most logits at a time on a device, see `cross_entropy`.
   metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.

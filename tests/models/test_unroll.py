@@ -61,6 +61,7 @@ def test_loops_over_blocks_that_remain(options, loops):
 
 @pytest.mark.parametrize('unroll, words', [
     (0, 'model.unroll must be at least 1'), (2.0, 'model.unroll = 2.0 must be a whole number'),
+    (True, 'model.unroll = True must be a whole number'),
     (2**20, 'model.unroll = 1048576 cannot be')])
 def test_bad_numbers_of_blocks_are_explained(unroll, words):
   with pytest.raises(ValueError, match=words):

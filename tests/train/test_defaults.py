@@ -31,6 +31,7 @@ GIB = 2**30
     ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', None, ('blocks', 1)),
     ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', 5, ('blocks', 5)),
     ('60m', Share('tpu', 15.75 * GIB, 2048), None, 1, ('save_matmuls', 1)),
+    ('60m', Share('cuda', 15.75 * GIB, 2048), None, 5, ('none', 5)),
     ('60m', Share('cuda', 15.75 * GIB, 2048), 'none', 5, ('none', 5))], ids=str)
 def test_what_is_chosen_for_a_size_and_a_device(size, share, remat, unroll, expected):
   model = with_defaults(sized(size, vocab_size=50432), share, remat, unroll)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from sink_jax.models.sizes import parameter_shapes, sized
+from sink_jax.train import optimizer as optimizer_module
 from sink_jax.train.optimizer import (
     OptimizerConfig, Rates, init_optimizer, learning_rate_schedule, learning_rates, make_optimizer,
     peak_rates)
@@ -39,7 +40,7 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
   parameters, gradients = draw(), [draw() for _ in range(6)]
   config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, clip=clip, weight_decay=0.3)
   p, state = jax.tree.map(jnp.asarray, parameters), init_optimizer(config, parameters)
-  for g, rate in zip(gradients, learning_rates(config, 6)):
+  for g, rate in zip(gradients, map(learning_rates(config, 6), range(6))):
     updates, state = make_optimizer(config, Rates(rate, config.weight_decay)).update(g, state, p)
     p = optax.apply_updates(p, updates)
   expected = torch_adamw(config, 6, parameters, gradients)
@@ -93,14 +94,19 @@ def test_schedules():
 @pytest.mark.parametrize('options', [
     {}, dict(schedule='constant'), dict(schedule='constant', warmup_steps=0),
     dict(warmup_steps=5, final_fraction=0.0), dict(warmup_steps=1, learning_rate=0.02)])
-def test_the_learning_rates_of_all_updates_are_the_schedules(options):
+def test_the_learning_rates_of_all_updates_are_the_schedules(options, monkeypatch):
+  monkeypatch.setattr(optimizer_module, '_BLOCK', 8)
   config = OptimizerConfig(**options)
-  schedule = learning_rate_schedule(config, 20)
-  rates = learning_rates(config, 20)
-  assert rates.shape == (20,) and rates.dtype == np.float32
+  schedule, rate = learning_rate_schedule(config, 20), learning_rates(config, 20)
   # Two roundings of float32 apart: the rates are a fraction times the peak.
-  np.testing.assert_allclose(rates, [float(schedule(s)) for s in range(20)], rtol=3e-7,
-                             atol=3e-7 * config.learning_rate)
+  np.testing.assert_allclose([rate(s) for s in range(20)], [float(schedule(s)) for s in range(20)],
+                             rtol=3e-7, atol=3e-7 * config.learning_rate)
+
+
+def test_a_run_that_nobody_means_to_end_computes_the_rates_that_it_needs():
+  config = OptimizerConfig(learning_rate=1.0)
+  assert learning_rates(config, 10**9)(0) == pytest.approx(0.01)
+  assert learning_rates(config, 10**9)(10**9 - 1) == pytest.approx(0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize('options, words', [
