@@ -173,6 +173,9 @@ class _Member:
         self.end()
         return None
       self._open.enter_context(self.recorder.recording(width))
+      if self.start == self.steps:  # killed after its last save, before its status said so
+        self.end()
+        return None
       experiment, model = self.job.experiment, self.job.model
       self._clock = Throughput(experiment.batch_size * experiment.data.context,
                                flops_per_token(model, experiment.data.context),

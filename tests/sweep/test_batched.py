@@ -122,6 +122,20 @@ def test_stopped_and_resumed_from_own_steps_equals_in_one_go(whole, tmp_path, mo
   assert read_status(tmp_path / 'c')['group_widths'] == {'0': 3}
 
 
+@pytest.mark.parametrize('others', ['', 'b'])
+def test_killed_between_its_last_save_and_its_status_a_trial_ends_as_done(whole, tmp_path, others):
+  shutil.copy(whole / 'a.group.json', tmp_path)
+  for name in 'abc':
+    shutil.copytree(whole / name, tmp_path / name)
+  status = read_status(tmp_path / 'a') | {'status': 'running'}
+  (tmp_path / 'a' / 'status.json').write_text(json.dumps(status))
+  for name in others:
+    shutil.rmtree(tmp_path / name)
+  assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'done')
+  assert_same_bits(tmp_path, whole, *'abc')
+  assert read_status(tmp_path / 'a')['step'] == 8
+
+
 def test_a_diverged_trial_leaves_its_neighbours_bits_as_they_are(whole, tmp_path, capsys):
   table = trials(THREE | {'b': dict(seed=1, optimizer__learning_rate=1e30)})
   assert dict(run_batched(table, tmp_path)) == {'a': 'done', 'b': 'diverged', 'c': 'done'}
