@@ -73,23 +73,32 @@ def parts(smoke: bool, tolerance: float) -> list[Part]:
   ]
 
 
+def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
+  """The parts of these names, 'all' among them for every part; ValueError for another name."""
+  found = parts(smoke, tolerance)
+  known = ['all', *(part.name for part in found)]
+  for name in names or ['none']:
+    if name not in known:
+      raise ValueError(f'--parts: unknown {name!r}. Choices: {", ".join(known)}.')
+  return [part for part in found if {'all', part.name} & set(names)]
+
+
 def check(out: Path, options) -> int:
   """Runs the parts, writes report.json and report.md; returns an exit code.
 
   Every part gets the share of the time left that its weight is of those of the parts left, so
   what one does not use is for those after it.
 
-  0: every correctness check that was made passed. 1: one failed, or none was made.
-  2: another part failed.
+  1: a correctness check failed, or that part was chosen and made none. 2: another part
+  failed, the options are wrong, or the reports could not be written. 0: none of this.
   """
-  wanted = parts(options.smoke, options.tolerance)
-  names = [part.name for part in wanted]
-  unknown = [name for name in options.parts if name not in [*names, 'all']]
-  if unknown:
-    sys.exit(f'error: --parts: unknown {unknown[0]!r}. Choices: all, {", ".join(names)}.')
-  if 'all' not in options.parts:
-    wanted = [part for part in wanted if part.name in options.parts]
-  out.mkdir(parents=True, exist_ok=True)
+  try:
+    wanted = chosen(options.parts, options.smoke, options.tolerance)
+    out.mkdir(parents=True, exist_ok=True)
+  except (ValueError, OSError) as error:
+    _say(f'error: {error}')
+    return 2
+  written = False
   seconds, began = options.limit or SECONDS, time.monotonic()
   report: dict[str, Any] = {
       'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
@@ -103,15 +112,22 @@ def check(out: Path, options) -> int:
            f'{max(0, left):.0f} s left of {seconds:.0f} s')
 
       def save(record):
+        nonlocal written
         report['parts'][part.name] = record
-        _write(report, out)
+        try:
+          _write(report, out)
+          written = True
+        except OSError as error:  # a full disk, say: there may be room again later
+          written = False
+          _say(f'The reports were not written: {error}')
 
       record = _run(part, Path(folder), out, limit, options.seed, save)
       report['complete'] = number == len(wanted)
       save(record)
   print(head(report))
-  _say(f'wrote {out / "report.json"} and {out / "report.md"}')
-  return _exit_code(report)
+  if written:
+    _say(f'wrote {out / "report.json"} and {out / "report.md"}')
+  return _exit_code(report) if written else 2
 
 
 def _run(part, folder, out, limit, seed, save):
@@ -183,12 +199,12 @@ def _exit_code(report):
 
 
 def _write(report, out):
-  """report.json and report.md, as far as they go."""
+  """Writes report.json and report.md, each as a whole."""
   results = {name: part['result'] for name, part in report['parts'].items()}
   report['machine'] = next((r['machine'] for r in results.values() if r), None)
   report['targets'] = [target._asdict() for target in targets(results)]
   table.write(report, out / 'report.json')
-  (out / 'report.md').write_text(summary(report))
+  table.write_text(summary(report), out / 'report.md')
 
 
 def _say(text):

@@ -32,8 +32,13 @@ def write(result: dict[str, Any], path) -> None:
   """Writes JSON in one go: a reader, or a killed writer, leaves no half of it."""
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
+  write_text(json.dumps(result, indent=1, allow_nan=False) + '\n', path)
+
+
+def write_text(text: str, path: Path) -> None:
+  """Puts a whole file in the place of an older one."""
   partial = path.with_name(path.name + '.partial')
-  partial.write_text(json.dumps(result, indent=1, allow_nan=False) + '\n')
+  partial.write_text(text)
   os.replace(partial, path)
 
 

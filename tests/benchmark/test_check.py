@@ -78,10 +78,22 @@ def test_a_failed_correctness_check_gives_an_exit_code(environment, tmp_path):
   assert report['parts']['correctness']['status'] == 'done'
 
 
-def test_unknown_parts_are_refused(environment, tmp_path):
-  done = run_check(environment, str(tmp_path), '--parts=speed')
-  assert done.returncode == 1 and 'Choices: all, correctness' in done.stderr
+@pytest.mark.parametrize('names, word', [(['loss', 'speed'], "'speed'"), ([], "'none'")])
+def test_unknown_parts_are_refused(tmp_path, capsys, names, word):
+  assert check.check(tmp_path / 'out', chosen_options(names)) == 2
+  error = capsys.readouterr().err
+  assert f'unknown {word}' in error and 'Choices: all, correctness' in error
   assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path, capsys):
+  (tmp_path / 'out').write_text('')
+  assert check.check(tmp_path / 'out', chosen_options(['all'])) == 2
+  assert capsys.readouterr().err.count('\n') == 1
+
+
+def chosen_options(names, limit=30):
+  return argparse.Namespace(smoke=False, tolerance=0, parts=names, limit=limit, seed=0)
 
 
 class Scripted:
@@ -100,8 +112,7 @@ class Scripted:
                             env=os.environ | environment, start_new_session=True)
 
   def __call__(self, limit=30):
-    code = check.check(self.out, argparse.Namespace(
-        smoke=False, tolerance=0, parts=['all'], limit=limit, seed=0))
+    code = check.check(self.out, chosen_options(['all'], limit))
     return code, json.loads((self.out / 'report.json').read_text())
 
 
@@ -135,6 +146,25 @@ def test_a_check_that_is_killed_has_written_what_it_had(monkeypatch, tmp_path):
   part = json.loads((tmp_path / 'report.json').read_text())['parts']['correctness']
   assert part['status'] == 'running' and len(part['result']['rows']) == 1
   assert 'Not complete' in (tmp_path / 'report.md').read_text()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_older_one_and_ends_nothing(
+    monkeypatch, tmp_path, capsys):
+  run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok")', 1))
+  (tmp_path / 'report.md').write_text('older')
+  write_text = pathlib.Path.write_text
+
+  def full(path, text):
+    if path.name.startswith('report.md'):
+      write_text(path, text[:9])
+      raise OSError(28, 'No space left on device')
+    return write_text(path, text)
+
+  monkeypatch.setattr(pathlib.Path, 'write_text', full)
+  code, report = run()
+  assert code == 2 and report['parts']['correctness']['status'] == 'done'
+  assert (tmp_path / 'report.md').read_text() == 'older'
+  assert 'The reports were not written: [Errno 28]' in capsys.readouterr().err
 
 
 def test_parts_that_fail_or_hang_leave_what_they_found(monkeypatch, tmp_path):
