@@ -26,7 +26,6 @@ import jax
 
 from sink_jax.models.config import CHOICES, ModelConfig
 from sink_jax.models.sizes import kept_bytes, parameter_count
-from sink_jax.train.experiment import Experiment
 from sink_jax.train.loss import default_logits
 
 KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
@@ -70,15 +69,6 @@ class Share:
   tensor: int = 1
   microbatches: int = 1
   logits: int | None = None
-
-
-def share_of(experiment: Experiment, mesh: tuple[int, int, int], platform: str,
-             memory: float | None) -> Share:
-  """What a device has of a run on a mesh of (data, fsdp, tensor) devices."""
-  data, fsdp, tensor = mesh
-  tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
-  return Share(platform, memory, tokens, fsdp * tensor, tensor, experiment.microbatches,
-               experiment.loss_logits)
 
 
 def device_memory() -> float | None:

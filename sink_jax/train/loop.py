@@ -26,7 +26,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import workdir as runs
-from sink_jax.train.defaults import KEYS, completed, device_memory, filled, share_of
+from sink_jax.train.defaults import KEYS, Share, completed, device_memory, filled
 from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
@@ -126,8 +126,11 @@ def _prepared(config, workdir, opened):
 
 def _completed(config, job):
   """The config with the empty keys that these devices decide."""
+  experiment, (data, fsdp, tensor) = job.experiment, job.mesh.shape.values()
+  tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
   with in_mesh(job.mesh):
-    share = share_of(job.experiment, tuple(job.mesh.shape.values()), platform(), device_memory())
+    share = Share(platform(), device_memory(), tokens, fsdp * tensor, tensor,
+                  experiment.microbatches, experiment.loss_logits)
   return completed(config, job.model, share)
 
 
