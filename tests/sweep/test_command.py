@@ -121,6 +121,7 @@ def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   assert status['status'] == 'interrupted' and status['step'] == status['last_good_checkpoint']
 
 
+@pytest.mark.full
 def test_a_group_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
   batched = start(tmp_path, SLOW, '--batched', '--width=3', '--only=a,b')
   wait_for(lambda: steps_of(tmp_path, 'b') > 20, batched)

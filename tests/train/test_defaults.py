@@ -80,7 +80,7 @@ def begun(tmp_path_factory):
   """A run as a GPU begins it."""
   workdir = tmp_path_factory.mktemp('begun')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(loop, 'share_of', lambda *_: Share('cuda', 80e9, 128))
+    patch.setattr(loop, 'Share', lambda *_: Share('cuda', 80e9, 128))
     run = loop.train(runs.config(), workdir, show_progress=False)
   return workdir, run
 
