@@ -1,7 +1,8 @@
 """Many small trials on one device: those that share a program are trained together.
 
 ROOT/FIRST.group.json holds the trials of a group in the order of their slots, and its width,
-FIRST being the first of them. A group that has begun keeps both, whichever trials are left.
+FIRST being the first of them that this process trains. A group that has begun keeps both,
+whichever trials are left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sink_jax.train.group import Group, train_group
 from sink_jax.train.loop import Job, prepared
 from sink_jax.train.optimizer import compiled_part
 from sink_jax.train.storage import SMALL, folder, write_atomically
-from sink_jax.train.workdir import has_ended, read_status
+from sink_jax.train.workdir import has_ended, in_use, read_status
 
 # What trials of a group may differ in: what is computed beside the steps, and how long.
 _FREE = ('seed', 'steps', 'log_every', 'checkpoint_every', 'checkpoints_kept', 'probe',
@@ -59,7 +60,8 @@ def run_batched(trials: Mapping[str, Trial], root,
   for group, problem in _compiled(groups):
     print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
           file=sys.stderr, flush=True)
-    ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root)
+    begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
+    ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root, begun)
     for name, error in ended.items():
       yield name, concluded(trials[name], root, functools.partial(_raise, error, group))
   together = {name for group in groups for name in group.jobs}
@@ -91,13 +93,14 @@ def _jobs(trials, root):
 
 
 def _groups(jobs, root, width):
-  """The groups that have begun with what is left of them, then those of the other trials."""
+  """{Group: its record or None}: those that have begun with what is left of them, then others."""
   keys = {name: _shared(job) for name, job in jobs.items()}
-  groups, placed = [], set()
-  for names in _begun_groups(root):
-    left = [name for name in names if name in jobs]
-    if left and all(keys[name] == keys[left[0]] for name in left) and not placed & set(left):
-      groups.append(Group(names, {name: jobs[name] for name in left}))
+  groups, placed = {}, set()
+  for path, names in _records(root):
+    left = [name for name in names if name in jobs and name not in placed]
+    if (left and all(keys[name] == keys[left[0]] for name in left)
+        and _has_begun(root, names)):
+      groups[Group(names, {name: jobs[name] for name in left})] = path
       placed |= set(left)
   found = collections.defaultdict(list)
   for name in jobs:
@@ -110,9 +113,7 @@ def _groups(jobs, root, width):
       if len(part) == 1:
         alone += part
         continue
-      groups.append(Group(part, {name: jobs[name] for name in part}))
-      write_atomically(root / f'{part[0]}.group.json',
-                       json.dumps({'width': len(part), 'trials': part}, indent=1))
+      groups[Group(part, {name: jobs[name] for name in part})] = None
   if alone:
     print('Alone: ' + '; '.join(_why_alone(name, keys) for name in alone), file=sys.stderr)
   return groups
@@ -138,18 +139,33 @@ def _why_alone(name, keys):
   return f'{name} (unlike {other}: {", ".join(lines)})'
 
 
-def _begun_groups(root):
-  """The slots of recorded groups of which a trial has saved a state, or ended."""
+def _record(group, root, held):
+  """Records the slots of a group that begins; what others of its trials have not begun is void.
+
+  held: the trials of which this process holds the workdirs.
+  """
+  for path, names in list(_records(root)):
+    if set(names) & set(held) and not _has_begun(root, names, held):
+      path.unlink()
+  write_atomically(root / f'{held[0]}.group.json',
+                   json.dumps({'width': len(group.names), 'trials': group.names}, indent=1))
+
+
+def _records(root):
+  """(path, slots) of all groups that are recorded."""
   for path in sorted(root.glob('*.group.json')):
     try:
       names = json.loads(whole(path, SMALL))['trials']
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
       continue
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-      continue
-    if any(saved_steps(root / name) or read_status(root / name)['status'] in ENDED
-           for name in names):
-      yield names
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+      yield path, names
+
+
+def _has_begun(root, names, held=()):
+  """Has a trial of a group saved a state, or ended, or does another process train it?"""
+  return any(saved_steps(root / name) or read_status(root / name)['status'] in ENDED
+             or name not in held and in_use(root / name) for name in names)
 
 
 def _compiled(groups):

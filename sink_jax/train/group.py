@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,11 +57,16 @@ class Group:
         state.params)
 
 
-def train_group(group: Group, root, show_progress: bool = True) -> dict[str, Exception | None]:
+def train_group(group: Group, root, begun: Callable[[list[str]], None],
+                show_progress: bool = True) -> dict[str, Exception | None]:
   """Trains the trials of a compiled group in ROOT/NAME; says how each ended.
 
   That is None for one that is done, or what `loop.train` would have raised. What is wrong with
   one trial, such as its workdir, ends that trial alone.
+
+  Args:
+    begun: is called before the first step, with the names of the trials that have steps left,
+      while their workdirs are held.
 
   Raises:
     Interrupted: the process was asked to stop; all states are saved.
@@ -71,8 +76,9 @@ def train_group(group: Group, root, show_progress: bool = True) -> dict[str, Exc
   with StopSignal() as stop, contextlib.ExitStack() as closing:
     try:
       states = _begun(group, members, storage.folder(root))
-      if any(member.running for member in members):
-        _go_on(group, [m for m in members if m.running], states, stop, closing, show_progress)
+      if running := [member for member in members if member.running]:
+        begun([member.name for member in running])
+        _go_on(group, running, states, stop, closing, show_progress)
     except BaseException as error:
       for member in members:
         member.end(error)

@@ -1,5 +1,6 @@
 """Groups of trials on one device: equal to each trial alone, through stops and divergence."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -15,7 +16,7 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train import group
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.loop import Interrupted, train
-from sink_jax.train.workdir import read_status
+from sink_jax.train.workdir import claimed, read_status
 from tests.train import runs
 
 THREE = {name: dict(seed=i % 2, optimizer__learning_rate=rate)
@@ -155,13 +156,25 @@ def test_a_trial_of_a_group_goes_on_alone(whole, tmp_path):
   assert_close(runs.rows(tmp_path / 'a'), runs.rows(whole / 'a'))
 
 
-def test_trials_without_a_partner_run_alone_and_one_line_says_why(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def trained(monkeypatch):
+  """What would be trained: names of a group's slots, or of a trial alone."""
   trained = []
-  monkeypatch.setattr('sink_jax.sweep.batched.train_group', lambda group, root: (
-      trained.append(group.names) or dict.fromkeys(group.jobs)))
+
+  def train_group(group, root, begun):
+    trained.append(group.names)
+    begun(list(group.jobs))
+    return dict.fromkeys(group.jobs)
+
+  monkeypatch.setattr('sink_jax.sweep.batched.train_group', train_group)
   monkeypatch.setattr('sink_jax.sweep.batched.run_trial', lambda trial, root: (
       trained.append(trial.name) or 'done'))
   monkeypatch.setattr(group.Group, 'compile', lambda self: None)
+  return trained
+
+
+def test_trials_without_a_partner_run_alone_and_one_line_says_why(
+    tmp_path, capsys, monkeypatch, trained):
   odd = {'d': dict(attention__kv_bias='KBias()', seed=7), 'e': dict(optimizer__schedule='constant')}
   table = trials(THREE | odd | {'f': dict(data__source='BigramBackcopy(length=16, seed=3)')})
   list(run_batched(table, tmp_path))
@@ -177,6 +190,35 @@ def test_trials_without_a_partner_run_alone_and_one_line_says_why(tmp_path, caps
   table['g'] = Trial('g', runs.config(seed=9))
   list(run_batched(table, tmp_path))
   assert trained == [('c', 'e'), ('a', 'b', 'g'), 'd', 'f']
+
+
+def test_a_group_that_begins_voids_the_records_that_overlap_it_and_have_not_begun(
+    tmp_path, trained):
+  list(run_batched(trials(), tmp_path, width=2))
+  assert [path.name for path in tmp_path.glob('*.group.json')] == ['a.group.json']
+  (tmp_path / 'z.group.json').write_text('{"trials": ["y", "z"]}')  # of other trials
+  list(run_batched(trials({name: THREE[name] for name in 'cab'}), tmp_path))
+  assert trained == [('a', 'b'), 'c', ('c', 'a', 'b')]
+  assert sorted(path.name for path in tmp_path.glob('*.group.json')) == [
+      'c.group.json', 'z.group.json']
+
+
+def test_a_group_that_another_process_trains_keeps_its_record(tmp_path, trained):
+  list(run_batched(trials(), tmp_path))
+  record = (tmp_path / 'a.group.json').read_bytes()
+  with claimed(tmp_path / 'c', trials()['c'].config, {}):  # nothing is saved there so far
+    list(run_batched(trials(), tmp_path, width=2))
+  assert trained == [('a', 'b', 'c')] * 2
+  assert (tmp_path / 'a.group.json').read_bytes() == record
+
+
+def test_a_group_is_recorded_once_its_workdirs_are_held(tmp_path, monkeypatch):
+  monkeypatch.setattr(group.Group, 'compile', lambda self: None)
+  with contextlib.ExitStack() as others:
+    for name in 'abc':
+      others.enter_context(claimed(tmp_path / name, trials()[name].config, {}))
+    assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'busy')
+  assert not list(tmp_path.glob('*.group.json'))
 
 
 def test_a_program_that_cannot_be_compiled_fails_its_trials(tmp_path, capsys, monkeypatch):
