@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import importlib.util
-import io
 import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
+
+from sink_jax.sweep import detached, machine  # which need no package
 
 BEGAN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {'check': 480, 'emergence': 540, 'stop': 60}  # seconds
 MORE = 42  # exit code: the same command goes on
-RECORDS = ('metrics.jsonl', 'config.json', 'status.json', 'data.json')
 # What training needs beside jax, flax, optax, orbax and matplotlib, and a GPU machine often lacks.
 PACKAGES = ('array_record', 'attr', 'cloudpickle', 'filelock', 'grain', 'ml_collections',
             'portpicker', 'safetensors', 'tensorboardX', 'tokenizers', 'tqdm', 'zstandard')
@@ -36,8 +32,15 @@ _LOG_LINES = 100
 
 def main(arguments=None) -> int:
   options = _parsed(arguments)
-  options.work.mkdir(parents=True, exist_ok=True)
-  options.out.mkdir(parents=True, exist_ok=True)
+  try:
+    machine.writable('--work', options.work, 'runs/', 'trainer.lock', 'trainer.log', 'text.log')
+    machine.writable('--out', options.out, 'report.json', 'report.md', 'log.txt', 'runs.tar.gz')
+    return _main(options)
+  except OSError as error:
+    return _wrong(error)
+
+
+def _main(options) -> int:
   os.environ['SINK_JAX_COMMAND'] = _command(sys.argv[1:])
   environment = _environment(options.work, options.wheels)
   sys.path[:0] = environment['PYTHONPATH'].split(os.pathsep)
@@ -47,7 +50,10 @@ def main(arguments=None) -> int:
   os.environ['JAX_PLATFORMS'] = 'cpu'  # of this process: the GPU is for those that it starts
   try:
     trials = {} if missing else _trials(options)
-  except ValueError as error:  # of --set
+    _refuse_unknown_parts(options)
+    if not (options.smoke or options.command == 'stop' or _alive(options.work)):
+      _say(f'This is {machine.accelerator(environment)}.')
+  except ValueError as error:
     return _wrong(error)
   if options.command == 'check':
     return check(options, environment, missing)
@@ -76,11 +82,10 @@ def check(options, environment, missing) -> int:
 
 def emergence(options, environment, trials) -> int:
   """Waits for the trainer, and keeps the files of `out` up to date; returns an exit code."""
-  collector = Collector(options, trials)
-  trainer = None if options.command == 'stop' else _started(options, environment)
-  if options.command == 'stop' and _alive(options.work):
-    with contextlib.suppress(ProcessLookupError):
-      os.kill(int((options.work / 'trainer.pid').read_text()), signal.SIGTERM)
+  collector, stopping = Collector(options, trials), options.command == 'stop'
+  trainer = None if stopping else _started(options, environment)
+  if stopping and not _asked_to_end(options.work):
+    return 1
   while True:
     alive = _alive(options.work)
     ending = not alive or _left(options) < 5 + 2 * collector.longest
@@ -89,6 +94,8 @@ def emergence(options, environment, trials) -> int:
     if ending:
       break
     time.sleep(0.5)
+  if stopping:
+    return _stopped(collector.states, alive)
   code = trainer.wait(10) if trainer and not alive else None
   return _exit_code(collector.states, alive, code, options)
 
@@ -110,24 +117,37 @@ class Collector:
     return self._look() != self._seen or time.monotonic() - self._last > _COLLECT_EVERY
 
   def collect(self, headline: str) -> None:
-    """Writes runs.tar.gz, log.txt, report.json, report.md and the picture of the curves."""
+    """Writes runs.tar.gz, log.txt, report.json, report.md and the picture of the curves.
+
+    What cannot be written, to a full disk say, is left for the next time.
+    """
+    began, self._seen = time.monotonic(), self._look()
+    try:
+      self._write_all(headline)
+    except OSError as error:
+      _say(f'Not all files of --out were written: {error}')
+    self._last = time.monotonic()
+    self.longest = max(self.longest, self._last - began)
+
+  def _write_all(self, headline):
+    from sink_jax.sweep.archive import records
     from sink_jax.sweep.summary import as_markdown
 
-    began, self._seen = time.monotonic(), self._look()
-    _write(self._out / 'runs.tar.gz', _archive(self._work / 'runs'))
+    _write(self._out / 'runs.tar.gz', records(self._work / 'runs'))
     _write(self._out / 'log.txt', '\n'.join(_log(self._work)).encode())
     report, page = self._report()
     report['trials'] = {state.name: {'status': state.status, 'step': state.step,
                                      'steps': state.steps} for state in self.states}
     _write(self._out / 'report.json', (json.dumps(report, indent=1) + '\n').encode())
     _write(self._out / 'report.md', (as_markdown(self.states, headline) + '\n' + page).encode())
-    self._last = time.monotonic()
-    self.longest = max(self.longest, self._last - began)
 
   def _look(self):
     from sink_jax.sweep.summary import read_states
 
-    self.states = read_states(self._trials, self._work / 'runs', self._ended)
+    try:
+      self.states = read_states(self._trials, self._work / 'runs', self._ended)
+    except OSError as error:
+      _say(f'The runs could not be read: {error}')
     return [(state.name, state.status) for state in self.states]
 
   def _report(self):
@@ -151,48 +171,61 @@ def _trials(options):
 
 
 def _started(options, environment):
-  """The trainer, if none was alive, as a process that this one does not take along when it ends.
-
-  It holds a lock for as long as it lives, so that a process of the same number is never taken
-  for it.
-  """
-  with _lock(options.work) as lock:
-    if lock is None:
-      _say('The trainer is at work.')
-      return None
-    with open(options.work / 'trainer.log', 'ab') as log:
-      trainer = subprocess.Popen(
-          _sweep(options, f'--workdir={options.work / "runs"}', '--noestimate'),
-          env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-          start_new_session=True, pass_fds=[lock.fileno()])
-    _write(options.work / 'trainer.pid', str(trainer.pid).encode())
-  _say(f'The trainer has been started: process {trainer.pid}.')
+  """The trainer, if none was alive, as a process that this one does not take along when it ends."""
+  trainer = detached.start(
+      _sweep(options, f'--workdir={options.work / "runs"}', '--noestimate'),
+      options.work / 'trainer.lock', options.work / 'trainer.log', environment)
+  _say(f'The trainer has been started: process {trainer.pid}.' if trainer else
+       'The trainer is at work.')
   return trainer
 
 
-@contextlib.contextmanager
-def _lock(work):
-  """The file that is locked while a trainer lives, locked; None where one does."""
-  with open(work / 'trainer.lock', 'a') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      yield None
-    else:
-      yield file
-
-
 def _alive(work):
-  with _lock(work) as lock:
-    return lock is None
+  return detached.alive(work / 'trainer.lock')
+
+
+def _asked_to_end(work):
+  """Asks a trainer that is alive to end; False, with a line that says why, where that fails."""
+  try:
+    if _alive(work):
+      detached.ask_to_end(work / 'trainer.lock')
+  except (OSError, ValueError) as error:
+    _say(f'error: no process was stopped: {error}')
+    return False
+  return True
+
+
+def _stopped(states, alive):
+  """The exit code of `stop`."""
+  left = _left_to_do(states)
+  if alive:
+    _say('The trainer was asked to end and still saves: stop again waits for it.')
+    return MORE
+  rest = f' {len(left)} trials are not done: emergence goes on with them.' if left else ''
+  _say(f'No trainer is at work: there is nothing left to stop.{rest}')
+  return 0
+
+
+def _refuse_unknown_parts(options):
+  """Raises ValueError if --parts has a name that no part of a check has."""
+  if options.parts:
+    from sink_jax.benchmark.check import chosen
+
+    names = options.parts[0].removeprefix('--parts=').split(',')
+    chosen([name.strip() for name in names], options.smoke)
+
+
+def _left_to_do(states):
+  """Names of the trials that have not ended; prints the state of every one."""
+  from sink_jax.sweep.trials import ENDED
+
+  print('\n'.join(f'{state.name}: {state.status}, step {state.step or 0} of {state.steps}'
+                  for state in states))
+  return [state.name for state in states if state.status not in ENDED]
 
 
 def _exit_code(states, alive, code, options):
-  from sink_jax.sweep.trials import ENDED
-
-  left = [state.name for state in states if state.status not in ENDED]
-  print('\n'.join(f'{state.name}: {state.status}, step {state.step or 0} of {state.steps}'
-                  for state in states))
+  left = _left_to_do(states)
   if not left:
     return 0
   if alive:
@@ -239,7 +272,9 @@ def _installed(wheels, site):
 
 def _command(arguments):
   """This call as the records of runs name it: without the folders of this machine."""
-  mine = [word for word in arguments if not word.startswith(('--out=', '--work=', '--wheels='))]
+  here = ('--out', '--work', '--wheels')
+  mine = [word for before, word in zip(['', *arguments], arguments)
+          if word.partition('=')[0] not in here and before not in here]
   return shlex.join(['bash', 'launch/gpu_hour.sh', *mine])
 
 
@@ -255,20 +290,6 @@ def _config():
 def _from_here(name):
   """A path of the repository; without the folders above it where the caller stands in it."""
   return Path(name) if Path.cwd() == ROOT else ROOT / name
-
-
-def _archive(runs):
-  """The records of all runs, a tar file in bytes; of metrics the lines that are whole."""
-  packed = io.BytesIO()
-  with tarfile.open(fileobj=packed, mode='w:gz') as archive:
-    for path in sorted(path for name in RECORDS for path in runs.glob(f'*/{name}')):
-      content = path.read_bytes()
-      if path.suffix == '.jsonl':
-        content = content[:content.rfind(b'\n') + 1]
-      entry = tarfile.TarInfo(str(path.relative_to(runs)))
-      entry.size, entry.mtime = len(content), path.stat().st_mtime
-      archive.addfile(entry, io.BytesIO(content))
-  return packed.getvalue()
 
 
 def _log(work):

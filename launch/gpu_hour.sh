@@ -19,7 +19,7 @@ attention, with a key bias and with a window of 32 tokens (configs/emergence.py)
 is a process of its own that goes on when the call ends; the next call finds it, or starts it
 again where it stopped, should it have died. A call waits for it and ends by its limit.
 
-stop: asks that trainer to save and end, and waits for it.
+stop: asks that trainer to save and end, and waits for it. emergence resumes it.
 
 Each call leaves in its --out report.json, report.md, a picture if there are curves, the end of
 the log, and runs.tar.gz with metrics.jsonl, config.json, status.json and data.json of every
@@ -40,9 +40,11 @@ run. They are whole at any moment, and written again after each trial and once a
   PYTHON=python3     the Python to use, 3.11 or newer, with jax (CUDA), flax, optax, orbax
                      and matplotlib
 
-Exit code of check: 0 if every correctness check passed, 1 if one failed or none was made, 2 if
-another part failed. Of emergence and stop: 0 when all trials are done, 42 when there is more to
-do, 1 when a trial failed. 2: wrong options.
+Exit code of check: 1 if a correctness check failed, or if that part was wanted and made none; 2
+if another part failed or the reports could not be written; else 0. Of emergence: 0 when all trials
+are done, 42 when there is more to do, 1 when a trial failed. Of stop: 0 when no trainer is at work
+any more, 42 when it still saves, 1 when its process is unknown. Of all: 2 for wrong options, a
+folder that cannot be written, and without --smoke where jax sees no GPU; then nothing is started.
 HELP
     exit
     ;;

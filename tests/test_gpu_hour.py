@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.sweep import archive, detached, machine, summary
+
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='needs bash and fcntl')
 SHORT = ['--set=steps=6', '--set=data.tokenizer=Bytes()']
@@ -56,7 +58,7 @@ def killed_at_the_end(work):
     yield
   finally:
     if gpu_hour._alive(work):
-      os.kill(int((work / 'trainer.pid').read_text()), signal.SIGKILL)
+      os.kill(detached.holder(work / 'trainer.lock'), signal.SIGKILL)
 
 
 class Trainer:
@@ -93,13 +95,84 @@ def test_a_call_ends_by_its_limit_and_another_finds_the_trainer(monkeypatch, tmp
   with killed_at_the_end(call.options.work):
     call.options.limit = 13  # of which 11 are for the last report
     assert call() == 42 and 'The trainer goes on' in capsys.readouterr().err
-    number = (call.options.work / 'trainer.pid').read_text()
+    number = detached.holder(call.options.work / 'trainer.lock')
     call.options.limit = 13 + time.monotonic() - gpu_hour.BEGAN
     assert call() == 42
     assert 'The trainer is at work' in capsys.readouterr().err
-    assert (call.options.work / 'trainer.pid').read_text() == number
+    assert detached.holder(call.options.work / 'trainer.lock') == number
     call.options.command, call.options.limit = 'stop', 60
-    assert call() == 42 and not gpu_hour._alive(call.options.work)
+    assert call() == 0 and not gpu_hour._alive(call.options.work)
+    assert '5 trials are not done: emergence goes on' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('written, words', [
+    ('', 'does not name'), ('nobody', 'does not name'), (str(os.getppid()), 'does not hold')])
+def test_stop_ends_no_process_but_the_one_that_holds_the_lock(
+    monkeypatch, tmp_path, capsys, written, words):
+  call = Trainer(monkeypatch, tmp_path, 'raise SystemExit("not to be started")')
+  call.options.command = 'stop'
+  lock = call.options.work / 'trainer.lock'
+  lock.write_text(written)
+  monkeypatch.setattr(detached, 'alive', lambda _: True)
+  monkeypatch.setattr(os, 'kill', lambda *_: pytest.fail('a process was ended'))
+  assert call() == 1
+  assert words in capsys.readouterr().err
+
+
+def test_stop_without_a_trainer_is_done(monkeypatch, tmp_path, capsys):
+  call = Trainer(monkeypatch, tmp_path, 'raise SystemExit("not to be started")')
+  call.options.command = 'stop'
+  assert call() == 0
+  error = capsys.readouterr().err
+  assert 'there is nothing left to stop' in error and 'same command' not in error
+
+
+def test_files_that_cannot_be_written_or_read_end_no_call(monkeypatch, tmp_path, capsys):
+  made = options(tmp_path, 'emergence')
+  (made.out / 'runs.tar.gz').mkdir()
+  collector = gpu_hour.Collector(made, gpu_hour._trials(made))
+  collector.collect('Nothing yet.')
+  assert capsys.readouterr().err.startswith('Not all files of --out were written: ')
+  assert not collector.due()
+  (made.work / 'runs').mkdir()
+  monkeypatch.setattr(summary, 'read_states', unreadable)
+  collector.collect('Nothing yet.')
+  assert 'The runs could not be read: [Errno 5]' in capsys.readouterr().err
+
+
+def unreadable(*_):
+  raise OSError(5, 'Input/output error')
+
+
+def test_folders_of_this_machine_are_not_recorded():
+  assert gpu_hour._command(['check', '--work', '/a b', '--smoke', '--out=/c', '--wheels', 'd',
+                            '--set', 'steps=6']) == (
+      'bash launch/gpu_hour.sh check --smoke --set steps=6')
+
+
+def test_without_a_gpu_nothing_is_started(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert refused(['check'], monkeypatch) == 2
+  error = capsys.readouterr().err
+  assert 'jax sees the CPU alone' in error and '--smoke' in error and error.count('\n') == 1
+
+
+def test_a_device_that_jax_cannot_start_is_one_line():
+  with pytest.raises(ValueError, match='jax finds no device .*--smoke') as error:
+    machine.accelerator(os.environ | {'JAX_PLATFORMS': 'absent'})
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('option', ['--out', '--work'])
+@pytest.mark.parametrize('place', ['afile', 'afile/below', '/proc/x', 'taken'])
+def test_folders_that_cannot_be_written_are_one_line(option, place, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  Path('afile').write_text('')
+  for name in ('report.json', 'trainer.log'):
+    Path('taken', name).mkdir(parents=True)
+  assert refused(['emergence', '--smoke', f'{option}={place}'], monkeypatch) == 2
+  error = capsys.readouterr().err
+  assert f'error: {option}={place}: ' in error and error.count('\n') == 1
 
 
 def test_the_archive_holds_records_alone_and_whole_lines(tmp_path):
@@ -108,8 +181,8 @@ def test_the_archive_holds_records_alone_and_whole_lines(tmp_path):
   (run / 'checkpoints' / 'config.json').write_text('{}')
   (run / 'config.json').write_text('{}')
   (run / 'metrics.jsonl').write_text('{"step": 1}\n{"step')
-  with tarfile.open(fileobj=io.BytesIO(gpu_hour._archive(tmp_path / 'runs'))) as archive:
-    found = {entry.name: archive.extractfile(entry).read() for entry in archive}
+  with tarfile.open(fileobj=io.BytesIO(archive.records(tmp_path / 'runs'))) as tar:
+    found = {entry.name: tar.extractfile(entry).read() for entry in tar}
   assert found == {'emergence-default/config.json': b'{}',
                    'emergence-default/metrics.jsonl': b'{"step": 1}\n'}
 
@@ -136,20 +209,25 @@ def test_a_call_without_a_run_leaves_whole_files(tmp_path):
     (['train'], 'train'), (['emergence', '--parts=loss'], '--parts is for check'),
     (['emergence', '--wheels=none'], '--wheels=none'),
     (['emergence', '--set=modle.size=tiny'], 'modle.size'),
-    (['check', '--set=modle.size=tiny'], 'modle.size')])
+    (['check', '--set=modle.size=tiny'], 'modle.size'),
+    (['check', '--parts=loss,nope'], "unknown 'nope'"), (['check', '--parts=none'], "'none'")])
 def test_bad_options_are_refused_before_anything_starts(arguments, words, tmp_path, capsys,
                                                         monkeypatch):
   monkeypatch.chdir(tmp_path)
+  assert refused(arguments, monkeypatch) == 2 and words in capsys.readouterr().err
+
+
+def refused(arguments, monkeypatch):
+  """The exit code of a call that must start nothing."""
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.setenv('SINK_JAX_COMMAND', '')
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.setattr(gpu_hour, '_started', lambda *_: pytest.fail('started'))
   monkeypatch.setattr(gpu_hour, 'check', lambda *_: pytest.fail('started'))
   try:
-    code = gpu_hour.main([*arguments, '--out=out', '--work=work'])
+    return gpu_hour.main(['--out=out', '--work=work', *arguments])
   except SystemExit as error:
-    code = error.code
-  assert code == 2 and words in capsys.readouterr().err
+    return error.code
 
 
 def test_missing_packages_are_named_with_what_brings_them(tmp_path, capsys, monkeypatch):
