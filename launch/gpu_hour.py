@@ -333,8 +333,7 @@ def _parsed(arguments):
   parser.add_argument('--parts')
   parser.add_argument('--set', action='append', default=[])
   options = parser.parse_args(arguments)
-  if options.limit is None:
-    options.limit = LIMITS[options.command]
+  options.limit = LIMITS[options.command] if options.limit is None else options.limit
   if options.limit < 20:
     parser.error(f'--limit={options.limit}: a whole number of seconds, at least 20')
   if options.parts and options.command != 'check':
