@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import json
@@ -57,13 +58,14 @@ def run_batched(trials: Mapping[str, Trial], root,
   root.mkdir(parents=True, exist_ok=True)
   jobs = _jobs(trials, root)
   groups = _groups(jobs, root, width)
-  for group, problem in _compiled(groups):
-    print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
-          file=sys.stderr, flush=True)
-    begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
-    ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root, begun)
-    for name, error in ended.items():
-      yield name, concluded(trials[name], root, functools.partial(_raise, error, group))
+  with contextlib.closing(_compiled(groups)) as compiled:
+    for group, problem in compiled:
+      print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
+            file=sys.stderr, flush=True)
+      begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
+      ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root, begun)
+      for name, error in ended.items():
+        yield name, concluded(trials[name], root, functools.partial(_raise, error, group))
   together = {name for group in groups for name in group.jobs}
   for name, trial in trials.items():
     if name not in together:
@@ -172,10 +174,13 @@ def _compiled(groups):
   """(group, None or why it did not compile), in order; the programs of the next are under way."""
   waiting = collections.deque(groups)
   compiling = collections.deque()
-  with concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1)) as pool:
+  pool = concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1))
+  try:
     while waiting or compiling:
       while waiting and len(compiling) < _AHEAD:
         group = waiting.popleft()
         compiling.append((group, pool.submit(group.compile)))
       group, compiled = compiling.popleft()
       yield group, compiled.exception()
+  finally:  # who is asked to stop waits for no program that is not begun
+    pool.shutdown(wait=False, cancel_futures=True)

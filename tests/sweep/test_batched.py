@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import signal
+import threading
 
 import jax
 import numpy as np
@@ -219,6 +220,31 @@ def test_a_group_is_recorded_once_its_workdirs_are_held(tmp_path, monkeypatch):
       others.enter_context(claimed(tmp_path / name, trials()[name].config, {}))
     assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'busy')
   assert not list(tmp_path.glob('*.group.json'))
+
+
+def test_asked_to_stop_while_programs_compile_it_compiles_no_more(tmp_path, monkeypatch):
+  begun, stopped = [], threading.Event()
+
+  def compiled(self):
+    begun.append(self.names)
+    if len(begun) > 1:
+      stopped.wait(5)
+
+  def stop(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr('os.cpu_count', lambda: 1)
+  monkeypatch.setattr(group.Group, 'compile', compiled)
+  monkeypatch.setattr('sink_jax.sweep.batched.train_group', stop)
+  threads = set(threading.enumerate())
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      list(run_batched(trials(dict.fromkeys('abcdef', {})), tmp_path, width=2))
+  finally:
+    stopped.set()
+  for thread in set(threading.enumerate()) - threads:
+    thread.join()
+  assert begun in ([('a', 'b')], [('a', 'b'), ('c', 'd')])
 
 
 def test_a_program_that_cannot_be_compiled_fails_its_trials(tmp_path, capsys, monkeypatch):
