@@ -89,7 +89,7 @@ def _jobs(trials, root):
     try:
       if trial.config and not has_ended(root / name, trial.config):
         jobs[name] = prepared(trial.config, root / name, opened)
-    except (ValueError, OSError):
+    except Exception:  # whatever it is, `run_trial` has it again
       continue
   return jobs
 

@@ -18,9 +18,8 @@ from sink_jax.train.checksums import saved_steps
 from sink_jax.train.distributed import agreed, is_first
 from sink_jax.train.loop import Diverged, Interrupted, train
 from sink_jax.train.workdir import (
-    Busy, TakenOver, has_ended, read_status, settle_finished, write_outcome)
+    PATIENCE, Busy, TakenOver, has_ended, read_status, settle_finished, write_outcome)
 
-_PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
 _KEPT = ('done', 'diverged')  # records that nothing replaces
 
 
@@ -104,7 +103,7 @@ def _train(trial, folder, show_progress):
     except TakenOver:
       raise
     except Busy:
-      if agreed(lambda: time.monotonic() - began > _PATIENCE):
+      if agreed(lambda: time.monotonic() - began > PATIENCE):
         raise
       time.sleep(0.5)
 

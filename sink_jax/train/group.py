@@ -30,6 +30,7 @@ from sink_jax.train.sharding import replicated
 from sink_jax.train.step import init_state, state_layout
 from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
+from sink_jax.train.workdir import PATIENCE, Busy
 
 _SECONDS = 5  # of a call, about, so that a stop signal need not wait longer
 
@@ -96,11 +97,12 @@ def _begun(group, members, root):
   A slot without work holds the state of another one, and rests.
   """
   checked, states = {}, {}  # the files of the data are checked once for all that read them
+  until = time.monotonic() + PATIENCE
   for member in members:
     data = member.job.data
     if data not in checked:
       checked[data] = data.check_files()
-    state = member.begin(root / member.name, len(group.names), checked[data])
+    state = member.begin(root / member.name, len(group.names), checked[data], until)
     if state is not None:
       states[member.slot] = state
   if not states:
@@ -167,12 +169,14 @@ class _Member:
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir, width, intact):
-    """Opens the workdir; returns the state, or None where nothing is left to do."""
+  def begin(self, workdir, width, intact, until):
+    """Opens the workdir; returns the state, or None where nothing is left to do.
+
+    until: when to stop waiting for another process that holds the workdir, `time.monotonic`.
+    """
     self.running = True
     with self.attempt():
-      self.recorder = self._open.enter_context(
-          held(self.job, workdir, self.name, lambda: intact))
+      self.recorder = self._held(workdir, intact, until)
       state = self.recorder.restored()
       self.start = self.recorder.start
       if self.recorder.has_finished():
@@ -188,6 +192,15 @@ class _Member:
                                _matmul_rate(model.dtype))
       return state
     return None
+
+  def _held(self, workdir, intact, until):
+    while True:
+      try:
+        return self._open.enter_context(held(self.job, workdir, self.name, lambda: intact))
+      except Busy:
+        if time.monotonic() > until:
+          raise
+        time.sleep(0.5)
 
   def report(self, before, values, seconds):
     """Checks and logs the metrics of the steps after `before`."""

@@ -22,6 +22,7 @@ from sink_jax.train.record import problem, settle_metrics, stored
 from sink_jax.train.storage import SMALL, folder, is_local, remove_temporaries, write_atomically
 
 
+PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
 _CONTENT = ('content', 'valid_content')  # of Data.summary(): hashes that must not change
 _BEGUN = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')  # after config.json
 _log = logging.getLogger('sink_jax')

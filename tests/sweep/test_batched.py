@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.sweep import batched
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import group
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.loop import Interrupted, train
-from sink_jax.train.workdir import claimed, read_status
+from sink_jax.train.workdir import claimed, read_config, read_data_summary, read_status
 from tests.train import runs
 
 THREE = {name: dict(seed=i % 2, optimizer__learning_rate=rate)
@@ -213,8 +214,35 @@ def test_a_group_that_another_process_trains_keeps_its_record(tmp_path, trained)
   assert (tmp_path / 'a.group.json').read_bytes() == record
 
 
+def test_a_group_waits_for_workdirs_that_a_killed_sweep_still_holds(
+    whole, tmp_path, monkeypatch):
+  for name in 'ab':
+    shutil.copytree(whole / name, tmp_path / name)
+  shutil.copy(whole / 'a.group.json', tmp_path)
+  with contextlib.ExitStack() as other:
+    other.enter_context(claimed(
+        tmp_path / 'c', read_config(whole / 'c'), read_data_summary(whole / 'c')))
+    monkeypatch.setattr('time.sleep', lambda seconds: other.close())
+    assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'done')
+  assert_same_bits(tmp_path, whole, 'c')
+
+
+def test_whatever_is_wrong_with_one_trial_leaves_the_others_their_group(
+    tmp_path, monkeypatch, trained):
+  def prepared(config, workdir, *rest):
+    if workdir.name == 'b':
+      raise TypeError('b')
+    return whole_prepared(config, workdir, *rest)
+
+  whole_prepared = batched.prepared
+  monkeypatch.setattr(batched, 'prepared', prepared)
+  list(run_batched(trials(), tmp_path))
+  assert trained == [('a', 'c'), 'b']
+
+
 def test_a_group_is_recorded_once_its_workdirs_are_held(tmp_path, monkeypatch):
   monkeypatch.setattr(group.Group, 'compile', lambda self: None)
+  monkeypatch.setattr(group, 'PATIENCE', 0)
   with contextlib.ExitStack() as others:
     for name in 'abc':
       others.enter_context(claimed(tmp_path / name, trials()[name].config, {}))

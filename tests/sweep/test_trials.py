@@ -51,7 +51,7 @@ def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, ca
 
 
 def test_a_trial_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
-  monkeypatch.setattr('sink_jax.sweep.runner._PATIENCE', 0.1)
+  monkeypatch.setattr('sink_jax.sweep.runner.PATIENCE', 0.1)
   with claimed(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
     assert run(tmp_path, a=runs.config(**FAST)) == {'a': 'busy'}
   assert not (tmp_path / 'a' / 'status.json').exists()
