@@ -65,18 +65,25 @@ def run_batched(trials: Mapping[str, Trial], root,
       begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
       ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root, begun)
       for name, error in ended.items():
-        yield name, concluded(trials[name], root, functools.partial(_raise, error, group))
+        yield name, concluded(trials[name], root, functools.partial(
+            _raise, error, len(group.names), groups[group]))
   together = {name for group in groups for name in group.jobs}
   for name, trial in trials.items():
     if name not in together:
       yield name, run_trial(trial, root)
 
 
-def _raise(error, group, _):
-  """Raises what ended a trial of a group; of its width, where that was too large."""
+def _raise(error, width, record, _):
+  """Raises what ended a trial of a group; of its width, where that was too large.
+
+  record: where the group has begun, the file that keeps its width.
+  """
   if error is not None and 'RESOURCE_EXHAUSTED' in str(error):
-    raise RuntimeError(f'{error}\nA group of {len(group.names)} does not fit: begin with a smaller '
-                       f'--width, such as {max(2, len(group.names) // 2)}.') from error
+    remedy = 'leave out --batched'
+    if width > 2:
+      remedy = f'begin with a smaller --width, such as {max(2, width // 2)}'
+      remedy = f'remove {record} and {remedy}' if record else remedy
+    raise RuntimeError(f'{error}\nA group of {width} does not fit: {remedy}.') from error
   if error is not None:
     raise error
 
@@ -104,6 +111,9 @@ def _groups(jobs, root, width):
         and _has_begun(root, names)):
       groups[Group(names, {name: jobs[name] for name in left})] = path
       placed |= set(left)
+      if width and width < len(names):
+        print(f'--width={width} is for groups that begin: that of {path} keeps its width of '
+              f'{len(names)}. Remove the file to begin another.', file=sys.stderr)
   found = collections.defaultdict(list)
   for name in jobs:
     if name not in placed:

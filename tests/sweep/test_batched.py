@@ -281,7 +281,16 @@ def test_a_program_that_cannot_be_compiled_fails_its_trials(tmp_path, capsys, mo
 
   monkeypatch.setattr(group.Group, 'compile', compiled)
   assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'failed')
-  assert 'smaller --width, such as 2' in capsys.readouterr().err
+  assert 'fit: begin with a smaller --width, such as 2' in capsys.readouterr().err
+  list(run_batched(trials(), tmp_path, width=2))
+  assert 'A group of 2 does not fit: leave out --batched.' in capsys.readouterr().err
+  record = tmp_path / 'a.group.json'
+  record.write_text('{"trials": ["a", "b", "c"]}')
+  monkeypatch.setattr(batched, 'saved_steps', lambda folder: [4])  # it has begun
+  list(run_batched(trials(), tmp_path, width=2))
+  said = capsys.readouterr().err
+  assert f'--width=2 is for groups that begin: that of {record} keeps its width of 3.' in said
+  assert f'remove {record} and begin with a smaller --width, such as 2.' in said
   monkeypatch.setattr('jax.device_count', lambda: 8)
   with pytest.raises(ValueError, match='8 are here: show it one'):
     list(run_batched(trials(), tmp_path))
