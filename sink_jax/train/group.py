@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.data.progress import Progress
 from sink_jax.models.sizes import flops_per_token
 from sink_jax.train import storage
-from sink_jax.train.group_steps import compiled_group_steps, empty_inputs
-from sink_jax.train.optimizer import compiled_part, learning_rates
+from sink_jax.train.group_steps import (
+    compiled_group_steps, compiled_stack_and_slice, empty_inputs)
+from sink_jax.train.optimizer import learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import Evaluation, held
 from sink_jax.train.sharding import replicated
-from sink_jax.train.step import init_state, state_layout
+from sink_jax.train.step import init_state
 from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 from sink_jax.train.workdir import PATIENCE, Busy
@@ -52,8 +52,8 @@ class Group:
     job, width = self.any_job, len(self.names)
     self.corpus = job.data.training_table()
     self.program = compiled_group_steps(job, width, self.corpus)
+    self.stack, self.slice = compiled_stack_and_slice(job, width)
     state = init_state(job.model, job.experiment.optimizer, job.experiment.seed, job.mesh)
-    _slice(job, _stack(job, [state] * width), 0)
     Evaluation(job.experiment, job.model, job.data, job.mesh, job.probe_tokens, '').compile(
         state.params)
 
@@ -108,7 +108,7 @@ def _begun(group, members, root):
   if not states:
     return None
   some = next(iter(states.values()))
-  return _stack(group.any_job, [states.get(slot, some) for slot in range(len(group.names))])
+  return group.stack(*(states.get(slot, some) for slot in range(len(group.names))))
 
 
 def _go_on(group, members, stacked, stop, closing, show_progress):
@@ -125,7 +125,7 @@ def _go_on(group, members, stacked, stop, closing, show_progress):
       if stop.poll(wait=True):
         raise Interrupted(member.start, member.steps)
       if member.start == 0:
-        member.recorder.begin(_slice(job, stacked, member.slot))
+        member.recorder.begin(group.slice(stacked, np.int32(member.slot)))
   most = 1  # until it is known how long a step takes
   while running():
     left = running()
@@ -143,7 +143,8 @@ def _go_on(group, members, stacked, stop, closing, show_progress):
         mine = {key: x[:count, member.slot] for key, x in values.items()}
         member.report(at - count, mine, seconds)
         if member.start < at and (stopping or member.recorder.due(at)):
-          member.settle(at, _slice(job, stacked, member.slot), mine['loss'][-1], stopping)
+          state = group.slice(stacked, np.int32(member.slot))
+          member.settle(at, state, mine['loss'][-1], stopping)
         elif stopping:
           raise Interrupted(member.start, member.steps)
     tokens = job.experiment.batch_size * job.experiment.data.context * len(left)
@@ -283,26 +284,3 @@ class _Supply:
 @functools.cache
 def _matmul_rate(dtype):
   return measured_matmul_rate(dtype)
-
-
-def _stack(job, states):
-  return _compiled_stack(job.mesh)(*states)
-
-
-@functools.cache
-def _compiled_stack(mesh):
-  return jax.jit(lambda *slots: jax.tree.map(lambda *xs: jnp.stack(xs), *slots),
-                 out_shardings=replicated(mesh))
-
-
-def _slice(job, states, slot):
-  """The state of one slot, as `init_state` lays it out."""
-  return _compiled_slice(job.model, compiled_part(job.experiment.optimizer), job.mesh)(
-      states, np.int32(slot))
-
-
-@functools.lru_cache(8)
-def _compiled_slice(config, optimizer, mesh):
-  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  return jax.jit(lambda states, slot: jax.tree.map(lambda x: x[slot], states),
-                 out_shardings=shardings)

@@ -51,6 +51,23 @@ def compiled_group_steps(job, width: int, corpus):
   return steps.lower(states, corpus, inputs, shape((), jnp.int32)).compile()
 
 
+def compiled_stack_and_slice(job, width: int):
+  """(`stack(*states) -> states of (G, ...)`, `slice(states, slot) -> state`), compiled.
+
+  A state is as `init_state` lays it out; slot: int32. Nothing is put on the device.
+  """
+  whole, layout = replicated(job.mesh), state_layout(
+      job.model, job.experiment.optimizer, job.mesh)
+  stacked = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype, sharding=whole), layout)
+  stack = jax.jit(lambda *slots: jax.tree.map(lambda *xs: jnp.stack(xs), *slots),
+                  out_shardings=whole)
+  one = jax.jit(lambda states, slot: jax.tree.map(lambda x: x[slot], states),
+                out_shardings=jax.tree.map(lambda x: x.sharding, layout))
+  return (stack.lower(*[layout] * width).compile(),
+          one.lower(stacked, jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)).compile())
+
+
 def empty_inputs(job, width: int, corpus) -> Inputs:
   """Inputs of as many steps as a call can take, with no slot active, on the host."""
   experiment = job.experiment
