@@ -17,7 +17,7 @@ def get_config(name=''):
   config.microbatches = 1  # slices of a batch whose gradients are accumulated
   # When those are summed over the devices of mesh.data: 'step', once (empty: so), or 'microbatch'.
   config.gradient_reduction = config_dict.placeholder(str)
-  # Most logits that a device computes at a time in the loss; empty: 2**28 on a GPU or TPU, else 2**26.
+  # Most logits that a device computes at a time; empty: 2**28 on a GPU or TPU, else 2**26.
   config.loss_logits = config_dict.placeholder(int)
   config.log_every = 20  # steps between training metrics
   config.checkpoint_every = 1_000  # steps; 0: only after the last one
