@@ -3,9 +3,9 @@
 import dataclasses
 
 from configs import base
-from sink_jax.data.interventions import Intervention, RandomTokens
-from sink_jax.slot import build
-from sink_jax.train.budget import scaled
+from sink_jax.component import build
+from sink_jax.data.token_edits import Intervention, RandomTokens
+from sink_jax.paper.budgets import scaled
 from sink_jax.train.experiment import NotExpressible
 
 # The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; the README says where from.

@@ -154,7 +154,7 @@ class Collector:
     """(report.json, report.md) of the runs so far; the pictures go to `out`."""
     made = self._work / 'report'
     try:
-      from sink_jax.report.make import make_report
+      from sink_jax.cli.make_report import make_report
 
       make_report(made, str(self._work / 'runs'), kind='runs', maps=False)
     except Exception as error:  # no run yet, or one that is being written: the rest still counts

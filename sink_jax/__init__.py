@@ -15,7 +15,7 @@ import importlib
 from sink_jax.arguments import explained
 
 _EXPORTS = {
-    'sink_jax.slot': ['build'],
+    'sink_jax.component': ['build'],
     'sink_jax.attention.spec': ['AttentionSpec'],
     'sink_jax.attention.param': ['Dims', 'Param'],
     'sink_jax.attention.similarity': ['Exp', 'Sigmoid', 'Linear'],
@@ -24,20 +24,20 @@ _EXPORTS = {
     'sink_jax.attention.position': ['Rope', 'Llama3Rope', 'YarnRope', 'Nope', 'Sinusoidal',
                                     'Learned', 'Alibi', 'Relative'],
     'sink_jax.attention.mask': ['Causal', 'Window', 'Prefix'],
-    'sink_jax.attention.kv_bias': ['NoBias', 'KBias', 'KVBias', 'VBias', 'SinkLogit'],
+    'sink_jax.attention.extra_key_value': ['NoBias', 'KBias', 'KVBias', 'VBias', 'SinkLogit'],
     'sink_jax.attention.qk_norm': ['NoQKNorm', 'QKNorm'],
     'sink_jax.attention.reference': ['attention_map'],
     'sink_jax.kernels.dispatch': ['attend'],
     'sink_jax.kernels.importance': ['Importance', 'streaming_importance'],
-    'sink_jax.models.cache': ['CachePolicy'],
+    'sink_jax.models.kv_cache': ['CachePolicy'],
     'sink_jax.models.config': ['ModelConfig'],
     'sink_jax.models.run': ['Run'],
     'sink_jax.models.record': ['Record', 'Want'],
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
     'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
-    'sink_jax.load': ['load_run', 'load_pretrained', 'tokenize'],
-    'sink_jax.analyses.frame': ['analyse'],
+    'sink_jax.pretrained.load': ['load_run', 'load_pretrained', 'tokenize'],
+    'sink_jax.analyses.runner': ['analyse'],
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import sink_jax as sj
 from sink_jax.attention.spec import SLOTS
-from sink_jax.slot import choices
+from sink_jax.component import choices
 
 # Values of a slot class beside its default one.
 MORE = {

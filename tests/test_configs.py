@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from configs import base, budget, paper
+from sink_jax.data.dataset import open_data
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.interventions import RandomTokens
-from sink_jax.data.pipeline import open_data
 from sink_jax.data.stdlib_modules import splits_by_name
+from sink_jax.data.token_edits import RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
+from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.trials import load_trials
-from sink_jax.train.budget import BUDGETS
 from sink_jax.train.experiment import NotExpressible, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'

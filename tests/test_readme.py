@@ -85,7 +85,7 @@ def test_files_that_are_named_exist():
 
 def test_slots_in_the_table_are_all_there_are():
   from sink_jax.attention.spec import SLOTS
-  from sink_jax.slot import choices
+  from sink_jax.component import choices
 
   for slot, base in SLOTS.items():
     row = next(line for line in README.splitlines() if line.startswith(f'| `{slot}`'))

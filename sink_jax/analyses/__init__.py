@@ -1,4 +1,5 @@
-"""What the paper finds in models: in those trained here (`training`), and in published ones.
+"""One file per analysis of models that the paper carries out beyond the probe.
 
-`table` lists the analyses of published models; each is one module with `measure` and `draw`.
+A module measures one model and draws several; `registry` lists them with their options, and
+`runner` carries them out. Reports of their results belong to `paper`.
 """

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
-from sink_jax.analyses import paper
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
+from sink_jax.paper.numbers import comparable, same_bos, table_number
+from sink_jax.pretrained.catalog import known_model
 
 
 def companions(names: list[str]) -> list[str]:
@@ -21,9 +22,9 @@ def companions(names: list[str]) -> list[str]:
   A folder brings none, whatever its name; nor does a checkpoint that the catalogue does not know.
   """
   found = []
-  mates = {own.name for own in map(paper.known, names) if own}
+  mates = {own.name for own in map(known_model, names) if own}
   for name in names:
-    model = None if os.path.isdir(os.path.expanduser(name)) else paper.known(name)
+    model = None if os.path.isdir(os.path.expanduser(name)) else known_model(name)
     found.append(name)
     if model and model.counterpart and model.counterpart not in mates:
       found.append(model.counterpart)
@@ -41,12 +42,12 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   """
   epsilon, length = options.epsilon, inputs.tokens.shape[1]
   report = probe(run, inputs.tokens, dtype=options.dtype, batch_size=options.at_a_time(length))
-  model, rate = paper.known(run.name), 100 * report.sink_rate(epsilon=epsilon)
+  model, rate = known_model(run.name), 100 * report.sink_rate(epsilon=epsilon)
   published = None
-  natural = inputs.description['kind'] == 'natural' and paper.same_bos(inputs.description)
-  if model and natural and paper.comparable(length, epsilon):
+  natural = inputs.description['kind'] == 'natural' and same_bos(inputs.description)
+  if model and natural and comparable(length, epsilon):
     base = model.counterpart if model.tuned else model.name
-    published = paper.number('table-1-right', (base or '').removesuffix(' Base'),
+    published = table_number('table-1-right', (base or '').removesuffix(' Base'),
                              'sink_1_chat' if model.tuned else 'sink_1_base')
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'sink_1': rate,
           'mean_importance': float(report.head_importance().mean()),
@@ -66,7 +67,7 @@ def pairs(results: list[dict]) -> list[tuple[dict | None, dict | None]]:
   for i, base in enumerate(results):
     if base['tuned'] is False:
       mate = next((j for j, r in chats.items()
-                   if paper.known(r['model']).name == base['counterpart']), None)
+                   if known_model(r['model']).name == base['counterpart']), None)
       found[i] = (base, chats.pop(mate, None))
   found |= {i: (None, chat) for i, chat in chats.items()}
   unknown = [r for r in results if r['tuned'] is None]

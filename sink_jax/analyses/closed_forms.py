@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sink_jax.attention.extra_key_value import NoBias, VBias
 from sink_jax.attention.feature_map import Identity
-from sink_jax.attention.kv_bias import NoBias, VBias
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.similarity import Exp

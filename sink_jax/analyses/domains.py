@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from sink_jax.analyses.loaded_models import Subject, check_length
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, check_length
 from sink_jax.data import inputs as making
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
-
-# In the paper's order (Appendix B.2), by the names that the Pile itself uses.
-PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange',
-        'USPTO Backgrounds', 'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)',
-        'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
-        'Enron Emails')
+from sink_jax.paper.numbers import PILE
 
 _NAMES = 12  # in a legend beside one panel
 OWN_INPUTS = True  # no other tokens will do

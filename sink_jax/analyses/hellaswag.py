@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sink_jax.analyses import scale
-from sink_jax.analyses.harness import hellaswag_accuracy
+from sink_jax.analyses.lm_eval_adapter import hellaswag_accuracy
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.models.run import Run

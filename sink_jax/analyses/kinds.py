@@ -10,12 +10,13 @@ import dataclasses
 
 import numpy as np
 
-from sink_jax.analyses import paper
+from sink_jax.analyses.loaded_models import Subject, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, make_inputs as usual_inputs
 from sink_jax.data.inputs import KINDS, Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
+from sink_jax.paper.numbers import comparable, same_bos, table_number
+from sink_jax.pretrained.catalog import known_model
 
 OWN_INPUTS = True  # no other tokens will do
 
@@ -52,10 +53,10 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
     rates[own['kind']] = float(100 * (part > epsilon).mean(dtype=np.float64))
     mean[own['kind']] = float(part.mean(dtype=np.float64))
   published = {}
-  model = paper.known(run.name)
-  if model and paper.comparable(length, epsilon):
-    found = {own['kind']: paper.number('table-1-left', model.name, f'sink_1_{own["kind"]}')
-             for own in inputs.description['kinds'] if paper.same_bos(own)}
+  model = known_model(run.name)
+  if model and comparable(length, epsilon):
+    found = {own['kind']: table_number('table-1-left', model.name, f'sink_1_{own["kind"]}')
+             for own in inputs.description['kinds'] if same_bos(own)}
     published = {kind: value for kind, value in found.items() if value is not None}
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'sink_1': rates,
           'mean_importance': mean, 'paper': published,

@@ -12,8 +12,8 @@ import numpy as np
 
 from sink_jax.analyses import streaming
 from sink_jax.analyses.blocks import check_choice
+from sink_jax.analyses.loaded_models import Subject, check_length
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, check_length
 from sink_jax.data.inputs import Inputs
 from sink_jax.models.record import Want
 from sink_jax.models.run import Run

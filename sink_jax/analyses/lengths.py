@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
+from sink_jax.analyses.loaded_models import Subject, check_length, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, check_length, make_inputs as usual_inputs
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from sink_jax.arguments import nearest
 from sink_jax.data.inputs import BOS, KINDS
-from sink_jax.evaluate.probe import EPSILON
+from sink_jax.evaluate.sinks import EPSILON
 
 _TOKENS_AT_A_TIME = 16384
 INPUTS = ('inputs', 'source', 'sequences', 'length', 'bos', 'seed')  # of `subjects.make_inputs`

@@ -12,12 +12,14 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.analyses import paper
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Learned
 from sink_jax.data.inputs import Inputs
-from sink_jax.evaluate.probe import EPSILON, probe
+from sink_jax.evaluate.probe import probe
+from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.run import Run
+from sink_jax.paper.numbers import comparable, table_number
+from sink_jax.pretrained.catalog import known_model
 
 POSITIONS = (5, 10, 15, 20, 25, 30)
 
@@ -86,9 +88,9 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   length, epsilon = inputs.tokens.shape[1], options.epsilon
   rows = sink_rates(run, inputs.tokens, options.positions or _default(run, length), epsilon,
                     dtype=options.dtype, batch_size=options.at_a_time(length))
-  model = paper.known(run.name)
+  model = known_model(run.name)
   if (model and model.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
-      and paper.comparable(length, epsilon)):
+      and comparable(length, epsilon)):
     for row in rows:
       row['paper'] = {key: _published(row, key) for key in ('sink_1', 'sink_t')}
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'rows': rows}
@@ -168,8 +170,8 @@ def _published(row, key):
   """The paper's number; None for positions that its table does not have."""
   t, change = row['position'], row['change']
   if t is None:
-    return paper.number('table-7-replaced', 'untouched', key)
-  return paper.number(f'table-7-{change}', 'first position vector '
+    return table_number('table-7-replaced', 'untouched', key)
+  return table_number(f'table-7-{change}', 'first position vector '
                       f'{change} {"by" if change == "replaced" else "with"} the {t}th', key)
 
 

@@ -14,15 +14,13 @@ import math
 import jax
 import numpy as np
 
-from sink_jax.analyses.closed_forms import (bias_of_distances, closed_form, proposition,
-                                            rotary_bound)
+from sink_jax.analyses.closed_forms import bias_of_distances, closed_form, proposition, rotary_bound
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Alibi, Nope, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.inputs import Inputs, repeated_token
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.evaluate.probe import EPSILON
-from sink_jax.evaluate.sinks import importance
+from sink_jax.evaluate.sinks import EPSILON, importance
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Want
 from sink_jax.models.run import Run

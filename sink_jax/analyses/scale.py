@@ -6,12 +6,12 @@ have more of them.
 
 from __future__ import annotations
 
-from sink_jax.analyses import paper
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
+from sink_jax.pretrained.catalog import family_of
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:
@@ -27,7 +27,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   report = probe(run, inputs.tokens, dtype=options.dtype,
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon,
-          'parameters': parameter_count(run.config), 'family': paper.family(run.name),
+          'parameters': parameter_count(run.config), 'family': family_of(run.name),
           'sink_1': 100 * report.sink_rate(epsilon=epsilon),
           'mean_importance': float(report.head_importance().mean())}
 

@@ -11,14 +11,14 @@ import time
 
 import numpy as np
 
+from sink_jax.analyses.loaded_models import Subject, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, make_inputs as usual_inputs
 from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.models.cache import CachePolicy
 from sink_jax.models.decode import check_policy, memory_bytes
-from sink_jax.models.generation import text_losses
+from sink_jax.models.generate import text_losses
+from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.models.run import Run
 
 ANY_LENGTH = True  # a cache may count positions of its own

@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.kv_bias import NoBias
+from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.attention.mask import Causal, Prefix, Window
-from sink_jax.data.pipeline import Data, open_data
+from sink_jax.data.dataset import Data, open_data
 from sink_jax.evaluate.probe import SinkReport, probe
-from sink_jax.kernels.sharded import mesh_of
-from sink_jax.load import load_run
+from sink_jax.io.files import write_atomically
+from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.first_token import first_token_chain
 from sink_jax.models.record import Want
 from sink_jax.models.removal import learned_bias, without_bias
 from sink_jax.models.run import Run
-from sink_jax.train.storage import folder, write_atomically
+from sink_jax.pretrained.load import load_run
 from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.run_dir import analyses_file, read_config, read_status
 from sink_jax.train.step import make_validation_step
-from sink_jax.train.workdir import read_config, read_status
 
 _SEQUENCES = 8  # whose attention maps and first tokens are looked at
 _SHORTEST_MAP = 64  # tokens, as the probes have, where the context allows them
@@ -44,22 +44,13 @@ def write_analyses(workdir) -> None:
   Raises:
     ValueError: the workdir or its data cannot be read. CheckpointError: no usable checkpoint.
   """
-  path = _path(workdir)
+  path = analyses_file(workdir)
   if path.exists() or read_status(workdir)['status'] != 'done':
     return
   experiment = from_dict(read_config(workdir))
   if applicable(experiment.model_config(), experiment.data.context):
     found = analyse(load_run(workdir), experiment)
     write_atomically(path, json.dumps(found, allow_nan=False) + '\n')
-
-
-def read_analyses(workdir) -> dict[str, Any]:
-  """What `analyse` found for a run; {} where there is nothing, or nothing readable."""
-  try:
-    found = json.loads(_path(workdir).read_text(encoding='utf-8'))
-  except (OSError, ValueError):
-    return {}
-  return found if isinstance(found, dict) else {}
 
 
 def applicable(config: ModelConfig, context: int) -> list[str]:
@@ -194,7 +185,3 @@ def _divisor(number: int, limit: int) -> int:
 def _number(x) -> float | None:
   """A number that JSON can hold."""
   return float(x) if math.isfinite(x) else None
-
-
-def _path(workdir):
-  return folder(workdir) / 'analyses.json'

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.similarity import Similarity, elu_plus_one
-from sink_jax.slot import Slot
+from sink_jax.component import Slot
 
 
 @dataclasses.dataclass(frozen=True)

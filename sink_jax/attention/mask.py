@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.slot import Slot, check_whole
+from sink_jax.component import Slot, check_whole
 
 _LARGEST = 2**30  # tokens: positions are 32-bit numbers on a device
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention.param import Param
-from sink_jax.slot import Slot
+from sink_jax.component import Slot
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sink_jax.attention.param import Dims, Param, rms_norm
-from sink_jax.slot import Slot
+from sink_jax.component import Slot
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sink_jax.slot import Slot
+from sink_jax.component import Slot
 
 
 @dataclasses.dataclass(frozen=True)

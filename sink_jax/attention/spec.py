@@ -8,15 +8,15 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.attention.extra_key_value import KBias, KvBias, NoBias, SinkLogit
 from sink_jax.attention.feature_map import FeatureMap, Identity
-from sink_jax.attention.kv_bias import KBias, KvBias, NoBias, SinkLogit
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import Normalizer, RowSum
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.position import Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
-from sink_jax.slot import Slot, build
+from sink_jax.component import Slot, build
 
 SLOTS: dict[str, type[Slot]] = {
     'similarity': Similarity,

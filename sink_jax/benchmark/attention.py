@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from sink_jax.benchmark import machine, rivals
+from sink_jax.benchmark import baselines, machine
 from sink_jax.benchmark.flops import attention_flops
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, measure, reason
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
   variant: str
   implementation: str
-  work: rivals.Work
+  work: baselines.Work
 
   @property
   def shape(self) -> str:
@@ -96,7 +96,7 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
     if case.implementation == 'pallas' and str(case) not in ahead:
       ahead |= _compile_ahead([other for other in cases if other.shape == case.shape])
     row = {'shape': case.shape, 'variant': case.variant, 'implementation': case.implementation,
-           'kind': rivals.RIVALS[case.implementation].kind}
+           'kind': baselines.RIVALS[case.implementation].kind}
     rows[str(case)] = row | _timed(case, ahead.pop(str(case), None), seconds, rate)
     save(result(False))
   return result(True)
@@ -109,12 +109,12 @@ def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
     ValueError: an unknown name; lists the choices.
   """
   specs = chosen(variants, VARIANTS, '--variants')
-  ours = {name: rivals.RIVALS[name] for name in rivals.OURS}
+  ours = {name: baselines.RIVALS[name] for name in baselines.OURS}
   asked = set() if variants == ['all'] else {*others, *(implementations or [])}
   if implementations is None:
     implementations = ['all'] if machine.accelerated() else ['linear', 'chunked']
   ours = chosen(implementations, ours, '--implementations')
-  theirs = chosen(others, {name: rivals.RIVALS[name] for name in rivals.OTHERS}, '--rivals')
+  theirs = chosen(others, {name: baselines.RIVALS[name] for name in baselines.OTHERS}, '--rivals')
   cases = []
   for shape in shapes:
     for variant, spec in specs.items():
@@ -122,8 +122,8 @@ def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
         # Something appears where it is meant to; what is missing on this machine for softmax
         # alone; and what is asked for by name, with a variant, in any case.
         if name in asked or rival.covers(spec) and (
-            variant == 'softmax' or not rivals.missing(name)):
-          cases.append(Case(variant, name, rivals.Work(spec, tuple(shape), dtype, seed)))
+            variant == 'softmax' or not baselines.missing(name)):
+          cases.append(Case(variant, name, baselines.Work(spec, tuple(shape), dtype, seed)))
   return sorted(cases, key=_rank)
 
 
@@ -145,7 +145,7 @@ def _rank(case):
 
 def _place(case, shapes):
   """Where a row stands in the table."""
-  names = list(VARIANTS), list(rivals.RIVALS)
+  names = list(VARIANTS), list(baselines.RIVALS)
   return (list(map(tuple, shapes)).index(case.work.shape), names[0].index(case.variant),
           names[1].index(case.implementation))
 
@@ -159,14 +159,14 @@ def _compile_ahead(cases):
   if not machine.accelerated():
     return {}
   with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-    return {str(case): pool.submit(rivals.prepare, case.implementation, case.work)
+    return {str(case): pool.submit(baselines.prepare, case.implementation, case.work)
             for case in cases if case.implementation == 'pallas'}
 
 
 def _timed(case, prepared, seconds, rate):
   """The numbers of a row, or why there are none."""
   try:
-    programs = prepared.result() if prepared else rivals.prepare(case.implementation, case.work)
+    programs = prepared.result() if prepared else baselines.prepare(case.implementation, case.work)
     limit = machine.memory_limit()
     if (programs.both_bytes or 0) > limit:
       return {'failed': f'out of memory: needs {programs.both_bytes / 1e9:.0f} GB of '

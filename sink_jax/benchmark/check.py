@@ -22,6 +22,7 @@ from sink_jax.benchmark import processes, table
 from sink_jax.benchmark.summary import head, summary
 from sink_jax.benchmark.targets import targets
 from sink_jax.benchmark.verdict import passed, verdict
+from sink_jax.io.files import write_atomically
 from sink_jax.train.provenance import command
 
 SECONDS = 480
@@ -204,7 +205,7 @@ def _write(report, out):
   report['machine'] = next((r['machine'] for r in results.values() if r), None)
   report['targets'] = [target._asdict() for target in targets(results)]
   table.write(report, out / 'report.json')
-  table.write_text(summary(report), out / 'report.md')
+  write_atomically(out / 'report.md', summary(report))
 
 
 def _say(text):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from sink_jax import compile_cache
 from sink_jax.benchmark import (
-    attention,
-    correctness,
-    group,
-    importance,
-    loss,
-    machine,
-    sweep,
-    table,
-    train_step,
+  attention,
+  correctness,
+  group,
+  importance,
+  loss,
+  machine,
+  sweep,
+  table,
+  train_step,
 )
 from sink_jax.benchmark.verdict import passed
+from sink_jax.io import compile_cache
 
 
 def run(options) -> int:

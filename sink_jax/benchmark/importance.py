@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import attention_map
 from sink_jax.benchmark import machine
+from sink_jax.benchmark.baselines import Work, random_inputs, runs
 from sink_jax.benchmark.flops import importance_flops
-from sink_jax.benchmark.rivals import Work, random_inputs, runs
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen

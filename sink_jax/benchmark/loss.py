@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.benchmark import machine
+from sink_jax.benchmark.baselines import runs
 from sink_jax.benchmark.flops import loss_flops
-from sink_jax.benchmark.rivals import runs
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, measure, reason
 from sink_jax.train.loss import cross_entropy

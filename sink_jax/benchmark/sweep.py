@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.benchmark import machine
-from sink_jax.benchmark.rivals import Work, random_inputs, runs
+from sink_jax.benchmark.baselines import Work, random_inputs, runs
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
-from sink_jax.kernels import flash_gpu, program_gpu
+from sink_jax.kernels import flash_gpu, gpu_layout
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.finish import KernelRows
-from sink_jax.kernels.tile import row_cotangents
+from sink_jax.kernels.epilogue import KernelRows
+from sink_jax.kernels.score_tile import row_cotangents
 
 KERNELS = ('forward', 'dq', 'dkv', 'columns')
 # (own, other, warps, stages), the likely ones first.
@@ -67,7 +67,7 @@ def run(shapes, variant, seed, seconds, limit=None,
     progress.next(f'{kernel} at head dimension {shape[3]}')
     calls = _calls(kernel, Work(spec, tuple(shape), 'bfloat16', seed), interpret)
     present = _entry(kernel, shape[3])
-    tried = [present, *(c for c in (program_gpu.Blocks(*c) for c in candidates) if c != present)]
+    tried = [present, *(c for c in (gpu_layout.Blocks(*c) for c in candidates) if c != present)]
     compiled = _compile(kernel, shape[3], tried, *calls)
     base = None
     for blocks, program in zip(tried, compiled):
@@ -88,7 +88,7 @@ def run(shapes, variant, seed, seconds, limit=None,
 
 
 def paste(rows) -> list[str]:
-  """The best blocks as text for BLOCKS in kernels/program_gpu.py."""
+  """The best blocks as text for BLOCKS in kernels/gpu_layout.py."""
   best = [row for row in rows if row.get('best')]
   lines = []
   for kernel in dict.fromkeys(row['kernel'] for row in best):
@@ -96,13 +96,13 @@ def paste(rows) -> list[str]:
         f"{row['head_dim']}: Blocks({row['own']}, {row['other']}, {row['warps']}, {row['stages']})"
         for row in sorted(best, key=lambda row: row['head_dim']) if row['kernel'] == kernel)
     lines.append(f"    '{kernel}': {{{entries}}},")
-  return ['For BLOCKS in sink_jax/kernels/program_gpu.py:\n' + '\n'.join(lines)] if lines else []
+  return ['For BLOCKS in sink_jax/kernels/gpu_layout.py:\n' + '\n'.join(lines)] if lines else []
 
 
 @contextlib.contextmanager
 def patched(kernel: str, head_dim: int, blocks):
   """The table with another entry for this head dimension, while something is traced."""
-  table = program_gpu.BLOCKS[kernel]
+  table = gpu_layout.BLOCKS[kernel]
   before = dict(table)
   table[head_dim] = blocks
   try:
@@ -113,7 +113,7 @@ def patched(kernel: str, head_dim: int, blocks):
 
 
 def _entry(kernel, head_dim):
-  table = program_gpu.BLOCKS[kernel]
+  table = gpu_layout.BLOCKS[kernel]
   return table[min(limit for limit in table if head_dim <= limit)]
 
 

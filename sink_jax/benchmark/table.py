@@ -7,10 +7,11 @@ row without a number under a column shows a dash; `failed` says why, in the last
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from sink_jax.io.files import write_atomically
 
 _NOTE = 110  # letters of a reason that the table shows; the document has all of it
 
@@ -32,14 +33,7 @@ def write(result: dict[str, Any], path) -> None:
   """Writes JSON in one go: a reader, or a killed writer, leaves no half of it."""
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  write_text(json.dumps(result, indent=1, allow_nan=False) + '\n', path)
-
-
-def write_text(text: str, path: Path) -> None:
-  """Puts a whole file in the place of an older one."""
-  partial = path.with_name(path.name + '.partial')
-  partial.write_text(text)
-  os.replace(partial, path)
+  write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + '\n')
 
 
 def render(result: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sink_jax.attention.extra_key_value import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.feature_map import EluPlusOne, Mlp
-from sink_jax.attention.kv_bias import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.attention.normalizer import AbsFloor, PNorm, RowSum, Unnormalized
 from sink_jax.attention.position import Alibi, Nope, Relative

@@ -1,1 +1,5 @@
-"""Documents, tokenizers, packed chunks, synthetic tasks, and the batches made of them."""
+"""Documents, tokenizers, packed caches, synthetic tasks, and the batches a run trains on.
+
+A corpus is a value that names documents; `prepare` tokenizes and packs it once. Nothing here knows
+of models or of training.
+"""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import pathlib
 import tokenize
 import zipfile
 import zlib
+from typing import Any
 
 import numpy as np
 
-from sink_jax.data import digests
 from sink_jax.data.stdlib_modules import splits_by_name
 from sink_jax.data.tokenizer import Encoder, load_encoder
-from sink_jax.data.whole import whole
+from sink_jax.io.files import read_text_limited
+from sink_jax.io.hashing import sha256
 
 FORMAT = 2  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
@@ -58,7 +60,7 @@ class Cache:
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
     try:
-      self.manifest = json.loads(whole(folder / 'manifest.json'))
+      self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
     except (OSError, ValueError, RecursionError) as error:
       raise ValueError(f'{folder} is not a chunk cache ({error}); delete it, and build one with '
                        'python -m sink_jax.data.build.') from None
@@ -90,7 +92,7 @@ class Cache:
       raise ValueError(f'{self.folder / "manifest.json"} is damaged: special_ids ({error}); '
                        f'{self._remedy()}') from None
     stored = self.manifest.get('files', {}).get('tokenizer.json')
-    if stored and digests.sha256(self.folder / 'tokenizer.json') != stored.get('sha256'):
+    if stored and sha256(self.folder / 'tokenizer.json') != stored.get('sha256'):
       raise ValueError(f'{self.folder / "tokenizer.json"} changed since the build; '
                        f'{self._remedy()}')
     return load_encoder(self.folder, *ids)
@@ -191,3 +193,19 @@ class Cache:
 
   def _remedy(self):
     return f'delete {self.folder} and build it again.'
+
+
+def file_digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """{name: {'bytes', 'sha256'}} of the files that a finished cache has beside its manifest."""
+  paths = [*folder.glob('*.np[yz]'), *folder.glob('tokenizer.json')]
+  return {path.name: {'bytes': path.stat().st_size, 'sha256': sha256(path)}
+          for path in sorted(paths)}
+
+
+def content_hash(files: dict[str, dict[str, Any]]) -> str:
+  """Identifies the chunks by what they hold, from what `file_digests` returns."""
+  digest = hashlib.sha256()
+  for name in sorted(files):
+    if name.endswith('.npy'):
+      digest.update(bytes.fromhex(files[name]['sha256']))
+  return digest.hexdigest()[:32]

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sink_jax.data import digests
 from sink_jax.data.cache import Cache
-from sink_jax.data.whole import whole
-from sink_jax.places import cache_root
+from sink_jax.io.files import read_text_limited, write_atomically
+from sink_jax.io.hashing import sha256
+from sink_jax.io.paths import cache_root
 
 _PATIENCE = 3  # seconds before a wait is explained
 _log = logging.getLogger('sink_jax')
@@ -85,7 +85,7 @@ def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lamb
     names = list(files) if afresh else _unknown(cache.folder, files)
     right, wrong = {name: _identity(cache.folder, name, files) for name in files}, []
     for name in names:
-      if digests.sha256(cache.folder / name, seen) != files[name].get('sha256'):
+      if sha256(cache.folder / name, seen) != files[name].get('sha256'):
         wrong.append(name)
         del right[name]
     if names:
@@ -119,7 +119,7 @@ def _places(folder) -> list[pathlib.Path]:
 
 def _read(place):
   try:
-    found = json.loads(whole(place))
+    found = json.loads(read_text_limited(place))
   except (OSError, ValueError, RecursionError):
     return {}
   return found if isinstance(found, dict) else {}
@@ -129,7 +129,7 @@ def _write(folder, right):
   for place in _places(folder):
     with contextlib.suppress(OSError):
       place.parent.mkdir(parents=True, exist_ok=True)
-      digests.write_text(place, json.dumps(right, indent=1) + '\n', contended=True)
+      write_atomically(place, json.dumps(right, indent=1) + '\n')
       return
 
 

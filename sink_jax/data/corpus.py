@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sink_jax.data import counter
+from sink_jax.data import counter_rng
 from sink_jax.data.batches import Batch, Data, FixedBatches
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck
-from sink_jax.data.interventions import FixedToken, Intervention
+from sink_jax.data.token_edits import FixedToken, Intervention
 
 # Fixed on purpose: the subset of a smaller data amount and the order of the
 # validation chunks must not depend on the seed of a run.
@@ -73,7 +73,7 @@ class CorpusData(Data):
   def validation(self, batch_size, max_batches=0, rows=None):
     table, domains = self._valid_cache.tables['valid'], self._valid_cache.domains
     # Shuffled once, so that the first few batches are a fair sample of all.
-    order = counter.permutation(len(table), _VALID_KEY)
+    order = counter_rng.permutation(len(table), _VALID_KEY)
     sets = {'valid': order}
     if len(domains) > 1:
       domain = np.searchsorted(table.offsets, order, side='right') - 1
@@ -155,7 +155,7 @@ class CorpusData(Data):
       raise ValueError(f'max_tokens={max_tokens} must be between one chunk ({self._chunk_length} '
                        f'tokens) and the {available * self._chunk_length} tokens of the training '
                        'set; 0 uses all of it.')
-    return np.sort(counter.permutation(available, _SUBSET_KEY)[:wanted])
+    return np.sort(counter_rng.permutation(available, _SUBSET_KEY)[:wanted])
 
   def _mixture(self, domain_weights):
     """Ranges (start, stop) into the usable chunks, and their weights."""

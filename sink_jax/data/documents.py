@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sink_jax.data import stdlib_modules, text_lines
 from sink_jax.data.source import Source
-from sink_jax.places import expanded
+from sink_jax.io.paths import expanded
 
 
 class Document(NamedTuple):

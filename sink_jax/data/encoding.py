@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sink_jax.data.documents import Document
-from sink_jax.data.parent import end_with_parent
 from sink_jax.data.tokenizer import ByteEncoder, Encoder, load_encoder
+from sink_jax.io.parent_process import end_with_parent
 
 _CHARACTERS = 1 << 20  # of a group: large enough for a process, small enough for memory
 _encoder = None  # of a worker process

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sink_jax.component import build
 from sink_jax.data.documents import DocumentSource, Jsonl, Stdlib, TextFolder
 from sink_jax.data.text_tokenizer import BOS, TextTokenizer
-from sink_jax.places import expanded
-from sink_jax.slot import build
+from sink_jax.io.paths import expanded
 
 KINDS = ('natural', 'random', 'repeat')
 _SHOWN = 4  # first tokens in a description

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from sink_jax.places import writing
+from sink_jax.io.files import named_in_errors
 
 _BUFFER = 1 << 18  # bytes kept before they are written
 
@@ -53,7 +53,7 @@ class GrowingFile:
       self._synced = self.size
 
   def _write(self, sync=False):
-    with writing(self.path), open(self.path, 'ab') as file:
+    with named_in_errors(self.path), open(self.path, 'ab') as file:
       if file.tell() != self._written:  # removed or written to by somebody else
         raise ValueError(f'{self.path} was changed while it was written; build again.')
       file.write(b''.join(self._buffer))
@@ -99,7 +99,7 @@ def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
 def write_npy(path: pathlib.Path, chunks: np.ndarray) -> None:
   """Writes chunks, mapped or not, in place of what the path held."""
   partial = path.with_suffix('.new')
-  with writing(path), open(partial, 'wb') as file:
+  with named_in_errors(path), open(partial, 'wb') as file:
     file.write(_header(len(chunks), chunks.shape[1], chunks.dtype))
     for first in range(0, len(chunks), 4096):
       file.write(np.ascontiguousarray(chunks[first:first + 4096]))

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from sink_jax.places import writing
+from sink_jax.io.files import named_in_errors
 
 _KEPT = 512  # prompts for each length and domain
 
@@ -39,6 +39,6 @@ class ProbePool:
     tokens = np.full((len(prompts), max(map(len, prompts), default=0)), pad_id, np.uint32)
     for row, prompt in zip(tokens, prompts, strict=True):
       row[:len(prompt)] = prompt
-    with writing(path):
+    with named_in_errors(path):
       np.savez(path, tokens=tokens, lengths=np.array([len(p) for p in prompts], np.int64),
                domains=np.repeat(np.arange(len(pools)), [len(p._prompts) for p in pools]))

@@ -8,10 +8,10 @@ import json
 import os
 import pathlib
 
-from sink_jax.data import digests
-from sink_jax.data.once import disk_full_named, make_once
-from sink_jax.data.progress import Progress
-from sink_jax.places import cache_root, writing
+from sink_jax.io.build_once import build_once, disk_full_named
+from sink_jax.io.files import named_in_errors, write_atomically
+from sink_jax.io.paths import cache_root
+from sink_jax.io.progress import Progress
 
 _BLOCK = 1 << 23
 
@@ -59,9 +59,9 @@ def copy_here(url: str, folder: pathlib.Path) -> None:
           if not (path.exists() and path.stat().st_size == file['bytes']):
             _download(_path(url) / name, path, file['sha256'], done, progress)
           done += file['bytes']
-        digests.write_text(partial / 'manifest.json', text)
+        write_atomically(partial / 'manifest.json', text)
 
-  make_once(folder, make)
+  build_once(folder, make)
   if json.loads((folder / 'manifest.json').read_text()) != json.loads(text):
     raise ValueError(f'{folder} is another build than {url}; delete one of them.')
 
@@ -101,7 +101,7 @@ def _upload(path, there, done, progress):
 def _download(there, path, digest, done, progress):
   partial = path.with_suffix('.new')
   found = hashlib.sha256()
-  with _reached(there), writing(path), there.open('rb') as source, open(partial, 'wb') as target:
+  with _reached(there), named_in_errors(path), there.open('rb') as source, open(partial, 'wb') as target:
     while block := source.read(_BLOCK):
       target.write(block)
       found.update(block)

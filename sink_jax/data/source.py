@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.slot import Slot
+from sink_jax.component import Slot
 
 
 @dataclasses.dataclass(frozen=True)

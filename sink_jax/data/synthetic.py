@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from sink_jax.data import counter
+from sink_jax.data import counter_rng
 from sink_jax.data.batches import Batch
 from sink_jax.data.source import Source
 
@@ -85,7 +85,7 @@ class BigramBackcopy(SyntheticTask):
   def transitions(self) -> np.ndarray:
     """(V, V) float64: row u is the distribution after u; row 0 (BOS) that of x_1."""
     first_ordinary, ids = self.triggers + 1, np.arange(self.vocab_size)
-    logits = self.sharpness * counter.normal(_TASK_STREAM, self.seed, ids[:, None], ids[None])
+    logits = self.sharpness * counter_rng.normal(_TASK_STREAM, self.seed, ids[:, None], ids[None])
     table = np.exp(logits)
     table[:, 0] = 0
     table[:, 1:first_ordinary] *= self.boost
@@ -144,7 +144,7 @@ class BigramBackcopy(SyntheticTask):
     return (steps + np.arange(self.vocab_size)[:, None]).ravel()
 
   def _sequences(self, stream, seed, indices_B):
-    draws = counter.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
+    draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
                             np.arange(self.length)[None])
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
     for t in range(1, self.length + 1):
@@ -187,10 +187,10 @@ class TriggerAveraging(SyntheticTask):
     index = np.asarray(indices_B)[:, None]
     positions, features = np.arange(self.length), np.arange(self.content)
     stream = _STREAMS[stream]
-    content = counter.normal(stream, seed, index[..., None], positions[:, None], features)
+    content = counter_rng.normal(stream, seed, index[..., None], positions[:, None], features)
     content[:, 0] = 0
     # Position `length` keeps the key apart from those of the contents.
-    trigger = 2 + counter.integers(self.length - 2, stream, seed, index, self.length)
+    trigger = 2 + counter_rng.integers(self.length - 2, stream, seed, index, self.length)
     kind = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
     tokens = np.concatenate([content, np.eye(3)[kind]], -1)
     before = (positions < trigger)[..., None]  # BOS adds its content of 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sink_jax.data.tokenizer import Encoder, panics_refused
-from sink_jax.data.whole import whole
+from sink_jax.io.files import read_text_limited
 
 _REMEDY = 'download the model again'
 BOS = ('none', 'tokenizer', 'force')
@@ -152,7 +152,7 @@ def _read(folder, settings):
   file, vocab, merges = (folder / n for n in ('tokenizer.json', 'vocab.json', 'merges.txt'))
   if file.exists():
     with panics_refused(f'{file} is damaged or not a tokenizer: {_REMEDY}'):
-      return file, tokenizers.Tokenizer.from_str(whole(file))
+      return file, tokenizers.Tokenizer.from_str(read_text_limited(file))
   if vocab.exists() and merges.exists():
     with panics_refused(f'{vocab} is damaged or not a tokenizer: {_REMEDY}'):
       return vocab, _byte_level(tokenizers, vocab, merges, settings)
@@ -168,7 +168,7 @@ def _read(folder, settings):
 
 def _byte_level(tokenizers, vocab, merges, settings):
   """GPT-2's tokenizer. Whether it adds a BOS is left to add_bos_token, as in OPT."""
-  whole(vocab), whole(merges)  # the library would read a device without end
+  read_text_limited(vocab), read_text_limited(merges)  # the library would read a device without end
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
       add_prefix_space=bool(settings.get('add_prefix_space')))
@@ -223,7 +223,7 @@ def _object(path):
   if not path.exists():
     return {}
   try:
-    value = json.loads(whole(path))
+    value = json.loads(read_text_limited(path))
   except (OSError, ValueError, RecursionError) as error:
     raise ValueError(f'{path} is damaged ({error}): {_REMEDY}.') from None
   if not isinstance(value, dict):

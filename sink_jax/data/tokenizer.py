@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sink_jax.data import digests
+from sink_jax.component import Slot
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.whole import whole
-from sink_jax.places import expanded
-from sink_jax.slot import Slot
+from sink_jax.io.files import read_text_limited, write_atomically
+from sink_jax.io.hashing import sha256
+from sink_jax.io.paths import expanded
 
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
 _EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>')
@@ -115,7 +115,7 @@ class FileEncoder(Encoder):
     return hashlib.sha256((self._serialized + ids).encode()).hexdigest()[:32]
 
   def save(self, folder):
-    digests.write_text(pathlib.Path(folder, 'tokenizer.json'), self._serialized)
+    write_atomically(pathlib.Path(folder, 'tokenizer.json'), self._serialized)
 
 
 def parsed(serialized: str):
@@ -153,7 +153,7 @@ def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: in
   if not path.exists():
     return ByteEncoder()
   try:
-    return FileEncoder(whole(path), eos_id, bos_id, pad_id)
+    return FileEncoder(read_text_limited(path), eos_id, bos_id, pad_id)
   except ValueError as error:
     raise ValueError(f'{path} is damaged ({error}): delete {folder} and build it again.') from None
 
@@ -214,7 +214,7 @@ class HuggingFace(Tokenizer):
   def _read(self):
     file = self._file()
     try:
-      return whole(file)
+      return read_text_limited(file)
     except FileNotFoundError:
       raise ValueError(f'{file} does not exist; set HuggingFace(path=...) to a tokenizer.json '
                        'or the folder that holds it.') from None
@@ -237,9 +237,9 @@ class HuggingFace(Tokenizer):
 def _stored(path):
   """The text of a tokenizer that was trained before; None where it is not whole."""
   try:
-    digest = whole(_digest_of(path)).split()[:1]
-    if digest == [digests.sha256(path)]:
-      return whole(path)
+    digest = read_text_limited(_digest_of(path)).split()[:1]
+    if digest == [sha256(path)]:
+      return read_text_limited(path)
   except (OSError, ValueError):
     return None
   _log.warning('%s is damaged: it is trained again', path)
@@ -276,8 +276,8 @@ class TrainedBpe(Tokenizer):
       serialized = self._train(source, valid_fraction)
       cached.parent.mkdir(parents=True, exist_ok=True)
       digest = hashlib.sha256(serialized.encode()).hexdigest()
-      digests.write_text(cached, serialized, contended=True)
-      digests.write_text(_digest_of(cached), f'{digest}  {cached.name}\n', contended=True)
+      write_atomically(cached, serialized)
+      write_atomically(_digest_of(cached), f'{digest}  {cached.name}\n')
     return FileEncoder(serialized, eos_id=0, bos_id=0, pad_id=1)
 
   def fingerprint(self):
@@ -285,8 +285,7 @@ class TrainedBpe(Tokenizer):
     return tokenizers.__version__
 
   def _train(self, source, valid_fraction):
-    from tokenizers import Tokenizer as Model
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Model, decoders, models, pre_tokenizers, trainers
     model = Model(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()

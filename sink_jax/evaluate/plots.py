@@ -6,6 +6,7 @@ Figures are made without pyplot, so that nothing global changes and no display i
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import numpy as np
 from etils import epath
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
-from sink_jax.evaluate.probe import EPSILON, SinkReport
+from sink_jax.evaluate.sinks import EPSILON
 
 # Okabe and Ito (2008): told apart with any colour vision, and in print by their lightness.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
@@ -24,9 +25,13 @@ _CELLS_WITH_NUMBERS = 128  # more would be too small to read
 _FONT = 11
 
 
-def importance_map(report: SinkReport, path, epsilon: float = EPSILON) -> None:
-  """Importance of the first token over blocks and heads (Figures 19 to 24)."""
-  values = report.head_importance()
+def importance_map(values_NxH, path, *, rate: float, blocks: list[int], name: str = '',
+                   epsilon: float = EPSILON) -> None:
+  """Importance of the first token over blocks and heads (Figures 19 to 24).
+
+  rate: Sink_1 at epsilon, a share. blocks: numbers of the N blocks. name: of the model.
+  """
+  values = np.asarray(values_NxH)
   layers, heads = values.shape
   cell = min(1.0, max(5 / heads, 0.62 if values.size <= _CELLS_WITH_NUMBERS else 0.25))
   figure, axes = canvas(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
@@ -36,14 +41,13 @@ def importance_map(report: SinkReport, path, epsilon: float = EPSILON) -> None:
     for (layer, head), value in np.ndenumerate(values):
       ax.text(head, layer, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
               color='black' if value > 0.6 else 'white')
-  for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, report.blocks)):
+  for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, blocks)):
     every = -(-len(names) // 16)
     axis.set_ticks(range(0, len(names), every), labels=names[::every])
   bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
-  rate = 100 * report.sink_rate(epsilon=epsilon)
-  label(ax, f'{report.protocol.get("run") or "model"}: {SINK_1} = {rate:.1f} %', 'head', 'block')
+  label(ax, f'{name or "model"}: {SINK_1} = {100 * rate:.1f} %', 'head', 'block')
   save(figure, path)
 
 
@@ -99,19 +103,23 @@ def attention_maps(run, tokens, path) -> None:
   save(figure, path)
 
 
-def norm_ratios(report: SinkReport, path) -> None:
-  """l2 norm of the first token over the mean of the others, by block (Figures 7 and 8)."""
+def norm_ratios(ratios: Mapping[str, np.ndarray], path, *, blocks: list[int],
+                name: str = '') -> None:
+  """l2 norm of the first token over the mean of the others, by block (Figures 7 and 8).
+
+  ratios: 'value' and 'key' of the N blocks with attention, 'hidden' of the embedding and of every
+  block, 'hidden_before_norm' of every block. blocks: numbers of the N. name: of the model.
+  """
   figure, axes = canvas(6.6, 3.8)
   ax = axes[0, 0]
   kinds = [('hidden', 'hidden state'), ('value', 'value'), ('key', 'key')]
-  before = report.norm_ratio('hidden_before_norm')
-  if not np.allclose(before, report.norm_ratio('hidden')[1:], rtol=1e-3):  # a post-norm block
+  before = ratios['hidden_before_norm']
+  if not np.allclose(before, ratios['hidden'][1:], rtol=1e-3):  # a post-norm block
     kinds.append(('hidden_before_norm', 'hidden state before its norm'))
-  for colour, marker, (kind, name) in zip(COLOURS, 'os^D', kinds):
-    ratio = report.norm_ratio(kind)
-    blocks = report.blocks if kind in ('value', 'key') else (
-        np.arange(len(ratio)) + (kind != 'hidden'))
-    ax.plot(blocks, ratio, color=colour, marker=marker, markersize=6, linewidth=2, label=name)
+  for colour, marker, (kind, words) in zip(COLOURS, 'os^D', kinds):
+    ratio = ratios[kind]
+    x = blocks if kind in ('value', 'key') else np.arange(len(ratio)) + (kind != 'hidden')
+    ax.plot(x, ratio, color=colour, marker=marker, markersize=6, linewidth=2, label=words)
   ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
   ax.set_yscale('log')
   low, high = ax.get_ylim()
@@ -122,7 +130,7 @@ def norm_ratios(report: SinkReport, path) -> None:
   ax.xaxis.set_major_locator(MaxNLocator(integer=True))
   ax.grid(alpha=0.25)
   ax.legend(fontsize=_FONT - 1, frameon=False)
-  label(ax, f'{report.protocol.get("run") or "model"}: norm of the first token',
+  label(ax, f'{name or "model"}: norm of the first token',
         'block (0: the embedding)', 'ratio to the mean of the others')
   save(figure, path)
 

@@ -11,12 +11,11 @@ import numpy as np
 from sink_jax.arguments import explained
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record
 from sink_jax.models.run import Run
-
-EPSILON = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +129,21 @@ class SinkReport:
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
     }
 
-  def plot(self, path: str) -> None:
+  def plot(self, path: str, epsilon: float = EPSILON) -> None:
     """Writes a heat map of the first token's importance over layers and heads (PNG)."""
     from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
 
-    plots.importance_map(self, path)
+    plots.importance_map(
+        self.head_importance(), path, rate=self.sink_rate(epsilon=epsilon), blocks=self.blocks,
+        name=self.protocol.get('run', ''), epsilon=epsilon)
+
+  def plot_norm_ratios(self, path: str) -> None:
+    """Writes the norms of the first token relative to the others, by block (PNG)."""
+    from sink_jax.evaluate import plots
+
+    kinds = ('value', 'key', 'hidden', 'hidden_before_norm')
+    plots.norm_ratios({kind: self.norm_ratio(kind) for kind in kinds}, path, blocks=self.blocks,
+                      name=self.protocol.get('run', ''))
 
 
 @explained

@@ -10,6 +10,8 @@ import numpy as np
 
 from sink_jax.arguments import explained
 
+EPSILON = 0.3  # the paper's threshold of a sink
+
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
 _PART = 2**22  # numbers

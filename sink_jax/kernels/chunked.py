@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.finish import ATTENTION, KernelRows
-from sink_jax.kernels.tile import Tile, row_cotangents
+from sink_jax.kernels.epilogue import ATTENTION, KernelRows
+from sink_jax.kernels.score_tile import Tile, row_cotangents
 
 BLOCK = 128  # query rows at a time
 _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores

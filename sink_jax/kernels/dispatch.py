@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from sink_jax.arguments import explained
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads, transposed
-from sink_jax.kernels import chunked, delegated, flash, linear
-from sink_jax.kernels.finish import finish, finish_softmax
-from sink_jax.kernels.sharded import over_devices
+from sink_jax.kernels import chunked, flash, library_kernels, linear
+from sink_jax.kernels.epilogue import finish, finish_softmax
+from sink_jax.kernels.shard import over_devices
 
 IMPLEMENTATIONS = ('reference', 'chunked', 'linear', 'pallas', 'cudnn', 'splash')
 
@@ -68,7 +68,7 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   if name == 'reference':
     return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v, params)
   if name in ('cudnn', 'splash'):
-    kernel = {'cudnn': delegated.cudnn, 'splash': delegated.splash}[name]
+    kernel = {'cudnn': library_kernels.cudnn, 'splash': library_kernels.splash}[name]
     rows, = over_devices('bthd bthd bthd -> bthd', lambda *share: (kernel(spec, *share),), q, k, v)
     out = finish_softmax(spec, rows, params)
   else:
@@ -119,9 +119,9 @@ def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str
   if name == 'cudnn' and platform() != 'cuda' or name == 'splash' and platform() != 'tpu':
     return f'it needs {"an NVIDIA GPU" if name == "cudnn" else "a TPU"}, not {platform()}'
   if name == 'cudnn':
-    return delegated.cudnn_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
+    return library_kernels.cudnn_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
   if name == 'splash':
-    return delegated.splash_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
+    return library_kernels.splash_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
   return None
 
 

@@ -10,9 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels import flash_gpu, flash_tpu
-from sink_jax.kernels.finish import ATTENTION, KernelRows
-from sink_jax.kernels.sharded import over_devices
-from sink_jax.kernels.tile import row_cotangents
+from sink_jax.kernels.epilogue import ATTENTION, KernelRows
+from sink_jax.kernels.score_tile import row_cotangents
+from sink_jax.kernels.shard import over_devices
 
 _INTERPRETED = flash_tpu  # what runs, slowly, on a platform without kernels
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from sink_jax.kernels.program_gpu import Program, products, weighted
+from sink_jax.kernels.gpu_layout import Program, products, weighted
 
 
 def unsupported(head_dim: int) -> str | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from sink_jax.kernels.program_tpu import SUBLANES, Program
+from sink_jax.kernels.tpu_layout import SUBLANES, Program
 
 
 def unsupported(head_dim: int) -> str | None:

@@ -12,8 +12,7 @@ from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, prepare
 from sink_jax.kernels import chunked, flash
 from sink_jax.kernels.dispatch import choose_importance
-from sink_jax.kernels.finish import row_weights
-
+from sink_jax.kernels.epilogue import row_weights
 
 _SCORES = 2**21  # of one head at a time where there are no kernels: 8 MiB, which stay cached
 

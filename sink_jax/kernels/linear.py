@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sink_jax.attention.mask import Causal
 from sink_jax.attention.similarity import Linear
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.finish import ATTENTION, KernelRows
+from sink_jax.kernels.epilogue import ATTENTION, KernelRows
 
 # Tokens at a time. A block costs O(block Dh) per token beside the O(Dh^2) of the running
 # sum, so about Dh is best; the usual Dh are 64 to 128, and matrix units want 128.

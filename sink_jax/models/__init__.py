@@ -1,1 +1,5 @@
-"""The language models, in Flax Linen; Linen is used nowhere else."""
+"""Transformers in Flax Linen, and what can be asked of them with their parameters.
+
+This is the only room that imports flax; a `Run` is a model with its parameters. Training, data and
+files do not belong here.
+"""

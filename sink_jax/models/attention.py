@@ -12,9 +12,9 @@ from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
 from sink_jax.kernels.dispatch import attend, choose, unsupported
 from sink_jax.kernels.importance import Importance, streaming_importance
-from sink_jax.kernels.sharded import placed
-from sink_jax.models.cache import AttentionCache, Step
+from sink_jax.kernels.shard import placed
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.kv_cache import AttentionCache, Step
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import Want
 

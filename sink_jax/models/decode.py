@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
-from sink_jax.models.cache import AttentionCache, CachePolicy, Memory
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.kv_cache import AttentionCache, CachePolicy, Memory
 from sink_jax.models.mamba import MambaCache
 from sink_jax.models.transformer import Transformer
 

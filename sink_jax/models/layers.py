@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.param import rms_norm
-from sink_jax.kernels.sharded import placed
+from sink_jax.kernels.shard import placed
 from sink_jax.models.config import ModelConfig
 
 _ACTIVATIONS = {

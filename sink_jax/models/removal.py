@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.attention.kv_bias import KBias, KVBias, NoBias, SinkLogit, VBias
+from sink_jax.attention.extra_key_value import KBias, KVBias, NoBias, SinkLogit, VBias
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sink_jax.kernels.sharded import in_mesh, mesh_of
+from sink_jax.kernels.shard import in_mesh, mesh_of
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.generate import generate
 from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, Want
 from sink_jax.models.transformer import Transformer
@@ -64,10 +65,8 @@ class Run:
     """Continues texts (S, T) by `length` tokens (S, length).
 
     They begin with `first_token`, which is put before them where they do not. For the options
-    see `models.generation.stream`.
+    see `sink_jax.models.generate.stream`.
     """
-    from sink_jax.models.generation import generate  # which stands on top of this
-
     return generate(self, tokens, length, **options)
 
 

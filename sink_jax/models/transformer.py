@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.kernels.finish import ATTENTION
-from sink_jax.kernels.sharded import placed
+from sink_jax.kernels.epilogue import ATTENTION
+from sink_jax.kernels.shard import placed
 from sink_jax.models.attention import Attention, norm
-from sink_jax.models.cache import Memory, Step
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.experts import MixtureOfExperts
+from sink_jax.models.kv_cache import Memory, Step
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
+from sink_jax.models.moe import MixtureOfExperts
 from sink_jax.models.record import LayerRecord, Record, Want
 
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.evaluate.probe import probed
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Want
 from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
-from sink_jax.plan import compiler, links, program, roofline
+from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
 from sink_jax.plan.chips import SHARE, Slice
 from sink_jax.train.defaults import Share, with_defaults
 from sink_jax.train.experiment import ProbeConfig
@@ -108,7 +108,7 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
     return result
   text = compiled.as_text()
   keep_text(text)
-  result |= _counted(job, mesh, program.read(text), compiled, share, compute)
+  result |= _counted(job, mesh, hlo_cost.read(text), compiled, share, compute)
   beside = _bytes(state) - _bytes(state.params)
   for name, lower in (('validation', _validation), ('probe', _probe)):
     if result['fits']:
@@ -173,14 +173,14 @@ def _counted(job, mesh, counted, compiled, share, compute):
   for one in counted.collectives:
     if len(one.group) < 2:
       continue
-    key = one.kind, links.axes_of(one, mesh), len(one.group), one.overlapped
+    key = one.kind, interconnect.axes_of(one, mesh), len(one.group), one.overlapped
     row = traffic.setdefault(key, dict(
         zip(('kind', 'axes', 'group', 'overlapped'), key), count=0, payload=0.0, moved=0.0,
         seconds=0.0))
     row['count'] += one.count
     row['payload'] += one.count * one.payload
     row['moved'] += one.count * one.moved
-    row['seconds'] += links.seconds(one, mesh, job.where)
+    row['seconds'] += interconnect.seconds(one, mesh, job.where)
   rows = sorted(traffic.values(), key=lambda row: -row['seconds'])
   kernels = roofline.kernel_flops(
       job.model, job.context, job.tokens / job.where.devices, counted.kernels, job.microbatches)

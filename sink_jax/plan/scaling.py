@@ -13,10 +13,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from sink_jax.models.sizes import SIZES, flops_per_token, parameter_count, sized
-from sink_jax.plan import compiler, links
+from sink_jax.plan import compiler, interconnect
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, Slice, parse
+from sink_jax.plan.hlo_cost import Collective
 from sink_jax.plan.job import AXES
-from sink_jax.plan.program import Collective
 from sink_jax.plan.table import CONTEXT, VOCAB
 
 SLICES = ('v5p:2x2x2', 'v5p:4x4x4', 'v5p:8x8x8', 'v5p:16x16x16')
@@ -95,7 +95,7 @@ def estimate(study: Study, where: Slice, sequences: int) -> dict[str, Any]:
              for kind, axes, payload, times in volumes(
                  study.size, fsdp, tensor, devices, tokens, microbatches, study.work > 1)]
   sent = sum(one.count * one.moved for one in traffic)
-  waiting = sum(links.seconds(one, mesh, where) for one in traffic)
+  waiting = sum(interconnect.seconds(one, mesh, where) for one in traffic)
   work = tokens * flops_per_token(sized(study.size, vocab_size=VOCAB), CONTEXT) / devices
   compute = study.work * work / (where.chip.peak * SHARE)
   state = 12 * parameter_count(size=study.size, vocab_size=VOCAB) / fsdp / tensor

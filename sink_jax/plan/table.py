@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sink_jax.io.files import write_atomically
 from sink_jax.models.sizes import sized
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, parse
 from sink_jax.plan.compiler import CompilerMissing
@@ -15,7 +16,6 @@ from sink_jax.plan.job import Job, plan
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.provenance import here_and_now
 from sink_jax.train.sharding import mesh_sizes
-from sink_jax.train.storage import write_atomically
 
 CONTEXT, VOCAB = 2048, 50432
 # Model, slice, fsdp, tensor ('data' is the rest), sequences of a step, micro-batches, remat.

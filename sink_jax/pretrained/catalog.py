@@ -153,3 +153,16 @@ def _downloaded(hub, revision):
   if not any((folder / file).exists() for file in (WEIGHTS, INDEX)):
     raise ValueError(pickled(hub, f'{hub} offers its weights as pickles only'))
   return folder
+
+
+def known_model(name: str) -> Published | None:
+  """The model of the catalogue with this name, hub id, or folder name as on the hub."""
+  own = name.casefold()
+  return find(name) or next((model for model in MODELS.values()
+                             if model.hub.casefold().split('/')[1] == own), None)
+
+
+def family_of(name: str) -> str:
+  """'Pythia', 'LLaMA2', 'LLaMA3.1', ...; 'other' for models that the paper does not have."""
+  model = known_model(name)
+  return model.name.split('-')[0] if model else 'other'

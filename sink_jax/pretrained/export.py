@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.attention.feature_map import Identity
-from sink_jax.attention.kv_bias import NoBias
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.position import Rope

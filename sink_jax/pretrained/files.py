@@ -12,8 +12,8 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from sink_jax.data.whole import whole
-from sink_jax.train.workdir import is_workdir
+from sink_jax.io.files import read_text_limited
+from sink_jax.train.run_dir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _PICKLES = ('*.bin', '*.pth', '*.pt', '*.ckpt', '*.bin.index.json')
@@ -139,7 +139,7 @@ def read_object(path: Path, remedy: str) -> dict:
     ValueError: the file is missing or holds anything else; ends with the remedy.
   """
   try:
-    value = json.loads(whole(path))
+    value = json.loads(read_text_limited(path))
   except FileNotFoundError:
     raise ValueError(f'{path} does not exist. {remedy}') from None
   except (OSError, ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sink_jax.attention.kv_bias import SinkLogit
+from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import Experts, Layer, ModelConfig
 from sink_jax.pretrained import keys, llama, windows

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sink_jax.data.cache import Cache
+from sink_jax.data.dataset import DataConfig
 from sink_jax.data.documents import DocumentSource, Prepared
-from sink_jax.data.pipeline import DataConfig
-from sink_jax.data.tokenizer import (EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder,
-                                     HuggingFace)
-from sink_jax.places import cache_root
+from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder, HuggingFace
+from sink_jax.io.paths import cache_root
 from sink_jax.pretrained.export import write_object
 
 

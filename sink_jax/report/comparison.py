@@ -6,17 +6,22 @@ import re
 from textwrap import fill
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
-from sink_jax.load import load_run
+from sink_jax.io.paths import to_path
+from sink_jax.pretrained.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.page import as_html, as_markdown
-from sink_jax.train.provenance import here_and_now
-from sink_jax.report.runs import (
-    EMERGENCE_LEVEL, baseline_of, differing_settings, read_runs, split_notes)
+from sink_jax.report.records import (
+  EMERGENCE_LEVEL,
+  baseline_of,
+  differing_settings,
+  read_runs,
+  split_notes,
+)
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import as_text as table_text
-from sink_jax.train import storage
 from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.provenance import here_and_now
 
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
 
@@ -30,7 +35,7 @@ def compare(directory, out, with_maps: bool = True) -> dict:
   Raises:
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
-  directory, out = storage.folder(directory), storage.folder(out)
+  directory, out = to_path(directory), to_path(out)
   report = build(read_runs(directory))
   told = lambda key: ' and '.join(sorted(
       {run[key] for run in report['runs'].values() if run[key]})) or 'unknown'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sink_jax.report.runs import EMERGENCE_LEVEL, record_note, shown_losses
+from sink_jax.report.records import EMERGENCE_LEVEL, record_note, shown_losses
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss between variants that are no longer alike

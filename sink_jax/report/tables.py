@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 
 from sink_jax.report import markup
-from sink_jax.report.runs import shown_losses
+from sink_jax.report.records import shown_losses
 
 WIDTH = 100  # columns of a terminal
 

@@ -1,1 +1,4 @@
-"""Tables of trials: which there are, what they cost, running them, and how far they are."""
+"""Many trials: of a config file, at a budget, for several seeds, on one machine or many.
+
+A trial is a training run in a folder of its own. What a single run does belongs to `train`.
+"""

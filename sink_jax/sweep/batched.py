@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 
-from sink_jax.data.pipeline import open_data
-from sink_jax.data.whole import whole
+from sink_jax.data.dataset import open_data
+from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.paths import to_path
 from sink_jax.sweep.runner import concluded, run_trial
 from sink_jax.sweep.trials import ENDED, Trial
 from sink_jax.train.checksums import saved_steps
@@ -29,8 +30,7 @@ from sink_jax.train.experiment import differences
 from sink_jax.train.group import Group, train_group
 from sink_jax.train.loop import Job, prepared
 from sink_jax.train.optimizer import compiled_part
-from sink_jax.train.storage import SMALL, folder, write_atomically
-from sink_jax.train.workdir import has_ended, in_use, read_status
+from sink_jax.train.run_dir import has_ended, in_use, read_status
 
 # What trials of a group may differ in: what is computed beside the steps, and how long.
 _FREE = ('seed', 'steps', 'log_every', 'checkpoint_every', 'checkpoints_kept', 'probe',
@@ -54,7 +54,7 @@ def run_batched(trials: Mapping[str, Trial], root,
   if jax.device_count() > 1:  # a job of several processes has several, too
     raise ValueError(f'--batched trains groups of trials on one device, and {jax.device_count()} '
                      'are here: show it one, such as with CUDA_VISIBLE_DEVICES=0, or leave it out.')
-  root = folder(root)
+  root = to_path(root)
   root.mkdir(parents=True, exist_ok=True)
   jobs = _jobs(trials, root)
   groups = _groups(jobs, root, width)
@@ -167,7 +167,7 @@ def _records(root):
   """(path, slots) of all groups that are recorded."""
   for path in sorted(root.glob('*.group.json')):
     try:
-      names = json.loads(whole(path, SMALL))['trials']
+      names = json.loads(read_text_limited(path, SMALL))['trials']
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
       continue
     if isinstance(names, list) and all(isinstance(name, str) for name in names):

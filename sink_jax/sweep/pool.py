@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing import connection
 
-from sink_jax import compile_cache
-from sink_jax.data.parent import end_with_parent
+from sink_jax.io import compile_cache
+from sink_jax.io.exit_code import EXIT_SAVED, exit_saved_until_training
+from sink_jax.io.parent_process import end_with_parent
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.exit_code import EXIT_SAVED, exit_saved_until_training
-from sink_jax.train.loop import Interrupted, quiet_logs
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.outcome import Interrupted
 from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.stop import StopSignal
 

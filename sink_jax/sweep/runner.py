@@ -11,14 +11,22 @@ from typing import Any
 import jax
 
 from sink_jax.analyses.training import write_analyses
+from sink_jax.io.paths import to_path
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train import storage
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.distributed import agreed, is_first
-from sink_jax.train.loop import Diverged, Interrupted, train
-from sink_jax.train.workdir import (
-    PATIENCE, Busy, TakenOver, has_ended, read_status, settle_finished, write_outcome)
+from sink_jax.train.loop import train
+from sink_jax.train.multihost import agreed, is_first
+from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.run_dir import (
+  PATIENCE,
+  Busy,
+  TakenOver,
+  has_ended,
+  read_status,
+  settle_finished,
+  write_outcome,
+)
 
 _KEPT = ('done', 'diverged')  # records that nothing replaces
 
@@ -42,7 +50,7 @@ def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
 
 def concluded(trial: Trial, root, train_rest: Callable[[Any], Any]) -> str:
   """`run_trial`, where `train_rest(folder)` does what is left of the training."""
-  folder = storage.folder(root) / trial.name
+  folder = to_path(root) / trial.name
   try:
     if trial.config is None:
       return agreed(lambda: _not_expressible(trial, folder), ValueError)
@@ -81,7 +89,7 @@ def _analysed(trial, folder):
 
 def record_failure(trial: Trial, root, error: str) -> None:
   """Says in a trial's folder that it failed, where it could not do so itself."""
-  folder = storage.folder(root) / trial.name
+  folder = to_path(root) / trial.name
   status = read_status(folder)
   if status['status'] not in _KEPT:
     groups = {key: status[key] for key in ('group_widths',) if key in status}

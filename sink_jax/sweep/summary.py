@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import to_path
 from sink_jax.sweep.trials import ENDED, Trial
-from sink_jax.train import storage
-from sink_jax.train.workdir import in_use, read_status
+from sink_jax.train.run_dir import in_use, read_status
 
 _TAIL = 32768  # bytes of metrics that hold the last row of every kind
 _SAY_EVERY = 30  # seconds
@@ -38,7 +39,7 @@ def read_states(trials: Mapping[str, Trial], root,
   ended: states of trials that have ended, from earlier calls. They are not read again, since
     an object store takes ten requests for each; this call adds to them.
   """
-  root, ended = storage.folder(root), {} if ended is None else ended
+  root, ended = to_path(root), {} if ended is None else ended
   states = [ended.get(name) or _read_state(trial, root / name) for name, trial in trials.items()]
   ended |= {state.name: state for state in states if state.status in ENDED}
   return states
@@ -95,7 +96,7 @@ def write_summary(trials: Mapping[str, Trial], root, headline: str,
   states = read_states(trials | _others(trials, root), root, ended)
   headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
   with contextlib.suppress(OSError):  # a full disk is for the trials to tell
-    storage.write_atomically(storage.folder(root) / 'summary.md', as_markdown(states, headline))
+    write_atomically(to_path(root) / 'summary.md', as_markdown(states, headline))
   return states
 
 
@@ -134,7 +135,7 @@ def duration(seconds: float) -> str:
 
 
 def _others(trials, root):
-  found = sorted(path.parent for path in storage.folder(root).glob('*/config.json'))
+  found = sorted(path.parent for path in to_path(root).glob('*/config.json'))
   return {folder.name: Trial(folder.name, None) for folder in found if folder.name not in trials}
 
 

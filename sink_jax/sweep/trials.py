@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sink_jax.command import importable
+from sink_jax.io.paths import importable_configs
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
 
 ENDED = ('done', 'diverged', 'not expressible')  # statuses of trials that nothing is left to do for
@@ -105,7 +105,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 def _load(path):
   """The module of a config file, which may import others beside it as configs.NAME."""
   try:
-    with importable(path):
+    with importable_configs(path):
       spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)

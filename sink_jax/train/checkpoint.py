@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from sink_jax.io.paths import free_name, move_folder, to_path
 from sink_jax.train.checksums import (
-    forget_checksums,
-    has_checksums,
-    saved_steps,
-    step_folder,
-    verify,
-    write_checksums,
+  forget_checksums,
+  has_checksums,
+  saved_steps,
+  step_folder,
+  verify,
+  write_checksums,
 )
-from sink_jax.train.distributed import agreed, all_of, is_first
+from sink_jax.train.multihost import agreed, all_of, is_first
 from sink_jax.train.record import write_record
-from sink_jax.train.storage import folder, free_name, move
 
 _log = logging.getLogger('sink_jax')
 
@@ -43,7 +43,7 @@ class Checkpoints:
   """
 
   def __init__(self, workdir, kept: int = 2):
-    self._workdir, self._kept = folder(workdir), kept
+    self._workdir, self._kept = to_path(workdir), kept
     self._pending: int | None = None
     self._record: Mapping[str, Any] | None = None  # of what is pending
     self._hashing: threading.Thread | None = None
@@ -156,7 +156,7 @@ def restore_params(workdir, target):
   Raises:
     CheckpointError: there is no usable checkpoint, or it holds another model.
   """
-  workdir = folder(workdir)
+  workdir = to_path(workdir)
   for step in saved_steps(workdir):
     problem = verify(workdir, step)
     if problem is None:
@@ -209,7 +209,7 @@ def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
 
 def _moved_aside(workdir, step, problem):
   aside = free_name(workdir / 'damaged' / str(step))
-  move(step_folder(workdir, step), aside)
+  move_folder(step_folder(workdir, step), aside)
   forget_checksums(workdir, step)
   return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'
 

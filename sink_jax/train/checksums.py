@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from sink_jax.data.whole import whole
-from sink_jax.train.storage import SMALL, files_below, folder, is_local, write_atomically
+from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.paths import files_below, is_local, to_path
 
 _log = logging.getLogger('sink_jax')
 
@@ -29,7 +29,7 @@ def saved_steps(workdir) -> list[int]:
 
 
 def step_folder(workdir, step: int):
-  return folder(workdir) / 'checkpoints' / str(step)
+  return to_path(workdir) / 'checkpoints' / str(step)
 
 
 def write_checksums(workdir, step: int) -> None:
@@ -57,7 +57,7 @@ def forget_checksums(workdir, step: int) -> None:
 
 def record_path(workdir, step: int):
   """The file of digests of what the run had recorded at that step; see `record`."""
-  return folder(workdir) / 'checksums' / f'{step}.record.json'
+  return to_path(workdir) / 'checksums' / f'{step}.record.json'
 
 
 def has_checksums(workdir, step: int) -> bool:
@@ -72,7 +72,7 @@ def verify(workdir, step: int) -> str | None:
   """
   saved, path = step_folder(workdir, step), _sums_path(workdir, step)
   try:
-    sums = dict(json.loads(whole(path, SMALL)))
+    sums = dict(json.loads(read_text_limited(path, SMALL)))
   except (OSError, ValueError, TypeError, RecursionError):
     if path.exists():
       _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
@@ -88,7 +88,7 @@ def verify(workdir, step: int) -> str | None:
 
 
 def _sums_path(workdir, step):
-  return folder(workdir) / 'checksums' / f'{step}.json'
+  return to_path(workdir) / 'checksums' / f'{step}.json'
 
 
 def _sha256_of(files: Iterable) -> Iterable[str]:

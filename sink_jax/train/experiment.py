@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.data.interventions import Intervention
-from sink_jax.data.pipeline import Data, DataConfig, Source
+from sink_jax.component import build
+from sink_jax.data.dataset import Data, DataConfig, Source
+from sink_jax.data.token_edits import Intervention
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
 from sink_jax.models.sizes import sized
-from sink_jax.slot import build
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
 

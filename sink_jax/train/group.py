@@ -18,19 +18,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.data.progress import Progress
+from sink_jax.io.paths import to_path
+from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
-from sink_jax.train import storage
-from sink_jax.train.group_steps import (
-    compiled_group_steps, compiled_stack_and_slice, empty_inputs)
+from sink_jax.train.group_steps import compiled_group_steps, compiled_stack_and_slice, empty_inputs
 from sink_jax.train.optimizer import learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import Evaluation, held
+from sink_jax.train.run_dir import PATIENCE, Busy
 from sink_jax.train.sharding import replicated
 from sink_jax.train.step import init_state
 from sink_jax.train.stop import StopSignal
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
-from sink_jax.train.workdir import PATIENCE, Busy
 
 _SECONDS = 5  # of a call, about, so that a stop signal need not wait longer
 
@@ -76,7 +75,7 @@ def train_group(group: Group, root, begun: Callable[[list[str]], None],
              for slot, name in enumerate(group.names) if name in group.jobs]
   with StopSignal() as stop, contextlib.ExitStack() as closing:
     try:
-      states = _begun(group, members, storage.folder(root))
+      states = _begun(group, members, to_path(root))
       if running := [member for member in members if member.running]:
         begun([member.name for member in running])
         _go_on(group, running, states, stop, closing, show_progress)

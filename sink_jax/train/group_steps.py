@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import OptimizerConfig, Rates
 from sink_jax.train.sharding import replicated

@@ -15,23 +15,23 @@ import jax
 import numpy as np
 
 from sink_jax.data.cache_check import DamagedCache
-from sink_jax.data.interventions import first_token
-from sink_jax.data.pipeline import Data, DataConfig, open_data
-from sink_jax.data.progress import Progress
+from sink_jax.data.dataset import Data, DataConfig, open_data
+from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Encoder
+from sink_jax.io.progress import Progress
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
-from sink_jax.train import workdir as runs
+from sink_jax.train import run_dir as runs
 from sink_jax.train.defaults import KEYS, Share, completed, device_memory, filled
-from sink_jax.train.distributed import agreed, check_same, is_first, together
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.feed import Feed
+from sink_jax.train.multihost import agreed, check_same, is_first, together
 from sink_jax.train.optimizer import Rates, learning_rates
-from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import held
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.sharded import over_devices
+from sink_jax.kernels.shard import over_devices
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 

@@ -7,7 +7,7 @@ import logging
 
 import jax
 
-from sink_jax.train import workdir as runs
+from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.stop import Unsaved
 

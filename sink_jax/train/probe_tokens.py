@@ -9,11 +9,12 @@ import tokenize
 
 import numpy as np
 
-from sink_jax.data.digests import sha256
+from sink_jax.io.files import write_atomically
+from sink_jax.io.hashing import sha256
+from sink_jax.io.paths import to_path
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.distributed import agreed
+from sink_jax.train.multihost import agreed
 from sink_jax.train.record import stored
-from sink_jax.train.storage import folder, write_atomically
 
 _REMEDY = 'Training again with the same command makes it anew from the data.'
 _log = logging.getLogger('sink_jax')
@@ -28,7 +29,7 @@ def write_probe_tokens(workdir, tokens) -> str:
   Raises:
     ValueError: neither is it what `tokens` make.
   """
-  return agreed(lambda: _write_probe_tokens(folder(workdir) / 'probe_tokens.npy', tokens),
+  return agreed(lambda: _write_probe_tokens(to_path(workdir) / 'probe_tokens.npy', tokens),
                 ValueError)
 
 
@@ -58,7 +59,7 @@ def read_probe_tokens(workdir):
   Raises:
     ValueError: the file is damaged, or not the one that the checkpoints were saved with.
   """
-  path = folder(workdir) / 'probe_tokens.npy'
+  path = to_path(workdir) / 'probe_tokens.npy'
   if not path.exists():
     return None
   try:

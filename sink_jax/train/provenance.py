@@ -15,15 +15,17 @@ from pathlib import Path
 import jax
 
 import sink_jax
-from sink_jax.compile_cache import usable_cores
+from sink_jax.io.compile_cache import usable_cores
 
 _COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one to help it
 
 
 def command() -> str:
   """The command that a person gave to start this process, or the one that started it."""
-  mine = shlex.join(['python', *(w for w in sys.orig_argv[1:] if w != '-P')])
-  return os.environ.get(_COMMAND, mine)
+  words = [word for word in sys.orig_argv[1:] if word != '-P']
+  if words and Path(words[0]).name == 'sink-jax':  # the console script, a file that python runs
+    return os.environ.get(_COMMAND, shlex.join(['sink-jax', *words[1:]]))
+  return os.environ.get(_COMMAND, shlex.join(['python', *words]))
 
 
 def pass_on_command() -> None:

@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sink_jax.data.whole import whole
+from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.paths import free_name, to_path
 from sink_jax.train.checksums import record_path, saved_steps
-from sink_jax.train.storage import SMALL, folder, free_name, write_atomically
 
 _LONGEST = 1 << 20  # bytes of a line of metrics; what is longer is none of ours
 _BLOCK = 1 << 20
@@ -43,7 +43,7 @@ def write_record(workdir, step: int, record: dict[str, Any]) -> None:
 def read_record(workdir, step: int) -> dict[str, dict[str, Any]]:
   """The digests that were stored with a step; {} where there are none that can be read."""
   try:
-    record = json.loads(whole(record_path(workdir, step), SMALL))
+    record = json.loads(read_text_limited(record_path(workdir, step), SMALL))
   except (OSError, ValueError, RecursionError):
     return {}
   if not isinstance(record, dict):
@@ -63,7 +63,7 @@ def settle_metrics(workdir, step: int) -> Kept:
   Where the rows up to the step are not those that were written, the file is copied to
   `damaged/`, and only what an older checkpoint vouches for is kept.
   """
-  path = folder(workdir) / 'metrics.jsonl'
+  path = to_path(workdir) / 'metrics.jsonl'
   marks = {s: _mark(workdir, s) for s in saved_steps(workdir) if s <= step}
   marks = {s: mark for s, mark in marks.items() if mark}
   sound, newest = _sound(path, marks), max(marks, default=None)
@@ -112,7 +112,7 @@ def lines_of(path, first: int = 0) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 def problem(workdir) -> str:
   """How the metrics of a run differ from what its newest checkpoint knows of them, or ''."""
-  path = folder(workdir) / 'metrics.jsonl'
+  path = to_path(workdir) / 'metrics.jsonl'
   step, mark = next(((step, mark) for step in saved_steps(workdir)
                      if (mark := _mark(workdir, step))), (0, None))
   if mark is None or _sound(path, {step: mark}) == step and all(
@@ -161,11 +161,11 @@ def _rows_up_to(path, step, first):
 
 
 def _set_aside(workdir, step, sound):
-  source = folder(workdir) / 'metrics.jsonl'
+  source = to_path(workdir) / 'metrics.jsonl'
   which = 'all rows' if sound is None else f'the rows after step {sound}'
   where = ''
   if source.is_file():
-    aside = free_name(folder(workdir) / 'damaged' / 'metrics.jsonl')
+    aside = free_name(to_path(workdir) / 'damaged' / 'metrics.jsonl')
     write_atomically(aside, source.read_bytes())
     where = f', and the file as it was is damaged/{aside.name}'
   remedy = '' if sound is None else (

@@ -14,12 +14,12 @@ from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
-from sink_jax.train import workdir as runs
+from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.distributed import agreed, is_first, together
 from sink_jax.train.experiment import Experiment
 from sink_jax.train.feed import Feed
-from sink_jax.train.metrics import MetricsWriter
+from sink_jax.train.metrics_log import MetricsWriter
+from sink_jax.train.multihost import agreed, is_first, together
 from sink_jax.train.outcome import Diverged, recorded
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from sink_jax.data.tokenizer import ByteEncoder, Encoder, FileEncoder
-from sink_jax.data.whole import whole
-from sink_jax.train.distributed import is_first
-from sink_jax.train.storage import SMALL, folder, write_atomically
+from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.paths import to_path
+from sink_jax.train.multihost import is_first
 
 _MANIFEST = 'manifest.json'
 _IDS = ('eos', 'bos', 'pad')
@@ -33,7 +33,7 @@ def write_tokenizer(workdir, encoder: Encoder | None) -> None:
   files[_MANIFEST] = json.dumps({
       'special_ids': {name: getattr(encoder, f'{name}_id') for name in _IDS},
       'fingerprint': encoder.fingerprint()}, indent=2).encode()
-  place = folder(workdir) / 'tokenizer'
+  place = to_path(workdir) / 'tokenizer'
   place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     if not _holds(place / name, content):
@@ -46,16 +46,16 @@ def read_tokenizer(workdir) -> Encoder | None:
   Raises:
     ValueError: a file of it is missing or damaged.
   """
-  place = folder(workdir) / 'tokenizer'
+  place = to_path(workdir) / 'tokenizer'
   if not (place / _MANIFEST).exists():
     return None
   try:
-    manifest = json.loads(whole(place / _MANIFEST, SMALL))
+    manifest = json.loads(read_text_limited(place / _MANIFEST, SMALL))
     fingerprint = manifest['fingerprint']
     if fingerprint == ByteEncoder().fingerprint():
       return ByteEncoder()
     ids = [int(manifest['special_ids'][name]) for name in _IDS]
-    encoder = FileEncoder(whole(place / 'tokenizer.json'), *ids)
+    encoder = FileEncoder(read_text_limited(place / 'tokenizer.json'), *ids)
     if encoder.fingerprint() != fingerprint:
       raise ValueError('its files differ from their digest')
   except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -12,15 +12,18 @@ import jax.numpy as jnp
 import optax
 
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.sharded import groups_along, in_mesh, summed_over
+from sink_jax.kernels.shard import groups_along, in_mesh, summed_over
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
-    OptimizerConfig, Rates, compiled_part, init_optimizer, make_optimizer)
-from sink_jax.train.sharding import (
-    batch_sharding, check_tensor, replicated, state_shardings)
-
+  OptimizerConfig,
+  Rates,
+  compiled_part,
+  init_optimizer,
+  make_optimizer,
+)
+from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
 
 _PROGRAMS = 8  # of each kind that a process keeps: trials of a sweep come and go
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sink_jax.train.distributed import between
-from sink_jax.train.exit_code import stop_signals
+from sink_jax.io.exit_code import stop_signals
+from sink_jax.train.multihost import between
 
 _SAVING = b'\nSaving. Once more Ctrl-C ends this at once, and what is not saved is lost.\n'
 

@@ -10,8 +10,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from sink_jax.places import writing
-from sink_jax.train.storage import is_local
+from sink_jax.io.files import named_in_errors
+from sink_jax.io.paths import is_local
 
 
 class Board:
@@ -43,7 +43,7 @@ class Board:
 
   def flush(self) -> None:
     """Puts everything so far where a lost machine does not take it along."""
-    with writing(self._folder):
+    with named_in_errors(self._folder):
       self._events.flush()
     if self._remote is not None:
       for file in Path(self._temporary.name).iterdir():
@@ -51,11 +51,11 @@ class Board:
 
   def close(self) -> None:
     """Ends the file; what is not flushed is lost where the run is in an object store."""
-    with writing(self._folder):
+    with named_in_errors(self._folder):
       self._events.close()
     if self._remote is not None:
       self._temporary.cleanup()
 
   def _event(self, **content):
-    with writing(self._folder):
+    with named_in_errors(self._folder):
       self._events.write_event(Event(wall_time=time.time(), **content))

@@ -7,7 +7,7 @@ import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
-from sink_jax.report.analysis_fields import FIELDS, check_result
+from sink_jax.paper.analysis_fields import FIELDS, check_result
 from sink_jax.report.jsontext import rounded, to_json
 from tests.random_params import random_params
 

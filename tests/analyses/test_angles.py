@@ -7,8 +7,15 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import angles
-from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
-                                  small_run)
+from tests.analyses.small import (
+  check_png,
+  check_rows,
+  drawn,
+  lines,
+  options,
+  random_inputs,
+  small_run,
+)
 
 
 def pairs(run, tokens):

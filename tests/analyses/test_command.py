@@ -14,19 +14,19 @@ from absl import flags
 from absl.testing import flagsaver
 
 import sink_jax as sj
-from sink_jax.analyses import __main__ as command
-from sink_jax.analyses import domains, frame, hellaswag, norms, table
+from sink_jax.analyses import domains, hellaswag, norms, registry, runner
+from sink_jax.analyses.loaded_models import Subject, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, make_inputs
+from sink_jax.cli import analyses as command
+from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
-from sink_jax.report.analysis import analyse_models
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.workdir import claimed
+from sink_jax.train.run_dir import claimed
 from tests.analyses.small import check_png, small_run
 from tests.pretrained import tiny
 from tests.train import runs
@@ -57,19 +57,19 @@ def workdir(folder, **changes):
 
 
 def test_every_analysis_is_a_module():
-  for name, analysis in table.ANALYSES.items():
+  for name, analysis in registry.ANALYSES.items():
     module = analysis.module()
     assert module.measure.__doc__ and module.draw.__doc__ and module.__doc__, name
-    assert analysis.figure and analysis.line and name in table.as_text()
+    assert analysis.figure and analysis.line and name in registry.as_text()
     assert analysis.options().epsilons  # its own defaults are options
     assert module.rows.__doc__
-  assert '--inputs=repeat' in table.as_text()
+  assert '--inputs=repeat' in registry.as_text()
   with pytest.raises(ValueError, match='Did you mean lengths'):
-    table.find('length')
+    registry.find('length')
 
 
 def test_options_of_an_analysis():
-  analysis = table.find('domains')
+  analysis = registry.find('domains')
   assert analysis.options().epsilons == (0.2, 0.3, 0.4)
   given = analysis.options(epsilons=(0.1,), length=None)
   assert given == Options(epsilons=(0.1,), source='Stdlib()')
@@ -99,7 +99,7 @@ def test_sweeps_are_sorted_and_say_everything_once():
 def test_several_thresholds_are_refused_before_a_model_is_loaded(tmp_path):
   with pytest.raises(ValueError, match='--epsilons: scale takes one'):
     analyse_models('scale', ['no such model'], [], tmp_path, epsilons=(0.2, 0.3))
-  assert table.find('domains').options(epsilons=(0.2, 0.3)).epsilons == (0.2, 0.3)
+  assert registry.find('domains').options(epsilons=(0.2, 0.3)).epsilons == (0.2, 0.3)
 
 
 def test_sequences_at_a_time():
@@ -261,10 +261,10 @@ def test_out_that_cannot_be_written(checkpoint, tmp_path):
 
 def test_which_model_a_result_is_of():
   run = dataclasses.replace(small_run(), step=7)
-  assert frame.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32',
+  assert runner.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32',
                                    'parameters': parameter_count(run.config)}
   snapshot = f'/cache/models--a--b/snapshots/{"0a" * 20}'
-  found = frame.checkpoint(dataclasses.replace(run, folder=snapshot))
+  found = runner.checkpoint(dataclasses.replace(run, folder=snapshot))
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)
 
 

@@ -5,8 +5,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import last_query
-from tests.analyses.small import (check_png, check_rows, drawn, options, random_inputs,
-                                  small_run)
+from tests.analyses.small import check_png, check_rows, drawn, options, random_inputs, small_run
 
 WINDOW = sj.AttentionSpec(mask='Window(size=4)')
 

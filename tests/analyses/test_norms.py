@@ -6,8 +6,15 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import norms
 from sink_jax.models.config import Layer, Mamba
-from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
-                                  small_run)
+from tests.analyses.small import (
+  check_png,
+  check_rows,
+  drawn,
+  lines,
+  options,
+  random_inputs,
+  small_run,
+)
 
 HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses import frame, hellaswag, table
+from sink_jax.analyses import hellaswag, registry, runner
+from sink_jax.analyses.loaded_models import Subject, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, make_inputs
+from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
-from sink_jax.report.analysis import analyse_models
 from tests.analyses.small import random_inputs, repeated_inputs, small_run
 from tests.pretrained import tiny
 
@@ -41,12 +41,12 @@ def subject():
   return Subject(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
 
 
-@pytest.mark.parametrize('name', table.ANALYSES)
+@pytest.mark.parametrize('name', registry.ANALYSES)
 def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monkeypatch, tmp_path):
   for domain in ('a', 'b'):
     (tmp_path / domain).mkdir()
     (tmp_path / domain / 'a.txt').write_text(f'text of the domain {domain} ' * 9)
-  analysis = table.find(name)
+  analysis = registry.find(name)
   module = analysis.module()
   replace = dataclasses.replace
   monkeypatch.setattr(dataclasses, 'replace', lambda x, **changes: Watched.of(
@@ -93,12 +93,12 @@ def test_which_options_are_taken_goes_by_what_is_looked_at(tmp_path):
     analyse_models('norms', [], ['a run'], tmp_path, fsdp=2)
   with pytest.raises(ValueError, match='--sequences would .* repeated_tokens takes --length, --eps'):
     analyse_models('repeated_tokens', [], [], tmp_path, sequences=3)
-  kinds = table.find('kinds')
+  kinds = registry.find('kinds')
   assert kinds.options(seed=1, source='Stdlib()').seed == 1  # text and drawn tokens, both
-  assert table.find('positions').options(seed=1).inputs == 'repeat'
+  assert registry.find('positions').options(seed=1).inputs == 'repeat'
   with pytest.raises(ValueError, match='--source would change nothing: --inputs=repeat'):
-    table.find('positions').options(source='Stdlib()')
-  assert '--cache_size --sinks' in table.as_text()
+    registry.find('positions').options(source='Stdlib()')
+  assert '--cache_size --sinks' in registry.as_text()
 
 
 def test_options_that_do_not_exist_name_the_nearest():
@@ -115,7 +115,7 @@ def test_blocks_and_heads_out_of_range_name_the_range(name):
     sj.analyse(name, small_run(), tokens, heads=(76,))
 
 
-@pytest.mark.parametrize('name', [name for name in table.ANALYSES if name != 'domains'])
+@pytest.mark.parametrize('name', [name for name in registry.ANALYSES if name != 'domains'])
 def test_no_analysis_prints_what_is_no_number(name, subject, monkeypatch):
   run = subject.run if name != 'positions' else small_run(
       vocab_size=258, attention=sj.AttentionSpec(position=sj.Learned(max_length=16)))
@@ -131,7 +131,7 @@ def test_no_analysis_prints_what_is_no_number(name, subject, monkeypatch):
     inputs.description['kinds'] = [inputs.description]
   options = Options(lengths=(4, 8), length=8, cache_size=6, sinks=2)
   with pytest.raises(ValueError, match='finite.*kernel\\[0\\]|is nan: attention weights'):
-    frame.measure(table.find(name), Subject(dataclasses.replace(run, params=params),
+    runner.measure(registry.find(name), Subject(dataclasses.replace(run, params=params),
                                             subject.tokenizer), options, inputs)
 
 

@@ -7,8 +7,17 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import positions
-from tests.analyses.small import (VOCABULARY, check_png, check_rows, drawn, lines, options,
-                                  random_inputs, repeated_inputs, small_run)
+from tests.analyses.small import (
+  VOCABULARY,
+  check_png,
+  check_rows,
+  drawn,
+  lines,
+  options,
+  random_inputs,
+  repeated_inputs,
+  small_run,
+)
 
 LEARNED = sj.AttentionSpec(position=sj.Learned(max_length=16))
 

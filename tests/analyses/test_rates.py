@@ -6,15 +6,25 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, paper, scale
-from sink_jax.analyses.subjects import Subject
+from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, scale
+from sink_jax.analyses.loaded_models import Subject
 from sink_jax.data.inputs import natural, open_source, random_tokens
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
-from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
-                                  small_run)
+from sink_jax.paper import numbers
+from sink_jax.paper.numbers import PILE, table_number
+from sink_jax.pretrained.catalog import family_of, known_model
+from tests.analyses.small import (
+  check_png,
+  check_rows,
+  drawn,
+  lines,
+  options,
+  random_inputs,
+  small_run,
+)
 
 
 def sharp_run(name='sharp', **changes):
@@ -102,7 +112,7 @@ def test_kinds(run, tmp_path):
 
 
 def test_kinds_beside_the_paper(monkeypatch, tmp_path):
-  monkeypatch.setattr(paper, 'LENGTH', 6)
+  monkeypatch.setattr(numbers, 'LENGTH', 6)
   run = sharp_run('GPT2-XL')
   subject, chosen = Subject(run), options(length=6, sequences=2, inputs='random')
   found = kinds.measure(run, kinds.make_inputs(subject, chosen), chosen)
@@ -118,12 +128,12 @@ def test_kinds_beside_the_paper(monkeypatch, tmp_path):
 
 
 def test_what_is_known_by_name():
-  assert paper.known('gpt2-xl') is paper.known('GPT2-XL') is paper.known('openai-community/GPT2-xl')
-  assert paper.known('my-model') is None
-  families = {name: paper.family(name) for name in ('LLaMA3.1-8B Base', 'pythia-14m', 'mine')}
+  assert known_model('gpt2-xl') is known_model('GPT2-XL') is known_model('openai-community/GPT2-xl')
+  assert known_model('my-model') is None
+  families = {name: family_of(name) for name in ('LLaMA3.1-8B Base', 'pythia-14m', 'mine')}
   assert families == {'LLaMA3.1-8B Base': 'LLaMA3.1', 'pythia-14m': 'Pythia', 'mine': 'other'}
-  assert paper.number('table-1-left', 'LLaMA3-8B Base', 'sink_1_natural') == 99.02
-  assert paper.number('table-1-left', 'Pythia-1B', 'sink_1_natural') is None
+  assert table_number('table-1-left', 'LLaMA3-8B Base', 'sink_1_natural') == 99.02
+  assert table_number('table-1-left', 'Pythia-1B', 'sink_1_natural') is None
 
 
 def test_chat(run, tmp_path, monkeypatch):
@@ -131,7 +141,7 @@ def test_chat(run, tmp_path, monkeypatch):
   found = chat.measure(run, inputs, options())
   assert found['sink_1'] == pytest.approx(percent(importance(run, inputs.tokens)[..., 0], 0.3))
   assert found['tuned'] is found['counterpart'] is found['paper'] is None
-  monkeypatch.setattr(paper, 'LENGTH', 12)
+  monkeypatch.setattr(numbers, 'LENGTH', 12)
   text = dataclasses.replace(inputs, description=inputs.description | {
       'kind': 'natural', 'bos': {'protocol': 'tokenizer', 'applied': 'none'}})
   named = lambda name: chat.measure(dataclasses.replace(run, name=name), text, options())
@@ -288,7 +298,7 @@ def test_sources_without_domains(tmp_path):
 
 
 def test_domains_of_the_pile():
-  assert len(set(map(domains._key, domains.PILE))) == 17
+  assert len(set(map(domains._key, PILE))) == 17
 
 
 def test_heads(run, tmp_path):

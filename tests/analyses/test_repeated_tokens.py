@@ -7,8 +7,16 @@ import sink_jax as sj
 from sink_jax.analyses import repeated_tokens
 from sink_jax.analyses.closed_forms import closed_form, proposition, rotary_bound
 from sink_jax.models.config import Layer, Mamba
-from tests.analyses.small import (check_png, check_rows, drawn, lines, options, random_inputs,
-                                  repeated_inputs, small_run)
+from tests.analyses.small import (
+  check_png,
+  check_rows,
+  drawn,
+  lines,
+  options,
+  random_inputs,
+  repeated_inputs,
+  small_run,
+)
 
 POSITIONS = ['Nope()', 'Relative()', 'Alibi()', 'Rope()', 'Rope(fraction=0.5)', 'YarnRope()']
 HARMONIC = sum(1 / t for t in range(1, 65)) / 64  # importance of the first of 64 equal keys

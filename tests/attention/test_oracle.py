@@ -4,10 +4,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.spec import SLOTS
-from sink_jax.slot import choices
+from sink_jax.component import choices
 from tests import attention_oracle as oracle
-from tests.attention_checks import (assert_close, check_gradient, check_values,
-                                    plain_implementations)
+from tests.attention_checks import assert_close, check_gradient, check_values, plain_implementations
 from tests.attention_specs import PAPER, pairwise_specs, product_specs, random_inputs
 
 

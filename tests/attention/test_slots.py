@@ -11,9 +11,9 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
 from sink_jax.attention.similarity import Similarity
 from sink_jax.attention.spec import SLOTS
-from sink_jax.slot import Slot, build, choices
-from tests.attention_specs import PAPER, slot_values
+from sink_jax.component import Slot, build, choices
 from tests.attention_oracle import alibi_slope, t5_bucket
+from tests.attention_specs import PAPER, slot_values
 
 VALUES = [(slot, x) for slot, values in slot_values().items() for x in values]
 

@@ -249,7 +249,7 @@ def test_the_time_is_divided_between_the_chosen_parts(monkeypatch, tmp_path):
 
 
 def test_every_part_is_a_command_that_the_command_line_takes():
-  from sink_jax.benchmark.__main__ import parser
+  from sink_jax.cli.benchmark import parser
 
   wanted = check.parts(False, 0.01)
   assert [part.name for part in wanted] == [

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.benchmark import attention, release, rivals, sweep, table, train_step
-from sink_jax.benchmark.__main__ import main
+from sink_jax.benchmark import attention, baselines, official, sweep, table, train_step
 from sink_jax.benchmark.loss import plain_cross_entropy
 from sink_jax.benchmark.variants import PAPER, VARIANTS
-from sink_jax.kernels import program_gpu
+from sink_jax.cli.benchmark import main
+from sink_jax.kernels import gpu_layout
 from sink_jax.kernels.dispatch import attend
 from sink_jax.train.loss import cross_entropy
 from tests import attention_specs
@@ -85,14 +85,14 @@ def test_without_names_only_what_fits_and_once_what_is_missing():
   assert ('linear', 'linear') in names and ('softmax', 'linear') not in names
   assert ('softmax', 'cudnn') in names and ('window', 'cudnn') not in names
   assert ('sigmoid', 'xla') not in names and ('window', 'xla') in names
-  assert {name for _, name in names} == set(rivals.RIVALS) - {'pallas'}
+  assert {name for _, name in names} == set(baselines.RIVALS) - {'pallas'}
 
 
 def test_a_row_that_breaks_down_says_why(monkeypatch):
   def broken(name, work):
     raise RuntimeError('RESOURCE_EXHAUSTED: no room')
 
-  monkeypatch.setattr(rivals, 'prepare', broken)
+  monkeypatch.setattr(baselines, 'prepare', broken)
   saved = []
   result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
                          save=lambda result: saved.append(result['complete']))
@@ -110,9 +110,9 @@ def test_a_call_of_a_program_that_makes_several_is_made_every_time():
 
   # A compiler could make one call, since all have the same inputs.
   call = lambda x: jax.pure_callback(count, jax.ShapeDtypeStruct((3,), np.float32), x)
-  assert jax.jit(rivals.repeated(call, 5))(np.ones(3, np.float32)) == 10
+  assert jax.jit(baselines.repeated(call, 5))(np.ones(3, np.float32)) == 10
   assert len(made) == 5
-  work = rivals.Work(AttentionSpec(), (1, 1, 16, 16), 'float32', 0)
+  work = baselines.Work(AttentionSpec(), (1, 1, 16, 16), 'float32', 0)
   assert attention._calls(work, 1e12) == 20 and attention._calls(work, None) == 1
   assert attention._calls(work._replace(shape=(8, 16, 2048, 128)), 8e14) == 1
   assert attention._calls(work._replace(shape=(8, 8, 2048, 64)), 8e14) == 20
@@ -188,10 +188,10 @@ def test_the_first_batch_is_timed_with_every_implementation_first(run, monkeypat
 
 
 def test_sweep_leaves_the_table_as_it_was():
-  before = {kernel: dict(table) for kernel, table in program_gpu.BLOCKS.items()}
+  before = {kernel: dict(table) for kernel, table in gpu_layout.BLOCKS.items()}
   result = sweep.run([(1, 1, 32, 16)], 'softmax', 0, 0.001, kernels=('forward',),
                      candidates=((16, 16, 4, 1), (16, 12, 4, 1)))
-  assert program_gpu.BLOCKS == before
+  assert gpu_layout.BLOCKS == before
   assert [row.get('own') for row in result['rows']] == [before['forward'][64].own, 16, 16]
   assert 'call_ms' in result['rows'][0] and 'call_ms' in result['rows'][1]
   assert sum(row['best'] == 'best' for row in result['rows']) == 1
@@ -229,9 +229,9 @@ def test_options_that_do_not_fit_are_refused_with_the_remedy(arguments, said, ca
 @pytest.mark.parametrize('name', VARIANTS)
 def test_the_release_like_rival_computes_the_same(name):
   spec = VARIANTS[name]
-  (q, k, v, params), _ = rivals.random_inputs(rivals.Work(spec, (1, 2, 24, 8), 'float32', 0))
+  (q, k, v, params), _ = baselines.random_inputs(baselines.Work(spec, (1, 2, 24, 8), 'float32', 0))
   expected = attend(spec, q, k, v, params, implementation='reference')
-  np.testing.assert_allclose(release.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(official.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_plain_loss_is_the_loss():

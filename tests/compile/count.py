@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 
-from sink_jax.train.storage import write_atomically
+from sink_jax.io.files import write_atomically
 from tests.compile import step_counts
 from tests.compile.step_program import Step
 

@@ -1,6 +1,6 @@
 """What a compiled training step spends on residuals, on the loss and between devices."""
 
-from sink_jax.plan import hlo, program
+from sink_jax.plan import hlo, hlo_cost
 
 # These move data and compute nothing.
 _MOVES = {'copy', 'dynamic-slice', 'dynamic-update-slice', 'slice', 'transpose', 'reshape',
@@ -26,7 +26,7 @@ def count(text, layers, sequences, length, blocks, unembedding):
   """
   if layers == sequences:
     raise ValueError('layers and sequences must differ: a stack is known by its first axis.')
-  read = program.read(text)
+  read = hlo_cost.read(text)
   parts, entry = hlo.computations(text)
   lengths = {length, sequences * length}
   is_stack = lambda array: bool(array.dims[:1] == (layers,) and lengths & set(array.dims[1:]))

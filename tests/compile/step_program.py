@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.models.sizes import SIZES, sized
 from sink_jax.plan import compiler
 from sink_jax.train import loss

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas import triton
+from jax.experimental.pallas import tpu as pltpu, triton
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tests.compile import targets

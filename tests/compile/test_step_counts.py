@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.compile import count as command
-from tests.compile import targets
+from tests.compile import count as command, targets
 from tests.compile.step_counts import count
 from tests.compile.step_program import Step, compile_step
 

@@ -12,14 +12,14 @@ import sys
 import numpy as np
 import pytest
 
-from sink_jax.data import build as build_module
-from sink_jax.data import once
-from sink_jax.data.build import main as build_command
-from sink_jax.data.build import open_cache
+from sink_jax.data import prepare as build_module
 from sink_jax.data.cache import Cache
 from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
+from sink_jax.data.prepare import main as build_command, open_cache
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
-from sink_jax.places import cache_root
+from sink_jax.io import build_once
+from sink_jax.io.build_once import _publish, fcntl
+from sink_jax.io.paths import cache_root
 
 _VALID = 0.2
 
@@ -168,16 +168,16 @@ def test_without_locks_the_slower_of_two_builds_takes_the_result_of_the_faster(
     corpus, cache_folder, monkeypatch):
   def refused(file, kind):
     raise OSError(errno.ENOLCK, 'no locks')
-  monkeypatch.setattr(once.fcntl, 'flock', refused)
-  publish, folders = once._publish, []
+  monkeypatch.setattr(fcntl, 'flock', refused)
+  publish, folders = _publish, []
 
   def overtaken(partial, final):
-    monkeypatch.setattr(once, '_publish', publish)
+    monkeypatch.setattr(build_once, '_publish', publish)
     folders.append(_open(corpus).folder)  # another process finishes in between
     stamp = final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns
     publish(partial, final)
     assert (final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns) == stamp
-  monkeypatch.setattr(once, '_publish', overtaken)
+  monkeypatch.setattr(build_once, '_publish', overtaken)
   assert _open(corpus).folder == folders[0]
   assert folders[0] in cache_folder.iterdir() and not list(cache_folder.glob('*.partial-*'))
 

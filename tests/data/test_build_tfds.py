@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from sink_jax.data.build import open_cache
-from sink_jax.data.build_tfds import main, prepare
+from sink_jax.cli.data_build_tfds import main, prepare
+from sink_jax.component import build
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
+from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.slot import build
 
 
 def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):

@@ -6,13 +6,14 @@ import os
 import numpy as np
 import pytest
 
-from sink_jax.data import cache_check, digests
-from sink_jax.data.build import main, open_cache
+from sink_jax.data import cache_check
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck, DamagedCache
 from sink_jax.data.corpus import CorpusData
 from sink_jax.data.documents import TextFolder
+from sink_jax.data.prepare import main, open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.io import hashing
 
 
 def _open(corpus, context=16, **options):
@@ -36,12 +37,12 @@ def cache(corpus):
 @pytest.fixture
 def read(monkeypatch):
   """Names of the files that were read for their digest."""
-  names, sha256 = [], digests.sha256
+  names, sha256 = [], hashing.sha256
 
   def counted(path, *args):
     names.append(path.name)
     return sha256(path, *args)
-  monkeypatch.setattr(digests, 'sha256', counted)
+  monkeypatch.setattr(cache_check, 'sha256', counted)
   return names
 
 
@@ -76,7 +77,7 @@ def test_verify_ignores_the_stamp_and_writes_it(cache, read, capsys):
 def test_whatever_stops_the_check_is_raised_by_who_waits_for_it(cache, monkeypatch):
   def broken(path, *args):
     raise RuntimeError('broken')
-  monkeypatch.setattr(digests, 'sha256', broken)
+  monkeypatch.setattr(cache_check, 'sha256', broken)
   with pytest.raises(RuntimeError, match='broken'):
     CacheCheck(cache).start().wait()
 
@@ -100,7 +101,7 @@ def test_the_stamp_of_a_read_only_cache_is_with_the_user(cache, cache_folder, re
 
 @pytest.mark.parametrize('locks', [True, False])
 def test_one_process_of_a_host_reads_the_files(cache, read, monkeypatch, locks):
-  reading, sha256 = [], digests.sha256
+  reading, sha256 = [], hashing.sha256
   second = CacheCheck(Cache(cache.folder))
 
   def overtaken(path, *args):
@@ -109,7 +110,7 @@ def test_one_process_of_a_host_reads_the_files(cache, read, monkeypatch, locks):
       second.start()
       second._thread.join(0.2)
     return sha256(path, *args)
-  monkeypatch.setattr(digests, 'sha256', overtaken)
+  monkeypatch.setattr(cache_check, 'sha256', overtaken)
   if not locks:
     def refused(file, kind):
       raise OSError('no locks')

@@ -10,10 +10,17 @@ import zstandard
 
 import sink_jax.data.documents as documents_module
 import sink_jax.data.packages  # noqa: F401  one more choice
+from sink_jax.component import build, choices
 from sink_jax.data import near_copies
 from sink_jax.data.documents import (
-    DocumentSource, Jsonl, Prepared, Stdlib, TextFolder, Tfds, held_out)
-from sink_jax.slot import build, choices
+  DocumentSource,
+  Jsonl,
+  Prepared,
+  Stdlib,
+  TextFolder,
+  Tfds,
+  held_out,
+)
 
 
 def test_every_source_is_its_own_config_string():

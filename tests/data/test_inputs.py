@@ -9,7 +9,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from sink_jax.data.documents import Jsonl, Stdlib, TextFolder
 from sink_jax.data.inputs import (
-    by_domain, long_text, natural, open_source, random_tokens, repeated_token, stored)
+  by_domain,
+  long_text,
+  natural,
+  open_source,
+  random_tokens,
+  repeated_token,
+  stored,
+)
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 

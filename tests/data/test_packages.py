@@ -2,10 +2,10 @@
 
 import pytest
 
+from sink_jax.component import build
 from sink_jax.data import packages
 from sink_jax.data.packages import InstalledPackages
 from sink_jax.data.source import Source
-from sink_jax.slot import build
 
 
 @pytest.fixture

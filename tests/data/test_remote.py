@@ -8,10 +8,11 @@ import shutil
 import pytest
 from etils.epath.testing import mock_epath
 
-from sink_jax.data import once, remote
-from sink_jax.data.build import main, open_cache
+from sink_jax.data import remote
 from sink_jax.data.documents import Jsonl, Prepared
+from sink_jax.data.prepare import main, open_cache
 from sink_jax.data.tokenizer import Bytes
+from sink_jax.io.build_once import DiskFull
 
 _URL = 'gs://bucket/corpora'
 
@@ -136,7 +137,7 @@ def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
   def full(*args):
     raise OSError(errno.ENOSPC, 'No space left on device')
   monkeypatch.setattr(remote, '_download', full)
-  with pytest.raises(once.DiskFull, match=r'copies/mine-.*GB more are needed'):
+  with pytest.raises(DiskFull, match=r'copies/mine-.*GB more are needed'):
     Prepared(path='gs://bucket/mine').folder()
 
 

@@ -11,10 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from sink_jax.data import assembly, digests, encoding, once, packing
-from sink_jax.data.build import main, open_cache
+from sink_jax.data import cache_builder, encoding, packing
 from sink_jax.data.cache import Cache
+from sink_jax.data.prepare import main, open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.io.build_once import build_once
+from sink_jax.io.files import write_atomically
 
 # What builds were before they could be stopped, several processes wide.
 _CONTENT = {(16, False): '3220f2bbf6f5060da36a141cf3be3bf0',
@@ -30,7 +32,7 @@ class Killed(BaseException):
 def small_steps(monkeypatch):
   monkeypatch.setattr(encoding, '_CHARACTERS', 1500)  # about 15 groups
   monkeypatch.setattr(packing, '_BUFFER', 300)
-  monkeypatch.setattr(assembly, '_SECONDS_BETWEEN_COMMITS', -1)
+  monkeypatch.setattr(cache_builder, '_SECONDS_BETWEEN_COMMITS', -1)
 
 
 def _open(corpus, context=16, bos=False, tokenizer=Bytes(), **options):
@@ -123,7 +125,7 @@ def test_another_tokenizer_of_the_same_name_starts_again(corpus, monkeypatch):
   def stopped(self, commit):
     raise Killed
   with monkeypatch.context() as patch:
-    patch.setattr(assembly.Assembly, '_finish', stopped)
+    patch.setattr(cache_builder.Assembly, '_finish', stopped)
     with pytest.raises(Killed):
       _open(corpus)
   monkeypatch.setattr(encoding.ByteEncoder, 'fingerprint', lambda self: 'other')
@@ -141,7 +143,7 @@ def test_a_tokenizer_that_a_power_cut_left_damaged_is_written_again(corpus, cach
   def stopped(self, commit):
     raise Killed
   with monkeypatch.context() as patch:
-    patch.setattr(assembly.Assembly, '_finish', stopped)
+    patch.setattr(cache_builder.Assembly, '_finish', stopped)
     with pytest.raises(Killed):
       _open(corpus, tokenizer=tokenizer)
   stored, = cache_folder.glob('*.partial/tokenizer.json')
@@ -206,9 +208,9 @@ def test_others_wait_for_the_process_that_builds(tmp_path, caplog):
     while 'waiting for it' not in caplog.text and time.monotonic() < deadline:
       time.sleep(0.01)
     assert other.is_alive()
-    digests.write_text(folder / 'manifest.json', '{}')
-  other = threading.Thread(target=once.make_once, args=(tmp_path / 'final', made.append))
-  once.make_once(tmp_path / 'final', make)
+    write_atomically(folder / 'manifest.json', '{}')
+  other = threading.Thread(target=build_once, args=(tmp_path / 'final', made.append))
+  build_once(tmp_path / 'final', make)
   other.join(20)
   assert not other.is_alive() and len(made) == 1
   assert [p.name for p in tmp_path.iterdir()] == ['final']

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sink_jax.data.pipeline import DataConfig, open_data
+from sink_jax.component import build, choices
+from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.synthetic import BigramBackcopy, SyntheticTask, TriggerAveraging
-from sink_jax.slot import build, choices
 
 
 def _many(task, count=3000, seed=0):

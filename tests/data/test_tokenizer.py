@@ -5,10 +5,9 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from sink_jax.component import build, choices
 from sink_jax.data.documents import TextFolder, held_out
-from sink_jax.data.tokenizer import (
-    Bytes, HuggingFace, Tokenizer, TrainedBpe, load_encoder)
-from sink_jax.slot import build, choices
+from sink_jax.data.tokenizer import Bytes, HuggingFace, Tokenizer, TrainedBpe, load_encoder
 
 _TRICKY = 'a<|endoftext|>b</s> <s> <|padding|> é\n'
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.cli.evaluate_models import as_text, evaluate_run
 from sink_jax.models.transformer import init_params
-from sink_jax.report.evaluation import as_text, evaluate_run
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.workdir import claimed
+from sink_jax.train.run_dir import claimed
 
 ROOT = Path(__file__).parents[2]
 

@@ -57,7 +57,7 @@ def probed(request):
 def test_pictures_of_a_model(probed, tmp_path):
   _, model, report = probed
   report.plot(tmp_path / 'importance.png')
-  plots.norm_ratios(report, tmp_path / 'norms.png')
+  report.plot_norm_ratios(tmp_path / 'norms.png')
   plots.attention_maps(model, tokens(), tmp_path / 'maps.png')
   for path in tmp_path.iterdir():
     check(path)
@@ -100,7 +100,7 @@ def test_weights_of_any_range(scale, shift, tmp_path):
 def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
   report = probed[2]
   large = dataclasses.replace(report, importance=np.random.default_rng(0).random((2, 22, 32, 6)))
-  plots.importance_map(large, tmp_path / 'large.png', epsilon=0.2)
+  large.plot(tmp_path / 'large.png', epsilon=0.2)
   check(tmp_path / 'large.png')
 
 

@@ -8,9 +8,8 @@ import time
 
 import numpy as np
 
-from sink_jax.train.distributed import HEARTBEAT_SECONDS
-from tests.faults.jobs import (
-    PATIENCE, Job, Place, distance, handles, last_row, newest, state_of)
+from sink_jax.train.multihost import HEARTBEAT_SECONDS
+from tests.faults.jobs import PATIENCE, Job, Place, distance, handles, last_row, newest, state_of
 from tests.faults.table import Tally
 from tests.train import runs
 

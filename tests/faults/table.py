@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+from sink_jax.io.files import write_atomically
 from sink_jax.train.provenance import code
-from sink_jax.train.storage import write_atomically
 from tests.fuzz import tables as fuzz
 
 

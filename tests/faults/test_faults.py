@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sink_jax.train.checkpoint import Checkpoints
-from tests.faults import __main__ as command
-from tests.faults import damage
+from tests.faults import __main__ as command, damage
 from tests.faults.plan import Plan
 from tests.faults.table import Tally
 

@@ -12,8 +12,8 @@ from tests.fuzz.inputs import File, Input, Kind
 
 
 def _prepare(folder):
-  from sink_jax.data.build import open_cache
   from sink_jax.data.documents import Jsonl
+  from sink_jax.data.prepare import open_cache
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
   folder.mkdir(parents=True, exist_ok=True)
   rows = [json.dumps({'text': f'{i} cats sat. ' * 9, 'd': 'ab'[i % 2]}) for i in range(60)]
@@ -51,10 +51,10 @@ def _inputs(prepared):
 
 
 def _run(prepared, input, folder):
-  from sink_jax.data.build import open_cache
   from sink_jax.data.cache_check import check
   from sink_jax.data.corpus import CorpusData
   from sink_jax.data.documents import Prepared
+  from sink_jax.data.prepare import open_cache
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
   tokenizer = Bytes() if input.base == 'bytes' else TrainedBpe(vocab_size=270)
   cache = open_cache(Prepared(path=str(folder)), tokenizer, 8, False)

@@ -64,7 +64,7 @@ def _bytes(value, dtype):
 def _run_model(prepared, input, folder):
   """The numbers of a probe are finite, or there are none."""
   from sink_jax.evaluate.probe import probe
-  from sink_jax.load import load_pretrained
+  from sink_jax.pretrained.load import load_pretrained
   run = load_pretrained(folder, dtype=input.text)
   tokens = np.arange(16).reshape(2, 8) % run.config.vocab_size
   _assert_finite(probe(run, tokens, dtype=input.text).summary())

@@ -126,8 +126,8 @@ def _run_config(prepared, input, folder):
 
 
 def _run_checkpoint(prepared, input, folder):
-  from sink_jax.load import load_pretrained
   from sink_jax.models.sizes import parameter_shapes
+  from sink_jax.pretrained.load import load_pretrained
   parameter_shapes.cache_clear()
   load_pretrained(folder)
 

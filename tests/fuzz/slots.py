@@ -14,10 +14,10 @@ from tests.fuzz.inputs import Input, Kind
 
 def _prepare(folder):
   from sink_jax.attention.spec import AttentionSpec
-  from sink_jax.data.interventions import Intervention
+  from sink_jax.component import build, choices
   from sink_jax.data.source import Source
+  from sink_jax.data.token_edits import Intervention
   from sink_jax.data.tokenizer import Tokenizer
-  from sink_jax.slot import build, choices
   bases = [*typing.get_type_hints(AttentionSpec).values(), Source, Tokenizer, Intervention]
   families = {base.__name__: base for base in bases}
   for base in families.values():
@@ -52,7 +52,7 @@ def _monsters():
 
 
 def _texts(prepared):
-  from sink_jax.slot import choices
+  from sink_jax.component import choices
   classes = [cls for base in prepared.values() for cls in choices(base).values()]
   valid = [repr(cls()) for cls in classes]
   arguments = [(cls.__name__, f.name) for cls in classes for f in dataclasses.fields(cls)]
@@ -80,7 +80,7 @@ def _inputs(prepared):
 
 
 def _run(prepared, input, folder):
-  from sink_jax.slot import build
+  from sink_jax.component import build
   base, _, text = input.text.partition('|')
   slot = build(prepared[base], text)
   if build(prepared[base], repr(slot)) != slot:

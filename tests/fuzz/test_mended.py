@@ -8,14 +8,14 @@ import pytest
 import zstandard
 
 from sink_jax.attention.normalizer import Normalizer
+from sink_jax.component import build
 from sink_jax.data import text_lines
 from sink_jax.data.documents import Jsonl
 from sink_jax.data.tokenizer import HuggingFace, load_encoder
-from sink_jax.data.whole import whole
-from sink_jax.pretrained import keys
+from sink_jax.io.files import read_text_limited
 from sink_jax.models.sizes import sized
+from sink_jax.pretrained import keys
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.slot import build
 from sink_jax.train.experiment import from_dict
 from tests.pretrained import tiny
 from tests.train import runs
@@ -100,16 +100,16 @@ def test_the_home_of_nobody():
 
 def test_a_file_without_end():
   with pytest.raises(ValueError, match='not a file'):
-    whole('/dev/zero')
+    read_text_limited('/dev/zero')
   with pytest.raises(ValueError, match='not a file'):
     list(text_lines.lines(text_lines.pathlib.Path('/dev/zero')))
 
 
 def test_a_file_that_is_too_large(tmp_path):
   (tmp_path / 'a').write_text('abc')
-  assert whole(tmp_path / 'a', 3) == 'abc'
+  assert read_text_limited(tmp_path / 'a', 3) == 'abc'
   with pytest.raises(ValueError, match='at most 2 bytes'):
-    whole(tmp_path / 'a', 2)
+    read_text_limited(tmp_path / 'a', 2)
 
 
 @pytest.mark.parametrize('key', ['num_hidden_layers', 'n_layer', 'num_experts'])

@@ -13,8 +13,15 @@ _TEXT = 'Hello <s> world\n é \U0001f600 <|endoftext|>'
 
 
 def _prepare(folder):
-  from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-  from tokenizers import trainers
+  from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+  )
   names = ['<|endoftext|>', '<s>', '<pad>']
   made = {}
   for kind, model, trainer in (

@@ -32,8 +32,9 @@ def _prepare(folder):
 def _prepare_files(folder):
   """The same files without training: the names of a run's folder."""
   import numpy as np
-  from tests.train import runs
+
   from sink_jax.train.probe_tokens import write_probe_tokens
+  from tests.train import runs
   folder.mkdir(parents=True, exist_ok=True)
   write_probe_tokens(folder, np.arange(64, dtype=np.int32).reshape(4, 16))
   files = {
@@ -82,15 +83,15 @@ def _inputs(prepared):
 
 def _run_files(prepared, input, folder):
   """Everything that reads a run's own files, without its arrays."""
-  from sink_jax.train import checksums, metrics, probe_tokens, workdir
+  from sink_jax.train import checksums, metrics_log, probe_tokens, run_dir
   from sink_jax.train.experiment import from_dict
   from tests.train import runs
   refused = []
-  for read in (lambda: workdir.read_status(folder), lambda: workdir.read_data_summary(folder),
-               lambda: metrics.read_metrics(folder), lambda: probe_tokens.read_probe_tokens(folder),
+  for read in (lambda: run_dir.read_status(folder), lambda: run_dir.read_data_summary(folder),
+               lambda: metrics_log.read_metrics(folder), lambda: probe_tokens.read_probe_tokens(folder),
                lambda: [checksums.verify(folder, s) for s in checksums.saved_steps(folder)],
-               lambda: workdir.has_ended(folder, runs.config()),
-               lambda: from_dict(workdir.read_config(folder))):
+               lambda: run_dir.has_ended(folder, runs.config()),
+               lambda: from_dict(run_dir.read_config(folder))):
     try:
       read()
     except (ValueError, OSError) as error:
@@ -100,8 +101,8 @@ def _run_files(prepared, input, folder):
 
 
 def _run_load(prepared, input, folder):
-  from sink_jax.load import load_run
   from sink_jax.models.sizes import parameter_shapes
+  from sink_jax.pretrained.load import load_run
   parameter_shapes.cache_clear()
   load_run(folder)
 

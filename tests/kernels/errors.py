@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sink_jax as sj
-from sink_jax.kernels.arithmetic import EXACT, LOG2E, MASKED, Approximate, Exact
+from sink_jax.kernels.arithmetic import LOG2E, MASKED, Approximate, Exact
 
 TINY = 2.0**-126  # the smallest normal number
 HEAD_DIM = 96

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sink_jax as sj
-from sink_jax.kernels import flash, flash_gpu, flash_tpu, program_gpu, program_tpu
+from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
 from tests.attention_specs import random_inputs
 
 
@@ -72,8 +72,8 @@ def check(spec):
 
 
 def main():
-  program_tpu._BLOCK = program_tpu._LANES = 8
-  program_gpu._FLOAT32 = program_gpu.Blocks(8, 4, 4, 1)
+  tpu_layout._BLOCK = tpu_layout._LANES = 8
+  gpu_layout._FLOAT32 = gpu_layout.Blocks(8, 4, 4, 1)
   for spec in SPECS:
     check(spec)
   spec = sj.AttentionSpec(mask=Unlimited())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.kernels import flash, program_gpu
+from sink_jax.kernels import flash, gpu_layout
 from sink_jax.kernels.arithmetic import EXACT, LOG2E, MASKED, Approximate
-from sink_jax.kernels.tile import Tile
+from sink_jax.kernels.score_tile import Tile
 from tests.attention_specs import PAPER, random_inputs
 from tests.compile.targets import lowered_text, struct
 from tests.compile.test_attention import INSTRUCTIONS
@@ -36,7 +36,7 @@ EMULATED = Approximate(
 @pytest.fixture
 def emulated(monkeypatch):
   use('gpu', monkeypatch)
-  monkeypatch.setattr(program_gpu, 'arithmetic', lambda dtype, interpret: EMULATED)
+  monkeypatch.setattr(gpu_layout, 'arithmetic', lambda dtype, interpret: EMULATED)
 
 
 @pytest.fixture(scope='module')
@@ -133,9 +133,9 @@ def test_importance_with_the_arithmetic_of_gpus(emulated, spec):
 
 
 def test_which_inputs_get_which_arithmetic():
-  assert program_gpu.arithmetic(jnp.bfloat16, interpret=True) is EXACT
-  assert program_gpu.arithmetic(jnp.float32, interpret=False) is EXACT
-  assert isinstance(program_gpu.arithmetic(jnp.bfloat16, interpret=False), Approximate)
+  assert gpu_layout.arithmetic(jnp.bfloat16, interpret=True) is EXACT
+  assert gpu_layout.arithmetic(jnp.float32, interpret=False) is EXACT
+  assert isinstance(gpu_layout.arithmetic(jnp.bfloat16, interpret=False), Approximate)
   x = {dtype: struct(1, 64, 1, 64, dtype=dtype) for dtype in ('bfloat16', 'float32')}
   attend = lambda *x: sj.attend(sj.AttentionSpec('Sigmoid()'), *x, implementation='pallas')
   for (dtype, x), platform in itertools.product(x.items(), ('cuda', 'tpu')):

@@ -10,8 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 import sink_jax as sj
 from sink_jax.attention.reference import powered, scores
 from sink_jax.attention.spec import prepare, repeat_heads
-from sink_jax.kernels import flash, flash_gpu, flash_tpu, program_gpu, program_tpu
-from sink_jax.kernels.finish import KernelRows
+from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
+from sink_jax.kernels.epilogue import KernelRows
 from tests.attention_checks import check_at_once
 from tests.attention_specs import PAPER, pairwise_specs, random_inputs
 
@@ -27,9 +27,9 @@ def kernels(request, monkeypatch):
 
 def use(name, monkeypatch, block=8, other=4):
   monkeypatch.setattr(flash, '_INTERPRETED', KERNELS[name])
-  monkeypatch.setattr(program_tpu, '_BLOCK', block)
-  monkeypatch.setattr(program_tpu, '_LANES', block)
-  monkeypatch.setattr(program_gpu, '_FLOAT32', program_gpu.Blocks(block, other, 4, 1))
+  monkeypatch.setattr(tpu_layout, '_BLOCK', block)
+  monkeypatch.setattr(tpu_layout, '_LANES', block)
+  monkeypatch.setattr(gpu_layout, '_FLOAT32', gpu_layout.Blocks(block, other, 4, 1))
 
 
 def plain_rows(spec, q, k, v):
@@ -159,7 +159,7 @@ def test_the_first_keys_alone(kernels):
 def test_few_columns_are_summed_in_parts(monkeypatch):
   use('gpu', monkeypatch)
   q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
-  program = program_gpu.Program('columns', sj.AttentionSpec(), q, k, None, True)
+  program = gpu_layout.Program('columns', sj.AttentionSpec(), q, k, None, True)
   program.only(4)
   assert program.parts > 1
   parts = sj.streaming_importance(sj.AttentionSpec(), q, k, keys=4, implementation='pallas')
@@ -188,8 +188,8 @@ def test_importance_is_the_gradient_of_the_values(kernels):
 
 
 def test_bfloat16_is_rounded_once(kernels, monkeypatch):
-  monkeypatch.setattr(program_gpu, 'BLOCKS', dict.fromkeys(
-      program_gpu.BLOCKS, {256: program_gpu.Blocks(16, 8, 4, 1)}))
+  monkeypatch.setattr(gpu_layout, 'BLOCKS', dict.fromkeys(
+      gpu_layout.BLOCKS, {256: gpu_layout.Blocks(16, 8, 4, 1)}))
   spec = sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)')
   q, k, v, _ = (jnp.asarray(x, jnp.bfloat16) if x is not None else x for x in (
       *random_inputs(spec, length=40, head_dim=16)[:3], None))
@@ -242,9 +242,9 @@ def test_the_platform_is_told_what_does_not_run():
 def test_a_gpu_of_another_kind_costs_one_line(capability, lines, monkeypatch, caplog):
   gpu = dict(platform='gpu', device_kind='NVIDIA A100', compute_capability=capability)
   device = type('Device', (), gpu)()
-  monkeypatch.setattr(program_gpu.jax, 'devices', lambda *_: [device])
-  blocks = [program_gpu.choose_blocks(kernel, jnp.bfloat16, 96) for kernel in ('forward', 'dq')]
-  assert blocks == [program_gpu.BLOCKS[kernel][128] for kernel in ('forward', 'dq')]
+  monkeypatch.setattr(gpu_layout.jax, 'devices', lambda *_: [device])
+  blocks = [gpu_layout.choose_blocks(kernel, jnp.bfloat16, 96) for kernel in ('forward', 'dq')]
+  assert blocks == [gpu_layout.BLOCKS[kernel][128] for kernel in ('forward', 'dq')]
   assert len(caplog.messages) == lines
   assert all('NVIDIA A100 has 8.0' in x and '--sweep' in x for x in caplog.messages)
 

@@ -12,7 +12,7 @@ import sink_jax as sj
 from sink_jax.attention import reference
 from sink_jax.attention.spec import prepare, repeat_heads
 from sink_jax.kernels import linear
-from sink_jax.kernels.finish import finish
+from sink_jax.kernels.epilogue import finish
 from tests import attention_oracle as oracle
 from tests.attention_specs import PAPER, legal, random_inputs
 

@@ -9,7 +9,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.evaluate.probe import probed
-from sink_jax.models import generation, run
+from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import empty
 from sink_jax.models.record import Want
@@ -33,16 +33,16 @@ def state(config):
 
 
 def begin(config):
-  return generation._begin.lower(config, None, POLICY, parameter_shapes(config), TOKENS)
+  return generate._begin.lower(config, None, POLICY, parameter_shapes(config), TOKENS)
 
 
-def generate(config):
-  return generation._continue.lower(config, None, POLICY, (0.0, None), 4, parameter_shapes(config),
+def generated(config):
+  return generate._continue.lower(config, None, POLICY, (0.0, None), 4, parameter_shapes(config),
                                     state(config), jax.random.key(0), 0)
 
 
 def score(config):
-  return generation._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
+  return generate._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
                                  TOKENS)
 
 

@@ -14,8 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import parameter_count
-from sink_jax.plan import links
-from sink_jax.plan.program import read
+from sink_jax.plan import interconnect
+from sink_jax.plan.hlo_cost import read
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.step import batch_layout, make_train_step, state_layout
 
@@ -51,7 +51,7 @@ def described(text, where):
   program = read(text)
   return {'products': program.products, 'unknown': program.unknown, 'bytes': program.bytes,
           'collectives': [dict(kind=c.kind, payload=c.payload, moved=c.moved, count=c.count,
-                               axes=links.axes_of(c, where)) for c in program.collectives]}
+                               axes=interconnect.axes_of(c, where)) for c in program.collectives]}
 
 
 data, split = mesh(8, 1, 1), mesh(2, 4, 1)

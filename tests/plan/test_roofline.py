@@ -10,9 +10,18 @@ import pytest
 import sink_jax as sj
 from sink_jax.attention.mask import Window
 from sink_jax.models.sizes import flops_per_token, sized
-from sink_jax.plan import advice, chips, compiler, links, roofline, scaling, table, text
+from sink_jax.plan import (
+  chips,
+  compiler,
+  format,
+  interconnect,
+  roofline,
+  scaling,
+  suggestions,
+  table,
+)
+from sink_jax.plan.hlo_cost import Collective
 from sink_jax.plan.job import Job, plan
-from sink_jax.plan.program import Collective
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import mesh_sizes
 
@@ -49,7 +58,7 @@ def group(mesh, axis):
 ])
 def test_a_group_has_the_links_along_which_it_lies(topology, sizes, axis, links_used, hops):
   where, mesh = torus(topology, sizes)
-  path = links.path(group(mesh, axis), mesh, where)
+  path = interconnect.path(group(mesh, axis), mesh, where)
   assert path.bandwidth == pytest.approx(links_used * where.chip.link)
   assert path.hops == hops
 
@@ -57,12 +66,12 @@ def test_a_group_has_the_links_along_which_it_lies(topology, sizes, axis, links_
 def test_seconds_of_traffic():
   where, mesh = torus('v5e:16x16', (16, 16))
   one = Collective('all-gather', 32e9, group(mesh, 'fsdp'), 3, False)
-  assert links.axes_of(one, mesh) == 'fsdp'
-  assert links.seconds(one, mesh, where) == pytest.approx(
+  assert interconnect.axes_of(one, mesh) == 'fsdp'
+  assert interconnect.seconds(one, mesh, where) == pytest.approx(
       3 * (15 / 16 * 32e9 / 100e9 + 8 * chips.HOP_SECONDS))
   twice = dataclasses.replace(one, kind='all-reduce')
-  assert links.seconds(twice, mesh, where) == pytest.approx(2 * links.seconds(one, mesh, where))
-  assert links.seconds(dataclasses.replace(one, group=(3,)), mesh, where) == 0
+  assert interconnect.seconds(twice, mesh, where) == pytest.approx(2 * interconnect.seconds(one, mesh, where))
+  assert interconnect.seconds(dataclasses.replace(one, group=(3,)), mesh, where) == 0
 
 
 def test_the_step_waits_for_what_nothing_hides():
@@ -149,7 +158,7 @@ def test_what_the_compiler_says_about_memory(told, needed):
 
 
 def test_advice_comes_with_what_it_needs():
-  lines = advice.advice(job(batch_size=512), {
+  lines = suggestions.advice(job(batch_size=512), {
       'arguments': 1 * chips.GIB, 'temporaries': 200 * chips.GIB, 'total': 201 * chips.GIB})
   named = [line.split(':')[0].strip() for line in lines]
   assert named[:2] == ['--remat=save_matmuls', '--remat=save_attention']
@@ -160,7 +169,7 @@ def test_advice_comes_with_what_it_needs():
 
 def test_alternatives_have_the_same_batch():
   given = job()
-  found = list(advice.alternatives(given))
+  found = list(suggestions.alternatives(given))
   assert found[0] == given and len(found) == len(set((o.mesh, o.model.remat) for o in found))
   assert {o.tokens for o in found} == {given.tokens}
 
@@ -218,10 +227,10 @@ def test_a_plan_counts_training_validation_and_the_probe(monkeypatch):
   assert sliced['peaks']['validation'] < 0.6 * whole['peaks']['validation']
   assert sliced['peaks']['probe'] == whole['peaks']['probe'] > 3 * 4 * whole['parameters']
 
-  name, most = text.largest(sliced)
+  name, most = format.largest(sliced)
   assert name == 'probe'
   small = chips.CHIPS['v5e']._replace(usable=most - 1)
   monkeypatch.setitem(chips.CHIPS, 'v5e', small)
   refused = planned(microbatches=16)
-  assert not refused['fits'] and text.largest(refused) == (name, most)
-  assert 'in probe: training' in text.as_text(refused, chips.parse('v5e:1x1'))
+  assert not refused['fits'] and format.largest(refused) == (name, most)
+  assert 'in probe: training' in format.as_text(refused, chips.parse('v5e:1x1'))

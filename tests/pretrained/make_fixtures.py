@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 import tempfile
 import zlib
+from pathlib import Path
 
-from safetensors.torch import load_file, save_file
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

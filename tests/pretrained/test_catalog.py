@@ -3,8 +3,8 @@
 import collections
 
 import huggingface_hub
-from huggingface_hub import errors
 import pytest
+from huggingface_hub import errors
 
 import sink_jax as sj
 from sink_jax.pretrained import catalog

@@ -12,11 +12,11 @@ import pytest
 import tokenizers
 
 import sink_jax as sj
+from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.documents import Stdlib, TextFolder
-from sink_jax.data.pipeline import DataConfig, open_data
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import Bytes, ByteEncoder, HuggingFace, TrainedBpe
+from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export
 from sink_jax.pretrained.files import INDEX, Checkpoint

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from sink_jax.attention.kv_bias import SinkLogit
+from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.position import YarnRope
 from sink_jax.attention.qk_norm import QKNorm

@@ -1,10 +1,10 @@
 """Filling the parameter tree: what is refused, what is in memory, where it is laid out."""
 
 import os
-from pathlib import Path
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import jax
 import ml_dtypes

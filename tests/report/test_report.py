@@ -12,7 +12,7 @@ import pytest
 
 from configs import quickstart
 from sink_jax.report.comparison import as_text, build, compare, runs_of
-from sink_jax.report.runs import baseline_of, read_run, read_runs, split_notes
+from sink_jax.report.records import baseline_of, read_run, read_runs, split_notes
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import columns, rows
 

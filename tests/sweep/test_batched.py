@@ -17,8 +17,9 @@ from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import group
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.loop import Interrupted, train
-from sink_jax.train.workdir import claimed, read_config, read_data_summary, read_status
+from sink_jax.train.loop import train
+from sink_jax.train.outcome import Interrupted
+from sink_jax.train.run_dir import claimed, read_config, read_data_summary, read_status
 from tests.train import runs
 
 THREE = {name: dict(seed=i % 2, optimizer__learning_rate=rate)

@@ -8,7 +8,7 @@ import pytest
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import read_states
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
-from sink_jax.train.workdir import claimed, read_config, read_status, write_outcome
+from sink_jax.train.run_dir import claimed, read_config, read_status, write_outcome
 from tests.train import runs
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 import sink_jax as sj
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated

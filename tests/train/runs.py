@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from configs import base
-from sink_jax.train.metrics import read_metrics
+from sink_jax.train.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,13 +7,13 @@ import shutil
 import pytest
 
 from sink_jax.data.cache_check import DamagedCache
+from sink_jax.data.dataset import open_data
 from sink_jax.data.documents import Jsonl
-from sink_jax.data.pipeline import open_data
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.metrics import read_metrics
-from sink_jax.train.workdir import claimed
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.run_dir import claimed
 from tests.train import runs
 
 

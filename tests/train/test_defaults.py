@@ -11,7 +11,7 @@ from sink_jax.models.sizes import sized
 from sink_jax.train import loop
 from sink_jax.train.defaults import Share, completed, needed_bytes, with_defaults
 from sink_jax.train.experiment import from_dict
-from sink_jax.train.workdir import has_ended, read_config
+from sink_jax.train.run_dir import has_ended, read_config
 from tests.train import runs
 
 GIB = 2**30

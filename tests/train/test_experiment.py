@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from configs import base, quickstart
-from sink_jax.slot import build, choices
-from sink_jax.data.pipeline import Source
-from sink_jax.data.interventions import Intervention
+from sink_jax.component import build, choices
+from sink_jax.data.dataset import Source
+from sink_jax.data.token_edits import Intervention
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.train.experiment import differences, from_dict, resolved
 from tests.train import runs

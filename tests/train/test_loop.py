@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.report.runs import read_run
+from sink_jax.report.records import read_run
 from sink_jax.train import checkpoint, loop, recorder
 from sink_jax.train.checksums import saved_steps, step_folder, verify
-from sink_jax.train.loop import Diverged, Interrupted, train
-from sink_jax.train.metrics import read_metrics
+from sink_jax.train.loop import train
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.outcome import Diverged, Interrupted
 from tests.train import runs
 
 

@@ -9,8 +9,14 @@ import pytest
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train import optimizer as optimizer_module
 from sink_jax.train.optimizer import (
-    OptimizerConfig, Rates, init_optimizer, learning_rate_schedule, learning_rates, make_optimizer,
-    peak_rates)
+  OptimizerConfig,
+  Rates,
+  init_optimizer,
+  learning_rate_schedule,
+  learning_rates,
+  make_optimizer,
+  peak_rates,
+)
 
 
 def torch_adamw(config, steps, parameters, gradients):

@@ -10,8 +10,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.train.checksums import saved_steps, verify
-from sink_jax.train.distributed import init_distributed
-from sink_jax.train.loop import Interrupted, train
+from sink_jax.train.loop import train
+from sink_jax.train.multihost import init_distributed
+from sink_jax.train.outcome import Interrupted
 from tests.train import runs
 from tests.train.test_loop import stop_after
 

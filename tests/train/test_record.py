@@ -6,14 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
-from sink_jax.report.runs import read_run, record_note
+from sink_jax.report.records import read_run, record_note
 from sink_jax.sweep import runner
 from sink_jax.sweep.summary import as_markdown, read_states
 from sink_jax.sweep.trials import Trial
-from sink_jax.train import record
-from sink_jax.train import workdir as runs_files
+from sink_jax.train import record, run_dir as runs_files
 from sink_jax.train.checksums import forget_checksums, write_checksums
-from sink_jax.train.metrics import MetricsWriter, read_metrics
+from sink_jax.train.metrics_log import MetricsWriter, read_metrics
 from sink_jax.train.probe_tokens import read_probe_tokens, write_probe_tokens
 from sink_jax.train.record import problem, read_record, settle_metrics, write_record
 from tests.train import runs

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.options import Options
+from sink_jax.cli.evaluate_models import evaluate_run
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
-from sink_jax.analyses.options import Options
-from sink_jax.analyses.subjects import Subject, make_inputs
-from sink_jax.convert import export_run
-from sink_jax.report.evaluation import evaluate_run
+from sink_jax.pretrained.export_run import export_run
 from sink_jax.train.loop import train
 from sink_jax.train.run_tokenizer import read_tokenizer, write_tokenizer
 from tests.train import runs

@@ -14,7 +14,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.models.transformer import init_params
-from sink_jax.plan import program
+from sink_jax.plan import hlo_cost
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
@@ -95,7 +95,7 @@ def test_the_loss_multiplies_next_to_nothing_by_the_unembedding_in_vain(sequence
                                         argnums=(0, 1))).lower(
       one('bfloat16', B, T, D), one('float32', D, V), one('int32', B, T),
       one('float32', B, T)).compile({'xla_backend_optimization_level': 0})
-  counted = program.read(compiled.as_text())
+  counted = hlo_cost.read(compiled.as_text())
   assert counted.unknown == 0
   assert 1 <= counted.products / (6 * B * T * D * V) < 1.01
 
@@ -211,7 +211,7 @@ import re
 import jax, jax.numpy as jnp, numpy as np, pytest, sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
-from sink_jax.kernels.sharded import in_mesh
+from sink_jax.kernels.shard import in_mesh
 from sink_jax.models.run import record
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.io.exit_code import EXIT_SAVED, stop_signals
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.checksums import saved_steps, verify
-from sink_jax.train.exit_code import EXIT_SAVED, stop_signals
-from sink_jax.train.loop import Interrupted, train
+from sink_jax.train.loop import train
+from sink_jax.train.outcome import Interrupted
 from sink_jax.train.stop import StopSignal, Unsaved
 from tests.train import runs
 

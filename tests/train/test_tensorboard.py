@@ -6,7 +6,7 @@ import time
 import pytest
 from etils import epath
 
-from sink_jax.train.metrics import MetricsWriter
+from sink_jax.train.metrics_log import MetricsWriter
 from sink_jax.train.tensorboard import Board
 from tests.train import tensorboard_files
 

@@ -1,0 +1,137 @@
+"""Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.
+
+    python -m sink_jax.data.build_tfds --name=lm1b --data_dir=DIR
+    python -m sink_jax.data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
+
+Tfds(name='...', data_dir='DIR') then reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+
+import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
+from sink_jax.component import build, choices
+from sink_jax.data.documents import DocumentSource, Prepared, Tfds
+from sink_jax.io.progress import Progress
+
+
+def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None) -> Tfds:
+  """Downloads and prepares a dataset, unless it is there.
+
+  Args:
+    name: 'dataset', 'dataset/config', or with ':version'; a new name with a source.
+    data_dir: '' is the folder that TFDS uses.
+    source: documents of which a dataset is made, in their order, instead of a public one.
+
+  Returns:
+    The source that reads its first split.
+
+  Raises:
+    ValueError: the name is unknown, or the dataset needs packages that are not here.
+  """
+  import tensorflow_datasets as tfds
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  folder = os.path.expanduser(data_dir) or tfds.core.constants.DATA_DIR
+  builder = (_of_documents(tfds, name, folder, source) if source else
+             _known(tfds, name, folder))
+  if builder.info.file_format.value != 'array_record':
+    raise ValueError(f'{builder.data_path} holds {name!r} as {builder.info.file_format.value}, '
+                     'which needs TensorFlow to read: use another --data_dir.')
+  try:
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+  except ImportError as error:  # of TensorFlow, Beam or a package of the dataset's own
+    raise _lacks(name, error) from None
+  except (tfds.download.DownloadError, AssertionError, ValueError) as error:
+    raise ValueError(f'{name!r} cannot be prepared: {error}') from None
+  split = 'train' if 'train' in builder.info.splits else next(iter(builder.info.splits))
+  return Tfds(name=name, data_dir=data_dir, split=split)
+
+
+def _known(tfds, name, folder):
+  try:
+    return tfds.builder(name, data_dir=folder, file_format='array_record', try_gcs=False)
+  except tfds.core.registered.DatasetNotFoundError:
+    base = name.split('/')[0].split(':')[0]
+    if any(pathlib.Path(tfds.__file__).parent.glob(f'*/{base}.py')):  # it could not be imported
+      raise _lacks(name, 'its code imports TensorFlow') from None
+    raise ValueError(f'TFDS has no dataset {name!r}. Names are on '
+                     'https://www.tensorflow.org/datasets/catalog; --source makes a dataset of '
+                     'your own documents.') from None
+  except ImportError as error:
+    raise _lacks(name, error) from None
+  except (ValueError, RuntimeError) as error:
+    raise ValueError(f'{name!r}: {error}') from None
+
+
+def _lacks(name, why):
+  return ValueError(
+      f'{name!r} cannot be prepared here: {why}. Run the same command in another environment '
+      'that has sink_jax and that package; the folder it writes is read without it. Or take the '
+      'text as JSON lines: Jsonl(path=...).')
+
+
+def _of_documents(tfds, name, folder, source):
+  if isinstance(source, Prepared):
+    raise ValueError(f'{source!r} holds chunks, not documents; give the original source.')
+  if not (name.isidentifier() and name == name.lower()):
+    raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')
+
+  class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Documents of a source: text, domain and name, in the order of the source."""
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+      text = tfds.features.Text
+      return tfds.core.DatasetInfo(
+          builder=self, description=repr(source), disable_shuffling=True,
+          features=tfds.features.FeaturesDict(
+              {'text': text(), 'domain': text(), 'name': text()}))
+
+    def _split_generators(self, download):
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+      with Progress('preparing', source.size()) as progress:
+        for index, document in enumerate(source.documents()):
+          progress.update(document.position, documents=index + 1)
+          yield index, {'text': document.text, 'domain': document.domain, 'name': document.name}
+
+  Documents.name = name
+  builder = Documents(data_dir=folder, file_format='array_record')
+  if pathlib.Path(builder.data_path).exists():
+    made_of = tfds.builder_from_directory(builder.data_path).info.description
+    if made_of != repr(source):
+      raise ValueError(f'{builder.data_path} was made of {made_of}: use another --name.')
+  return builder
+
+
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+      prog='python -m sink_jax.data.build_tfds', description=__doc__.splitlines()[0])
+  parser.add_argument('--name', required=True,
+                      help='dataset, dataset/config or dataset:version; a name of your own with '
+                           '--source')
+  parser.add_argument('--data_dir', default='',
+                      help='where datasets are (default: $TFDS_DATA_DIR, else '
+                           '~/tensorflow_datasets)')
+  parser.add_argument('--source', default='',
+                      help='make it of the documents of a source instead, such as '
+                           f'"Jsonl(path=\'...\')"; one of: {", ".join(choices(DocumentSource))}')
+  args = parser.parse_args(argv)
+  try:
+    source = build(DocumentSource, args.source) if args.source else None
+    print(prepare(args.name, args.data_dir, source))
+  except ValueError as error:
+    parser.exit(2, f'{parser.prog}: {error}\n')
+  except (OSError, MemoryError) as error:
+    parser.exit(1, f'{parser.prog}: {error}\n')
+
+
+def start() -> None:
+  main()

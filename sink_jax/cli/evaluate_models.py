@@ -1,0 +1,158 @@
+"""A probe of one model, trained here or published: numbers as JSON, pictures as PNG."""
+
+from __future__ import annotations
+
+from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.options import Options
+from sink_jax.evaluate import plots
+from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.evaluate.sinks import check_epsilon
+from sink_jax.io.paths import to_path
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import parameter_count
+from sink_jax.pretrained.load import load_run
+from sink_jax.report.jsontext import to_json
+from sink_jax.train.experiment import ProbeConfig
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.provenance import here_and_now
+from sink_jax.train.run_dir import read_config
+
+_TOKENS_AT_A_TIME = 16384
+
+
+def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int | None = None,
+                 epsilon: float | None = None, dtype: str | None = None) -> tuple[dict, list]:
+  """Probes a run on its own probe tokens and writes everything about it below `out`.
+
+  Args:
+    out: a folder; RUN/evaluation by default.
+    sequences, length: a part of the stored probe tokens; all by default.
+    epsilon, dtype: the run's own by default.
+
+  Returns:
+    What sink_report.json holds, and the paths of the files written.
+
+  Raises:
+    ValueError: not a run, or a part that is larger than what is stored.
+    CheckpointError: no usable checkpoint. OSError: `out` cannot be written.
+  """
+  workdir = to_path(workdir)
+  out = workdir / 'evaluation' if out is None else to_path(out)
+  config = read_config(workdir)
+  run = load_run(workdir)
+  settings = ProbeConfig(**config['probe'])
+  tokens = _part(run.probe_tokens, sequences, length)
+  epsilon = settings.epsilon if epsilon is None else epsilon
+  check_epsilon(epsilon, '--epsilon')
+  report = _probed(run, tokens, dtype or settings.dtype)
+  pictures = _drawn(run, report, tokens, epsilon, out)
+  pictures.append(out / 'training_curves.png')
+  plots.training_curves(read_metrics(workdir), pictures[-1], settings.epsilon)
+  data = config['data']
+  protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
+              'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
+  result = _result(report, epsilon, protocol) | {'config': config}
+  return result, [_written(result, out), *pictures]
+
+
+def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list]:
+  """Probes a published model and writes everything about it below the folder `out`.
+
+  Args:
+    options: the inputs, the threshold and the dtype; the rest is not read.
+
+  Returns:
+    What sink_report.json holds, and the paths of the files written.
+
+  Raises:
+    ValueError: no such model, or inputs that it cannot take. OSError: `out` cannot be written.
+  """
+  out, epsilon = to_path(out), options.epsilon
+  subject = Subject.of_checkpoint(path_or_name, options.dtype, options.fsdp)
+  run, inputs = subject.run, make_inputs(subject, options)
+  report = _probed(run, inputs.tokens, options.dtype)
+  pictures = _drawn(run, report, inputs.tokens, epsilon, out)
+  result = _result(report, epsilon, {'bos': inputs.description['bos'],
+                                     'inputs': inputs.description})
+  result['parameters'] = parameter_count(run.config)
+  return result, [_written(result, out), *pictures]
+
+
+def _probed(run: Run, tokens, dtype: str) -> SinkReport:
+  return probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+
+
+def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out) -> list:
+  out.mkdir(parents=True, exist_ok=True)
+  importance, ratios, maps = (out / f'{name}.png' for name in
+                              ('importance', 'norm_ratios', 'attention_maps'))
+  report.plot(importance, epsilon)
+  report.plot_norm_ratios(ratios)
+  plots.attention_maps(run, tokens, maps)
+  return [importance, ratios, maps]
+
+
+def _written(result: dict, out):
+  result['provenance'] = here_and_now()
+  path = out / 'sink_report.json'
+  path.write_text(to_json(result))
+  return path
+
+
+def as_text(result: dict) -> str:
+  """The result for a terminal."""
+  summary, protocol = result['summary'], result['protocol']
+  star = '' if protocol['scores'] == 'attention weights' else '*'
+  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  ratio, block = min(ratios, default=(None, None))
+  lines = [
+      ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
+       f'{result["epsilon"]:g}'),
+      ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
+       'of the first token, over heads'),
+      ('mean importance', f'{summary["mean_importance"]:.3f}{star}', 'of the first token, over heads'),
+      ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
+       f'of {summary["raw_row_mass"]:.3f} in a row'),
+  ]
+  if ratio is not None:
+    lines.append(('value norm ratio', f'{ratio:.2f}',
+                  f'first token to the others, smallest in block {block}'))
+  if summary['sink_bias_slot'] is not None:
+    lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the bias slot; '
+                     f'{summary["sink_bias_slot_released"]:.1f} % as the release counts'))
+  step = '' if protocol['step'] is None else f', step {protocol["step"]}'
+  head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
+          f'{protocol["length"]} tokens, {protocol["dtype"]}')
+  body = [f'  {name:<20}{value:>9}  {what}' for name, value, what in lines]
+  note = ['  * of proxy scores: the rows of this attention do not sum to one'] if star else []
+  return '\n'.join([head, *body, *note])
+
+
+def _part(tokens, sequences, length):
+  if tokens is None:
+    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+  for name, wanted, stored, least in (('sequences', sequences, tokens.shape[0], 1),
+                                      ('length', length, tokens.shape[1], 2)):
+    if wanted is not None and not least <= wanted <= stored:
+      raise ValueError(f'--{name}={wanted}: the run stores {tokens.shape[0]} sequences of '
+                       f'{tokens.shape[1]} tokens; choose {least} to {stored}.')
+  return tokens[:sequences, :length]
+
+
+def _result(report: SinkReport, epsilon: float, protocol: dict) -> dict:
+  return {
+      'protocol': {**report.protocol, **protocol},
+      'epsilon': epsilon,
+      'step': report.protocol['step'],
+      'summary': report.summary(epsilon),
+      'importance_1': report.head_importance().tolist(),
+      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
+      'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
+      'fields': {
+          'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
+          'importance_1': 'importance of the first token, a list of heads per block, mean over '
+                          'sequences',
+          'raw_importance_1': 'the same of the weights that multiply the values',
+          'bias_slot': 'mean weight of the bias slot or learned sink token, likewise',
+      },
+  }

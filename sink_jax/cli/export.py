@@ -1,0 +1,37 @@
+"""python -m sink_jax.export --workdir=runs/quickstart/text-softmax --out=exported
+
+Writes a trained run as a checkpoint that transformers loads (LLaMA, or Mistral with a
+window): config.json, model.safetensors, and its tokenizer where that can be written.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from sink_jax.cli import command
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
+_DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights.')
+
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.pretrained.export_run import export_run
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs
+
+
+def main(argv):
+  """Exports the run; a reason instead of a traceback where that cannot be done."""
+  quiet_logs()
+  try:
+    command.no_arguments(argv)
+    for line in export_run(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
+      print(line)
+  except (ValueError, CheckpointError, OSError) as error:
+    command.stop(error)
+
+
+def start() -> None:
+  flags.mark_flags_as_required(['workdir', 'out'])
+  command.run(main)

@@ -1,0 +1,239 @@
+"""python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
+
+Runs every trial of a config file, each in its own folder of the workdir. A trial that is
+done or has diverged is skipped and an interrupted one continues; one that fails is
+recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
+all of them are, at any time; so does --status.
+"""
+
+from __future__ import annotations
+
+from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training, stop_signals
+
+exit_saved_until_training()  # the imports below take seconds
+
+import os
+import signal
+import sys
+import traceback
+
+from absl import flags
+
+from sink_jax.cli import command
+
+_CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
+_BUDGET = flags.DEFINE_string(
+    'budget', None, 'Of the configs of the paper: smoke, tenth, quarter or full.')
+_PROTOCOL = flags.DEFINE_string(
+    'protocol', None, 'Of the configs of the paper: paper, or released, as its code has it.')
+_SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, such as 0,1,2: a trial for each.')
+_SET = flags.DEFINE_multi_string(
+    'set', [], 'A config key for all trials, such as --set=data.max_tokens=100000; repeatable.')
+_ONLY = flags.DEFINE_list(
+    'only', [], 'Names of the trials to run, separated by commas; all if empty.')
+_SHARD = flags.DEFINE_string('shard', '1/1', 'k/n: the k-th of n parts, for jobs in an array.')
+_PROCESSES = flags.DEFINE_integer(
+    'processes', 1, 'Trials at a time on this machine, for small ones. On TPUs only 1 works.')
+_ESTIMATE = flags.DEFINE_bool(
+    'estimate', True, 'Measure these devices first, and say how long it will be. --noestimate '
+    'saves ten to twenty seconds on a GPU.')
+_BATCHED = flags.DEFINE_bool(
+    'batched', False, 'Train trials that share a program together, for small ones on one device.')
+_WIDTH = flags.DEFINE_integer(
+    'width', None, 'With --batched: trials that are trained together, at most, for want of memory.')
+_LIST = flags.DEFINE_bool('list', False, 'Print the names of the trials and stop.')
+_DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what every trial costs and stop.')
+_STATUS = flags.DEFINE_bool('status', False, 'Print how far every trial is and stop.')
+_DATA_ONLY = flags.DEFINE_bool(
+    'data_only', False, 'Tokenize and pack the text of the trials where it is not yet, and stop.')
+
+command.answer_help(__name__)  # the imports below take seconds
+
+import jax
+
+from sink_jax.data.dataset import open_data
+from sink_jax.io import compile_cache
+from sink_jax.io.paths import to_path
+from sink_jax.sweep import estimate
+from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.pool import Stopped, run_at_once
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
+from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.loop import quiet_logs
+from sink_jax.train.multihost import agreed, fail, init_distributed, is_first
+from sink_jax.train.outcome import Interrupted
+from sink_jax.train.stop import StopSignal, Unsaved
+
+
+def main(argv):
+  quiet_logs()
+  try:
+    command.no_arguments(argv)
+    _check_modes()
+    table = _table()
+    trials = _selected(table)
+    if _LIST.value:
+      print('\n'.join(trials))
+    elif _DRY_RUN.value:
+      print(estimate.as_text(estimate.make(trials, _PROCESSES.value), _BUDGET.value))
+    elif _DATA_ONLY.value:
+      _open_data(trials)
+    elif not _WORKDIR.value:
+      raise ValueError('--workdir is needed to run trials.')
+    elif _STATUS.value:
+      root = to_path(_WORKDIR.value)
+      print(as_markdown(read_states(trials, root), f'Sweep in {_WORKDIR.value}'), end='')
+    else:
+      alone, root = _begun(), to_path(_WORKDIR.value)
+      if alone:  # then nobody need be asked, not even for a device
+        _make(root)
+      else:
+        agreed(lambda: _make(root), ValueError)
+      _run(trials, table, root, alone or is_first())
+  except Unsaved as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)
+  except (Interrupted, Stopped, KeyboardInterrupt):
+    print('Stopped and saved; the same command resumes.', file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except ValueError as error:
+    fail(f'error: {error}')
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
+
+
+def _check_modes():
+  # Each is added to the command that runs the trials, whose other options may stay.
+  modes = [mode for mode in (_LIST, _DRY_RUN, _STATUS, _DATA_ONLY) if mode.value]
+  if len(modes) > 1:
+    raise ValueError(f'--{modes[0].name} and --{modes[1].name} exclude each other.')
+
+
+def _table():
+  """Every trial of the config file, for all seeds."""
+  options = {'budget': _BUDGET.value, 'protocol': _PROTOCOL.value}
+  try:
+    seeds = _SEEDS.value and [int(seed) for seed in _SEEDS.value]
+  except ValueError:
+    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write numbers, such as 0,1,2.') from None
+  if seeds and (len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) < 2**31):
+    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write different numbers from 0 to '
+                     '2**31 - 1.')
+  if _PROCESSES.value < 1:
+    raise ValueError(f'--processes={_PROCESSES.value} must be at least 1.')
+  if _PROCESSES.value > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
+    raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
+                     'together, one after the other. Leave it out, or start no job.')
+  _check_batched()
+  return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
+                     parse_settings(_SET.value))
+
+
+def _check_batched():
+  if _WIDTH.value is not None and not (_BATCHED.value and _WIDTH.value > 1):
+    raise ValueError(f'--width={_WIDTH.value} must be at least 2, and goes with --batched.')
+  if _BATCHED.value and (_PROCESSES.value > 1 or os.environ.get('JAX_NUM_PROCESSES', '1') != '1'):
+    raise ValueError('--batched trains in one process: leave out --processes, and start no job.')
+
+
+def _selected(table):
+  """Those that --only and --shard leave; --only takes a trial's name or that of one seed."""
+  names = lambda name, trial: {name, trial.label.get('trial')}
+  known = set().union(*(names(*item) for item in table.items()))
+  unknown = sorted(set(_ONLY.value) - known)
+  if unknown:
+    raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(table)}.')
+  trials = {name: trial for name, trial in table.items()
+            if not _ONLY.value or names(name, trial) & set(_ONLY.value)}
+  for name, trial in trials.items():
+    if trial.spoiled:
+      raise ValueError(f'--set={trial.spoiled[0]}: trial {name} is about it. Leave that out, or '
+                       'choose other trials with --only.')
+  return sharded(trials, _SHARD.value)
+
+
+def _open_data(trials):
+  """Builds the caches of all trials; those of a config are built once."""
+  for name, trial in trials.items():
+    if trial.config:
+      data = open_data(from_dict(trial.config).data).summary()
+      print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} training '
+            'tokens', flush=True)
+
+
+def _begun():
+  """Whether this process is alone."""
+  alone = _PROCESSES.value > 1 or init_distributed()
+  # Between trials there is nothing to save; a trial that trains has its own answer.
+  if alone:
+    for number in stop_signals():
+      signal.signal(number, signal.default_int_handler)
+  else:
+    exit_saved_until_training()  # without a farewell, for which the others would have to come
+  return alone
+
+
+def _make(root):
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f'Cannot use {root} as a workdir: {error}. Choose another '
+                     '--workdir.') from None
+
+
+def _run(trials, table, root, first):
+  """Says what it will cost, runs what is left, and says how it went.
+
+  first: this is the process of the job that tells.
+  """
+  statuses = {}
+  if first:
+    left = {state.name: trials[state.name] for state in read_states(trials, root)
+            if state.status not in ENDED}
+    if _ESTIMATE.value:
+      made = estimate.make(left, _PROCESSES.value)
+      print(estimate.headline(made, _BUDGET.value), file=sys.stderr)
+      clock = Clock(made.work(), made.seconds)
+    else:
+      clock = Clock(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
+    with reporting(table, root, clock, lines=_PROCESSES.value > 1):
+      for trial, status in _outcomes(trials, root):
+        statuses[trial] = status
+        clock.ended(trial)
+        if trial in left:
+          print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}',
+                file=sys.stderr, flush=True)
+    for trial in trials:
+      print(f'{trial}: {statuses[trial]}')
+  else:
+    statuses = dict(_outcomes(trials, root))
+  if set(statuses.values()) - set(ENDED):  # diverging is a result
+    sys.exit(1)
+
+
+def _outcomes(trials, root):
+  """(name, status) of every trial, as each ends."""
+  if _PROCESSES.value > 1:
+    yield from run_at_once(trials, root, _PROCESSES.value)
+    return
+  compile_cache.enable()
+  if _BATCHED.value:
+    yield from run_batched(trials, root, _WIDTH.value)
+  elif jax.process_count() == 1:
+    for name, trial in trials.items():
+      yield name, run_trial(trial, root)
+  else:
+    with StopSignal() as stop:  # what one process hears between trials is for all
+      for name, trial in trials.items():
+        if stop.poll(wait=True):
+          raise Stopped
+        yield name, run_trial(trial, root)
+
+
+def start() -> None:
+  flags.mark_flag_as_required('config')
+  command.run(main)

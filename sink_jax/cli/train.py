@@ -1,0 +1,65 @@
+"""python -m sink_jax.train --config=configs/base.py --workdir=runs/first
+
+Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that
+starting again does not mend; anything from 128 on: died, the same command resumes.
+"""
+
+from __future__ import annotations
+
+from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
+
+exit_saved_until_training()  # the imports below take seconds
+
+import os
+import sys
+import traceback
+
+from absl import flags
+from ml_collections import config_flags
+
+from sink_jax.cli import command
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid. '
+    'Every key can be set: --config.steps=100 --config.attention.similarity="Sigmoid()".')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run. A folder with the same config is resumed.')
+flags.mark_flags_as_required(['config', 'workdir'])
+
+command.answer_help(__name__)  # the imports below take seconds
+
+from sink_jax.io import compile_cache
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.loop import quiet_logs, train
+from sink_jax.train.multihost import fail, init_distributed
+from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.stop import Unsaved
+
+
+def main(argv):
+  quiet_logs()
+  try:
+    command.no_arguments(argv)
+    init_distributed()
+    exit_saved_until_training()
+    compile_cache.enable()
+    train(_CONFIG.value.to_dict(), _WORKDIR.value)
+  except Interrupted as stop:
+    print(stop, file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except Unsaved as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)  # whoever asks three times does not wait for threads that save
+  except (ValueError, Diverged) as error:  # all processes have come to it
+    fail(f'error: {error}')
+  except CheckpointError as error:
+    fail(f'error: {error}', alone=True)
+  except OSError as error:  # a full disk, a lost mount
+    fail(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
+         'this is mended, the same command resumes.', alone=True)
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
+
+
+def start() -> None:
+  command.run(main)

@@ -1,0 +1,236 @@
+"""Writes one chunk cache: tokenizes, packs, finishes; goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import time
+from typing import Any
+
+import numpy as np
+
+from sink_jax.data.cache import SPLITS, content_hash, file_digests
+from sink_jax.data.documents import DocumentSource
+from sink_jax.data.encoding import encoded
+from sink_jax.data.packing import GrowingFile, TokenStream, delimited, npy_size, seal, write_npy
+from sink_jax.data.probe_pool import ProbePool
+from sink_jax.data.tokenizer import Encoder
+from sink_jax.io.build_once import disk_full_named
+from sink_jax.io.files import write_atomically
+from sink_jax.io.progress import Progress
+
+_MAX_DOMAINS = 256
+_SECONDS_BETWEEN_COMMITS = 5
+
+
+class Assembly:
+  """A cache while it is made in `folder`.
+
+  Streams of tokens grow, and every few seconds a commit records how long they are and how
+  many documents are behind them. A new process cuts them back to the commit and goes on.
+  Everything after the last document can be done again without harm.
+  """
+
+  def __init__(self, folder: pathlib.Path, source: DocumentSource, encoder: Encoder,
+               settings: dict[str, Any]):
+    self._folder, self._work = folder, folder / 'work'
+    self._source, self._encoder, self._settings = source, encoder, settings
+    self._length = settings['context'] + 1
+    self._dtype = np.dtype(np.uint16 if encoder.vocab_size <= 65536 else np.uint32)
+
+  def run(self, workers: int = 0) -> None:
+    """Makes the cache complete.
+
+    Raises:
+      ValueError: the corpus is unfit. DiskFull: names the space that is needed.
+    """
+    if not (self._folder / 'manifest.json').exists():
+      commit = self._last_commit()
+      if not commit['complete']:
+        commit = self._tokenize(commit, workers)
+      self._finish(commit)
+    shutil.rmtree(self._work, ignore_errors=True)
+
+  def _last_commit(self):
+    try:
+      commit = json.loads((self._work / 'commit.json').read_text())
+    except (OSError, ValueError):
+      commit = {}
+    if commit.get('encoder') != self._encoder.fingerprint():  # another one would be mixed in
+      for path in self._folder.glob('*.*'):  # all but the lock
+        path.unlink()
+      shutil.rmtree(self._work, ignore_errors=True)
+      self._work.mkdir()
+      commit = {'encoder': self._encoder.fingerprint(), 'documents': 0, 'position': 0,
+                'complete': False, 'domains': []}
+    self._encoder.save(self._folder)
+    return commit
+
+  def _tokenize(self, commit, workers):
+    domains = {entry['name']: _Domain(self._folder, number, self._length, self._dtype, entry)
+               for number, entry in enumerate(commit['domains'])}
+    bos_id = self._encoder.bos_id if self._settings['bos'] else None
+    eos_id = self._encoder.eos_id if self._settings['eos'] else None
+    size = self._source.size()
+    state = dict(commit)
+    last = time.monotonic()
+    documents = self._source.documents_from(commit['documents'])
+    with (Progress('tokenizing', size, commit['position']) as progress,
+          disk_full_named(self._folder, lambda: _needed(domains, state['position'], size))):
+      for group, ids in encoded(documents, self._encoder, self._folder, workers):
+        for document, tokens in zip(group.documents, ids, strict=True):
+          if document.domain not in domains:
+            _check_domain(document.domain, domains)
+            domains[document.domain] = _Domain(self._folder, len(domains), self._length,
+                                               self._dtype, _new_entry(document.domain))
+          held = self._source.held_out(document.name, self._settings['valid_fraction'])
+          domains[document.domain].add(tokens, delimited(tokens, bos_id, eos_id), held)
+        state |= {'documents': state['documents'] + group.count, 'position': group.position}
+        progress.update(group.position, documents=state['documents'],
+                        tokens=sum(d.tokens for d in domains.values()))
+        if time.monotonic() - last > _SECONDS_BETWEEN_COMMITS:
+          self._commit(state, domains)
+          last = time.monotonic()
+      if not domains:
+        raise ValueError(f'{self._source!r} has no documents with any text.')
+      return self._commit(state | {'complete': True}, domains)
+
+  def _commit(self, state, domains):
+    commit = state | {'domains': [domain.commit() for domain in domains.values()]}
+    write_atomically(self._work / 'commit.json', json.dumps(commit))
+    return commit
+
+  def _finish(self, commit):
+    entries, pools = {}, {}
+    for number, domain in enumerate(commit['domains']):
+      entries[domain['name']], pools[domain['name']] = self._finish_domain(number, domain)
+    names = sorted(entries)
+    ProbePool.save(self._folder / 'probe.npz', [pools[n] for n in names], self._encoder.pad_id)
+    files = file_digests(self._folder)
+    manifest = self._settings | {
+        'vocab_size': self._encoder.vocab_size, 'dtype': self._dtype.name,
+        'special_ids': {'eos': self._encoder.eos_id, 'bos': self._encoder.bos_id,
+                        'pad': self._encoder.pad_id},
+        'content': content_hash(files), 'files': files,
+        'domains': {name: entries[name] for name in names}}
+    write_atomically(self._folder / 'manifest.json', json.dumps(manifest, indent=1) + '\n')
+
+  def _finish_domain(self, number, domain):
+    """Seals the files; returns the entry of the manifest and the probe prompts."""
+    paths = _paths(self._folder, number)
+    rows = {s: domain['tokens'][s] // self._length for s in SPLITS}
+    whole = {0: ['train'], 1: ['valid']}.get(self._settings['valid_fraction'])
+    split_by = 'documents' if all(rows[s] for s in whole or SPLITS) else 'chunks'
+    if whole and split_by == 'chunks':
+      raise ValueError(f'{self._too_few(domain)} a chunk of context + 1 = {self._length}; add '
+                       'text, lower the context, or merge the domain into another.')
+    if split_by == 'documents':
+      for split in SPLITS:
+        seal(paths[split], rows[split], self._length, self._dtype)
+      pool = _stored_pool(self._folder, number, self._length)
+    else:
+      rows = self._split_chunks(domain, paths, rows)
+      pool = ProbePool(self._length)
+      for chunk in np.load(paths['valid'], mmap_mode='r'):
+        pool.add(chunk)
+    entry = {s: {'file': paths[s].name, 'documents': domain['documents'][s],
+                 'tokens': domain['tokens'][s], 'chunks': rows[s]} for s in SPLITS}
+    return {'split_by': split_by} | entry, pool
+
+  def _too_few(self, domain):
+    return (f'{self._settings["source"]}: domain {domain["name"]!r} has '
+            f'{sum(domain["tokens"].values())} tokens in {sum(domain["documents"].values())} '
+            'documents, too few for')
+
+  def _split_chunks(self, domain, paths, rows):
+    """Few, long documents can leave one split empty: then the last chunks are for validation."""
+    total = sum(rows.values())
+    if total < 2:
+      raise ValueError(
+          f'{self._too_few(domain)} a training and a validation chunk of context + 1 = '
+          f'{self._length}; add text, lower the context, or merge the domain into another.')
+    valid = max(1, min(total - 1, round(total * self._settings['valid_fraction'])))
+    rows, (full, empty) = {'train': total - valid, 'valid': valid}, (
+        SPLITS if rows['train'] else reversed(SPLITS))
+    done = npy_size(rows[full] * self._length, self._length, self._dtype)
+    if paths[full].stat().st_size != done:  # else an earlier process came as far as this
+      seal(paths[full], total, self._length, self._dtype)
+      chunks = np.load(paths[full], mmap_mode='r')
+      parts = {'train': chunks[:total - valid], 'valid': chunks[total - valid:]}
+      write_npy(paths[empty], parts[empty])
+      write_npy(paths[full], parts[full])  # last, since all chunks are in it until now
+    return rows
+
+
+class _Domain:
+  """The two token streams of one domain while they grow, and its probe prompts."""
+
+  def __init__(self, folder, number, length, dtype, entry):
+    self._name, self._documents = entry['name'], dict(entry['documents'])
+    self._streams = {s: TokenStream(path, length, dtype, entry['tokens'][s])
+                     for s, path in _paths(folder, number).items()}
+    self._prompts = GrowingFile(_prompts_path(folder, number), entry['probes'])
+    self._pool = _stored_pool(folder, number, length)
+
+  @property
+  def tokens(self):
+    return sum(stream.tokens for stream in self._streams.values())
+
+  @property
+  def size(self):
+    return sum(stream.size for stream in self._streams.values())
+
+  def add(self, tokens, stream_tokens, held):
+    split = 'valid' if held else 'train'
+    self._documents[split] += 1
+    self._streams[split].add(stream_tokens)
+    prompt = self._pool.add(tokens) if held else None
+    if prompt is not None:
+      self._prompts.append(np.uint32(len(prompt)).tobytes() + prompt.tobytes())
+
+  def commit(self):
+    for file in (*self._streams.values(), self._prompts):
+      file.commit()
+    return {'name': self._name, 'documents': dict(self._documents),
+            'tokens': {s: stream.tokens for s, stream in self._streams.items()},
+            'probes': self._prompts.size}
+
+
+def _new_entry(name):
+  return {'name': name, 'documents': dict.fromkeys(SPLITS, 0),
+          'tokens': dict.fromkeys(SPLITS, 0), 'probes': 0}
+
+
+def _paths(folder, number):
+  return {split: folder / f'{split}.{number:03}.npy' for split in SPLITS}
+
+
+def _prompts_path(folder, number):
+  return folder / 'work' / f'prompts.{number:03}'
+
+
+def _stored_pool(folder, number, length):
+  pool = ProbePool(length)
+  stored = np.fromfile(_prompts_path(folder, number), np.uint32)
+  start = 0
+  while start < len(stored):
+    stop = start + 1 + int(stored[start])
+    pool.add(stored[start + 1:stop])
+    start = stop
+  return pool
+
+
+def _check_domain(name, domains):
+  if name == 'valid':
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
+                     'validation set; rename it.')
+  if len(domains) == _MAX_DOMAINS:
+    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {name!r}: does domain_field '
+                     'name a domain, or the documents?')
+
+
+def _needed(domains, position, size):
+  """Bytes that the rest of the source will take; 0 where nobody knows."""
+  written = sum(domain.size for domain in domains.values())
+  return written * (size - position) / position if position and size else 0

@@ -1,0 +1,127 @@
+"""A corpus, tokenized and packed once into a cache of fixed-length chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+
+import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
+from sink_jax.data import remote
+from sink_jax.data.cache import FORMAT, Cache
+from sink_jax.data.cache_builder import Assembly
+from sink_jax.data.cache_check import check
+from sink_jax.data.documents import DocumentSource, Prepared
+from sink_jax.data.tokenizer import Encoder, Tokenizer
+from sink_jax.io.build_once import build_once
+from sink_jax.io.paths import cache_root
+from sink_jax.io.progress import Progress
+
+_COMPARED = 30_000_000  # characters of a source, which take some seconds
+_EXIT_SAVED = 42  # "start me again"
+
+
+def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: bool,
+               eos: bool = True, valid_fraction: float = 0.05, cache_dir: str = '',
+               workers: int = 0, encoder: Encoder | None = None) -> Cache:
+  """The cache of a corpus, built now if it is not there yet.
+
+  Safe with several processes: one builds, the others wait. A folder appears under its
+  final name only when it is complete, and a build that was killed goes on where it was.
+
+  Args:
+    context: C, tokens the model sees; chunks have C + 1.
+    bos, eos: whether BOS precedes and EOS follows each document.
+    valid_fraction: share of the documents held out, which the source chooses: 0 for a source
+      of training text alone, 1 for one of validation text.
+    cache_dir: a folder or gs://bucket/folder; what is built is copied there, what is there
+      already is copied here once. '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax.
+    workers: processes that tokenize; 0 is this one alone, with the tokenizer's threads.
+    encoder: of the training text, for the validation text; None to make it of `tokenizer`.
+
+  Raises:
+    ValueError: the corpus is missing, damaged or too small; says what to change.
+    DiskFull: the same call goes on once there is room.
+  """
+  settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
+  if encoder:
+    settings |= {'encoder': encoder.fingerprint()}
+  if isinstance(source, Prepared):
+    return _open_prepared(source, settings, valid_fraction)
+  if context < 1 or not 0 <= valid_fraction <= 1:
+    raise ValueError(f'context={context} must be at least 1, and valid_fraction={valid_fraction} '
+                     'between 0 and 1 (0.05 holds out a twentieth of the documents).')
+  if workers < 0:
+    raise ValueError(f'workers={workers} must be 0 (this process) or more.')
+  settings |= {
+      'format': FORMAT, 'source': repr(source), 'source_fingerprint': source.fingerprint(),
+      'tokenizer_fingerprint': tokenizer.fingerprint(), 'valid_fraction': valid_fraction}
+  key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+  name = f'{type(source).__name__.lower()}-{context}-{key}'
+  root = cache_root(cache_dir)
+  final = root / name
+
+  def make(folder):
+    made = encoder or tokenizer.resolve(source, valid_fraction, root)
+    Assembly(folder, source, made, settings).run(workers)
+
+  if not remote.is_remote(cache_dir):
+    build_once(final, make)
+  elif remote.exists(f'{cache_dir}/{name}'):
+    remote.copy_here(f'{cache_dir}/{name}', final)
+  else:
+    build_once(final, make)
+    remote.copy_there(final, f'{cache_dir}/{name}')
+  return Cache(final)
+
+
+def open_pair(source: DocumentSource, valid_source: DocumentSource | None, tokenizer: Tokenizer,
+              context: int, bos: bool, eos: bool, valid_fraction: float, cache_dir: str = '',
+              workers: int = 0) -> tuple[Cache, Cache]:
+  """The caches of the training and of the validation text, in one encoding; see `open_cache`.
+
+  Without a validation source both are one cache, which holds out a part of its documents.
+  """
+  options = tokenizer, context, bos, eos
+  if valid_source is None:
+    cache = open_cache(source, *options, valid_fraction, cache_dir, workers)
+    return cache, cache
+  training = open_cache(source, *options, 0, cache_dir, workers)
+  return training, open_cache(valid_source, *options, 1, cache_dir, workers, training.encoder)
+
+
+def _open_prepared(source, settings, valid_fraction):
+  cache = Cache(source.folder())
+  if valid_fraction in (0, 1):  # one of a pair
+    settings = settings | {'valid_fraction': valid_fraction}
+    if any(cache.manifest.get(n) != settings.get(n) for n in ('valid_fraction', 'encoder')):
+      raise ValueError(f'{cache.folder} was not built as one of this pair of a training and a '
+                       'validation source: build both with python -m sink_jax.data.build '
+                       '--source=... --valid_source=...')
+  for name, wanted in settings.items():
+    found = cache.manifest.get(name)
+    if found != wanted:
+      raise ValueError(f'{cache.folder} was built with {name}={found!r}, not {wanted!r}; '
+                       f'set {name}={found!r} or build another cache.')
+  return cache
+
+
+def verify(folder: pathlib.Path) -> int:
+  """Compares every file of a cache with its digest, and stamps them; returns the bytes read.
+
+  Raises:
+    ValueError: names the files that are missing or differ.
+  """
+  cache = Cache(folder)
+  files = cache.manifest.get('files')
+  if files is None:
+    raise ValueError(f'{folder} was built before digests of all files were kept; build it again '
+                     'to have them.')
+  read = 0
+  with Progress('verifying', sum(file['bytes'] for file in files.values())) as progress:
+    def seen(size):
+      nonlocal read
+      read += size
+      progress.update(read)
+    check(cache, afresh=True, seen=seen)
+  return read

@@ -1,0 +1,128 @@
+"""Edits of the token stream (Section 5): random or fixed tokens at the first positions.
+
+They act on whole chunks of C + 1 tokens, before these are split into inputs and
+targets, in training and validation alike: a replaced token at position p > 1 is
+also the target at p - 1. Positions count from 1, as in the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from sink_jax.component import Slot, check_whole
+from sink_jax.data import counter_rng
+
+_SPLIT_KEYS = {'train': 0, 'valid': 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervention(Slot):
+  """A change of chunks that can be applied at random access."""
+
+  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+            split: str, vocab_size: int) -> np.ndarray:
+    """The changed chunks (a copy), int32.
+
+    Args:
+      rows_B: number of each chunk in the whole split; the same in every epoch.
+      epochs_B: how often the chunk was seen before.
+      split: 'train' or 'valid'.
+    """
+    raise NotImplementedError
+
+  def check(self, chunk_length: int, vocab_size: int) -> None:
+    """Raises ValueError where the chunks or the vocabulary are too small for it."""
+    raise NotImplementedError
+
+  @property
+  def frozen(self) -> bool:
+    """Is a chunk changed alike in every epoch?"""
+    return True
+
+  def vocab_size(self, vocab_size: int) -> int:
+    """Ids there are with it, where the text has ids below `vocab_size`."""
+    return vocab_size
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTokens(Intervention):
+  """Positions first..last become uniform integers in [0, vocabulary size).
+
+  Drawn once for each chunk and frozen over the epochs, as the paper's release
+  does; `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below): the release
+  draws below its padded vocabulary, ids that no text has among them.
+  """
+  first: int = 1
+  last: int = 1
+  fresh: bool = False
+  seed: int = 1024
+  below: int = 0
+
+  def __post_init__(self):
+    check_whole(self, 'first', 'last', 'seed', 'below')
+    if not 0 <= self.below < 2**31:
+      raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
+                       'below 2**31.')
+    if not 1 <= self.first <= self.last:
+      raise ValueError(f'RandomTokens(first={self.first}, last={self.last}): positions count '
+                       'from 1, and first <= last.')
+    if self.seed < 0:
+      raise ValueError(f'RandomTokens(seed={self.seed}) must be 0 or more.')
+
+  def apply(self, chunks_BxT, rows_B, epochs_B, split, vocab_size):
+    positions = np.arange(self.first, self.last + 1)
+    epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
+    drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
+                             np.asarray(rows_B)[:, None], epochs, positions[None])
+    chunks_BxT = chunks_BxT.copy()
+    chunks_BxT[:, self.first - 1:self.last] = drawn
+    return chunks_BxT
+
+  @property
+  def frozen(self):
+    return not self.fresh
+
+  def check(self, chunk_length, vocab_size):
+    if self.last > chunk_length:
+      raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
+
+  def vocab_size(self, vocab_size):
+    return max(vocab_size, self.below)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedToken(Intervention):
+  """One position always holds the same token (Table 10, right)."""
+  position: int = 1
+  token: int = 1
+
+  def __post_init__(self):
+    check_whole(self, 'position', 'token')
+    if self.position < 1 or self.token < 0:
+      raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '
+                       'count from 1, token ids from 0.')
+
+  def apply(self, chunks_BxT, rows_B, epochs_B, split, vocab_size):
+    chunks_BxT = chunks_BxT.copy()
+    chunks_BxT[:, self.position - 1] = self.token
+    return chunks_BxT
+
+  def check(self, chunk_length, vocab_size):
+    if self.position > chunk_length:
+      raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
+    if self.token >= vocab_size:
+      raise ValueError(f'{self!r}: the vocabulary has only {vocab_size} tokens.')
+
+
+def first_token(interventions: Sequence[Intervention]) -> int | None:
+  """The token that every edited chunk begins with; None where they differ."""
+  token = None
+  for edit in interventions:  # the later one counts
+    if isinstance(edit, FixedToken) and edit.position == 1:
+      token = edit.token
+    elif isinstance(edit, RandomTokens) and edit.first == 1:
+      token = None
+  return token

@@ -1,0 +1,177 @@
+"""Generating text, and scoring long texts, with a cache of bounded size."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.arguments import explained
+from sink_jax.kernels.shard import in_mesh, mesh_of
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.decode import begin, check_policy, extend
+from sink_jax.models.kv_cache import CachePolicy, Memory
+from sink_jax.models.precision import precise
+
+_CHUNK = 32  # tokens that the device makes between two words to the host
+_COLDEST = 1e-6  # temperature; below it the most likely token is taken
+_SCORED = 512  # tokens that are scored in one call
+
+
+class Model(Protocol):
+  """What generation needs of a model; `sink_jax.Run` has it."""
+
+  config: ModelConfig
+  params: Any
+  name: str
+  first_token: int | None
+
+
+@explained
+def stream(run: Model, tokens, length: int, *, policy: CachePolicy | None = None,
+           temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
+           chunk: int = _CHUNK) -> Iterator[np.ndarray]:
+  """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
+
+  The first token of a run that was trained with one is put before texts that do not begin with
+  it; `dataclasses.replace(run, first_token=None)` reads them as they are.
+
+  Args:
+    policy: what the cache keeps; everything by default.
+    temperature: 0 takes the most likely token, 1 samples from the model.
+    top_k: sample among so many of the most likely tokens.
+
+  Raises:
+    ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
+      tokens than the model has learned positions for.
+  """
+  tokens = _begun(run, _checked(run, tokens))
+  if length < 1 or chunk < 1 or not 0 <= temperature < math.inf:
+    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, temperature = '
+                     f'{temperature} a number from 0 on.')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
+  if top_k is not None and not 1 <= top_k <= run.config.vocab_size:
+    raise ValueError(f'top_k = {top_k} must lie between 1 and {run.config.vocab_size}.')
+  total = tokens.shape[1] + length
+  policy = policy or CachePolicy(total + run.config.sink_tokens)
+  check_policy(run.config, policy, total, tokens.shape[1])
+  return _pieces(run, tokens, length, policy, (float(temperature), top_k), seed, chunk)
+
+
+def generate(run: Model, tokens, length: int, **options) -> np.ndarray:
+  """Continues texts (S, T) by `length` tokens (S, length); the options are those of `stream`."""
+  return np.concatenate(list(stream(run, tokens, length, **options)), 1)
+
+
+def text_losses(run: Model, tokens, policy: CachePolicy) -> Iterator[np.ndarray]:
+  """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
+
+  T - 1 losses in all, in nats; tokens are read one at a time as when generating, so memory
+  is that of the cache, however long the text.
+
+  Raises:
+    ValueError: as `stream`.
+  """
+  tokens = _checked(run, tokens)
+  if tokens.shape[1] < 2:
+    raise ValueError('a text needs at least two tokens to be scored.')
+  check_policy(run.config, policy, tokens.shape[1])
+  return _losses(run, tokens, policy)
+
+
+def _pieces(run, tokens, length, policy, sampling, seed, chunk):
+  mesh = mesh_of(run.params)
+  state = _begin(run.config, mesh, policy, run.params, tokens)
+  key = jax.random.key(seed)
+  for start in range(0, length, chunk):
+    count = min(chunk, length - start)
+    # All pieces are made with the same program; what is too much of the last is cut off.
+    state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
+                             state, key, start)
+    yield np.asarray(piece)[:, :count]
+
+
+def _losses(run, tokens, policy):
+  mesh = mesh_of(run.params)
+  state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
+  count = tokens.shape[1] - 1
+  piece = min(_SCORED, count)
+  # All pieces are scored with the same program; what pads the last is cut off.
+  rest = jnp.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
+  for start in range(0, count, piece):
+    state, losses = _score(run.config, mesh, policy, run.params, state,
+                           rest[:, start:start + piece])
+    yield np.asarray(losses)[:, :count - start]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(config, mesh, policy, params, tokens):
+  with in_mesh(mesh), precise(config.dtype):
+    return begin(config, params, tokens, policy)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
+def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, Memory], key,
+              start):
+  def step(carry, number):
+    logits, memory = carry
+    # By the number of the token, so that the size of the pieces changes nothing.
+    token = _sample(logits, *sampling, jax.random.fold_in(key, number))
+    return extend(config, params, token, policy, memory), token
+
+  with in_mesh(mesh), precise(config.dtype):
+    state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
+  return state, tokens_TxS.T
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
+def _score(config, mesh, policy, params, state, tokens):
+  def step(carry, token_S):
+    logits, memory = carry
+    picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
+    return (extend(config, params, token_S, policy, memory),
+            jax.nn.logsumexp(logits, -1) - picked)
+
+  with in_mesh(mesh), precise(config.dtype):
+    state, losses_TxS = jax.lax.scan(step, state, tokens.T)
+  return state, losses_TxS.T
+
+
+def _sample(logits_SxV, temperature, top_k, key):
+  if temperature < _COLDEST:
+    return jnp.argmax(logits_SxV, -1)
+  if top_k is None:
+    return jax.random.categorical(key, logits_SxV / temperature)
+  best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, top_k)
+  chosen_S = jax.random.categorical(key, best_SxK / temperature)
+  return jnp.take_along_axis(ids_SxK, chosen_S[:, None], -1)[:, 0]
+
+
+def _begun(run, tokens):
+  begins = np.asarray(tokens[:, 0] == run.first_token)
+  if run.first_token is None or begins.all():
+    return tokens
+  if begins.any():
+    raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
+                     'some do not: leave it out of all, or put it before all, as '
+                     'sj.tokenize(run, texts, length=...) does.')
+  return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=run.first_token)
+
+
+def _checked(run, tokens):
+  tokens, config = np.asarray(tokens), run.config
+  if not config.vocab_size:
+    raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
+  if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+    raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
+                     f'{tokens.shape}.')
+  if not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+    raise ValueError(f'tokens reach {tokens.max()}, the vocabulary has {config.vocab_size} '
+                     'entries: use the tokenizer of the model.')
+  return jnp.asarray(tokens, jnp.int32)

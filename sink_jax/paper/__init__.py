@@ -1,0 +1,5 @@
+"""All that is the paper's: its numbers, the budgets of its trials, its claims, tables, figures.
+
+`numbers.json` holds every number, and `numbers` is its one reader. How runs and analyses are made
+does not belong here; what they found is judged here.
+"""

@@ -1,0 +1,216 @@
+"""The files of analyses, NAME.json as `sink_jax.cli.analyse_models` writes them, read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import sink_jax
+from sink_jax.io.files import read_text_limited
+from sink_jax.io.paths import files_below, is_local, to_path
+from sink_jax.paper.analysis_fields import FIELDS, check_result
+from sink_jax.pretrained.catalog import Published, known_model
+from sink_jax.report.jsontext import from_json
+
+_REMEDY = ('name the folders or files that python -m sink_jax.analyses NAME '
+           '--checkpoint=... --out=... wrote')
+_LARGEST = 1 << 25  # bytes of a file; thirty models with maps take a tenth
+_FILES, _RESULTS = 10_000, 1_000
+_SHOWN = 10  # names in a line
+_NAME, _MESSAGE = 100, 200  # characters
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What an analysis found in one model. published: the model, where it is one of the paper's."""
+
+  analysis: str
+  file: str
+  date: datetime.datetime
+  model: str
+  published: Published | None
+  content: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+  """A model whose analysis failed."""
+
+  analysis: str
+  file: str
+  model: str
+  published: Published | None
+  error: str
+
+
+class Analysis(Protocol):
+  """What this room needs of an analysis: the module that draws its results."""
+
+  def module(self) -> ModuleType: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysed:
+  """Results of files.
+
+  files: {name: how it was made}; lines: about the rest; analyses: what draws them, by name.
+  """
+
+  results: tuple[Result, ...] = ()
+  failed: tuple[Failed, ...] = ()
+  files: dict[str, dict] = dataclasses.field(default_factory=dict)
+  lines: tuple[str, ...] = ()
+  analyses: Mapping[str, Analysis] = dataclasses.field(default_factory=dict)
+
+
+def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> Analysed:
+  """The results in files, and in all .json files in or below folders.
+
+  A file or a result that cannot be used spares the others, and is named in `lines`.
+
+  Args:
+    analyses: all there are, by name: `sink_jax.analyses.registry.ANALYSES`.
+
+  Raises:
+    ValueError: a place is neither file nor folder, or a folder holds no .json file.
+  """
+  results, failed, files, about = [], [], {}, {}
+  for path, name in _found(places):
+    try:
+      if is_local(path) and not path.is_file():  # a pipe would wait for its other end
+        raise ValueError('not a file')
+      record = from_json(read_text_limited(path, _LARGEST))
+      if not isinstance(record, dict) or record.get('analysis') not in analyses:
+        about.setdefault('not of an analysis', []).append(name)
+        continue
+      analysis = record['analysis']
+      own = _list_of(record, 'results'), _list_of(record, 'failed')
+    except (ValueError, TypeError, OSError) as error:
+      about.setdefault('damaged', []).append(f'{name} ({_reason(error, path)})')
+      continue
+    files[name] = _made(record)
+    if (version := files[name]['versions'].get('sink_jax')) != sink_jax.__version__:
+      about.setdefault('version', []).append(f'{name} ({version or "unknown"})')
+    if analysis not in FIELDS:
+      about.setdefault('elsewhere', []).append(name)
+      continue
+    for content in own[0]:
+      model = printable(content.get('model') or 'a model without a name', _NAME)
+      try:
+        check_result(analysis, content)
+      except ValueError as error:
+        about.setdefault('left out', []).append(f'{model} in {name} ({error})')
+        continue
+      results.append(Result(analysis, name, _date(record), model, _published(content), content))
+    for item in own[1]:
+      model = printable(item.get('model'), _NAME)
+      failed.append(Failed(analysis, name, model, known_model(model),
+                           printable(item.get('error'), _MESSAGE)))
+  about['failed'] = [f'{one.model} in {one.file} ({one.error})' for one in failed]
+  about['others'] = [f'{one.model} ({one.file})' for one in results if not one.published]
+  return Analysed(tuple(results), tuple(failed), files, tuple(_lines(about)), analyses)
+
+
+def printable(value, most: int) -> str:
+  """A text of a file in one line of printable characters, cut to at most so many."""
+  words = ' '.join(''.join(c if c.isprintable() else ' ' for c in str(value)[:4 * most]).split())
+  return words if len(words) <= most else words[:most - 3] + '...'
+
+
+def listed(names: Sequence[str]) -> str:
+  """The first names, and how many more there are."""
+  more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
+  return ', '.join(names[:_SHOWN]) + more
+
+
+def _found(places):
+  """(path, name to show) of every file, each once."""
+  found = {}
+  for place in places:
+    root, typed = to_path(place), Path(place)
+    relative = is_local(root) and not typed.expanduser().is_absolute()
+    if root.is_dir():
+      paths = _json_files(root)
+      if not paths:
+        raise ValueError(f'--analyses={place} holds no .json file: {_REMEDY}.')
+    elif root.is_file():
+      root, typed, paths = root.parent, typed.parent, [root]
+    else:
+      raise ValueError(f'--analyses={place} is neither a file nor a folder: {_REMEDY}.')
+    if len(found) + len(paths) > _FILES:
+      raise ValueError(f'--analyses={place} holds more than {_FILES:,} .json files: {_REMEDY}.')
+    shown = typed if relative else Path(root.name)
+    for path in paths:
+      one = path.resolve() if is_local(path) else path
+      found.setdefault(one, (path, (shown / path.relative_to(root)).as_posix()))
+  return [(path, printable(name, 2 * _NAME)) for path, name in found.values()]
+
+
+def _json_files(root):
+  """In or below a folder, without following links to folders."""
+  if is_local(root):
+    return sorted(path for path in root.rglob('*.json') if not path.is_dir())
+  return [path for path in files_below(root) if path.name.endswith('.json')]
+
+
+def _list_of(record, key):
+  found = record.get(key)
+  if not isinstance(found, list) or len(found) > _RESULTS or not all(
+      isinstance(item, dict) for item in found):
+    raise ValueError(f'{key} is no list of at most {_RESULTS:,} objects')
+  return found
+
+
+def _made(record):
+  """How a file was made, as text that can be shown."""
+  versions = record.get('versions')
+  versions = versions if isinstance(versions, dict) else {}
+  told = lambda key: printable(record.get(key) or 'unknown', 5 * _MESSAGE)
+  return {'analysis': record['analysis'], **{key: told(key) for key in (
+      'date', 'command', 'code', 'hardware')}, 'versions': {
+          key: printable(versions[key], _NAME) for key in ('sink_jax', 'jax') if key in versions}}
+
+
+def _date(record):
+  try:
+    found = datetime.datetime.fromisoformat(record.get('date'))
+  except (TypeError, ValueError):
+    found = datetime.datetime.min
+  return found.replace(tzinfo=found.tzinfo or datetime.timezone.utc)
+
+
+def _published(content):
+  """The paper's model; None for a run of ours, which has a step, and for an unknown model."""
+  own, name = content['checkpoint'], content.get('model')
+  if own.get('step') is not None or not isinstance(name, str):
+    return None
+  if name == own.get('revision'):  # the folder of a snapshot is called by its revision
+    name = (own.get('folder') or '').removeprefix('models--').replace('--', '/', 1)
+  return known_model(name)
+
+
+def _reason(error, path):
+  """Why a file cannot be read, without its path, which the line has."""
+  words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+  return printable(words.removeprefix(f'{path} is '), _MESSAGE)
+
+
+def _lines(about):
+  """A line for each kind of thing that no table or figure shows."""
+  words = {
+      'not of an analysis': 'Not of an analysis',
+      'damaged': 'Damaged, and left out',
+      'version': f'Read, but written by another version than {sink_jax.__version__}',
+      'elsewhere': 'Of analyses that no table or figure of this page is about',
+      'left out': 'Results that cannot be used',
+      'failed': 'Models that failed in their analysis'}
+  lines = [f'{text}: {listed(about[kind])}.' for kind, text in words.items() if about.get(kind)]
+  others = about['others']
+  if others:
+    verb = 'model is none' if len(others) == 1 else 'models are none'
+    lines.append(f'{len(others)} {verb} of the paper\'s: {listed(others)}.')
+  return lines

@@ -1,0 +1,174 @@
+"""Budgets: one trial of the paper at any cost, by stated rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sink_jax.attention.extra_key_value import KBias, KvBias
+from sink_jax.attention.mask import Mask, Window
+from sink_jax.attention.position import Learned, Position
+from sink_jax.component import build
+from sink_jax.data.token_edits import Intervention, RandomTokens
+from sink_jax.train.experiment import NotExpressible
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """changes(config): dotted keys to set in the nested dict of a trial at the paper's scale.
+
+  rules: what that does, in words, for the dry run and the report.
+  """
+
+  changes: Callable[[Mapping[str, Any]], dict[str, Any]]
+  rules: tuple[str, ...]
+
+
+def scaled(config: Mapping[str, Any], budget: str) -> dict[str, Any]:
+  """Dotted keys and values that bring a trial at the paper's scale to a budget.
+
+  Raises:
+    ValueError: unknown budget; lists the choices.
+    NotExpressible: the trial has no counterpart there, with the reason.
+  """
+  if budget not in BUDGETS:
+    raise ValueError(f'Unknown budget {budget!r}. Choices: {", ".join(BUDGETS)}.')
+  return BUDGETS[budget].changes(config)
+
+
+_PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further
+
+
+def _share(share: float):
+  """The paper's models and batches for a share of the steps and of the unique tokens."""
+  def changes(config):
+    steps = max(1, round(config['steps'] * share))
+    often = lambda section: min(config[section]['every'], max(1, steps // 20))
+    return {'steps': steps,
+            'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
+            'probe.every': often('probe'), 'validation.every': often('validation'),
+            'data.max_tokens': round((config['data']['max_tokens'] or _PAPER_TOKENS) * share)}
+  return changes
+
+
+_SHARE_RULES = (
+    'models, batches, learning rates, weight decays, windows: as in the paper',
+    'steps and unique tokens: {share} of the paper\'s, so that epochs stay the same',
+    'warm-up: 100 steps, as in the paper',
+)
+
+# The smoke model: two cores train it in half a minute.
+_SMOKE = {
+    'model.size': 'tiny',
+    'model.vocab_size': None,
+    'model.dtype': 'float32',
+    'data.source': "Stdlib(split='content')",
+    'data.tokenizer': 'TrainedBpe(vocab_size=512)',
+    'data.context': 64,
+    'data.valid_fraction': 0.05,
+    'checkpoint_every': 250,
+    'checkpoints_kept': 1,
+    'optimizer.warmup_steps': 100,
+    'probe.every': 50,
+    'validation.every': 250,
+    'validation.batches': 20,
+}
+_SMOKE_STEPS = 1000 / 20_000
+_SMOKE_BATCH = 16 / 512
+_SMOKE_LEARNING_RATE = 50
+_SMOKE_WEIGHT_DECAY = 5
+_SMOKE_HEADS = 4 / 8
+# Without it no sink emerges in these steps: a chunk begins anywhere in a text.
+_FIRST_TOKEN = 'FixedToken(position=1)'
+
+
+def _smoke(config):
+  data, context = config['data'], _SMOKE['data.context']
+  steps = round(config['steps'] * _SMOKE_STEPS)
+  batch = round(config['batch_size'] * _SMOKE_BATCH)
+  tokens = config['steps'] * config['batch_size'] * data['context']
+  rate = config['optimizer']['learning_rate'] * _SMOKE_LEARNING_RATE
+  decay = config['optimizer']['weight_decay'] * _SMOKE_WEIGHT_DECAY
+  if rate * decay >= 1:
+    raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
+  large = config['model']['size'] == '1b'
+  changes = _SMOKE | {
+      'steps': steps,
+      'batch_size': batch,
+      'optimizer.learning_rate': rate,
+      'optimizer.weight_decay': decay,
+      'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
+      'data.interventions': _smoke_edits(data['interventions'], context) or _FIRST_TOKEN,
+  }
+  if large:
+    changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
+  if config['model']['heads']:
+    heads = config['model']['heads'] * _SMOKE_HEADS
+    if heads < 1:
+      raise NotExpressible(f'{config["model"]["heads"]} of the paper\'s 8 heads would be {heads:g} '
+                           'of 4')
+    changes['model.heads'] = round(heads)
+  changes |= _smoke_slots(config, context, head_dim=16)
+  return changes
+
+
+def _smoke_edits(text, context):
+  """Edits of the sequences, for shorter ones and for the vocabulary of the smoke model."""
+  parts = [part.strip() for part in text.split(';') if part.strip()]
+  for i, part in enumerate(parts):
+    edit = build(Intervention, part)
+    if isinstance(edit, RandomTokens):
+      if edit.last >= context:
+        raise NotExpressible(f'{edit.last} random tokens; sequences have {context} tokens')
+      if edit.below:
+        parts[i] = repr(dataclasses.replace(edit, below=0))
+  return '; '.join(parts)
+
+
+def _smoke_slots(config, context, head_dim):
+  """Slots whose numbers mean something else in shorter sequences and narrower heads."""
+  changes, attention = {}, config['attention']
+  mask = build(Mask, attention['mask'])
+  if isinstance(mask, Window):
+    size = mask.size * context / config['data']['context']
+    if size < 1:
+      raise NotExpressible(f'a window of {mask.size} of {config["data"]["context"]} tokens would '
+                           f'be {size:g} of {context}')
+    changes['attention.mask'] = repr(Window(size=round(size)))
+  if isinstance(build(Position, attention['position']), Learned):
+    changes['attention.position'] = repr(Learned(max_length=context))
+  bias = build(KvBias, attention['kv_bias'])
+  if isinstance(bias, KBias) and (bias.learnable_dims or 0) >= head_dim:
+    raise NotExpressible(f'{bias.learnable_dims} learnable dimensions; heads have {head_dim}')
+  return changes
+
+
+BUDGETS = {
+    'full': Budget(lambda config: {}, ('everything as in the paper',)),
+    'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
+    'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
+    'smoke': Budget(_smoke, (
+        'model: 2 layers, d = 64, 4 heads of 16, FFN 128, float32 (the 1B model: 4 layers, '
+        'd = 128, 8 heads, FFN 352)',
+        'text: the standard library of the Python that runs, in sequences of 64 tokens of a '
+        'byte-pair encoding of 512, trained on it',
+        'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
+        'without one no sink emerges at this cost',
+        f'steps times {_SMOKE_STEPS:g} (20,000 become 1,000), sequences per batch times 1/32 (512 '
+        'become 16)',
+        f'learning rate times {_SMOKE_LEARNING_RATE}, weight decay times {_SMOKE_WEIGHT_DECAY}: '
+        'all steps together take away 12.5 times what the paper\'s do; with less no sink emerges '
+        'here',
+        'warm-up: 100 steps, as in the paper, of fewer',
+        'random tokens: any of the vocabulary, in both protocols',
+        'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
+        'epochs stay the same; the others see all of the text',
+        'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
+        'heads times 1/2; a single head has no counterpart',
+        'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
+        'counterpart',
+        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets of '
+        'relative positions: as in the paper',
+    )),
+}

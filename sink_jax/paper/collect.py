@@ -1,0 +1,184 @@
+"""Runs by budget, protocol and trial, and how far each of them is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+
+from sink_jax.paper import numbers
+from sink_jax.paper.budgets import BUDGETS
+from sink_jax.report.records import differing_settings, settings_of
+from sink_jax.train.experiment import RESUMABLE
+
+SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper does not have
+_UNDER_WAY = ('running', 'interrupted')
+# Settings that may differ between runs that are averaged.
+_FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
+         'microbatches', 'gradient_reduction', *RESUMABLE)
+_SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
+# Settings that all trials of a group share with its default run, but those that a trial is about.
+_SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',
+           'batch_size', *_SHAPE)
+_SWEPT = {'batch-': ('batch_size',), 'heads-': ('model.heads',), 'layers-': ('model.layers',),
+          '1b-': _SHAPE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """The runs of one budget and protocol: {trial: its runs, one per seed}."""
+
+  budget: str
+  protocol: str
+  trials: Mapping[str, tuple[dict, ...]]
+
+  @property
+  def name(self) -> str:
+    return f'{self.budget} budget, {self.protocol} protocol' if self.protocol else (
+        f'{self.budget} axis')
+
+  @property
+  def key(self) -> str:
+    """Of file names: no two groups have the same, whatever their labels are."""
+    words = [re.sub(r'[^a-z0-9]+', '-', part.lower()) for part in (self.budget, self.protocol)]
+    if words == [self.budget, self.protocol] and '-' not in ''.join(words):
+      return '-'.join(words)
+    mark = hashlib.sha256(repr((self.budget, self.protocol)).encode()).hexdigest()[:8]
+    return '-'.join([*(word[:40].strip('-') for word in words), mark]).lstrip('-')
+
+  @property
+  def rules(self) -> str:
+    """The budget whose rules apply: 'smoke' of 'smoke with steps=50'."""
+    return (self.budget.split() or [''])[0]
+
+  def runs(self, trial: str) -> tuple[dict, ...]:
+    return self.trials.get(trial, ())
+
+  def done(self, trial: str) -> tuple[dict, ...]:
+    return tuple(run for run in self.runs(trial) if run['status'] == 'done')
+
+  def measured(self, trial: str) -> tuple[dict, ...]:
+    """The runs to show a trial by: those that are done, else those under way."""
+    return self.done(trial) or tuple(
+        run for run in self.runs(trial) if run['status'] in _UNDER_WAY)
+
+  @functools.cached_property
+  def incomparable(self) -> dict[str, str]:
+    """Trials that differ from the default run in more than they are about, and in what."""
+    default = next(filter(_known, (*self.done('default'), *self.runs('default'))), None)
+    if default is None:
+      return {}
+    found = {}
+    for trial, runs in self.trials.items():
+      keys = list(dict.fromkeys(
+          words for run in filter(_known, runs) for words in _strange(trial, run, default)))
+      if keys:
+        found[trial] = ', '.join(keys)
+    return found
+
+  def same_as_default(self, trial: str) -> bool:
+    """Have a trial and the default equal settings, as fixed-1 where budgets fix token 1?"""
+    runs, defaults = (list(filter(_known, self.runs(t))) for t in (trial, 'default'))
+    if trial == 'default' or not runs or not defaults:
+      return False
+    mine, its = (settings_of(found[0]) for found in (runs, defaults))
+    return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in _FREE)
+
+  def not_done(self, trial: str) -> str:
+    """The runs of a trial that are not done, in words; '' if all are."""
+    return self._told([run for run in self.runs(trial) if run['status'] != 'done'], True)
+
+  def status(self, trial: str) -> str:
+    """How far a trial is, in words."""
+    runs = self.runs(trial)
+    return self._told(runs, len(runs) > 1) if runs else 'not run'
+
+  def _told(self, runs, several):
+    seeds = {}
+    for run in runs:
+      seeds.setdefault(self._status(run), []).append(run.get('seed'))
+    told = lambda seeds: '' if None in seeds else (
+        f', seed{"s" if len(seeds) > 1 else ""} {", ".join(map(str, sorted(seeds)))}')
+    return '; '.join(words + (told(of) if several else '') for words, of in seeds.items())
+
+  def _status(self, run):
+    step = f'step {run["step"]:,}'
+    of = f'{step} of {run["steps"]:,}' if 'steps' in run else step
+    reason = run['reason'] or run['error'] or 'for an unknown reason'
+    return {'done': f'done at {self.budget}' if self.budget else 'done', 'not run': 'not run',
+            'running': f'running ({of})', 'interrupted': f'interrupted ({of})',
+            'diverged': f'diverged ({of})', 'failed': f'failed ({reason})',
+            'not expressible': f'not expressible ({reason})',
+            'unreadable': f'unreadable ({reason})'}.get(run['status'], run['status'])
+
+
+def is_of_the_paper(run: dict) -> bool:
+  """Is it a run of one of the paper's trials, at a budget?"""
+  return bool(run['label']['budget']) and run['label']['trial'] in numbers.trials()
+
+
+def is_synthetic(run: dict) -> bool:
+  return run['label']['trial'].startswith(SYNTHETIC)
+
+
+def groups_of(runs: Iterable[dict]) -> list[Group]:
+  """Large budgets first. A budget without any run of the paper makes no group."""
+  found = {}
+  for run in filter(is_of_the_paper, runs):
+    # A trial without a config may have been asked for without naming a protocol.
+    key = run['label']['budget'], run['label']['protocol'] or 'paper'
+    found.setdefault(key, {}).setdefault(run['label']['trial'], []).append(run)
+  order = {budget: i for i, budget in enumerate(BUDGETS)}
+  place = lambda key: order.get((key[0].split() or [''])[0], len(order))
+  by_seed = lambda run: (run.get('seed', -1), run['name'])
+  return [Group(*key, {trial: tuple(sorted(members, key=by_seed))
+                       for trial, members in found[key].items()})
+          for key in sorted(found, key=lambda key: (place(key), key))]
+
+
+def synthetic_groups(runs: Iterable[dict]) -> list[Group]:
+  """The synthetic trials under the names of the paper's trials, as one group, if there are any.
+
+  Only those of the config file itself: none whose budget says that settings were changed.
+  """
+  found = {}
+  for run in runs:
+    if is_synthetic(run) and not run['label']['budget']:
+      found.setdefault(run['label']['trial'].removeprefix(SYNTHETIC), []).append(run)
+  return [Group(SYNTHETIC.rstrip('-'), '', {trial: tuple(members) for trial, members
+                                            in found.items()})] if found else []
+
+
+def inconsistencies(group: Group) -> list[str]:
+  """Trials that cannot be compared, or whose runs differ in more than seeds or repeat one."""
+  lines = [f'{trial} ({group.name}) is not comparable with the default run: {words}. What hangs on '
+           'it is not judged.' for trial, words in group.incomparable.items()]
+  for trial, runs in group.trials.items():
+    runs = list(filter(_known, runs))
+    if len(runs) < 2:
+      continue
+    _, different = differing_settings(runs)
+    keys = sorted({key for settings in different.values() for key in settings} - set(_FREE))
+    if keys:
+      lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: '
+                   f'{", ".join(keys)}. Their mean says little.')
+    elif len({run['seed'] for run in runs}) < len(runs):
+      lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
+  return lines
+
+
+def _known(run):
+  return 'config' in run and run['status'] != 'unreadable'
+
+
+def _strange(trial, run, default):
+  """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
+  swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
+  mine, its = settings_of(run), settings_of(default)
+  for key in _SHARED:
+    if key not in swept and mine.get(key) != its.get(key):
+      yield f'{key} {mine.get(key)} instead of {its.get(key)}'
+  if None not in (run['content'], default['content']) and run['content'] != default['content']:
+    yield 'other content of its data'

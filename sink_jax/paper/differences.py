@@ -1,0 +1,82 @@
+"""When our numbers may be set against the paper's, and the difference where they may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sink_jax.paper import numbers
+
+CONTEXT, VOCABULARY, DOMAIN = 2048, 50432, 'pilecc'
+CRITERION = (
+    f'A validation loss is compared where the context is {CONTEXT}, model.vocab_size is '
+    f'{VOCABULARY}, the tokenizer is a HuggingFace one and there is a validation loss of a domain '
+    f'called Pile-CC (its letters are "{DOMAIN}"), which then is the loss compared. Elsewhere the '
+    'difference is withheld. Sink rates are compared everywhere, steps at the full budget alone, '
+    'and nothing before the last step. Differences are marked where model, data, number of steps '
+    'or batch size are not the paper\'s. Sink_* is the share of heads whose mean weight on the '
+    'slot, over queries, exceeds epsilon; the paper\'s code counts a dummy row of weight one as '
+    'well, which report.json has as sink_bias_slot_released.')
+_LOSSES = ('valid_loss',)
+_STEPS = ('emergence_step', 'overfit_step')
+_WIDTHS = ('layers', 'd_model')  # of a size, unless they are given
+
+
+def same_data(run: dict) -> bool:
+  """Are context, vocabulary and tokenizer the paper's?"""
+  data, model = run['config']['data'], run['config']['model']
+  return (data['context'] == CONTEXT and model['vocab_size'] == VOCABULARY
+          and data['tokenizer'].startswith('HuggingFace('))
+
+
+def pile_cc_loss(run: dict) -> float | None:
+  """The validation loss of the domain that the paper reports; None without that domain."""
+  for domain, loss in run.get('losses', {}).items():
+    if re.sub(r'[^a-z]', '', domain.lower()) == DOMAIN:
+      return loss
+  return None
+
+
+def comparable_loss(run: dict) -> bool:
+  return same_data(run) and pile_cc_loss(run) is not None
+
+
+def remark(measure: str, runs: Iterable[dict]) -> tuple[bool, str]:
+  """Is a measure of these runs compared with the paper's, and what has to be said of it?"""
+  runs = list(runs)
+  comparable = measure not in _LOSSES or all(map(comparable_loss, runs))
+  kinds = [word for word, same in (
+      ('model', all(map(_same_model, runs))),
+      ('data', all(map(same_data, runs)) and comparable)) if not same]
+  words = [f'other {" and ".join(kinds)}'] if kinds else []
+  words += dict.fromkeys(word for run in runs for word in _training(run))
+  if not words and any(run['label']['budget'] != 'full' for run in runs):
+    words = ['another budget']
+  return comparable and not (measure in _STEPS and words), ', '.join(words)
+
+
+def _same_model(run):
+  model, large = run['config']['model'], run['label']['trial'].startswith('1b-')
+  return model['size'] == ('1b' if large else '60m') and not any(model[key] for key in _WIDTHS)
+
+
+def _training(run):
+  """What is not the paper's of how long and on how much at a time a run was trained."""
+  steps, batch = numbers.training_of(run['label']['trial'])
+  for mine, its, words in ((run['config']['steps'], steps, ('fewer steps', 'more steps')),
+                           (run['config']['batch_size'], batch,
+                            ('smaller batches', 'larger batches'))):
+    if mine != its:
+      yield words[mine > its]
+
+
+def difference(ours: float, paper) -> float | None:
+  """Ours minus the paper's; from a range, the distance to its nearer end."""
+  if paper is None or isinstance(paper, bool):
+    return None
+  if isinstance(paper, list):
+    low, high = paper
+    if low is not None and ours < low:
+      return ours - low
+    return ours - high if high is not None and ours > high else 0.0
+  return ours - paper

@@ -1,0 +1,94 @@
+"""The report of the paper as Markdown."""
+
+from __future__ import annotations
+
+from sink_jax.paper.table_grid import (
+  runs_grid,
+  synthetic_grid,
+  table_grid,
+  verdict_grid,
+  verdict_words,
+)
+from sink_jax.report import markup
+from sink_jax.report.markup import escaped, upper
+
+
+def as_markdown(report: dict) -> str:
+  lines = [f'# {report["title"]}', '', f'*{report["paper"]}*: its claims, tables and figures.', '',
+           '## In short', '']
+  for part in report['in_short']['groups']:
+    lines += [f'### {upper(part["name"])}', '', *(f'- {escaped(line)}' for line in part['lines']),
+              '']
+  lines += ['## Claims', '', *(escaped(note) + '\n' for note in report['in_short']['notes']),
+            *_grid(verdict_grid(report)), '']
+  for claim in report['claims']:
+    lines += [f'- **{escaped(claim["statement"])}**{claim["marks"]} (Section {claim["section"]})']
+    lines += [f'  - {verdict["name"]}: **{verdict_words(verdict)}**. {escaped(verdict["why"])}'
+              for verdict in claim['verdicts']]
+    lines += [f'  - Asked: {escaped(claim["criterion"])}']
+  lines += ['', '## Tables', '', escaped(report['comparison']), '']
+  for table in report['tables']:
+    lines += _table(table, report)
+  lines += ['## Figures', '']
+  for figure in report['figures']:
+    lines += _figure(figure)
+  lines += _synthetic(report['synthetic'])
+  lines += ['## All runs', '', *_grid(runs_grid(report)), ''] if report['runs'] else []
+  return '\n'.join(lines + _made(report)) + '\n'
+
+
+def _table(table, report):
+  grid = table_grid(table, report['groups'])
+  title = table['name'] + (f': {table["title"]}' if table['number'] else '')
+  lines = [f'### {escaped(title)} (Section {table["section"]})', '']
+  lines += [f'{upper(escaped(table["status"]))}.', ''] if table['status'] else []
+  return lines + ([*_grid(grid), ''] if grid else [escaped(table.get('note', '')), ''])
+
+
+def _figure(figure):
+  lines = [f'### {figure["title"]}', '', escaped(f'{figure["caption"]} {figure.get("note", "")}'),
+           '']
+  if figure['status'] != 'drawn':
+    lines += [f'{upper(escaped(figure["status"]))}.', '']
+  for picture in figure['pictures']:
+    name = f'{figure["title"]} {picture["name"]}'.strip()
+    lines += [f'![{name}]({picture["file"]})', '']
+    if picture['missing']:
+      start = f'{upper(picture["name"])}: without' if picture['name'] else 'Without'
+      lines += [f'{start} {escaped(", ".join(picture["missing"]))}.', '']
+    lines += [escaped(picture['note']), ''] if picture.get('note') else []
+  return lines
+
+
+def _synthetic(axis):
+  if not axis:
+    return []
+  lines = ['## Synthetic axis', '', 'The variants on the Bigram-Backcopy task.', '',
+           *_grid(synthetic_grid(axis)), '']
+  if axis['file']:
+    lines += [f'![Sink_1 and Sink_* by variant]({axis["file"]})', '']
+  return lines + [escaped(f'{heading}: {meaning}') + '  '
+                  for heading, meaning in axis['columns'].items()] + ['']
+
+
+def _grid(grid):
+  plain = lambda cell: cell if not isinstance(cell, tuple) else (
+      f'{cell[0]} ({cell[1]})' if cell[1] else cell[0])
+  lines = markup.markdown_table(grid.head, [[plain(cell) for cell in row] for row in grid.rows],
+                                grid.left)
+  return lines + ['', *(escaped(note) + '  ' for note in grid.notes)]
+
+
+def _made(report):
+  lines = ['## How it was made', '']
+  code = lambda value: '`' + value.replace('`', "'") + '`'
+  for key, values in report['provenance'].items():
+    lines += [f'- {upper(key)}:', *(f'  - {code(value)}' for value in values)]
+  for name, rules in report['budgets'].items():
+    lines += ['', f'Budget {name}:', '', *(f'- {escaped(rule)}' for rule in rules)]
+  for group in report['groups']:
+    settings = ', '.join(f'`{key} = {value}`' for key, value in group['settings'].items())
+    lines += ['', f'{upper(group["name"])}: {group["runs"]} runs; {settings}']
+  if report['other_runs']:
+    lines += ['', f'Not of the paper: {escaped(", ".join(report["other_runs"]))}.']
+  return lines

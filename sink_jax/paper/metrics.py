@@ -1,0 +1,257 @@
+"""The quantities that tables and claims speak of, read off runs; their means and spreads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable
+
+from sink_jax.attention.mask import Mask, Prefix, Window
+from sink_jax.component import build
+from sink_jax.paper.differences import pile_cc_loss, same_data
+
+_FIRST = 10  # positions among which a sink is looked for; late ones have few queries
+ALONE = 'in a window of one token every query sees itself alone'
+_LAST = 0.1  # share of the training rows whose mean is the training loss at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+  """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
+
+  unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'.
+  """
+
+  heading: str
+  unit: str
+  of: Callable[[dict], float | bool | None]
+
+  def text(self, value) -> str:
+    """A value in the table's form, without the unit."""
+    if value is None:
+      return ''
+    if self.unit == 'truth':
+      return 'yes' if value == 1 else 'no' if value == 0 else f'in {value:.0%} of runs'
+    if value == math.inf:
+      return 'never'
+    form = {'percent': '.2f', 'nats': '.3f', 'steps': ',.0f', 'difference': '.1e',
+            'share': '.3f'}
+    return format(value, form.get(self.unit, '.2f'))
+
+  def worded(self, value) -> str:
+    """The same for a sentence."""
+    return self.text(value) + (' %' if self.unit == 'percent' and value is not None else '')
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """A quantity of the seeds of a trial; proxy: of scores that do not sum to one."""
+
+  measure: Measure
+  values: tuple[float, ...]
+  proxy: bool
+  runs: tuple[str, ...]
+
+  @property
+  def mean(self) -> float:
+    return statistics.fmean(self.values) if math.inf not in self.values else math.inf
+
+  def as_dict(self) -> dict:
+    finite = len(self.values) > 1 and self.mean < math.inf
+    spread = statistics.stdev(self.values) if finite else None
+    return {'mean': self.mean, 'least': min(self.values), 'largest': max(self.values),
+            'standard_deviation': spread, 'n': len(self.values), 'text': self.text(),
+            'proxy': self.proxy, 'runs': list(self.runs)}
+
+  def text(self, unit: str = '') -> str:
+    """'18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores."""
+    star = ('*' if self.proxy else '') + unit
+    if self.mean == math.inf and min(self.values) < math.inf:
+      never = self.values.count(math.inf)
+      return f'never in {never} of {len(self.values)}{star}'
+    words = self.measure.text(self.mean) + star
+    if len(self.values) > 1 and self.measure.unit != 'truth':
+      words += (f' ({self.measure.text(min(self.values))} to '
+                f'{self.measure.text(max(self.values))}, n = {len(self.values)})')
+    return words
+
+
+def summary(name: str, runs: Iterable[dict]) -> Summary | None:
+  """The mean and spread over the runs that have the quantity; None if none has it."""
+  return summarise(MEASURES[name], runs, starred=name in _OF_SCORES)
+
+
+def summarise(measure: Measure, runs: Iterable[dict], starred: bool = False) -> Summary | None:
+  """The same of any measure; starred: proxies are marked."""
+  found = [(run, measure.of(run)) for run in runs]
+  found = [(run, float(value)) for run, value in found if value is not None]
+  if not found:
+    return None
+  proxy = starred and any(run.get('proxy', False) for run, _ in found)
+  return Summary(measure, tuple(value for _, value in found), proxy,
+                 tuple(run['name'] for run, _ in found))
+
+
+def impossible(name: str, run: dict) -> str:
+  """Why a run can never have a quantity; '' if it can."""
+  alone = name in ('window_absolute', 'window_relative') and window_size(run) == 1
+  return ALONE if alone else ''
+
+
+def window_size(run: dict) -> int | None:
+  mask = _mask(run)
+  return mask.size if isinstance(mask, Window) else None
+
+
+def _mask(run):
+  return build(Mask, run['config']['attention']['mask'])
+
+
+def _sink(position):
+  def of(run):
+    rates = run.get('sink', ())
+    return rates[position - 1] if len(rates) >= position else None
+  return of
+
+
+def _lead(position):
+  """By how much Sink_k exceeds the largest of the other first positions, in points."""
+  def of(run):
+    rates = run.get('sink', ())[:_FIRST]
+    if len(rates) < max(position, 2):
+      return None
+    return rates[position - 1] - max(rates[:position - 1] + rates[position:])
+  return of
+
+
+def _largest(kind, skip):
+  """The largest ratio over blocks; skip: the embedding."""
+  def of(run):
+    ratios = run.get('ratios', {}).get(kind)
+    ratios = [ratio for ratio in (ratios or ())[skip:] if ratio is not None]
+    return max(ratios, default=None)
+  return of
+
+
+def _analysis(name, key):
+  def of(run):
+    value = (run['analyses'].get(name) or {}).get(key)
+    return value if isinstance(value, (int, float)) else None
+  return of
+
+
+def _of_uniform(weight, uniform):
+  """How many times the weight that it would have if a query saw all of its keys alike."""
+  def of(run):
+    seen, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
+    return seen / even if seen is not None and even else None
+  return of
+
+
+def _loss_rise(run):
+  after = _analysis('removed', 'valid_loss')(run)
+  before = _analysis('removed', 'valid_loss_before')(run)
+  return None if None in (after, before) else after - before
+
+
+def _share(run):
+  share = _analysis('prefix', 'strongest_in_prefix')(run)
+  return None if share is None else 100 * share
+
+
+def _emergence(run):
+  if 'probe_step' not in run:
+    return None
+  return math.inf if run['emergence_step'] is None else run['emergence_step']
+
+
+def _converges(run):
+  return {'done': True, 'diverged': False}.get(run['status'])
+
+
+def _valid_loss(run):
+  """On Pile-CC where that is the paper's, else on all validation text there is."""
+  return pile_cc_loss(run) if same_data(run) and pile_cc_loss(run) is not None else (
+      run.get('losses', {}).get('valid'))
+
+
+def _train_loss(run):
+  """Mean of the last tenth of the logged steps."""
+  losses = [loss for loss in run['courses']['train'].get('loss', ()) if loss is not None]
+  return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
+
+
+def _overfitting(run):
+  valid, train = run.get('losses', {}).get('valid'), _train_loss(run)
+  return None if None in (valid, train) else valid - train
+
+
+def _overfit_step(run):
+  """The step of the least validation loss."""
+  course = run['courses']['valid']
+  points = [(loss, step) for step, loss in zip(course.get('step', ()), course.get('valid', ()))
+            if loss is not None]
+  return min(points)[1] if points else None
+
+
+def _in_prefix(run):
+  """Sink_k in percent of the tokens of the prefix; none where there is no prefix."""
+  mask = _mask(run)
+  return run.get('sink', ())[:mask.length] if isinstance(mask, Prefix) else ()
+
+
+def _first_in_prefix(run):
+  """Share of the sinks of the prefix that stand on its first token, in percent."""
+  rates = _in_prefix(run)
+  return 100 * rates[0] / sum(rates) if rates and sum(rates) else None
+
+
+MEASURES = {
+    'sink_1': Measure('Sink_1 %', 'percent', lambda run: run.get('sink_1')),
+    'sink_star': Measure('Sink_* %', 'percent', lambda run: run.get('sink_bias_slot')),
+    'sink_2': Measure('Sink_2 %', 'percent', _sink(2)),
+    'sink_3': Measure('Sink_3 %', 'percent', _sink(3)),
+    'sink_4': Measure('Sink_4 %', 'percent', _sink(4)),
+    'lead_1': Measure('lead of Sink_1 in points', 'points', _lead(1)),
+    'lead_2': Measure('lead of Sink_2 in points', 'points', _lead(2)),
+    'lead_3': Measure('lead of Sink_3 in points', 'points', _lead(3)),
+    'largest_sink': Measure(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
+                            lambda run: max(run.get('sink', ())[:_FIRST], default=None)),
+    'first_sink_1': Measure('Sink_1 % before training', 'percent', lambda run: (
+        run['curves']['sink_1'][0] if 'curves' in run else None)),
+    'valid_loss': Measure('valid loss', 'nats', _valid_loss),
+    'train_loss': Measure('training loss', 'nats', _train_loss),
+    'overfitting': Measure('valid loss minus training loss', 'nats', _overfitting),
+    'overfit_step': Measure('step of the least valid loss', 'steps', _overfit_step),
+    'emergence_step': Measure('step of emergence', 'steps', _emergence),
+    'converges': Measure('converges', 'truth', _converges),
+    'massive': Measure('largest hidden norm ratio', 'ratio', _largest('hidden', 1)),
+    'massive_before_norm': Measure('largest hidden norm ratio before the norm', 'ratio',
+                                   _largest('hidden_before_norm', 0)),
+    'massive_sink_token': Measure('largest hidden norm ratio of the sink token', 'ratio',
+                                  _largest('sink_token', 1)),
+    'removed_sink_1': Measure('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
+    'removed_loss': Measure('rise of the valid loss by removal', 'nats', _loss_rise),
+    'window_absolute': Measure('attention to the absolute first token, times uniform', 'ratio',
+                               _of_uniform('absolute_first', 'absolute_uniform')),
+    'window_relative': Measure('attention to the first token of the window, times uniform',
+                               'ratio', _of_uniform('relative_first', 'uniform')),
+    'prefix_share': Measure('share of sink heads whose strongest token is in the prefix', 'percent',
+                            _share),
+    'prefix_sink': Measure('sum of Sink_k % over the prefix', 'percent', lambda run: (
+        sum(_in_prefix(run)) if _in_prefix(run) else None)),
+    'prefix_first': Measure("share of the prefix's sinks on its first token", 'percent',
+                            _first_in_prefix),
+    'chain_difference': Measure('largest relative difference', 'difference', _analysis(
+        'first_token_chain', 'largest_relative_difference')),
+    # Of open models alone.
+    'sink_1_natural': Measure('Sink_1 % on text', 'percent', lambda run: None),
+    'sink_1_random': Measure('Sink_1 % on random tokens', 'percent', lambda run: None),
+    'sink_1_repeat': Measure('Sink_1 % on a repeated token', 'percent', lambda run: None),
+    'sink_1_base': Measure('Sink_1 % of the base model', 'percent', lambda run: None),
+    'sink_1_chat': Measure('Sink_1 % of the chat model', 'percent', lambda run: None),
+    'sink_t': Measure('Sink_t %', 'percent', lambda run: None),
+}
+_OF_SCORES = {name for name in MEASURES
+              if name.startswith(('sink_', 'lead_', 'largest_sink', 'prefix_'))}

@@ -1,0 +1,97 @@
+"""The synthetic axis: the paper's variants on the Bigram-Backcopy task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic
+from sink_jax.paper.metrics import MEASURES, Measure, summarise
+from sink_jax.report.records import shown_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A column: its heading, what it means, its measure, and whether * marks proxies in it."""
+
+  heading: str
+  meaning: str
+  measure: Measure
+  proxies: bool = False
+
+
+def _column(heading, meaning, of: Callable[[dict], float | None], unit='share', proxies=False):
+  return Column(heading, meaning, Measure(heading, unit, of), proxies)
+
+
+def _least(kind):
+  def of(run):
+    ratios = [ratio for ratio in run.get('ratios', {}).get(kind) or () if ratio is not None]
+    return min(ratios, default=None)
+  return of
+
+
+COLUMNS = (
+    _column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
+            MEASURES['sink_1'].of, 'percent', True),
+    _column('Sink_* %', 'The same of the bias slot or learned sink token.',
+            MEASURES['sink_star'].of, 'percent'),
+    _column('largest importance', 'Of the first token, over heads.',
+            lambda run: run.get('largest_importance'), proxies=True),
+    _column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
+            lambda run: run.get('raw_mass_1')),
+    _column('raw mass, row', 'Mean total weight of a row between tokens.',
+            lambda run: run.get('raw_row_mass')),
+    _column('value ratio', 'Norm of the value of the first token over the mean of the others: the '
+            'smallest over blocks.', _least('value')),
+    _column('key ratio', 'The same of the keys.', _least('key')),
+    _column('hidden ratio', 'The same of the hidden states after each block: the largest.',
+            MEASURES['massive'].of),
+    _column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
+            MEASURES['emergence_step'].of, 'steps'),
+)
+
+
+def section(runs: list[dict]) -> dict | None:
+  """Rows of all variants, the softmax baseline first; None without a synthetic run.
+
+  A row: variant (the trial without its prefix), status, proxy, cells {heading: summary},
+  runs (folders). With `columns` {heading: meaning} and what is known of the optimum.
+  """
+  runs = [run for run in runs if is_synthetic(run)]
+  if not runs:
+    return None
+  found = {}
+  for run in runs:
+    label = run['label']
+    found.setdefault((label['trial'], label['budget'], label['protocol']), []).append(run)
+  several = len({key[1:] for key in found}) > 1
+  losses = dict.fromkeys(key for run in runs for key in shown_losses(run))
+  columns = [_column(f'{key} loss', f'Validation loss on the {key} targets, nats.' if key != 'valid'
+                     else 'Validation loss, nats.',
+                     lambda run, key=key: run.get('losses', {}).get(key), 'nats')
+             for key in losses] + list(COLUMNS)
+  rows = [_row(key, members, columns, several) for key, members in found.items()]
+  rows.sort(key=lambda row: (not row['variant'].startswith('default'), row['variant']))
+  optimum = {run['facts']['bigram_entropy'] for run in runs if run.get('facts', {}).get(
+      'bigram_entropy') is not None}
+  shown = [column for column in columns
+           if any(column.heading in row['cells'] for row in rows)]
+  return {'columns': {column.heading: column.meaning for column in shown}, 'rows': rows,
+          'optimum': sorted(optimum)}
+
+
+def _row(key, runs, columns, several):
+  trial, budget, protocol = key
+  group = Group(budget, protocol, {trial: tuple(sorted(
+      runs, key=lambda run: (run.get('seed', -1), run['name'])))})
+  measured = group.measured(trial)
+  name = trial.removeprefix(SYNTHETIC)
+  if several:
+    name += f' ({", ".join(filter(None, (budget, protocol))) or "no budget"})'
+  cells = {}
+  for column in columns:
+    if found := summarise(column.measure, measured, column.proxies):
+      cells[column.heading] = found.as_dict()
+  return {'variant': name, 'trial': trial, 'budget': budget, 'protocol': protocol,
+          'status': group.status(trial), 'cells': cells, 'runs': [run['name'] for run in runs]}

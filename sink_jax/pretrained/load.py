@@ -1,0 +1,161 @@
+"""Trained runs and published models as callable models."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from sink_jax.arguments import explained
+from sink_jax.data.dataset import DataConfig
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.token_edits import first_token
+from sink_jax.data.tokenizer import Encoder
+from sink_jax.io.paths import to_path
+from sink_jax.models.finite import first_not_finite
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.pretrained.catalog import resolve
+from sink_jax.pretrained.families import family
+from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.parameters import load_parameters
+from sink_jax.pretrained.tokenizer_files import encoder_of
+from sink_jax.train.checkpoint import restore_params
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.probe_tokens import read_probe_tokens
+from sink_jax.train.run_dir import is_workdir, read_config, read_data_summary
+from sink_jax.train.run_tokenizer import read_tokenizer
+
+
+@explained
+def load_run(workdir) -> Run:
+  """The model of a training run at its newest good checkpoint.
+
+  Needs neither the data nor the devices the run was trained with, and writes nothing.
+  Attention runs by the implementation of this platform, whichever the run was trained with.
+
+  Raises:
+    ValueError: not the workdir of a run, or a parameter that is not finite; names it.
+    CheckpointError: no usable checkpoint in it.
+  """
+  workdir = to_path(workdir)
+  if (workdir / 'config.json').exists() and not is_workdir(workdir):
+    raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
+                     'named by --checkpoint, or loaded by load_pretrained.')
+  saved = read_config(workdir)
+  try:
+    experiment = from_dict(saved)
+    config = experiment.model_config()
+    for edit in experiment.data.interventions:
+      edit.check(experiment.data.context + 1, config.vocab_size)
+  except ValueError as error:
+    raise ValueError(f'{workdir}: config.json cannot be read ({error}).') from None
+  config = dataclasses.replace(config, implementation=None, unroll=1)
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+                        parameter_shapes(config))
+  step, params = restore_params(workdir, target)
+  if parameter := first_not_finite(params):
+    raise ValueError(f'{workdir}: at step {step} the parameter {parameter} is not finite: remove '
+                     f'checkpoints/{step} there to use the checkpoint before it, or train again.')
+  return Run(config, params, workdir.name, step, probe_tokens=read_probe_tokens(workdir),
+             folder=str(workdir), first_token=first_token(experiment.data.interventions),
+             read_tokenizer=_tokenizer)
+
+
+@explained
+def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', mesh=None,
+                    implementation: str | None = None) -> Run:
+  """A published model, from its folder or from the Hugging Face hub.
+
+      run = sj.load_pretrained('Pythia-14M')
+      run.logits(tokens)
+
+  Beside the parameters, memory holds one stored tensor at a time, two where one completes or
+  repeats the other (MXFP4 and its scales, a tied unembedding that is stored as well).
+
+  Args:
+    path_or_name: a folder with config.json and safetensors files, a name of the paper's
+      Table 8, or 'owner/name' on the hub.
+    dtype: of parameters and activations, 'float32' or 'bfloat16', whichever is stored.
+    mesh: lays the parameters out over the devices of a (data, fsdp) mesh, see
+      `sink_jax.train.sharding.make_mesh`; None for one device.
+    implementation: of attention, see `attend`.
+
+  Raises:
+    ValueError: no such model, one that is not supported, damaged files, or a tensor with a
+      value that is not finite, also one that bfloat16 cannot hold; with the remedy.
+  """
+  folder, name = resolve(path_or_name)
+  checkpoint = Checkpoint(folder)
+  hf = checkpoint.config
+  own = family(hf)
+  config = own.config(hf)
+  if config.layers > len(checkpoint.entries):
+    raise ValueError(f'{folder}: config.json says {config.layers} layers, and the files hold '
+                     f'{len(checkpoint.entries)} tensors: the two do not belong together.')
+  params = load_parameters(
+      checkpoint, own.stored(hf, config), parameter_shapes(config), prefix=own.PREFIX,
+      ignored=own.IGNORED, dtype=dtype, mesh=mesh)
+  config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
+  return Run(config, params, name, bos=_bos(folder), folder=str(folder),
+             read_tokenizer=_tokenizer)
+
+
+def _bos(folder):
+  """What `Run.bos` says; 'none' where there is no tokenizer, which matters to texts alone."""
+  try:
+    return 'tokenizer' if TextTokenizer.from_folder(folder).prefix else 'none'
+  except ValueError:
+    return 'none'
+
+
+def run_encoder(workdir, data: DataConfig) -> Encoder:
+  """The encoder of a training run: it lies in the workdir, that of an older run with its data.
+
+  Raises:
+    ValueError: there is none, or it is damaged; with the remedy.
+  """
+  stored = read_tokenizer(workdir)
+  if stored is not None:
+    return stored
+  return encoder_of(data, read_data_summary(workdir).get('content', ''))
+
+
+@explained
+def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
+             bos: str = 'tokenizer') -> list[np.ndarray] | np.ndarray:
+  """Texts as the token ids that a model of `load_run` or `load_pretrained` reads, int32.
+
+      tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
+
+  They begin as the texts of its training did: with the BOS of its tokenizer, or with the first
+  token of a run that was trained with one; a text never begins with it twice.
+
+  Args:
+    texts: one or several.
+    length: tokens of each, the first ones; all by default.
+    bos: 'tokenizer', as above; 'none', without it; 'force', with a BOS in any case.
+
+  Returns:
+    (S, length), or without a length a list of S arrays (T,).
+
+  Raises:
+    ValueError: a text is shorter than `length`, or the model has no tokenizer; names it.
+  """
+  return run.tokenizer.tokens(texts, length, bos)
+
+
+def _tokenizer(run):
+  """What `Run.tokenizer` is: that of the folder of a run or of a published model."""
+  if not is_workdir(run.folder):
+    tokenizer = TextTokenizer.from_folder(run.folder)
+  else:
+    data = from_dict(read_config(run.folder)).data
+    tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos,
+                                           run.first_token)
+  tokenizer.check_vocabulary(run.config.vocab_size)
+  return tokenizer

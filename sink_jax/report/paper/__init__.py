@@ -1,1 +1,0 @@
-"""Every table, figure and claim of the paper beside our runs."""

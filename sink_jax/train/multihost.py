@@ -1,0 +1,201 @@
+"""Several processes as one job: how they find each other, and how they agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from sink_jax.io.exit_code import stop_signals
+
+# A process that is silent for so long is dead, and the others end as well: with exit code
+# 134, and the words of the coordination service on stderr.
+HEARTBEAT_SECONDS = 60
+_FOREVER = 2**31 - 1  # one process alone may be suspended for as long as its owner likes
+_EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
+_STARTUP_SECONDS = 300
+_PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30
+_LAST_WORDS_SECONDS = 3
+
+
+def init_distributed() -> bool:
+  """Makes this process a part of its job; called once, before anything asks for a device.
+
+  Returns whether it is alone, as far as that is known without asking for one. The processes
+  of a job leave it together.
+
+  Taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where they are set,
+  else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process.
+
+  Raises:
+    ValueError: only some of the variables are set, or one is no number.
+
+  Where the others do not come within five minutes, the runtime ends the process with exit
+  code 134 and a message. Until they come SIGTERM, Ctrl-C and SIGHUP end it at once: nothing
+  has been begun.
+  """
+  for number in stop_signals():
+    signal.signal(number, signal.SIG_DFL)  # a handler in Python would have to wait
+  given = {name: os.environ[name] for name in _EXPLICIT if os.environ.get(name)}
+  if given and len(given) < len(_EXPLICIT):
+    missing = ', '.join(name for name in _EXPLICIT if name not in given)
+    raise ValueError(f'{", ".join(given)} is set and {missing} is not: set all three, or none.')
+  if given:
+    return _explicit(given)
+  try:
+    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                               initialization_timeout=_STARTUP_SECONDS)
+  except ValueError as error:
+    if 'coordinator_address should be defined' not in str(error):
+      raise
+    _alone()  # no cluster that jax knows
+    return True
+  _meet()
+  return False
+
+
+def _explicit(given):
+  address, count, index = (given[name] for name in _EXPLICIT)
+  if not (count.isdecimal() and index.isdecimal() and 0 <= int(index) < int(count)):
+    raise ValueError(f'JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={index}: write the number of '
+                     'processes, and which of them this one is, counted from 0.')
+  host, colon, port = address.rpartition(':')
+  if not (host and colon and port.isdecimal()):
+    raise ValueError(f'JAX_COORDINATOR_ADDRESS={address}: write host:port, of process 0.')
+  local = {'coordinator_bind_address': address} if host in ('127.0.0.1', 'localhost') else {}
+  jax.distributed.initialize(
+      address, int(count), int(index), initialization_timeout=_STARTUP_SECONDS,
+      heartbeat_timeout_seconds=HEARTBEAT_SECONDS if int(count) > 1 else _FOREVER, **local)
+  if int(count) > 1:
+    _meet()
+  return int(count) == 1
+
+
+def _meet():
+  """The first thing that processes do together, on CPUs, has to begin within 30 seconds."""
+  if jax.process_count() > 1:
+    between(multihost_utils.sync_global_devices, 'begun')
+
+
+def _alone():
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{free.getsockname()[1]}'
+  jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address,
+                             heartbeat_timeout_seconds=_FOREVER)
+
+
+def is_first() -> bool:
+  """Is this the process that writes, prints and decides for all?"""
+  return jax.process_index() == 0
+
+
+def agreed(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
+  """What `decide()` returns in the first process, in all of them.
+
+  A value that JSON can hold. An error of one of the types `errors` is raised in all
+  processes, with its message; another one in the first process only.
+  """
+  if jax.process_count() == 1:
+    return decide()
+  value, error = None, None
+  if is_first():
+    try:
+      value = decide()
+    except errors as caught:
+      error = caught
+  which = next((i for i, kind in enumerate(errors) if isinstance(error, kind)), None)
+  which, told = _broadcast([which, str(error) if error else value])
+  if error is not None:
+    raise error
+  if which is not None:
+    raise errors[which](told)
+  return told if not is_first() else value
+
+
+def together(prepare: Callable[[], Any]) -> Any:
+  """What `prepare()` returns in each process; a ValueError of one is one of all.
+
+  For what depends on the machine of a process, such as its data.
+  """
+  try:
+    value, error = prepare(), None
+  except ValueError as caught:
+    value, error = None, caught
+  failed = all_of(error is not None)
+  if any(failed):
+    raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
+  return value
+
+
+def check_same(what: str, text: str) -> None:
+  """Raises a ValueError in all processes unless all of them give the same text."""
+  if jax.process_count() == 1:
+    return
+  digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+  digests = between(multihost_utils.process_allgather, digest)
+  others = [i for i, other in enumerate(digests) if (other != digests[0]).any()]
+  if others:
+    raise ValueError(f'Process {others[0]} has another {what} than process 0: start all with the '
+                     'same command, the same files and the same versions.')
+
+
+def all_of(flag: bool) -> list[bool]:
+  """The flags of all processes, in their order."""
+  if jax.process_count() == 1:
+    return [flag]
+  flags = between(multihost_utils.process_allgather, np.array(flag))
+  return [bool(x) for x in flags.ravel()]
+
+
+def fail(message: str, alone: bool = False) -> None:
+  """Says what is wrong and ends this process with exit code 1.
+
+  alone: the other processes may not know of it. They are not waited for; they end when this
+    one is missed. And where it was rather another process that died, which breaks what is
+    under way between them, this one waits to be ended for that: with another exit code, for
+    then starting the job again is right.
+  """
+  if jax.process_count() == 1:
+    sys.exit(message)
+  print(f'process {jax.process_index()}: {message}', file=sys.stderr, flush=True)
+  signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # it stays an error
+  if alone:
+    print(f'process {jax.process_index()}: if another process has died, this one ends for it '
+          f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
+    time.sleep(_PATIENCE_SECONDS)
+  elif is_first():
+    time.sleep(_LAST_WORDS_SECONDS)  # without the coordinator the others cannot say theirs
+  os._exit(1)  # sys.exit would wait for the others
+
+
+def between(call: Callable, *arguments) -> Any:
+  """What `call` returns, which the processes do together.
+
+  Raises:
+    RuntimeError: another process has died. JAX raises a ValueError, which would be a mistake
+      in the config anywhere else.
+  """
+  try:
+    return call(*arguments)
+  except ValueError as error:
+    raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
+
+
+def _broadcast(value):
+  data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  send = lambda x: np.asarray(between(multihost_utils.broadcast_one_to_all, x))
+  padded = np.zeros(int(send(np.int32(len(data)))), np.uint8)
+  if is_first():
+    padded[:] = data
+  return json.loads(send(padded).tobytes())

@@ -1,0 +1,313 @@
+"""A run's folder: its config and its status, and who may write there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
+from sink_jax.io.paths import is_local, to_path
+from sink_jax.train.checksums import saved_steps
+from sink_jax.train.defaults import KEYS, filled
+from sink_jax.train.experiment import differences
+from sink_jax.train.multihost import agreed, is_first
+from sink_jax.train.provenance import here_and_now, now
+from sink_jax.train.record import problem, settle_metrics, stored
+
+PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
+_CONTENT = ('content', 'valid_content')  # of Data.summary(): hashes that must not change
+_BEGUN = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')  # after config.json
+_log = logging.getLogger('sink_jax')
+
+
+class Busy(ValueError):
+  """Another job is training in the workdir."""
+
+
+class TakenOver(Busy):
+  """Another job has begun to train in the workdir since this one did."""
+
+
+class Claim:
+  """A workdir that is held for one run.
+
+  Locks hold between processes of one system, and not in object stores or on every network
+  file system. So the newest job writes its name into `owner`, and one that finds another
+  name there before it saves ends instead of writing.
+
+  digests: of what is there before the first step; they go with every checkpoint, see `record`.
+  """
+
+  def __init__(self, workdir, data: Mapping[str, Any]):
+    self.workdir = workdir
+    self.digests = {'data': {key: data[key] for key in _CONTENT if key in data}}
+    self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
+
+  def begin(self) -> None:
+    write_atomically(self.workdir / 'owner', self._name)
+
+  def check(self) -> None:
+    """Raises TakenOver in all processes if another job has taken the workdir over."""
+    agreed(self._check, TakenOver)
+
+  def _check(self):
+    try:
+      owner = (self.workdir / 'owner').read_bytes().decode('utf-8', 'replace')
+    except OSError:  # somebody tidied up
+      return
+    if owner != self._name:
+      raise TakenOver(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
+                 'one ends, and leaves what it has saved to the other.')
+
+
+def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
+  """What `claimed` will refuse, as far as it is known before the data are opened.
+
+  Raises:
+    ValueError: the workdir holds a run of another config, or cannot be written.
+  """
+  path = to_path(workdir)
+  _check_config_is_there(path)
+  if (path / 'config.json').exists():
+    saved = read_config(path)
+    _refuse(path, differences(saved, filled(config, saved)))
+  elif is_local(path):
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+      raise ValueError(f'Cannot use {workdir} as a workdir: {there} is not a folder that you may '
+                       'write to. Choose another --workdir.')
+
+
+@contextlib.contextmanager
+def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
+  """Holds a workdir for one run: makes it, or checks that it holds this very run.
+
+  All processes of a job call it, the first one acts. Yields a Claim.
+
+  Args:
+    data: `Data.summary()`; what it says of the content of the data must not change.
+
+  Raises:
+    ValueError: it holds a run of another config or other data (what differs is listed), or
+      it cannot be written. Busy: another process is training in it.
+  """
+  claim = Claim(to_path(workdir), data)
+  with contextlib.ExitStack() as held:
+
+    def begin():
+      held.enter_context(_locked(claim.workdir))
+      _check_same(claim.workdir, config, data)
+      for name in ('', 'checksums', 'tokenizer', 'damaged'):
+        remove_temporaries(claim.workdir / name)
+      write_atomically(claim.workdir / 'config.json', json.dumps(config, indent=2))
+      write_atomically(claim.workdir / 'data.json', json.dumps(data, indent=2))
+      claim.begin()
+
+    try:
+      agreed(begin, Busy, ValueError, OSError)
+    except OSError as error:
+      raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another --workdir, or '
+                       'make room and give yourself the right to write.') from None
+    yield claim
+
+
+@contextlib.contextmanager
+def _locked(workdir):
+  workdir.mkdir(parents=True, exist_ok=True)
+  if not is_local(workdir):
+    yield
+    return
+  with open(workdir / 'lock', 'a+') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      lock.seek(0)
+      raise Busy(f'Another process ({lock.read().strip()}) is training in {workdir}: wait for '
+                 'it, or use another --workdir.') from None
+    except OSError:  # a file system without locks
+      pass
+    lock.truncate(0)
+    lock.write(f'{socket.gethostname()}, process {os.getpid()}')
+    lock.flush()
+    yield
+
+
+def _check_same(workdir, config, data):
+  _check_config_is_there(workdir)
+  changed = []
+  if (workdir / 'config.json').exists():
+    changed = differences(read_config(workdir), config)
+  before = _known_data(workdir)
+  if any(before.get(key, data.get(key)) != data.get(key) for key in _CONTENT):
+    changed.append('the content of the data, since the run began')
+  _refuse(workdir, changed)
+
+
+def _check_config_is_there(workdir):
+  begun = [name for name in _BEGUN if (workdir / name).exists()]
+  if begun and not (workdir / 'config.json').exists():
+    raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing: '
+                     'nobody can say whether this config is the one it began with. Put the file '
+                     'back, or use another --workdir.')
+
+
+def _refuse(workdir, changed):
+  if changed:
+    raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
+                     + '\nUse another --workdir, or the old values to resume it.')
+
+
+def as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the empty ones of `defaults.KEYS` as they were when the run began, if it did.
+
+  Raises:
+    ValueError: the config of the run cannot be read.
+  """
+  if not (to_path(workdir) / 'config.json').exists():
+    return dict(config)
+  return filled(config, read_config(workdir), KEYS)
+
+
+def _known_data(workdir):
+  """The hashes of the data that a run began with, as far as they are known."""
+  known = read_data_summary(workdir)
+  if 'content' not in known and saved_steps(workdir):
+    known = {key: value for key in _CONTENT for value in stored(workdir, 'data', key)[:1]}
+    _log.warning(f'data.json of {workdir} is missing or damaged: ' + (
+        'the hash of the data that its newest checkpoint knows is taken in its place' if known else
+        'whether the data have changed since the run began cannot be checked'))
+  return known
+
+
+def is_workdir(path) -> bool:
+  """Whether a run was begun in the folder; that of a published model has a config.json too."""
+  return (to_path(path) / 'data.json').exists()
+
+
+def read_config(workdir) -> dict[str, Any]:
+  """The config of a run.
+
+  Raises:
+    ValueError: there is none, or it is unreadable.
+  """
+  path = to_path(workdir) / 'config.json'
+  if not path.exists():
+    raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
+  config = _read_object(path)
+  if config is None:
+    raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
+                     'of the run back, or use another workdir.')
+  # Of runs that are older than these keys.
+  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
+  config.setdefault('loss_logits', 2**26)
+  config.setdefault('gradient_reduction', 'microbatch')
+  if isinstance(mesh, dict):
+    mesh.setdefault('tensor', 1)
+  if isinstance(data, dict):
+    data.setdefault('valid_source', '')
+  if isinstance(model, dict):
+    model.setdefault('unroll', 1)
+    if isinstance(model.get('remat'), bool):
+      model['remat'] = 'blocks' if model['remat'] else 'none'
+  return config
+
+
+def read_data_summary(workdir) -> dict[str, Any]:
+  """`Data.summary()` of a run; {} where it has none."""
+  return _read_object(to_path(workdir) / 'data.json') or {}
+
+
+def write_status(workdir, status: str, **details) -> None:
+  """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
+  record = {'status': status, **details, **here_and_now()}
+  if is_first():
+    _write_status(workdir, record)
+
+
+def settle_finished(workdir, step: int) -> str:
+  """Sees that the metrics of a finished run are those that it wrote, as `settle_metrics` does.
+
+  Returns a line of what was wrong, or ''. The status keeps when, where and by what it was made.
+  """
+  line = settle_metrics(workdir, step).line if problem(workdir) else ''
+  whole_from = next(iter(stored(workdir, 'metrics.jsonl', 'whole_from')), 0)
+  status = read_status(workdir)
+  if whole_from != status.get('record_whole_from', 0):  # also after a kill before this line
+    _write_status(workdir, status | {'record_whole_from': whole_from})
+  return line
+
+
+def write_outcome(workdir, status: str, **details) -> None:
+  """Records what became of a trial that did not train; asks no device, makes the folder."""
+  to_path(workdir).mkdir(parents=True, exist_ok=True)
+  _write_status(workdir, {'status': status, **details, **now()})
+
+
+def in_use(workdir) -> bool:
+  """Is a process training in the workdir? Yes, too, where the file system has no locks."""
+  workdir = to_path(workdir)
+  if not is_local(workdir):
+    return True
+  try:
+    with open(workdir / 'lock', 'rb') as lock:
+      fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except FileNotFoundError:
+    return False
+  except OSError:
+    return True
+  return False
+
+
+def read_status(workdir) -> dict[str, Any]:
+  """{'status': 'not run'} where there is none."""
+  status = _read_object(to_path(workdir) / 'status.json') or {}
+  return status if isinstance(status.get('status'), str) else {'status': 'not run'}
+
+
+def has_ended(workdir, config: Mapping[str, Any]) -> bool:
+  """Has this very config been trained here to its end, or until it diverged?
+
+  A run whose last checkpoint was removed, but not an older one, is to be resumed from that.
+  """
+  status = read_status(workdir)
+  if status['status'] not in ('done', 'diverged'):
+    return False
+  if status['status'] == 'done' and status.get('step') not in (saved_steps(workdir) or [
+      status.get('step')]):
+    return False
+  saved = read_config(workdir)
+  return not differences(saved, filled(config, saved))
+
+
+def _write_status(workdir, record):
+  write_atomically(to_path(workdir) / 'status.json', json.dumps(record, indent=2))
+
+
+def _read_object(path):
+  """A JSON object; None where the file is missing or holds anything else."""
+  try:
+    value = json.loads(read_text_limited(path, SMALL))
+  except (OSError, ValueError, RecursionError):
+    return None
+  return value if isinstance(value, dict) else None
+
+
+def analyses_file(workdir):
+  """The path of what analyses found for a run, which a sweep writes once it is done."""
+  return to_path(workdir) / 'analyses.json'
+
+
+def read_analyses(workdir) -> dict[str, Any]:
+  """What the analyses of a finished run found; {} where there is nothing, or nothing readable."""
+  try:
+    found = json.loads(analyses_file(workdir).read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}

@@ -1,0 +1,189 @@
+"""The analyses of trained runs against computations on full maps and plain parameters."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import training as analyses
+from sink_jax.analyses.training import analyse, applicable, write_analyses
+from sink_jax.data.dataset import open_data
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.loop import train
+from sink_jax.train.run_dir import read_analyses
+from tests.random_params import random_params
+from tests.train import runs
+
+
+def untrained(scale=3.0, **changes):
+  """(run, experiment, data): the small run before training, its attention made sharp."""
+  experiment = from_dict(runs.config(**changes))
+  data = open_data(experiment.data)
+  config = experiment.model_config(data.vocab_size)
+  params = random_params(config)
+  kernel = params['blocks']['attention']['query']['kernel']
+  params['blocks']['attention']['query']['kernel'] = kernel * scale
+  return sj.Run(config, params, probe_tokens=data.probe_tokens(10, 16)), experiment, data
+
+
+def maps_of(run, tokens):
+  """Attention weights (N, S, H, T, T), which need not sum to one."""
+  return np.concatenate([run.record(row, sj.Want(maps=True)).layers.maps_BxHxTxT
+                         for row in tokens[:, None]], 1).astype(np.float64)
+
+
+def cross_entropy(run, batches):
+  """Nats per token, in NumPy float64."""
+  total = weight = 0
+  for batch in batches:
+    logits = np.asarray(run.logits(batch.tokens), np.float64)
+    nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
+        logits, batch.targets[..., None], -1)[..., 0]
+    total, weight = total + (nats * batch.weights).sum(), weight + batch.weights.sum()
+  return total / weight
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A trained run to which two analyses apply."""
+  workdir = tmp_path_factory.mktemp('finished')
+  train(runs.config(attention__kv_bias='KBias()', attention__mask='Window(size=4)', steps=3,
+                    probe__every=0, validation__every=0), workdir, show_progress=False)
+  write_analyses(workdir)
+  return workdir
+
+
+def test_a_finished_run_gets_its_file_once(finished, monkeypatch):
+  found = read_analyses(finished)
+  assert set(found) == {'removed', 'window'}
+  assert found['removed']['what'] == 'the key bias k*' and len(found['window']['map']) == 16
+  # The loss before is that of the training itself.
+  assert found['removed']['valid_loss_before'] == pytest.approx(
+      runs.rows(finished, 'valid')[-1]['valid'], rel=1e-6)
+  monkeypatch.setattr(analyses, 'load_run', None)  # what is there is left alone, unread
+  before = (finished / 'analyses.json').stat().st_mtime_ns
+  write_analyses(finished)
+  assert (finished / 'analyses.json').stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize('status, changes', [
+    ('diverged', {}), ('interrupted', {}),
+    ('done', dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()')),
+    ('done', dict(attention__normalizer='PNorm()', attention__mask='Window(size=16)'))])
+def test_nothing_is_written_where_nothing_applies(tmp_path, monkeypatch, status, changes):
+  monkeypatch.setattr(analyses, 'load_run', None)
+  (tmp_path / 'config.json').write_text(json.dumps(runs.config(model__vocab_size=99, **changes)))
+  (tmp_path / 'status.json').write_text(json.dumps({'status': status}))
+  write_analyses(tmp_path)
+  assert {p.name for p in tmp_path.iterdir()} == {'config.json', 'status.json'}
+  assert read_analyses(tmp_path) == {}
+
+
+@pytest.mark.parametrize('options, names', [
+    ({}, ['first_token_chain']),
+    (dict(norm_location='post', combine_heads='add'), ['first_token_chain']),
+    (dict(sink_tokens=1), ['removed']),
+    (dict(attention=sj.AttentionSpec(kv_bias='VBias()')), ['removed']),
+    (dict(attention=sj.AttentionSpec(mask='Window(size=15)')), ['window', 'first_token_chain']),
+    (dict(attention=sj.AttentionSpec(mask='Window(size=16)')), ['first_token_chain']),
+    (dict(attention=sj.AttentionSpec(mask='Prefix()')), ['prefix']),
+    (dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)')), ['first_token_chain']),
+    (dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), []),
+    (dict(attention=sj.AttentionSpec(normalizer='RowSum(scale=0.5)')), []),
+    (dict(attention=sj.AttentionSpec(normalizer='PNorm()')), [])], ids=str)
+def test_what_applies(options, names):
+  assert applicable(sj.sized('tiny', vocab_size=11, **options), 16) == names
+
+
+@pytest.mark.parametrize('changes, what, tokens, batches', [
+    (dict(attention__kv_bias='KVBias()'), 'k* and v*', 2**17, (8, 3)),
+    # Five sequences are too many for a device: four of a batch of eight at a time.
+    (dict(model__sink_tokens=1), 'x*', 5 * 16, (4, 6))])
+def test_removed(monkeypatch, changes, what, tokens, batches):
+  run, experiment, data = untrained(validation__batches=3, **changes)
+  monkeypatch.setattr(analyses, '_TOKENS_AT_A_TIME', tokens)
+  validation, asked = data.validation, []
+  monkeypatch.setattr(data, 'validation', lambda *sizes: asked.append(sizes) or validation(*sizes))
+  found = analyse(run, experiment, data)['removed']
+  assert what in found['what'] and asked == [batches]
+  # The bare model is built from the parts of the other, not by `without_bias`.
+  blocks = dict(run.params['blocks'])
+  blocks['attention'] = {n: blocks['attention'][n] for n in ('query', 'key', 'value', 'out')}
+  params = {n: run.params[n] for n in ('embed', 'unembed', 'final_norm')} | {'blocks': blocks}
+  bare = sj.Run(from_dict(runs.config()).model_config(data.vocab_size), params)
+  alpha = sj.importance(maps_of(bare, run.probe_tokens))
+  assert found['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.3).mean())
+  assert found['largest_importance'] == pytest.approx(alpha[..., 0].mean(1).max(), rel=1e-5)
+  same = validation(experiment.batch_size, 3)['valid']
+  assert found['valid_loss'] == pytest.approx(cross_entropy(bare, same), rel=1e-5)
+  assert found['valid_loss_before'] == pytest.approx(cross_entropy(run, same), rel=1e-5)
+  assert abs(found['valid_loss'] - found['valid_loss_before']) > 1e-3
+
+
+@pytest.mark.parametrize('size, changes', [
+    (1, {}), (12, dict(attention__position='Nope()')),
+    (5, dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()'))])
+def test_window(size, changes):
+  run, experiment, data = untrained(attention__mask=f'Window(size={size})', **changes)
+  found = analyses.window(run, experiment, lambda: data)
+  weights = maps_of(run, run.probe_tokens[:8])
+  a = (weights / (weights.sum(-1, keepdims=True) + 1e-8)).mean((0, 1, 2))
+  absolute = [a[i - 1, 0] for i in range(2, size + 1)]
+  relative = [a[i - 1, i - size] for i in range(size + 1, 17)]  # token i - w + 1
+  assert (found['size'], found['length'], found['sequences']) == (size, 16, 8)
+  assert found['inputs'] == 'probe' and found['uniform'] == 1 / size
+  assert found['relative_first'] == pytest.approx(np.mean(relative), rel=1e-5)
+  if size == 1:
+    assert found['absolute_first'] is None and found['relative_first'] == pytest.approx(1)
+  else:
+    assert found['absolute_first'] == pytest.approx(np.mean(absolute), rel=1e-5)
+    assert found['absolute_uniform'] == pytest.approx(np.mean(1 / np.arange(2, size + 1)))
+  np.testing.assert_allclose(found['map'], a, atol=6e-5)
+
+
+def test_a_window_longer_than_the_probes_is_seen_in_validation_sequences(monkeypatch):
+  source = 'BigramBackcopy(length=80)'
+  run, experiment, data = untrained(attention__mask='Window(size=36)', data__context=80,
+                                    data__source=source)
+  monkeypatch.setattr(analyses, '_LONGEST_MAP', 71)
+  found = analyses.window(run, experiment, lambda: data)
+  assert (found['inputs'], found['length'], found['sequences']) == ('validation', 72, 8)
+  assert 'map' not in found
+  tokens = data.validation(8, 1)['valid'][0].tokens[:, :72]
+  a = maps_of(run, tokens).mean((0, 1, 2))
+  assert found['absolute_first'] == pytest.approx(a[1:36, 0].mean(), rel=1e-5)
+  assert found['relative_first'] == pytest.approx(
+      np.mean([a[i - 1, i - 36] for i in range(37, 73)]), rel=1e-5)
+
+
+def test_prefix():
+  run, experiment, data = untrained(attention__mask='Prefix(length=3)')
+  found = analyse(run, experiment, data)['prefix']
+  alpha = sj.importance(maps_of(run, run.probe_tokens))  # (N, S, H, T)
+  assert found['length'] == 3
+  np.testing.assert_allclose(found['sequences'],
+                             100 * (alpha[:, :5, :, :8] > 0.3).mean((0, 2)), rtol=1e-6)
+  places = [head[:8].argmax() for head in alpha.reshape(-1, 16) if head[:8].max() > 0.3]
+  assert 0 < len(places) < alpha[..., 0].size
+  assert found['strongest_in_prefix'] == pytest.approx(np.mean([k < 3 for k in places]))
+  assert 0 < found['strongest_in_prefix'] < 1
+
+
+def test_a_prefix_without_sinks():
+  run, experiment, data = untrained(scale=0.0, attention__mask='Prefix(length=3)',
+                                    probe__epsilon=0.6)
+  found = analyse(run, experiment, data)['prefix']
+  assert found['strongest_in_prefix'] is None and not np.any(found['sequences'])
+
+
+def test_first_token_chain():
+  run, experiment, data = untrained(model__dtype='bfloat16')
+  found = analyse(run, experiment, data)
+  assert found['first_token_chain']['largest_relative_difference'] < 1e-6
+  # The number can tell: attention of rows that do not sum to one is no such chain.
+  sigmoid = dataclasses.replace(run, config=dataclasses.replace(
+      run.config, attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')))
+  other = analyses.first_token(sigmoid)
+  assert other['largest_relative_difference'] > 0.01

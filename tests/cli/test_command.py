@@ -1,0 +1,171 @@
+"""What all commands share: config files, and errors in one line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import quickstart, window
+from sink_jax.data import inputs
+from sink_jax.models.kv_cache import POSITIONS
+from sink_jax.models.sizes import SIZES
+from sink_jax.pretrained.parameters import DTYPES
+from tests.train.runs import ROOT
+
+# As `python -m sink_jax.train` reads its options, over and over in one process.
+READER = """
+import json, sys
+from absl import flags
+from ml_collections import config_flags
+from sink_jax import command
+
+CONFIG = config_flags.DEFINE_config_file('config', None, '')
+flags.DEFINE_integer('steps', None, '')
+read = lambda argv: print(json.dumps(CONFIG.value.label.trial))
+for line in sys.stdin:
+  sys.argv = ['program', *json.loads(line)]
+  flags.FLAGS.unparse_flags()
+  try:
+    command.run(read)
+  except SystemExit as end:
+    if end.code:
+      print(json.dumps(end.code))
+"""
+
+
+def read(*command_lines, **options):
+  """The trial that each command line names, or the error it ends with."""
+  done = subprocess.run(
+      [sys.executable, '-P', '-c', READER], text=True, capture_output=True, **options,
+      input=''.join(json.dumps(line) + '\n' for line in command_lines))
+  assert done.returncode == 0, done.stderr
+  return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
+  (tmp_path / 'broken.py').write_text('import no_such_module')
+  (tmp_path / 'disk.py').write_text('def get_config(): open("/no/such/file")')
+  quick = f'--config={ROOT}/configs/quickstart.py'
+  cases = [
+      ([f'{quick}:text-k-bias', '--steps=3'], 'text-k-bias'),
+      ([quick], 'error: Name a trial .* Choices: text-softmax, text-sigmoid, '),
+      ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Choices: text-softmax, "),
+      ([f'--config={ROOT}/configs/base.py:text'], 'error: .*has no trials'),
+      (['--config=configs/none.py:a'], 'error: .*there is no file configs/none.py'),
+      (['--config=' + str(tmp_path / 'broken.py')], 'error: .*broken.py: ModuleNotFoundError'),
+      (['--config=' + str(tmp_path / 'disk.py')], 'error: .*/no/such/file'),
+      ([f'{quick}:text-softmax', '--config.stepz=1'], "error: --config has no such key: 'stepz'"),
+      ([f'{quick}:text-softmax', '--config.steps=many'], 'error: .*config.steps=many'),
+      ([f'{quick}:text-softmax', '--stepz=1'], "error: Unknown command line flag 'stepz'"),
+  ]
+  found = read(*(line for line, _ in cases), env={'PYTHONPATH': str(ROOT)})
+  assert len(found) == len(cases)
+  for text, (_, words) in zip(found, cases):
+    assert re.match(words, text), text
+    assert '\n' not in text and 'Traceback' not in text
+
+
+def test_a_config_file_imports_others_of_its_own_repository_from_any_folder(tmp_path):
+  folder = tmp_path / 'mine' / 'configs'
+  folder.mkdir(parents=True)
+  (folder / '__init__.py').write_text('')
+  (folder / 'base.py').write_text((ROOT / 'configs/base.py').read_text())
+  (folder / 'table.py').write_text('TRIALS = {"one": {"steps": 3}}')
+  (folder / 'trials.py').write_text(
+      'from configs import base, table\n'
+      'def get_config(name): return base.trial(table.TRIALS, name)\n')
+  found = read([f'--config={folder}/trials.py:one'], cwd=tmp_path, env={'PYTHONPATH': str(ROOT)})
+  assert found == ['one']
+  found = read(['--config=configs/trials.py:one'], cwd=tmp_path / 'mine',
+               env={'PYTHONPATH': str(ROOT)})
+  assert found == ['one']
+
+
+@pytest.mark.parametrize('module, text', [(quickstart, ''), (window, ''), (window, ',budget=smoke')])
+def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
+  with pytest.raises(ValueError, match=f'Name a trial.*{next(iter(module.TRIALS))}'):
+    module.get_config(text)
+
+
+# The commands one after another in one process: JAX is imported once.
+COMMANDS = """
+import importlib, json, sys
+from absl import flags
+from sink_jax import command
+before = set(flags.FLAGS)
+for name, lines in json.load(sys.stdin):
+  module = importlib.import_module(name)
+  for line in lines:
+    sys.argv = [name, *line]
+    flags.FLAGS.unparse_flags()
+    try:
+      command.run(module.main, getattr(module, 'BASE', None))
+    except SystemExit as end:
+      print(json.dumps(end.code))
+  for flag in set(flags.FLAGS) - before - {'help', 'helpfull', 'helpshort', 'helpxml'}:
+    delattr(flags.FLAGS, flag)
+"""
+
+
+def test_options_that_nothing_reads_are_refused(tmp_path):
+  (tmp_path / 'runs').mkdir()
+  folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
+  table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
+  cases = {
+      'sink_jax.cli.plan': [
+          ([*table, '--config.steps=3'], '--config is for the plan of one run'),
+          ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
+          ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
+          (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
+          (['--topology=v5e:1x1', '--vocab=0'], 'flag --vocab=0'), ([], '--topology is missing'),
+          (['--topology=v5e:1x1', quick], 'Name a trial')],
+      'sink_jax.cli.sweep': [
+          ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
+          ([quick, '--list', '--seeds=1,1'], 'different numbers'),
+          ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
+          ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b')],
+      'sink_jax.generate': [
+          (['--checkpoint=a', '--sinks=2'], '--sinks is for a cache .* --cache_size'),
+          (['--checkpoint=a', '--positions=text'], '--positions is for a cache'),
+          (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
+          (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
+          (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
+          (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
+      'sink_jax.cli.report': [
+          ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
+  }
+  done = subprocess.run(
+      [sys.executable, '-P', '-c', COMMANDS], text=True, capture_output=True, cwd=tmp_path,
+      env=dict(os.environ, PYTHONPATH=str(ROOT)),
+      input=json.dumps([(name, [line for line, _ in lines]) for name, lines in cases.items()]))
+  assert done.returncode == 0, done.stderr
+  found = list(map(json.loads, done.stdout.splitlines()))
+  wanted = [words for lines in cases.values() for _, words in lines]
+  assert len(found) == len(wanted), found
+  for text, words in zip(found, wanted):
+    assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)
+
+
+def test_help_ends_well_and_imports_no_jax():
+  """Every command at once; what its options offer is what the modules behind it know."""
+  wanted = {
+      'train': '--config', 'sweep': 'dry_run', 'evaluate': f'<{"|".join(inputs.KINDS)}>',
+      'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
+      'benchmark': 'train_step', 'generate': f'<{"|".join(POSITIONS)}>',
+      'export': f'<{"|".join(DTYPES)}>', 'data.build': '--valid_fraction',
+      'data.build_tfds': '--data_dir'}
+  look = ('import runpy, sys\n'
+          'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
+          'finally: print("jax" in sys.modules, file=sys.stderr)')
+  started = {name: subprocess.Popen(
+      [sys.executable, '-P', '-c', look, f'sink_jax.{name}', '--help'], text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+             for name in wanted}
+  for name, process in started.items():
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err.strip()) == (0, 'False'), (name, err)
+    assert ''.join(wanted[name].split()) in ''.join(out.split()), (name, out)
+    assert f'sink_jax.{name}' in out, out

@@ -1,0 +1,58 @@
+"""python -m sink_jax.evaluate --checkpoint, on a stored model of transformers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses.options import Options
+from sink_jax.cli.evaluate_models import as_text, evaluate_pretrained
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
+full = pytest.mark.full
+
+
+def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
+  options = Options(inputs='random', length=14, sequences=5, seed=3, epsilons=(0.2,))
+  result, paths = evaluate_pretrained(FIXTURES / 'llama', tmp_path, options)
+  assert {path.name for path in paths} == {
+      'sink_report.json', 'importance.png', 'norm_ratios.png', 'attention_maps.png'}
+  assert all(path.stat().st_size > 2000 for path in paths)
+  stored = json.loads((tmp_path / 'sink_report.json').read_text())
+  assert stored['summary'] == result['summary'] and stored['epsilon'] == 0.2
+  tokens = np.random.default_rng(3).integers(0, 64, (5, 14))
+  inputs = stored['protocol']['inputs']
+  assert inputs['first_token_ids'] == tokens[0, :4].tolist() and inputs['seed'] == 3
+  report = sj.probe(sj.load_pretrained(FIXTURES / 'llama'), tokens)
+  assert abs(stored['summary']['sink_1'] - 100 * report.sink_rate(epsilon=0.2)) < 1e-6
+
+
+@pytest.mark.parametrize('arguments,message', [
+    pytest.param(('--out=x',), 'either --workdir or --checkpoint', marks=full),
+    pytest.param(('--workdir=x', '--inputs=random'), '--inputs is for published models',
+                 marks=full),
+    pytest.param((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed', marks=full),
+    ((f'--checkpoint={FIXTURES / "gpt2"}', '--out=x', '--inputs=random'), '16 learned positions'),
+    ((f'--checkpoint={FIXTURES / "llama"}', '--out=x'), 'no tokenizer'),
+    (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
+    (('--checkpoint=Pythia-14M', '--out=x', '--seed=3'), '--seed would change nothing'),
+])
+def test_bad_input_is_one_line(tmp_path, arguments, message):
+  done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *arguments], cwd=tmp_path,
+                        capture_output=True, text=True,
+                        env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+  assert 'Traceback' not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_blocks_without_attention_are_not_counted(tmp_path):
+  options = Options(inputs='random', length=8, sequences=3)
+  result, _ = evaluate_pretrained(FIXTURES / 'jamba', tmp_path, options)
+  assert result['protocol']['blocks'] == [3, 7]  # of eight
+  assert 'smallest in block 3' in as_text(result)

@@ -1,0 +1,385 @@
+"""Batches of a corpus: order, epochs, processes, resuming, mixing, amount, edits, probes."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from configs import base
+from sink_jax.component import build
+from sink_jax.data.dataset import DataConfig, Source, open_data
+from sink_jax.data.documents import Prepared, Stdlib, TextFolder, held_out
+from sink_jax.data.synthetic import BigramBackcopy
+from sink_jax.data.token_edits import FixedToken, RandomTokens
+from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.train.experiment import from_dict
+
+_C = 16
+
+
+@pytest.fixture
+def config(corpus):
+  return lambda **options: DataConfig(**{
+      'source': corpus, 'context': _C, 'valid_fraction': 0.2, **options})
+
+
+def _stored(data, split='train'):
+  table = data._cache.tables[split]
+  return table.take(np.arange(len(table)))
+
+
+def _chunks(batch):
+  """Batches back as chunks of C + 1 tokens."""
+  return np.concatenate([batch.tokens, batch.targets[:, -1:]], 1)
+
+
+def _stream(data, rows, seed=0, batch_size=10, start=0):
+  batches = [data.batch(s, batch_size, seed) for s in range(start, -(-rows // batch_size))]
+  return np.concatenate([_chunks(b) for b in batches])[:rows]
+
+
+def _sorted(chunks):
+  return chunks[np.lexsort(chunks.T)]
+
+
+def test_batch_shapes_and_the_shift(config):
+  batch = open_data(config()).batch(0, 6, seed=0)
+  assert [(x.shape, x.dtype) for x in batch] == [
+      ((6, _C), np.int32), ((6, _C), np.int32), ((6, _C), np.float32)]
+  np.testing.assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+  assert (batch.weights == 1).all()
+
+
+def test_each_epoch_is_every_chunk_once_in_a_new_order(config):
+  data = open_data(config())
+  stored = _stored(data)
+  n = len(stored)
+  stream = _stream(data, 2 * n)
+  first, second = stream[:n], stream[n:]
+  np.testing.assert_array_equal(_sorted(first), _sorted(stored))
+  np.testing.assert_array_equal(_sorted(second), _sorted(stored))
+  assert (first != stored).any() and (first != second).any()
+  assert (_stream(data, n, seed=1) != first).any()
+
+
+def test_batch_is_a_pure_function_of_step_and_seed(config):
+  data = open_data(config())
+  late = data.batch(123456789, 4, seed=7)
+  data.batch(0, 4, seed=7), data.batch(5, 4, seed=8)
+  again = open_data(config()).batch(123456789, 4, seed=7)
+  np.testing.assert_array_equal(late.tokens, again.tokens)
+
+
+def test_fewer_chunks_than_a_batch_wrap_around(config):
+  data = open_data(config(max_tokens=3 * (_C + 1)))
+  chunks = _chunks(data.batch(0, 8, seed=0))
+  assert len(np.unique(chunks, axis=0)) == 3
+  np.testing.assert_array_equal(_sorted(chunks[:3]), _sorted(chunks[3:6]))
+
+
+@pytest.mark.parametrize('shares', [[range(8)], [range(4), range(4, 8)], [range(2, 4), (0, 1, 6, 7)]])
+def test_processes_make_their_rows_of_the_same_global_batch(config, shares):
+  data = open_data(config(domain_weights=(('prose', 1.0), ('verse', 2.0))))
+  for step in (0, 999):
+    whole = data.batch(step, 8, seed=3)
+    for rows in map(np.array, shares):
+      np.testing.assert_array_equal(data.batch(step, 8, 3, rows).tokens, whole.tokens[rows])
+      np.testing.assert_array_equal(
+          next(data.batches(step, 8, 3, rows)).tokens, whole.tokens[rows])
+
+
+def test_rows_must_be_in_the_batch(config):
+  data = open_data(config())
+  with pytest.raises(ValueError, match='rows must be some of 0 to 5'):
+    data.batches(0, 6, 0, np.array([5, 6]))
+  with pytest.raises(ValueError, match='rows must be some of 0 to 7'):
+    data.batch(0, 8, 0, np.array([], int))
+
+
+def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch):
+  data = open_data(config())
+  uninterrupted = list(itertools.islice(data.batches(0, 8, seed=0), 12))
+  read = []
+  take = type(data._cache.tables['train']).take
+  monkeypatch.setattr(type(data._cache.tables['train']), 'take',
+                      lambda self, rows: read.append(len(rows)) or take(self, rows))
+  resumed = list(itertools.islice(data.batches(7, 8, seed=0), 5))
+  assert sum(read) <= 8 * (5 + 16 + 2)  # what was asked for and the prefetch buffer
+  for a, b, step in zip(uninterrupted[7:], resumed, range(7, 12), strict=True):
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+    np.testing.assert_array_equal(a.tokens, data.batch(step, 8, 0).tokens)
+
+
+@pytest.mark.parametrize('options', [
+    {}, dict(max_tokens=20 * (_C + 1)), dict(domain_weights=(('prose', 1.0), ('verse', 3.0))),
+    dict(interventions=(FixedToken(), RandomTokens(first=2, last=3, below=70_000)))])
+def test_rows_of_the_training_table_are_the_batches(config, options):
+  data = open_data(config(**options))
+  table = data.training_table()
+  assert table.dtype == (np.uint32 if options.get('interventions') else np.uint16)
+  for step in (0, 7):  # of another epoch
+    rows = data.table_rows(step, 30, seed=3)
+    np.testing.assert_array_equal(table[rows], _chunks(data.batch(step, 30, seed=3)))
+
+
+def test_what_differs_from_epoch_to_epoch_is_no_table(config, monkeypatch):
+  assert open_data(config(interventions=(RandomTokens(fresh=True),))).training_table() is None
+  monkeypatch.setattr('sink_jax.data.corpus._TABLE_BYTES', 100)  # nor what is too large
+  assert open_data(config()).training_table() is None
+
+
+def test_amount_of_data(config):
+  data = open_data(config())
+  budget = 40 * (_C + 1) + 5
+  some, more = (open_data(config(max_tokens=b)) for b in (budget, 2 * budget))
+  summary = some.summary()
+  assert summary['training_chunks'] == 40
+  assert summary['unique_training_tokens'] == 40 * (_C + 1) <= budget
+  assert summary['tokens_per_epoch'] == 40 * _C
+  subset = {c.tobytes() for c in _stream(some, 200)}
+  assert len(subset) == 40
+  assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # not the run's seed
+  assert subset < {c.tobytes() for c in _stream(more, 400)}
+  assert subset <= {c.tobytes() for c in _stored(data)}
+  for bad in (_C, 10**9):
+    with pytest.raises(ValueError, match=f'max_tokens={bad} must be between one chunk'):
+      open_data(config(max_tokens=bad))
+
+
+def test_domain_weights(config):
+  data = open_data(config())
+  prose = {c.tobytes() for c in _stored(data)[:data._cache.tables['train'].offsets[1]]}
+
+  def share(**options):
+    stream = _stream(open_data(config(**options)), 2000)
+    return np.mean([c.tobytes() in prose for c in stream])
+  np.testing.assert_allclose(share(), len(prose) / len(_stored(data)), atol=0.02)
+  for max_tokens in (0, 100 * (_C + 1)):
+    weights = (('verse', 3.0), ('prose', 1.0))
+    np.testing.assert_allclose(share(domain_weights=weights, max_tokens=max_tokens), 0.25, atol=0.005)
+  assert share(domain_weights=(('prose', 1.0),)) == 1
+
+
+@pytest.mark.parametrize('weights,match', [
+    ((('prosa', 1.0),), 'each domain at most once, of: prose, verse'),
+    ((('prose', 1.0), ('prose', 1.0)), 'at most once'),
+    ((('prose', 0.0), ('verse', 1.0)), "weight 0.0 of 'prose' must be positive")])
+def test_domain_weights_errors(config, weights, match):
+  with pytest.raises(ValueError, match=match):
+    open_data(config(domain_weights=weights))
+
+
+def test_interventions_reach_training_and_validation_batches(config):
+  plain = open_data(config())
+  edited = open_data(config(interventions=(RandomTokens(first=3, last=4), FixedToken(position=2, token=1))))
+  pairs = [(plain.batch(5, 8, 0), edited.batch(5, 8, 0)),
+           (plain.validation(8)['valid'][0], edited.validation(8)['valid'][0])]
+  for before, after in pairs:
+    before, after = _chunks(before), _chunks(after)
+    np.testing.assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
+    assert (after[:, 1] == 1).all() and (after[:, 2:4] != before[:, 2:4]).any()
+  # The edit comes before the split into inputs and targets.
+  batch = edited.batch(5, 8, 0)
+  assert (batch.targets[:, 0] == 1).all() and (batch.tokens[:, 1] == 1).all()
+
+
+@pytest.mark.parametrize('weights', [(), (('prose', 1.0), ('verse', 5.0))])
+def test_random_tokens_are_frozen_or_fresh_over_epochs(config, weights):
+  def random_tokens_by_chunk(fresh):
+    data = open_data(config(interventions=(RandomTokens(fresh=fresh),), max_tokens=30 * (_C + 1),
+                            domain_weights=weights))
+    seen = {}
+    for chunk in _stream(data, 240):
+      seen.setdefault(chunk[1:].tobytes(), set()).add(int(chunk[0]))
+    return seen
+  assert {len(s) for s in random_tokens_by_chunk(False).values()} == {1}
+  fresh = [len(s) for s in random_tokens_by_chunk(True).values()]
+  assert np.mean(fresh) > 4  # 8 epochs of a vocabulary of 258
+
+
+def test_the_random_token_of_a_chunk_does_not_depend_on_the_amount_of_data(config):
+  edit = (RandomTokens(),)
+  few = _stream(open_data(config(interventions=edit, max_tokens=200)), 11)
+  whole = open_data(config(interventions=edit))
+  everything = {c.tobytes() for c in _stream(whole, whole.summary()['training_chunks'])}
+  assert {c.tobytes() for c in few} <= everything
+
+
+def test_ids_above_the_tokenizer_s_must_be_ids_of_the_model(config):
+  data = open_data(config(interventions=(RandomTokens(below=300), RandomTokens(first=2, last=2))))
+  assert data.vocab_size == data.summary()['vocab_size'] == 300
+  chunks = _chunks(data.batch(0, 999, 0))
+  assert chunks[:, 0].max() == 299 and chunks[:, 1:].max() < 258
+  data.validation(8)['valid'][0]
+  small = from_dict(base.trial({'small': {'model.size': 'tiny', 'model.vocab_size': 299}},
+                               'small').to_dict())
+  with pytest.raises(ValueError, match='RandomTokens.*has 300 ids, model.vocab_size is 299'):
+    small.model_config(data.vocab_size)
+
+
+def test_intervention_outside_the_chunk(config):
+  with pytest.raises(ValueError, match='only 17 tokens'):
+    open_data(config(interventions=(RandomTokens(last=18),)))
+
+
+def test_validation_covers_everything_once_in_a_fixed_order(config):
+  data = open_data(config())
+  sets = data.validation(batch_size=7)
+  assert list(sets) == ['valid', 'prose', 'verse']
+  stored = _stored(data, 'valid')
+  bound = data._cache.tables['valid'].offsets[1]
+  for name, expected in (('valid', stored), ('prose', stored[:bound]), ('verse', stored[bound:])):
+    batches = list(sets[name])
+    assert all(b.tokens.shape == (7, _C) for b in batches)
+    real = np.concatenate([_chunks(b)[b.weights[:, 0] == 1] for b in batches])
+    np.testing.assert_array_equal(_sorted(real), _sorted(expected))
+    assert set(np.concatenate([b.weights.ravel() for b in batches])) <= {0.0, 1.0}
+  again = open_data(config()).validation(7, max_batches=2)['valid']
+  assert len(again) == 2
+  for a, b in zip(again, sets['valid'], strict=False):
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+  # A few batches already sample both domains.
+  prose = {c.tobytes() for c in stored[:bound]}
+  assert 0 < sum(c.tobytes() in prose for b in again for c in _chunks(b)) < 14
+  rows = np.array([1, 2, 7])
+  for whole, part in zip(data.validation(8)['valid'], data.validation(8, rows=rows)['valid'],
+                         strict=True):
+    for name in whole._fields:
+      np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
+
+
+@pytest.fixture
+def other(tmp_path):
+  """Other text, in a domain of another name and one of the same."""
+  random = np.random.default_rng(1)
+  for domain in ('letters', 'prose'):
+    (tmp_path / 'other' / domain).mkdir(parents=True)
+    for i in range(12):
+      text = random.integers(97, 123, 200).astype(np.uint8).tobytes().decode()
+      (tmp_path / 'other' / domain / f'{i:02}.txt').write_text(text)
+  return TextFolder(path=str(tmp_path / 'other'))
+
+
+@pytest.mark.parametrize('tokenizer', [Bytes(), TrainedBpe(vocab_size=300)])
+def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
+  edits = (FixedToken(position=1),)
+  data = open_data(config(valid_source=other, tokenizer=tokenizer, interventions=edits))
+  sets = data.validation(8)
+  assert list(sets) == ['valid', 'letters', 'prose']
+  texts = {document.text for document in other.documents()}
+  for name in ('letters', 'prose'):
+    shown = data.decode(np.concatenate([b.tokens[:, 1:].ravel() for b in sets[name]]))
+    assert any(text[5:15] in shown for text in texts)
+  assert (sets['valid'][0].tokens[:, 0] == 1).all()
+  # Nothing of the training source is held out, and its tokenizer is that of both.
+  stream = data.decode(_stored(data).ravel())
+  assert sum(document.text[:12] in stream for document in corpus.documents()) >= 98
+  encoder = data._cache.encoder
+  np.testing.assert_array_equal(data.probe_tokens(3, 9)[:, 1:], [
+      encoder.encode(d.text)[1:9] for d in list(other.documents())[:13:12]
+      + list(other.documents())[1:2]])
+  summary = data.summary()
+  assert summary['valid_source'] == repr(other) and summary['content'] != summary['valid_content']
+  assert set(summary['domains']) == {'prose', 'verse'}
+  assert set(summary['valid_domains']) == {'letters', 'prose'}
+  wait = data.check_files()
+  wait()
+  assert all((c.folder / 'verified.json').exists() for c in (data._cache, data._valid_cache))
+
+
+def test_caches_of_a_pair_are_their_own(config, corpus, other):
+  alone = open_data(config())
+  pair = open_data(config(valid_source=other))
+  swapped = open_data(config(source=other, valid_source=corpus))
+  assert len({c.folder for d in (alone, pair, swapped) for c in d._caches()}) == 5
+  assert open_data(config(valid_source=other, valid_fraction=0.5))._cache.folder == pair._cache.folder
+  prepared = [Prepared(path=str(c.folder)) for c in pair._caches()]
+  again = open_data(config(source=prepared[0], valid_source=prepared[1]))
+  np.testing.assert_array_equal(again.validation(4)['valid'][0].tokens,
+                                pair.validation(4)['valid'][0].tokens)
+  for source, valid_source, match in (
+      (prepared[0], None, 'holds training text alone: .*data.valid_source'),
+      (prepared[1], None, 'holds validation text alone: .*data.source'),
+      (Prepared(path=str(alone._cache.folder)), other, 'not built as one of this pair'),
+      (corpus, Prepared(path=str(alone._cache.folder)), 'not built as one of this pair'),
+      (corpus, BigramBackcopy(), 'has no text'), (BigramBackcopy(length=_C), corpus, 'valid_source')):
+    with pytest.raises(ValueError, match=match):
+      open_data(config(source=source, valid_source=valid_source))
+  with pytest.raises(ValueError, match="'letters' has .* too few for a chunk"):
+    open_data(config(context=4000, valid_source=other))
+
+
+def test_one_domain_has_one_validation_set(corpus):
+  source = TextFolder(path=corpus.path + '/prose')
+  data = open_data(DataConfig(source=source, context=_C, valid_fraction=0.2))
+  assert list(data.validation(4)) == ['valid']
+
+
+def test_training_and_validation_documents_are_disjoint(config, corpus):
+  data = open_data(config())
+  text = {s: data.decode(_stored(data, s).ravel()) for s in ('train', 'valid')}
+  for document in corpus.documents():
+    inside = document.text[:40]
+    held = held_out(document.name, 0.2)
+    assert (inside in text['valid']) <= held and (inside in text['train']) <= (not held)
+  assert sum(d.text[:40] in text['valid'] for d in corpus.documents()) >= 10
+
+
+def test_probe_tokens(config, corpus):
+  data = open_data(config(bos=True, interventions=(RandomTokens(last=5), FixedToken(position=2, token=1))))
+  probes = data.probe_tokens(sequences=6, length=12)
+  assert probes.shape == (6, 12) and probes.dtype == np.int32
+  assert (probes[:, 1] == 1).all() and (probes[:, 0] >= 2).all()
+  starts = {d.text[:12] for d in corpus.documents() if held_out(d.name, 0.2)}
+  for row in np.delete(probes, 1, 1):  # only the fixed token differs from ordinary text
+    assert data.decode(row) in {s[:1] + s[2:] for s in starts}
+  np.testing.assert_array_equal(open_data(config(bos=True)).probe_tokens(6, 17)[:, 2:12], probes[:, 2:])
+  with pytest.raises(ValueError, match=r'99 probe sequences of 12 tokens wanted, but only \d+ validation'):
+    data.probe_tokens(99, 12)
+  with pytest.raises(ValueError, match='length=18: prompts have 1 to 17'):
+    data.probe_tokens(1, 18)
+
+
+def test_summary_and_decode(config):
+  data = open_data(config())
+  summary = data.summary()
+  assert summary['vocab_size'] == data.vocab_size == 258
+  assert summary['training_chunks'] == len(_stored(data))
+  assert summary['validation_chunks'] == len(_stored(data, 'valid'))
+  assert set(summary['domains']) == {'prose', 'verse'}
+  assert summary['probe_sequences_of_64'] == len(data._cache.probes(16))
+  assert data.decode([2 + ord('a'), 0]) == 'a<|endoftext|>'
+
+
+@pytest.mark.parametrize('options', [{'context': 0}, {'valid_fraction': 1.0}, {'max_tokens': -1}])
+def test_config_ranges(options):
+  with pytest.raises(ValueError, match=next(iter(options))):
+    DataConfig(**options)
+
+
+def test_one_base_builds_documents_and_tasks():
+  assert build(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
+  assert build(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
+  with pytest.raises(ValueError, match='Choices: BigramBackcopy, InstalledPackages, Jsonl, .*TriggerAveraging'):
+    build(Source, 'Wikipedia()')
+
+
+def test_reading_a_cache_needs_no_heavy_imports(config):
+  cache = open_data(config())._cache.folder
+  program = f'''
+import sys
+from configs import base
+from sink_jax.data.documents import Prepared
+from sink_jax.data.dataset import DataConfig, Source, open_data
+from sink_jax.data.synthetic import BigramBackcopy
+for name in ('tensorflow', 'tensorflow_datasets', 'tokenizers', 'zstandard', 'flax', 'ml_collections'):
+  sys.modules[name] = None
+data = open_data(DataConfig(source=Prepared(path={str(cache)!r}), context={_C}))
+assert next(data.validation(4)['valid'].__iter__()).tokens.shape == (4, {_C})
+assert 'grain' not in sys.modules and 'jax' not in sys.modules
+print(next(data.batches(0, 4, 0)).tokens.shape)
+'''
+  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+  assert done.stdout.strip() == f'(4, {_C})', done.stderr

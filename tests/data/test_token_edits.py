@@ -1,0 +1,97 @@
+"""Interventions on chunks."""
+
+import numpy as np
+import pytest
+
+from sink_jax.component import build, choices
+from sink_jax.data.token_edits import FixedToken, Intervention, RandomTokens, first_token
+
+_V = 50
+
+
+def _apply(edit, rows, epochs=0, split='train', length=9):
+  rows = np.asarray(rows)
+  chunks = np.full((len(rows), length), -1)
+  return edit.apply(chunks, rows, np.full(len(rows), epochs), split, _V)
+
+
+def test_every_intervention_is_its_own_config_string():
+  assert set(choices(Intervention)) == {'RandomTokens', 'FixedToken'}
+  for x in (RandomTokens(), FixedToken(), RandomTokens(first=2, last=5, fresh=True, seed=3)):
+    assert build(Intervention, repr(x)) == x
+
+
+def test_only_the_named_positions_change_and_the_input_is_kept():
+  chunks = np.full((3, 9), -1)
+  changed = RandomTokens(first=2, last=4).apply(chunks, np.arange(3), np.zeros(3), 'train', _V)
+  assert (changed[:, 1:4] >= 0).all() and (changed[:, [0, 4, 5, 6, 7, 8]] == -1).all()
+  fixed = FixedToken(position=3, token=1).apply(chunks, np.arange(3), np.zeros(3), 'train', _V)
+  assert (fixed[:, 2] == 1).all() and (np.delete(fixed, 2, 1) == -1).all()
+  assert (chunks == -1).all()
+
+
+def test_random_tokens_are_uniform_and_differ_between_chunks_positions_and_splits():
+  drawn = _apply(RandomTokens(last=9), np.arange(20_000))
+  np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=_V) / drawn.size, 1 / _V, rtol=0.06)
+  assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 0.03
+  assert abs(np.corrcoef(drawn[1:, 0], drawn[:-1, 0])[0, 1]) < 0.03
+  assert (_apply(RandomTokens(), range(99)) != _apply(RandomTokens(), range(99), split='valid')).any()
+  assert (_apply(RandomTokens(), range(99)) != _apply(RandomTokens(seed=5), range(99))).any()
+
+
+def test_random_tokens_below_a_padded_vocabulary():
+  drawn = _apply(RandomTokens(last=9, below=2 * _V), np.arange(2000))
+  assert drawn.max() == 2 * _V - 1 and drawn.min() == 0
+  np.testing.assert_array_equal(_apply(RandomTokens(below=_V), range(9)),
+                                _apply(RandomTokens(), range(9)))
+  assert RandomTokens(below=2 * _V).vocab_size(_V) == 2 * _V
+  assert RandomTokens(below=3).vocab_size(_V) == RandomTokens().vocab_size(_V) == _V
+
+
+def test_frozen_over_epochs_unless_fresh():
+  rows = np.arange(99)
+  np.testing.assert_array_equal(_apply(RandomTokens(), rows, 0), _apply(RandomTokens(), rows, 3))
+  fresh = RandomTokens(fresh=True)
+  assert (_apply(fresh, rows, 0) != _apply(fresh, rows, 1)).any()
+  np.testing.assert_array_equal(_apply(fresh, rows, 1), _apply(fresh, rows, 1))
+
+
+def test_random_access():
+  rows = np.arange(99)
+  some = [70, 3, 3, 41]
+  np.testing.assert_array_equal(_apply(RandomTokens(), rows)[some], _apply(RandomTokens(), some))
+
+
+@pytest.mark.parametrize('cls,options', [
+    (RandomTokens, {'first': 0}), (RandomTokens, {'first': 3, 'last': 2}),
+    (RandomTokens, {'seed': -1}), (RandomTokens, {'below': -1}), (RandomTokens, {'below': 2**31}),
+    (FixedToken, {'position': 0}), (FixedToken, {'token': -1})])
+def test_ranges(cls, options):
+  with pytest.raises(ValueError, match=cls.__name__):
+    cls(**options)
+
+
+@pytest.mark.parametrize('edit,match', [
+    (RandomTokens(last=10), 'only 9 tokens'), (FixedToken(position=10), 'only 9 tokens'),
+    (FixedToken(token=50), 'only 50 tokens')])
+def test_check(edit, match):
+  with pytest.raises(ValueError, match=match):
+    edit.check(9, _V)
+  RandomTokens(last=9).check(9, _V)
+  FixedToken(position=9, token=49).check(9, _V)
+
+
+def test_the_token_that_every_sequence_begins_with():
+  fixed, random = FixedToken(position=1, token=7), RandomTokens(first=1, last=5)
+  assert first_token(()) is None and first_token((fixed,)) == 7
+  assert first_token((FixedToken(position=2),)) is None
+  assert first_token((random, fixed)) == 7 and first_token((fixed, random)) is None
+  assert first_token((fixed, RandomTokens(first=2, last=2), FixedToken(position=3))) == 7
+  assert first_token((fixed, FixedToken(token=8))) == 8
+
+
+@pytest.mark.parametrize('edit', [lambda: FixedToken(token=1.5), lambda: FixedToken(position=1.5),
+                                  lambda: RandomTokens(last=2.5)])
+def test_positions_and_tokens_are_whole_numbers(edit):
+  with pytest.raises(ValueError, match='must be a whole number'):
+    edit()

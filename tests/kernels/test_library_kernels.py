@@ -1,0 +1,314 @@
+"""Softmax by cuDNN and splash: numbers where a CPU can give them, else what is lowered."""
+
+import functools
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.attention import reference
+from sink_jax.attention.mask import Mask
+from sink_jax.kernels import library_kernels
+from sink_jax.models.attention import training_implementation
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.models.transformer import SAVED, Transformer
+
+MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=5), sj.Prefix(length=200)]
+
+
+def softmax(**slots):
+  return sj.AttentionSpec(**{'position': sj.Nope(), **slots})
+
+
+def random_heads(length, heads, kv_heads, head_dim=24, dtype=jnp.float32):
+  rng = np.random.default_rng(0)
+  draw = lambda n: jnp.asarray(rng.standard_normal((2, length, n, head_dim)), dtype)
+  return draw(heads), draw(kv_heads), draw(kv_heads)
+
+
+def shapes(length=2048, heads=8, kv_heads=8, head_dim=96, dtype=jnp.bfloat16):
+  of = lambda n: jax.ShapeDtypeStruct((2, length, n, head_dim), dtype)
+  return of(heads), of(kv_heads), of(kv_heads)
+
+
+def value_and_grads(f, inputs):
+  """The rows, and the gradients for a random cotangent, all as float32."""
+  weight = np.random.default_rng(1).standard_normal(inputs[0].shape)
+
+  @jax.jit
+  def run(*inputs):
+    rows, vjp = jax.vjp(f, *inputs)
+    return rows, *vjp(jnp.asarray(weight, rows.dtype))
+
+  return [x.astype(jnp.float32) for x in run(*inputs)]
+
+
+def worst_error(actual, expected):
+  """Relative to the largest entry of each array."""
+  return max(float(jnp.abs(x - y).max() / jnp.abs(y).max())
+             for x, y in zip(actual, expected, strict=True))
+
+
+def by_definition(spec):
+  return lambda *inputs: reference.attend(spec, *inputs, {})
+
+
+def interpreted(spec):
+  return functools.partial(library_kernels.splash, spec, interpret=True)
+
+
+def gradient(f):
+  return jax.grad(lambda *x: f(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+
+
+@pytest.mark.parametrize('heads, kv_heads', [(2, 2), (4, 2), (2, 1)])
+@pytest.mark.parametrize('mask', MASKS, ids=str)
+def test_splash_equals_the_reference(monkeypatch, mask, heads, kv_heads):
+  monkeypatch.setattr(library_kernels, '_block', lambda mask, q: 128)
+  spec, inputs = softmax(mask=mask), random_heads(384, heads, kv_heads)
+  assert library_kernels.splash_unsupported(spec, *inputs[:2]) is None
+  ours = value_and_grads(interpreted(spec), inputs)
+  # Float32 rounding of sums of 384 terms: 1e-6 was the most that came up.
+  assert worst_error(ours, value_and_grads(by_definition(spec), inputs)) < 1e-5
+
+
+def test_splash_with_one_tile_and_a_window_of_the_token_itself():
+  spec, inputs = softmax(mask=sj.Window(size=1)), random_heads(128, 2, 1)
+  np.testing.assert_allclose(
+      interpreted(spec)(*inputs), jnp.repeat(inputs[2], 2, axis=2), rtol=1e-6)
+
+
+def test_splash_in_bfloat16_is_near_float32():
+  spec, inputs = softmax(), random_heads(256, 4, 2, dtype=jnp.bfloat16)
+  near = value_and_grads(interpreted(spec), inputs)
+  exact = value_and_grads(by_definition(spec), [x.astype(jnp.float32) for x in inputs])
+  # Queries, score gradients and results are rounded to 8 bits, 2^-9 relative each: 0.006
+  # was the most that came up.
+  assert worst_error(near, exact) < 0.015
+  assert interpreted(spec)(*inputs).dtype == jnp.bfloat16
+
+
+def test_splash_scales_queries_without_a_common_error(monkeypatch):
+  inputs = random_heads(128, 1, 1, head_dim=48, dtype=jnp.bfloat16)
+  monkeypatch.setattr(library_kernels, '_splash_kernel', lambda *args: lambda q, k, v: q)
+  scaled = np.asarray(library_kernels.splash(softmax(), *inputs), np.float64)
+  q = np.asarray(inputs[0], np.float64)
+  factor = (scaled * q).sum() / (q * q).sum() * math.sqrt(48)
+  # 12288 independent roundings of at most 2^-9 leave about 1e-5 in the mean. The factor
+  # rounded to bfloat16 would be off by more than 1e-3 in every score.
+  assert abs(factor - 1) < 1e-4
+  assert abs(float(jnp.bfloat16(1 / math.sqrt(48))) * math.sqrt(48) - 1) > 1e-3
+
+
+def test_splash_kernels_are_kept_and_hold_nothing_of_a_trace():
+  spec, inputs = softmax(mask=sj.Prefix(length=7)), random_heads(128, 2, 2)
+  library_kernels._splash_kernel.cache_clear()
+  with jax.checking_leaks():
+    first = jax.jit(interpreted(spec))(*inputs)
+  assert library_kernels._splash_kernel.cache_info().misses == 1
+  # What was set up inside that trace serves another one, and no trace at all.
+  again = jax.jit(jax.checkpoint(interpreted(softmax(mask=sj.Prefix(length=7)))))(*inputs)
+  assert library_kernels._splash_kernel.cache_info().misses == 1
+  np.testing.assert_array_equal(first, again)
+  np.testing.assert_allclose(first, interpreted(spec)(*inputs), rtol=1e-6, atol=1e-7)
+  kernel = library_kernels._splash_kernel(sj.Prefix(length=7), 128, 2, 128, True)
+  assert library_kernels._splash_kernel.cache_info().misses == 1
+  leaves = jax.tree.leaves(kernel)
+  assert leaves and all(isinstance(x, np.ndarray) for x in leaves)
+  # Tiles compute their mask; none is loaded.
+  assert kernel.fwd_mask_info.partial_mask_blocks is None
+  assert kernel.dkv_mask_info.partial_mask_blocks is None
+
+
+@pytest.mark.parametrize('around', ['grad', 'scan', 'vmap', 'shard_map'])
+def test_splash_can_be_set_up_inside_any_transformation(around):
+  spec, inputs = softmax(mask=sj.Window(size=9)), random_heads(128, 2, 2)
+  library_kernels._splash_kernel.cache_clear()
+  f = interpreted(spec)
+  if around == 'grad':
+    jax.grad(lambda q: f(q, *inputs[1:]).sum())(inputs[0])
+  elif around == 'scan':
+    jax.lax.scan(lambda q, _: (f(q, *inputs[1:]), None), inputs[0], length=2)
+  elif around == 'vmap':
+    jax.vmap(lambda q: f(q, *inputs[1:]))(jnp.stack([inputs[0]] * 2))
+  else:
+    mesh = jax.make_mesh((1,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.PartitionSpec('data')
+    jax.jit(jax.shard_map(
+        f, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))(*inputs)
+  np.testing.assert_allclose(f(*inputs), by_definition(spec)(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('mask, length, head_dim, dtype, block', [
+    (sj.Causal(), 2048, 96, jnp.bfloat16, 1024), (sj.Causal(), 2048, 128, jnp.bfloat16, 1024),
+    (sj.Causal(), 2048, 192, jnp.bfloat16, 512), (sj.Causal(), 2048, 64, jnp.float32, 512),
+    (sj.Causal(), 384, 64, jnp.bfloat16, 384), (sj.Causal(), 1152, 64, jnp.bfloat16, 384),
+    (sj.Causal(), 2176, 64, jnp.bfloat16, 128), (sj.Prefix(length=5), 4096, 96, jnp.bfloat16, 1024),
+    (sj.Window(size=32), 2048, 96, jnp.bfloat16, 256),
+    (sj.Window(size=600), 2048, 96, jnp.bfloat16, 512),
+    (sj.Window(size=5000), 2048, 96, jnp.bfloat16, 1024)], ids=str)
+def test_splash_tiles_divide_the_length_and_fit(mask, length, head_dim, dtype, block):
+  assert library_kernels._block(mask, shapes(length, head_dim=head_dim, dtype=dtype)[0]) == block
+
+
+@pytest.mark.parametrize('kv_heads', [8, 2])
+@pytest.mark.parametrize('mask', MASKS, ids=str)
+def test_splash_lowers_for_tpus(mask, kv_heads):
+  f, inputs = functools.partial(library_kernels.splash, softmax(mask=mask)), shapes(kv_heads=kv_heads)
+  lower = lambda f: jax.jit(f).trace(*inputs).lower(lowering_platforms=('tpu',)).as_text()
+  assert lower(f).count('custom_call @tpu_custom_call') == 1
+  text = lower(gradient(f))
+  assert text.count('custom_call @tpu_custom_call') == 3  # forward, dq, dk with dv
+  assert '2048x2048' not in text  # neither scores nor a mask of T x T
+
+
+def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
+  """The compile-only devices of a plan are TPUs, though this machine has none."""
+  device = jax.sharding.AbstractDevice(device_kind='TPU v5e', num_cores=1, platform='tpu')
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), (jax.sharding.AxisType.Auto,),
+                                   abstract_device=device)
+  config = sj.sized('tiny', vocab_size=11)
+  library_kernels._splash_kernel.cache_clear()
+
+  def loss(params, tokens):
+    with jax.sharding.use_abstract_mesh(mesh):
+      assert training_implementation(config, 256) == 'splash'
+      return Transformer(config).apply({'params': params}, tokens).sum()
+
+  arguments = parameter_shapes(config), jax.ShapeDtypeStruct((2, 256), jnp.int32)
+  text = jax.jit(jax.grad(loss)).trace(*arguments).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('custom_call @tpu_custom_call') == 3
+  assert training_implementation(config, 256) == 'chunked'  # here
+
+
+def cudnn_calls(monkeypatch, f, inputs, kind=dict):
+  """{custom call: what it configures} of a lowering for CUDA, or a list of the calls.
+
+  jax asks for the version of cuDNN while it traces, which a CPU installation cannot tell.
+  Nothing else needs a GPU.
+  """
+  fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
+  if not hasattr(fused, 'check_cudnn_version'):
+    pytest.skip('this jax asks for the version of cuDNN elsewhere')
+  monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
+  text = jax.jit(f).trace(*inputs).lower(lowering_platforms=('cuda',)).as_text()
+  assert '2048x2048' not in text
+  calls = re.findall(r'custom_call @(\S+?)\(.*?backend_config = "(.*?)"[,}]', text)
+  if kind is list:
+    return [name for name, _ in calls]
+  return {name: json.loads(config.replace(r'\22', '"'))['cudnn_fmha_backend_config']
+          for name, config in calls}
+
+
+@pytest.mark.parametrize('mask, window', [
+    (sj.Causal(), 0), (sj.Window(size=256), 256), (sj.Window(size=1), 1),
+    (sj.Window(size=2048), 0), (sj.Window(size=9999), 0)], ids=str)
+def test_cudnn_is_called_with_the_mask(monkeypatch, mask, window):
+  spec, inputs = softmax(mask=mask), shapes(kv_heads=2)
+  assert library_kernels.cudnn_unsupported(spec, *inputs[:2]) is None
+  f = functools.partial(library_kernels.cudnn, spec)
+  calls = cudnn_calls(monkeypatch, gradient(f), inputs)
+  assert set(calls) == {'__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward'}
+  for config in calls.values():
+    assert config['mask_type'] == 'CAUSAL'
+    assert config['sliding_window_length'] == window
+    assert config['fmha_scale'] == pytest.approx(1 / math.sqrt(96))
+    assert config['dropout_rate'] == 0
+  out = jax.eval_shape(f, *inputs)
+  assert out.shape == inputs[0].shape and out.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('policy, forward', [('save_attention', 1), ('blocks', 2)])
+def test_results_of_cudnn_can_be_kept(monkeypatch, policy, forward):
+  f = functools.partial(library_kernels.cudnn, softmax())
+  block = jax.checkpoint(lambda *x: jnp.sin(f(*x)).sum(), policy=SAVED[policy])
+  step = jax.value_and_grad(block, argnums=(0, 1, 2))
+  names = cudnn_calls(monkeypatch, step, shapes(kv_heads=2), list)
+  assert sorted(names) == ['__cudnn$fmhaSoftmax'] * forward + ['__cudnn$fmhaSoftmaxBackward']
+
+
+@pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=7),
+                                  sj.Window(size=30), sj.Window(size=31)], ids=str)
+def test_cudnn_gets_arguments_that_mean_the_reference(monkeypatch, mask):
+  """By jax's own definition of the arguments, its other implementation."""
+  original, asked = jax.nn.dot_product_attention, []
+
+  def xla(*args, implementation, **kwargs):
+    asked.append(implementation)
+    return original(*args, implementation='xla', **kwargs)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
+  spec, inputs = softmax(mask=mask), random_heads(30, 4, 2)
+  ours = value_and_grads(functools.partial(library_kernels.cudnn, spec), inputs)
+  expected = value_and_grads(by_definition(spec), inputs)
+  assert asked == ['cudnn']
+  for x, y in zip(ours, expected, strict=True):  # float32 rounding; some gradients vanish
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+BOTH = (library_kernels.cudnn_unsupported, library_kernels.splash_unsupported)
+CUDNN, SPLASH = BOTH[:1], BOTH[1:]
+
+
+@pytest.mark.parametrize('kernels, spec, sizes, reason', [
+    (BOTH, softmax(similarity=sj.Sigmoid()), {},
+     r'computes softmax, so the similarity must be Exp\(\), not Sigmoid\(\)'),
+    (BOTH, softmax(normalizer=sj.PNorm(p=2.0)), {},
+     r'computes softmax, so the normalizer must be RowSum\(\), not PNorm\(p=2.0\)'),
+    (BOTH, softmax(kv_bias=sj.KBias()), {}, r'no row statistics, which KBias\(.*\) needs'),
+    (BOTH, softmax(kv_bias=sj.KVBias()), {}, r'no row statistics, which KVBias\(.*\) needs'),
+    (BOTH, softmax(kv_bias=sj.SinkLogit()), {}, r'no row statistics, which SinkLogit\(.*\) needs'),
+    (BOTH, softmax(position=sj.Alibi()), {}, r'takes no bias on the scores, and Alibi\(\) adds'),
+    (BOTH, softmax(position=sj.Relative()), {}, r'takes no bias on the scores, and Relative\('),
+    (CUDNN, softmax(mask=sj.Prefix(length=3)), {},
+     r'the masks Causal\(\) and Window\(\), not Prefix\(length=3\)'),
+    (CUDNN, softmax(), dict(dtype=jnp.float32),
+     'all in bfloat16 or all in float16, not float32 with float32'),
+    (CUDNN, softmax(), dict(head_dim=100), 'a multiple of 8 up to 128, not 100'),
+    (CUDNN, softmax(), dict(head_dim=136), 'a multiple of 8 up to 128, not 136'),
+    (CUDNN, softmax(), dict(length=1), 'refuses a mask for a single token'),
+    (SPLASH, softmax(), dict(dtype=jnp.float16),
+     'all in bfloat16 or all in float32, not float16 with float16'),
+    (SPLASH, softmax(), dict(head_dim=264), 'a head dimension up to 256, not 264'),
+    (SPLASH, softmax(), dict(length=2000), 'a length that is a multiple of 128, not 2000'),
+])
+def test_what_is_refused_says_why(kernels, spec, sizes, reason):
+  for unsupported in kernels:
+    q, k, _ = shapes(**sizes)
+    told = unsupported(spec, q, k)
+    assert told and re.search(reason, told), told
+    assert '\n' not in told and not told.endswith('.')
+
+
+@pytest.mark.parametrize('unsupported', BOTH)
+def test_keys_of_another_dtype_are_refused(unsupported):
+  told = unsupported(softmax(), shapes()[0], shapes(dtype=jnp.float32)[1])
+  assert 'not bfloat16 with float32' in told
+
+
+def test_a_mask_that_is_none_of_ours_is_refused():
+  class Nothing(Mask):
+    pass
+
+  for unsupported in BOTH:
+    assert 'Causal()' in unsupported(softmax(mask=Nothing()), *shapes()[:2])
+
+
+@pytest.mark.parametrize('spec', [
+    sj.AttentionSpec(), softmax(normalizer=sj.RowSum(scale=0.2)), softmax(kv_bias=sj.VBias()),
+    softmax(feature_map=sj.Mlp(), qk_norm=sj.QKNorm()), softmax(position=sj.Sinusoidal()),
+    softmax(mask=sj.Window(size=3))], ids=str)
+def test_what_acts_before_or_after_the_softmax_is_no_obstacle(spec):
+  for unsupported in BOTH:
+    assert unsupported(spec, *shapes(kv_heads=2)[:2]) is None
+
+
+def test_lengths_and_dtypes_that_are_accepted():
+  assert library_kernels.cudnn_unsupported(softmax(), *shapes(length=333, dtype=jnp.float16)[:2]) is None
+  assert library_kernels.splash_unsupported(softmax(), *shapes(length=128, dtype=jnp.float32)[:2]) is None
+  assert library_kernels.splash_unsupported(softmax(), *shapes(head_dim=100)[:2]) is None

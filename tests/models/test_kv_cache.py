@@ -1,0 +1,161 @@
+"""Decoding with a cache, against the forward pass and against StreamingLLM's own procedure."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models import decode
+from sink_jax.models.config import Experts, Layer, Mamba
+from sink_jax.models.kv_cache import EMPTY, CachePolicy
+from tests.random_params import random_params
+
+T = 11
+begin = jax.jit(decode.begin, static_argnums=(0, 3))
+extend = jax.jit(decode.extend, static_argnums=(0, 3))
+TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32,
+            dtype='float32')
+MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
+
+
+def model(**options):
+  config = sj.ModelConfig(**TINY | options)
+  return sj.Run(config, random_params(config))
+
+
+def tokens(length=T, batch=2):
+  return jnp.asarray(np.random.default_rng(1).integers(0, 32, (batch, length)))
+
+
+def decoded(run, inputs, policy, first):
+  """Logits (B, T - first + 1, V) of tokens first..T, the first ones read at once."""
+  logits, memory = begin(run.config, run.params, inputs[:, :first], policy)
+  found = [logits]
+  for t in range(first, inputs.shape[1]):
+    logits, memory = extend(run.config, run.params, inputs[:, t], policy, memory)
+    found.append(logits)
+  return np.stack(found, 1)
+
+
+@pytest.mark.parametrize('options', [
+    {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
+    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()')),
+    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()', position='Alibi()')),
+    dict(attention=sj.AttentionSpec(kv_bias='KVBias()', position='Learned(max_length=16)'),
+         norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True),
+    dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', position='Sinusoidal()')),
+    dict(attention=sj.AttentionSpec(kv_bias='VBias()', position='Relative()')),
+    dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
+        position='Learned(max_length=16)')),
+    dict(norm_location='post', embedding_dim=8), dict(parallel_residual=True),
+    dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
+        Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),
+    dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
+         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer())),
+], ids=str)
+@pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.full), 5])
+def test_decoding_equals_the_forward_pass(options, first):
+  run = model(**options)
+  expected = np.asarray(run.logits(tokens()))[:, first - 1:]
+  found = decoded(run, tokens(), CachePolicy(T + 3), first)
+  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_sliding_window_that_forgets_is_the_window_mask():
+  """Text positions and no sinks, in one layer: the cache then holds what the mask shows."""
+  run = model(layers=1)
+  windowed = dataclasses.replace(run, config=dataclasses.replace(
+      run.config, attention=sj.AttentionSpec(mask=sj.Window(4))))
+  expected = np.asarray(windowed.logits(tokens()))
+  for positions in ('text', 'cache'):  # distances are the same
+    found = decoded(run, tokens(), CachePolicy(4, positions=positions), 1)
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def streaming_llm(run, inputs, size, sinks, positions):
+  """One layer by hand: each query rebuilds its cache from the tokens that are left in it."""
+  p, config = run.params, run.config
+  own = jax.tree.map(lambda x: x[0], p['blocks'])
+  ln = lambda x, gain: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+  out = []
+  h = np.asarray(p['embed'])[inputs]
+  x = ln(h, own['norm1']['gain'])
+  q, k, v = (x @ own['attention'][n]['kernel'] for n in ('query', 'key', 'value'))
+  for t in range(inputs.shape[1]):
+    kept = [s for s in range(t + 1) if s < sinks or s > t - (size - sinks) or t < size]
+    where = np.array(kept) if positions == 'text' else np.arange(len(kept))
+    heads = lambda z, n: jnp.asarray(z).reshape(*z.shape[:-1], n, config.dims.head_dim)
+    keys = config.attention.position.rotate(heads(k[:, kept], 2), where)
+    query = config.attention.position.rotate(heads(q[:, [t]], 4), where[-1:])
+    s = np.einsum('blhd,bthd->bhlt', query, np.repeat(keys, 2, 2)) / 2
+    if config.attention.position.has_bias:
+      slopes = config.attention.position.slopes(4)[:, None, None]
+      s = s + slopes * np.asarray(config.attention.position.distance_bias(where[-1] - where))
+    a = np.exp(s - s.max(-1, keepdims=True))
+    a /= a.sum(-1, keepdims=True)
+    o = np.einsum('bhlt,bthd->blhd', a, np.repeat(heads(v[:, kept], 2), 2, 2))
+    y = h[:, t] + o.reshape(len(h), -1) @ own['attention']['out']['kernel']
+    z = ln(y, own['norm2']['gain'])
+    gate = z @ own['ffn']['w1']['kernel']
+    y = y + (gate / (1 + np.exp(-gate)) * (z @ own['ffn']['w2']['kernel'])) @ (
+        own['ffn']['w_out']['kernel'])
+    out.append(ln(y, p['final_norm']['gain']) @ p['unembed']['kernel'])
+  return np.stack(out, 1)
+
+
+@pytest.mark.parametrize('position', ['Rope()', 'Alibi()', 'Relative()'])
+@pytest.mark.parametrize('positions', ['cache', 'text'])
+@pytest.mark.parametrize('size,sinks,first', [
+    (5, 2, 1), pytest.param(5, 2, 5, marks=pytest.mark.full), (6, 0, 3),
+    pytest.param(4, 3, 1, marks=pytest.mark.full)])
+def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, sinks, first):
+  run = model(layers=1, attention=sj.AttentionSpec(position=position))
+  expected = streaming_llm(run, np.asarray(tokens()), size, sinks, positions)[:, first - 1:]
+  found = decoded(run, tokens(), CachePolicy(size, sinks, positions), first)
+  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_cache_and_text_positions_differ_once_a_token_is_dropped():
+  run = model(layers=1)
+  a, b = (decoded(run, tokens(), CachePolicy(5, 2, positions), 1)
+          for positions in ('cache', 'text'))
+  np.testing.assert_allclose(a[:, :5], b[:, :5], rtol=1e-5, atol=1e-6)
+  assert np.abs(a[:, 5:] - b[:, 5:]).max() > 0.01
+
+
+@pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(4)])
+def test_steps_say_what_the_cache_holds(policy):
+  held = {}  # slot: token
+  for seen in range(23):
+    step = policy.step(seen)
+    held[int(step.slots_L[0])] = seen
+    kept = sorted(held.values())
+    expected = ([t for t in range(seen + 1) if t < policy.sinks]
+                + list(range(policy.sinks, seen + 1))[-(policy.size - policy.sinks):])
+    assert kept == expected
+    for slot, position in enumerate(np.asarray(step.keys_C)):
+      if slot not in held:
+        assert position == EMPTY
+      else:
+        token = held[slot]
+        assert position == (token if policy.positions == 'text' else kept.index(token))
+    assert step.queries_L[0] == (seen if policy.positions == 'text' else len(kept) - 1)
+
+
+def test_bad_policies_are_refused():
+  for options in (dict(size=0), dict(size=4, sinks=4), dict(size=4, sinks=-1),
+                  dict(size=4, positions='absolute')):
+    with pytest.raises(ValueError, match='CachePolicy'):
+      CachePolicy(**options)
+
+
+def test_a_beginning_longer_than_the_cache_is_read_one_token_at_a_time():
+  run = model(layers=1)
+  policy = CachePolicy(5, 2)
+  expected = decoded(run, tokens(), policy, 1)[:, -1]
+  found, memory = begin(run.config, run.params, tokens(), policy)
+  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+  assert int(memory.seen) == T

@@ -1,0 +1,211 @@
+"""The report of the paper as files: complete, self-contained, repeatable; and the command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from sink_jax.analyses.registry import ANALYSES
+from sink_jax.paper import drawing, numbers
+from sink_jax.paper.report import CLAIMS, as_text, paper_report, without_paths
+from tests.paper.analysed_files import content, write as write_analysis
+from tests.paper.paper_runs import change, runs, write, write_not_expressible
+from tests.report import paper_runs
+from tests.report.test_report import ROOT, Page
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """Everything run at the full budget as the paper says, and a little at the smoke budget."""
+  base = tmp_path_factory.mktemp('paper')
+  paper_runs.write_paper(base / 'runs/full')
+  write(base / 'runs/smoke/default', sink=(30,))
+  write(base / 'runs/smoke/lr-8e-4', 'lr-8e-4', status='failed', details=dict(
+      error="cannot write '/disk/me/runs/lr-8e-4/x'"))
+  write_not_expressible(base / 'runs/smoke/heads-1', 'heads-1', 'half a head')
+  for seed, rate in ((0, 100), (1, 60)):
+    paper_runs.write_synthetic(base / f'runs/synthetic/default-{seed}', 'default', seed=seed,
+                               sink=(rate,), domain='backcopy')
+  paper_runs.write_synthetic(base / 'runs/synthetic/k', 'k-bias', sink=(0,), sink_bias_slot=90.0)
+  return base, paper_report(runs(base / 'runs'), base / 'out')
+
+
+def test_the_page_stands_alone_and_has_everything(whole):
+  base, report = whole
+  source = (base / 'out/index.html').read_text()
+  page = Page(source)
+  assert not page.open and 'script' not in page.tags and len(source) < 4_000_000
+  assert all(link.startswith(('data:image/png;base64,', '#')) for link in page.links)
+  assert '://' not in source and 'url(' not in source and '@import' not in source
+  names = set(re.findall(r' id="([^"]+)"', source))
+  assert {link[1:] for link in page.links if link.startswith('#')} <= names
+  for item in numbers.tables() + numbers.text_numbers() + numbers.figures():
+    assert item['key'] in names and f'#{item["key"]}' in page.links
+  assert {f'claim-{claim["key"]}' for claim in report['claims']} <= names
+  words = ' '.join(page.text.split())
+  for number in range(1, 16):
+    assert f'Table {number}' in words
+  for number in range(1, 31):
+    assert f'Figure {number}' in words
+  assert 'StreamingLLM, Figure 12' in words and 'not expressible (half a head)' in words
+  waiting = [item for item in numbers.tables() + numbers.text_numbers() + numbers.figures()
+             if item['needs'] == 'open models']
+  assert words.count('Not run: needs a published checkpoint, and') == len(waiting) == 31
+  assert {item['analysis'] for item in waiting} <= set(ANALYSES)
+  assert 'learning rate times' in words  # the rules of a budget
+  assert 'Synthetic axis' in words and '60.00 to 100.00, n = 2' in words
+
+
+def test_every_trained_figure_is_drawn(whole):
+  base, report = whole
+  for figure in report['figures']:
+    expected = {'training': 1, 'nothing': int(figure['kind'] == 'mask')}.get(figure['needs'], 0)
+    drawn = [p for p in figure['pictures'] if p['name'].startswith('full') or not p['name']]
+    assert len(drawn) == expected, figure['title']
+    for picture in drawn:
+      assert (base / 'out' / picture['file']).read_bytes().startswith(b'\x89PNG')
+      assert picture['missing'] == [], figure['title']
+  four = next(f for f in report['figures'] if f['key'] == 'figure-4-right')
+  assert 'lr-8e-4 (failed' in ' '.join(four['pictures'][1]['missing'])
+
+
+def test_json_and_markdown_say_no_absolute_path(whole):
+  base, report = whole
+  text = (base / 'out/report.json').read_text()
+  written = json.loads(text, parse_constant=pytest.fail)
+  assert written == json.loads(json.dumps(report))
+  for name in ('report.json', 'report.md', 'index.html'):
+    content = (base / 'out' / name).read_text()
+    assert str(base) not in content and '/disk/me' not in content, name
+  assert '--workdir=.../runs' in text and "cannot write '.../x'" in text
+  markdown = (base / 'out/report.md').read_text()
+  assert all(f']({p["file"]})' in markdown for f in report['figures'] for p in f['pictures'])
+  assert '| 18.18 |' in markdown and '## Claims' in markdown
+  head, line = markdown.split('## Tables')[1].split('| setting | budget, protocol |')[1].split(
+      '\n')[:2]
+  assert head.endswith('status and runs |') and line.endswith('---: | --- |')
+  assert line.startswith('| --- | --- | ---: |')
+
+
+def test_both_pages_say_the_same_in_short(whole):
+  base, report = whole
+  markdown = (base / 'out/report.md').read_text().replace('\\', '')
+  page = ' '.join(Page((base / 'out/index.html').read_text()).text.split())
+  full, smoke, _ = report['in_short']['groups']
+  for words in (f'{len(CLAIMS)} of {len(CLAIMS)} claims hold', 'says little about the paper',
+                'by their mean over seeds', '† presupposes that', '0 cannot be judged.'):
+    assert words in markdown and words in page.replace('\xa0', ' '), words
+  assert full['lines'][0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
+  assert all(words in smoke['lines'][3] for words in ('missing (', 'are edited (random-first'))
+  assert markdown.index('## In short') < markdown.index('| claim | section |') < markdown.index(
+      'Asked:')
+  assert not any('resuppose' in claim['criterion'] for claim in report['claims'])
+
+
+def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
+  for i, budget in enumerate(('smoke with steps=50', 'smoke with steps/50', '../x', 'Smoke')):
+    write(tmp_path / f'runs/{i}')
+    change(tmp_path / f'runs/{i}', {'label.budget': budget})
+  report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
+  files = [p['file'] for f in report['figures'] for p in f['pictures'] if p['name']]
+  assert len(set(map(str.lower, files))) == len(files) >= 4
+  assert all(re.fullmatch(r'[a-z0-9.-]+', file) and (tmp_path / 'out' / file).is_file()
+             for file in files)
+  assert {path.name for path in tmp_path.iterdir()} == {'runs', 'out'}
+  steps, = [part for part in report['in_short']['groups'] if 'steps=50' in part['name']]
+  assert 'At the smoke budget' in ' '.join(steps['lines'])  # its rules are those of smoke
+  assert report['groups'][0]['budget'].startswith('smoke with')
+
+
+def test_every_number_traces_to_a_folder(whole):
+  base, report = whole
+  cells = [cell for table in report['tables'] for row in table['rows'] for ours in row['ours']
+           for cell in ours['measures'].values()]
+  lines = [line for figure in report['figures'] for picture in figure['pictures']
+           for panel in picture['panels'] for line in panel['series']]
+  numbers = [n for claim in report['claims'] for v in claim['verdicts'] for n in v['numbers']]
+  assert len(cells) > 150 and len(lines) > 50 and len(numbers) > 100
+  for found in cells + lines + numbers:
+    assert found['runs']
+    assert all((base / 'runs' / name / 'config.json').is_file() for name in found['runs'])
+  assert set(report['runs']) == {run['name'] for run in runs(base / 'runs')}
+
+
+def test_the_terminal_text_counts(whole):
+  text = as_text(whole[1])
+  assert f'paper protocol: {len(CLAIMS)} hold, 0 do not hold, 0 cannot be judged' in text
+  assert re.search(r'runs: \d+ done, 6 diverged', text.replace('1 failed, ', ''))
+  assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_same_runs_make_the_same_report(tmp_path):
+  write(tmp_path / 'runs/post-norm', 'post-norm')
+  first, second = (paper_report(runs(tmp_path / 'runs'), tmp_path / name) for name in ('a', 'b'))
+  assert (first | {'provenance': 0}) == (second | {'provenance': 0})
+  files = {path.name for path in (tmp_path / 'a').iterdir()}
+  assert files == {path.name for path in (tmp_path / 'b').iterdir()} and 'index.html' in files
+  for name in files - {'report.json', 'report.md', 'index.html'}:
+    assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes()
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('python -m x --workdir=/tmp/a/runs --n=1/2', 'python -m x --workdir=.../runs --n=1/2'),
+    ("Jsonl(path='/data/pile')", "Jsonl(path='.../pile')"), ('1 / window, p/q', '1 / window, p/q'),
+    ('/work', '.../work'), ('runs/smoke/default', 'runs/smoke/default'),
+    ('a,/disk/me/x;/disk/me/y<z', 'a,.../x;.../y<z'), ('`/disk/me/x`', '`.../x`'),
+    ('see file:///disk/me/x', 'see .../x'), ('~/me/runs or ~root/runs', '.../runs or .../runs'),
+    ("'/disk/my name/a b.txt' and \"/disk/me/c d\"", "'.../a b.txt' and \".../c d\""),
+    ("--out='/disk/my name/o' --in=/disk/a\\ b/i", "--out='.../o' --in=.../i"),
+    ("'--out=/disk/my name/o'", "'--out=.../o'"), ('(/disk/me/x)', '(.../x)'),
+    ('x =/disk/me', 'x =.../me'), ('1/2, 3 / 4 and/or ~5', '1/2, 3 / 4 and/or ~5')])
+def test_absolute_paths_are_cut(text, expected):
+  assert without_paths({'a': [text]}) == {'a': [expected]}
+
+
+def test_many_pictures_are_made_smaller():
+  picture = drawing.masks('window')
+  small = drawing.shrunk({'a': picture, 'b': picture}, len(picture))
+  assert sum(map(len, small.values())) <= len(picture) and small['a'].startswith(b'\x89PNG')
+  assert drawing.shrunk({'a': picture}, len(picture)) == {'a': picture}
+
+
+def command(*options):
+  return subprocess.run(
+      [sys.executable, '-m', 'sink_jax.report', *options], cwd=ROOT, text=True,
+      capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
+
+
+def test_the_command_chooses_the_kind(tmp_path):
+  write_analysis(tmp_path / 'analyses/chat.json', 'chat', [content('chat', 'Mistral-7B')])
+  done = command(f'--analyses={tmp_path / "analyses"}', f'--out={tmp_path / "out"}')
+  assert done.returncode == 0 and 'runs: none' in done.stdout and 'report.json' in done.stdout
+  report = json.loads((tmp_path / 'out/report.json').read_text())
+  assert {v['verdict'] for claim in report['claims'] for v in claim['verdicts']} == {
+      'cannot be judged'}
+  page = Page((tmp_path / 'out/index.html').read_text()).text
+  assert '97.49' in page and 'analyses/chat.json' in page and '1 file of analyses' in page
+
+  write(tmp_path / 'runs/default')
+  done = command(f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}', '--kind=runs',
+                 '--nomaps')
+  assert done.returncode == 0 and 'Language-model text' in done.stdout
+
+
+def test_the_synthetic_axis_answers_what_it_can(tmp_path):
+  write(tmp_path / 'runs/smoke/default', sink=(30,))
+  for variant, sink in (('default', 90), ('v-bias', 80), ('sigmoid-normalized', 50),
+                        ('mlp', 0), ('mlp-normalized', 40)):
+    paper_runs.write_synthetic(tmp_path / 'runs' / variant, variant, sink=(sink,))
+  report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
+  verdicts = {claim['key']: {v['name']: v['verdict'] for v in claim['verdicts']}
+              for claim in report['claims']}
+  assert verdicts['value-biases'] == {'smoke budget, paper protocol': 'cannot be judged',
+                                      'synthetic axis': 'holds'}
+  assert verdicts['mlp-kernel']['synthetic axis'] == 'does not hold'
+  assert 'synthetic axis' not in verdicts['batch-size']  # it has no such trials
+  table = next(line for line in (tmp_path / 'out/report.md').read_text().splitlines()
+               if line.startswith('| The batch size'))
+  assert table.endswith('| cannot be judged | - |')
