@@ -3,8 +3,8 @@
 import dataclasses
 
 from configs import base
-from sink_jax.component import build
-from sink_jax.data.token_edits import Intervention, RandomTokens
+from sink_jax.component import from_string
+from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.paper.budgets import scaled
 from sink_jax.train.experiment import NotExpressible
 
@@ -58,7 +58,7 @@ def _below_padding(interventions, vocab_size):
   """Random tokens are any ids of the padded vocabulary, as in the release."""
   parts = [part.strip() for part in interventions.split(';') if part.strip()]
   for i, part in enumerate(parts):
-    edit = build(Intervention, part)
+    edit = from_string(TokenEdit, part)
     if isinstance(edit, RandomTokens):
       parts[i] = repr(dataclasses.replace(edit, below=vocab_size))
   return '; '.join(parts)

@@ -11,11 +11,12 @@ else. Names are imported when first used, so that the metrics need NumPy and JAX
 """
 
 import importlib
+import warnings
 
 from sink_jax.arguments import explained
 
 _EXPORTS = {
-    'sink_jax.component': ['build'],
+    'sink_jax.component': ['from_string'],
     'sink_jax.attention.spec': ['AttentionSpec'],
     'sink_jax.attention.param': ['Dims', 'Param'],
     'sink_jax.attention.similarity': ['Exp', 'Sigmoid', 'Linear'],
@@ -32,13 +33,15 @@ _EXPORTS = {
     'sink_jax.models.kv_cache': ['CachePolicy'],
     'sink_jax.models.config': ['ModelConfig'],
     'sink_jax.models.run': ['Run'],
-    'sink_jax.models.record': ['Record', 'Want'],
+    'sink_jax.models.record': ['Record', 'RecordOptions'],
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
     'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
     'sink_jax.pretrained.load': ['load_run', 'load_pretrained', 'tokenize'],
     'sink_jax.analyses.runner': ['analyse'],
 }
+# Names of version 0.1 that have become others; they go with the next version.
+_DEPRECATED = {'build': 'from_string', 'Want': 'RecordOptions'}
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = sorted(_HOME)
@@ -46,6 +49,9 @@ __version__ = '0.1.0'
 
 
 def __getattr__(name):
+  if name in _DEPRECATED:
+    warnings.warn(f'sink_jax.{name} is now sink_jax.{_DEPRECATED[name]}.', DeprecationWarning, 2)
+    name = _DEPRECATED[name]
   if name not in _HOME:
     raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
   found = getattr(importlib.import_module(_HOME[name]), name)

@@ -12,27 +12,27 @@ from sink_jax.arguments import explained
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
   A subclass is a frozen dataclass that can be constructed without arguments and
   whose fields are plain numbers, strings, booleans or tuples of them. `repr(slot)`
-  is then its config string, and `build(Base, repr(slot)) == slot`. A class that only
-  stands for its subclasses says `abstract = True` in its own body.
+  is then its config string, and `from_string(Base, repr(component)) == component`. A class that
+  only stands for its subclasses says `abstract = True` in its own body.
   """
 
 
-def choices(base: type[Slot]) -> dict[str, type[Slot]]:
+def registry(base: type[Component]) -> dict[str, type[Component]]:
   """The concrete slot classes below `base`, by name."""
   found = {}
   for cls in base.__subclasses__():
-    found |= choices(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | choices(cls)
+    found |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
   return dict(sorted(found.items()))
 
 
 @explained
-def build(base: type[Slot], text: str | Slot) -> Slot:
-  """Builds the slot that a config string names, e.g. `build(Mask, 'Window(size=32)')`.
+def from_string(base: type[Component], text: str | Component) -> Component:
+  """The component that a config string names, e.g. `from_string(Mask, 'Window(size=32)')`.
 
   The string is parsed with `ast`, never evaluated: a class name, then literals.
 
@@ -41,7 +41,7 @@ def build(base: type[Slot], text: str | Slot) -> Slot:
   """
   if isinstance(text, base):
     return text
-  known = choices(base)
+  known = registry(base)
   kind = base.__name__
   name, keywords = _parse(text, kind, known)
   if name not in known:
@@ -59,7 +59,7 @@ def build(base: type[Slot], text: str | Slot) -> Slot:
   return cls(**keywords)
 
 
-def check_whole(slot: Slot, *names: str) -> None:
+def check_integers(slot: Component, *names: str) -> None:
   """Raises a ValueError unless these fields hold whole numbers."""
   for name in names:
     value = getattr(slot, name)

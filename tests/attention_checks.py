@@ -34,7 +34,7 @@ def check_values(spec, implementations, **sizes):
 def assert_importance(alpha, weights, proxy, slot, spec):
   assert_close(alpha.raw, sj.importance(weights, raw=True), f'raw importance {spec}')
   assert_close(alpha.normalized, sj.importance(proxy), f'importance {spec}')
-  if spec.kv_bias.has_slot:
+  if spec.kv_bias.has_extra_key:
     assert_close(alpha.bias_slot, slot.mean(-1), f'slot {spec}')
     assert_close(alpha.bias_slot_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
 

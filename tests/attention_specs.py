@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 import sink_jax as sj
-from sink_jax.attention.spec import SLOTS
-from sink_jax.component import choices
+from sink_jax.attention.spec import COMPONENTS
+from sink_jax.component import registry
 
 # Values of a slot class beside its default one.
 MORE = {
@@ -25,8 +25,8 @@ MORE = {
 
 def slot_values():
   """{slot: every value to test}; new slot classes are picked up by themselves."""
-  return {slot: [x for name, cls in choices(base).items() for x in [cls(), *MORE.get(name, [])]]
-          for slot, base in SLOTS.items()}
+  return {slot: [x for name, cls in registry(base).items() for x in [cls(), *MORE.get(name, [])]]
+          for slot, base in COMPONENTS.items()}
 
 
 def legal(**slots):

@@ -84,12 +84,12 @@ def test_files_that_are_named_exist():
 
 
 def test_slots_in_the_table_are_all_there_are():
-  from sink_jax.attention.spec import SLOTS
-  from sink_jax.component import choices
+  from sink_jax.attention.spec import COMPONENTS
+  from sink_jax.component import registry
 
-  for slot, base in SLOTS.items():
+  for slot, base in COMPONENTS.items():
     row = next(line for line in README.splitlines() if line.startswith(f'| `{slot}`'))
-    for name in choices(base):
+    for name in registry(base):
       assert re.search(rf'`{name}[`(]', row), f'{name} is missing from the row of {slot}'
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 NAMES = {'cosine': 'cosine', 'norm_product': r'$\|q\|\|k\| / \sqrt{d_h}$',
@@ -38,7 +38,7 @@ def statistics(run: Run, tokens, *, dtype: str = 'float32',
   tokens, found = np.asarray(tokens), {}
   run, size = _in_dtype(run, dtype), batch_size or len(tokens)
   for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], Want(angles=True)).layers
+    layers = run.record(tokens[i:i + size], RecordOptions(angles=True)).layers
     seen = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
     for name, x_NxBxH in seen.items():
       found[name] = found.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens)
@@ -60,7 +60,7 @@ def pair_maps(run: Run, tokens, heads: list[tuple[int, int]], *,
   group = dims.heads // dims.kv_heads
   found = {name: np.zeros((len(heads), tokens.shape[1], tokens.shape[1])) for name in NAMES}
   for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], Want(queries_keys=True)).layers
+    layers = run.record(tokens[i:i + size], RecordOptions(queries_keys=True)).layers
     for place, (n, h) in enumerate(heads):
       q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
       k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // group], np.float64)

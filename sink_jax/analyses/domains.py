@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sink_jax.analyses.loaded_models import Subject, check_length
+from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs as making
 from sink_jax.data.inputs import Inputs
@@ -20,7 +20,7 @@ _NAMES = 12  # in a legend beside one panel
 OWN_INPUTS = True  # no other tokens will do
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """Up to options.sequences of every domain of the source; description['missing'] of the Pile's.
 
   The source is read to its end, or until all 17 domains of the Pile have their sequences.

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from sink_jax.analyses.loaded_models import Subject, make_inputs as usual_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import KINDS, Inputs
 from sink_jax.evaluate.probe import probe
@@ -21,7 +21,7 @@ from sink_jax.pretrained.catalog import known_model
 OWN_INPUTS = True  # no other tokens will do
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """The sequences of all kinds, one kind after the other; description['kinds'] has their own.
 
   options.inputs says which kinds: all where it is 'natural', else the one alone.

@@ -12,14 +12,14 @@ import numpy as np
 
 from sink_jax.analyses import streaming
 from sink_jax.analyses.blocks import check_choice
-from sink_jax.analyses.loaded_models import Subject, check_length
+from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """Long texts as `streaming` has them: few documents are as long as these inputs.
 
   Raises:
@@ -40,7 +40,8 @@ def first_token_weights(run: Run, tokens, *, dtype: str = 'float32',
   tokens = np.asarray(tokens)
   run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
   size = batch_size or len(tokens)
-  parts = [run.record(tokens[i:i + size], Want(last_query=True)).layers.last_query_BxHxT[..., 0]
+  options = RecordOptions(last_query=True)
+  parts = [run.record(tokens[i:i + size], options).layers.last_query_BxHxT[..., 0]
            for i in range(0, len(tokens), size)]
   return np.concatenate([np.moveaxis(np.asarray(x, np.float64), 1, 0) for x in parts])
 

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from sink_jax.analyses.loaded_models import Subject, check_length, make_inputs as usual_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, check_length, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.probe import probe
@@ -19,7 +19,7 @@ from sink_jax.models.run import Run
 _POSITIONS = 10  # k = 1..10, as the release prints
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """Sequences of the largest of options.lengths. Raises ValueErrors like the usual inputs."""
   return usual_inputs(subject, dataclasses.replace(options, length=max(options.lengths)))
 

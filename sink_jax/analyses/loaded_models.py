@@ -17,7 +17,7 @@ from sink_jax.train.sharding import make_mesh
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class LoadedModel:
   """A model and its tokenizer.
 
   problem: why there is no tokenizer. task: the synthetic task that a run learned; its own
@@ -31,21 +31,21 @@ class Subject:
   loaded_by: tuple[str, ...] = ()
 
   @classmethod
-  def of_checkpoint(cls, path_or_name, dtype: str = 'float32', fsdp: int = 1) -> Subject:
+  def of_checkpoint(cls, path_or_name, dtype: str = 'float32', fsdp: int = 1) -> LoadedModel:
     """A published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
     mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
     subject = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
     return dataclasses.replace(subject, loaded_by=('dtype', 'fsdp'))
 
   @classmethod
-  def of_workdir(cls, workdir, dtype: str = 'float32') -> Subject:
+  def of_workdir(cls, workdir, dtype: str = 'float32') -> LoadedModel:
     """A training run of ours, its activations in `dtype`; see `load_run` for the errors."""
     run = load_run(workdir)
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
     return dataclasses.replace(cls.of_run(run), loaded_by=('dtype',))
 
   @classmethod
-  def of_run(cls, run: Run) -> Subject:
+  def of_run(cls, run: Run) -> LoadedModel:
     """A model that is loaded already."""
     task = _task(run)
     try:
@@ -70,7 +70,7 @@ class Subject:
     return self.tokenizer
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """The inputs that the options ask for, in the tokens of this model.
 
   Raises:

@@ -22,7 +22,7 @@ from sink_jax.data.inputs import Inputs, repeated_token
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.sinks import EPSILON, importance
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
@@ -56,7 +56,7 @@ def check(run: Run, tokens) -> dict[str, np.ndarray]:
   # bfloat16, the kernels and the matrix units of accelerators round more than equality allows.
   run = dataclasses.replace(run, config=dataclasses.replace(
       run.config, dtype='float32', implementation='chunked'))
-  want = Want(maps=True, hidden=True, queries_keys=True)
+  want = RecordOptions(maps=True, hidden=True, queries_keys=True)
   with jax.default_matmul_precision('highest'):
     found = [_compare(run.config, run.record(row, want).layers) for row in tokens[:, None]]
   found = {name: np.stack([one[name] for one in found]) for name in found[0]}

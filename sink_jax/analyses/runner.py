@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sink_jax.analyses import loaded_models
-from sink_jax.analyses.loaded_models import Subject
+from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
 from sink_jax.data.inputs import Inputs, stored
@@ -25,7 +25,7 @@ _FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)  
 _MESSAGE = 500  # characters
 
 
-def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Subject]]],
+def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], LoadedModel]]],
                 options: Options, write: Callable[[list, list], None] = lambda results, failed: None
                 ) -> tuple[list[dict], list[dict]]:
   """What the analysis finds in each model, ready for JSON; what fails in one spares the others.
@@ -55,7 +55,7 @@ def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Sub
   return results, failed
 
 
-def measure(analysis: Analysis, subject: Subject, options: Options,
+def measure(analysis: Analysis, subject: LoadedModel, options: Options,
             given: Inputs | None = None) -> dict:
   """What the analysis finds in one model, with its 'checkpoint' and the 'options' that it read.
 
@@ -116,7 +116,7 @@ def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
   """
   analysis = find(name)
   options = analysis.options(analysis.takes(tokens=tokens is not None), **options)
-  subject, given = Subject.of_run(run), None
+  subject, given = LoadedModel.of_run(run), None
   if tokens is not None:
     if getattr(analysis.module(), 'OWN_INPUTS', False):
       raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
@@ -131,11 +131,11 @@ def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
 
 
 def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
-            options: Options) -> list[tuple[str, Callable[[], Subject]]]:
+            options: Options) -> list[tuple[str, Callable[[], LoadedModel]]]:
   """Names of published models and of runs of ours, and what loads each."""
   companions = getattr(analysis.module(), 'companions', list)
-  published = lambda name: lambda: Subject.of_checkpoint(name, options.dtype, options.fsdp)
-  trained = lambda name: lambda: Subject.of_workdir(os.path.expanduser(name), options.dtype)
+  published = lambda name: lambda: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
+  trained = lambda name: lambda: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
   return [*((name, published(name)) for name in companions(checkpoints)),
           *((name, trained(name)) for name in workdirs)]
 

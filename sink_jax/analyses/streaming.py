@@ -11,12 +11,12 @@ import time
 
 import numpy as np
 
-from sink_jax.analyses.loaded_models import Subject, make_inputs as usual_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.models.decode import check_policy, memory_bytes
+from sink_jax.models.decode import check_policy, state_bytes
 from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.models.run import Run
@@ -25,7 +25,7 @@ ANY_LENGTH = True  # a cache may count positions of its own
 _POINTS = 64  # of a curve
 
 
-def make_inputs(subject: Subject, options: Options) -> Inputs:
+def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
   """One long text per sequence, made of documents one after the other, else the usual inputs."""
   if options.inputs != 'natural' or (subject.task and not options.source):
     return usual_inputs(subject, options)
@@ -78,7 +78,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
         'size': policy.size, 'sinks': policy.sinks, 'positions': policy.positions,
         'perplexity': _exp(losses.mean()), 'late': _exp(losses[-max(1, len(losses) // 4):].mean()),
         'tokens': (ends + 1).tolist(), 'running': [_exp(x) for x in running],
-        'tokens_per_second': rate, 'bytes': memory_bytes(run.config, policy, len(tokens))}
+        'tokens_per_second': rate, 'bytes': state_bytes(run.config, policy, len(tokens))}
   if not caches:
     raise ValueError(f'--cache_size={options.cache_size}: the model has no cache of this size for '
                      f'{tokens.shape[1]} tokens; use a smaller one.')

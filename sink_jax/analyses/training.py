@@ -21,7 +21,7 @@ from sink_jax.io.files import write_atomically
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.first_token import first_token_chain
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.removal import learned_bias, without_bias
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_run
@@ -113,7 +113,7 @@ def window(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
   run = _in_float32(run)
   mean_TxT = np.zeros((length, length))
   for i in range(len(tokens)):  # one at a time, for the memory of its maps
-    maps = run.record(tokens[i:i + 1], Want(maps=True)).layers.proxy_maps_BxHxTxT
+    maps = run.record(tokens[i:i + 1], RecordOptions(maps=True)).layers.proxy_maps_BxHxTxT
     mean_TxT += np.asarray(jnp.mean(maps, (0, 1, 2)), np.float64) / len(tokens)
   queries = np.arange(length)
   seeing, beyond = queries[1:size], queries[size:]
@@ -153,7 +153,7 @@ def first_token(run, experiment=None, data=None) -> dict[str, Any]:
   run = _in_float32(run, implementation='chunked')
   tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
   with jax.default_matmul_precision('highest'):
-    seen_NxBxD = run.record(tokens, Want(hidden=True)).layers.hidden_BxTxD[:, :, 0]
+    seen_NxBxD = run.record(tokens, RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0]
     chain_NxBxD = first_token_chain(run.config, run.params, tokens)
   seen, chain = np.asarray(seen_NxBxD, np.float64), np.asarray(chain_NxBxD, np.float64)
   difference = np.linalg.norm(seen - chain, axis=-1) / np.linalg.norm(seen, axis=-1)

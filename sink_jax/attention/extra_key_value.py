@@ -8,18 +8,18 @@ import math
 import jax.numpy as jnp
 
 from sink_jax.attention.param import Dims, Param
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class KvBias(Slot):
+class ExtraKeyValue(Component):
   """What attention sees beside its tokens.
 
   A bias slot is one more key, seen by every query: never rotated, without position
   bias, with its value v* (None: a zero value).
   """
 
-  has_slot = False  # is there a slot that takes part in the normalisation?
+  has_extra_key = False  # is there a slot that takes part in the normalisation?
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {}
@@ -42,12 +42,12 @@ class KvBias(Slot):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoBias(KvBias):
+class NoBias(ExtraKeyValue):
   """Attention to the tokens alone."""
 
 
 @dataclasses.dataclass(frozen=True)
-class KBias(KvBias):
+class KBias(ExtraKeyValue):
   """A learned key k* whose value is fixed (Tables 4, 5, 12 and 13).
 
   shared: one k* for all heads of a layer instead of one per head.
@@ -62,7 +62,7 @@ class KBias(KvBias):
   value: str = 'zero'
   value_norm: float = 1.0
 
-  has_slot = True
+  has_extra_key = True
 
   def __post_init__(self):
     if self.value not in ('zero', 'first', 'uniform'):
@@ -91,12 +91,12 @@ class KBias(KvBias):
 
 
 @dataclasses.dataclass(frozen=True)
-class KVBias(KvBias):
+class KVBias(ExtraKeyValue):
   """A learned key k* and a learned value v* (Table 4; Sun et al. 2024)."""
 
   shared: bool = False
 
-  has_slot = True
+  has_extra_key = True
 
   def params(self, dims):
     shape = (1 if self.shared else dims.heads, dims.head_dim)
@@ -110,7 +110,7 @@ class KVBias(KvBias):
 
 
 @dataclasses.dataclass(frozen=True)
-class VBias(KvBias):
+class VBias(ExtraKeyValue):
   """A learned v* added to every head's output; no extra key (Table 4, last row)."""
 
   shared: bool = False
@@ -123,13 +123,13 @@ class VBias(KvBias):
 
 
 @dataclasses.dataclass(frozen=True)
-class SinkLogit(KvBias):
+class SinkLogit(ExtraKeyValue):
   """One learned logit per query head, without a value (gpt-oss).
 
   The K bias whose logit does not depend on the query.
   """
 
-  has_slot = True
+  has_extra_key = True
 
   def params(self, dims):
     return {'logit': Param((dims.heads,), 'zeros')}

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.similarity import Similarity, elu_plus_one
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureMap(Slot):
+class FeatureMap(Component):
   """phi, applied to every query and key (and to k*) of a layer."""
 
   positive = False  # are all features positive, so that phi(q).phi(k) > 0?

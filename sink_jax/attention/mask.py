@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.component import Slot, check_whole
+from sink_jax.component import Component, check_integers
 
 _LARGEST = 2**30  # tokens: positions are 32-bit numbers on a device
 
 
 @dataclasses.dataclass(frozen=True)
-class Mask(Slot):
+class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
   def keep(self, i, j):
@@ -45,7 +45,7 @@ class Window(Mask):
   size: int = 32
 
   def __post_init__(self):
-    check_whole(self, 'size')
+    check_integers(self, 'size')
     if not 1 <= self.size <= _LARGEST:
       raise ValueError(f'Window(size={str(self.size)[:50]}): size must be at least 1, the token '
                        f'itself, and at most {_LARGEST}.')
@@ -64,7 +64,7 @@ class Prefix(Mask):
   length: int = 5
 
   def __post_init__(self):
-    check_whole(self, 'length')
+    check_integers(self, 'length')
     if not 1 <= self.length <= _LARGEST:
       raise ValueError(f'Prefix(length={str(self.length)[:50]}): length must be at least 1, which '
                        f'is plain causal, and at most {_LARGEST}.')

@@ -10,11 +10,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalizer(Slot):
+class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j."""
 
   power = 1.0  # the statistic is sum_j f_ij^power; None: no statistic is needed

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention.param import Param
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class Position(Slot):
+class Position(Component):
   """An encoding acts in one of three places; the other two stay as they are here.
 
   Positions are 0-based integers (T,).

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from sink_jax.attention.param import Dims, Param, rms_norm
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryKeyNorm(Slot):
+class QueryKeyNorm(Component):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {}

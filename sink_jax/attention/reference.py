@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
-from sink_jax.attention.spec import AttentionSpec, Dims, prepare, repeat_heads, slot_score
+from sink_jax.attention.spec import AttentionSpec, Dims, extra_key_logit, repeat_heads, transform_qk
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
 PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
   weights_BxHxLxT: jax.Array
   proxy_BxHxLxT: jax.Array
-  slot_weights_BxHxL: jax.Array | None
-  slot_proxy_BxHxL: jax.Array | None
+  extra_weights_BxHxL: jax.Array | None
+  extra_proxy_BxHxL: jax.Array | None
 
 
 def scores(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T):
@@ -47,7 +47,7 @@ def rows(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T) -> Row
   """Attention of the prepared queries at positions i_L to the prepared keys at j_T."""
   s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
-  slot = slot_score(spec, q_BxLxHxDh, params)
+  slot = extra_key_logit(spec, q_BxLxHxDh, params)
   if slot is not None:
     s = jnp.concatenate([slot[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
@@ -75,23 +75,24 @@ def _additive(spec, s, keep):
   power = spec.normalizer.power
   if power is None:
     return f, proxy
-  density = f if power == 1 else jnp.where(keep, powered(f, power), 0)
+  density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
 
-def powered(f, power):
+def safe_power(f, power):
   """f^power of a similarity that is not negative; its derivative is finite at 0 as well."""
   return jnp.maximum(f, 1e-30) ** power
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
   """Attention output (B, T, H, Dh) by the definition; materialises T x T."""
-  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   tokens = jnp.arange(q.shape[1])
-  return attend_placed(spec, q, k, v_BxTxHkvxDh, params, tokens, tokens)
+  return attend_transformed(spec, q, k, v_BxTxHkvxDh, params, tokens, tokens)
 
 
-def attend_placed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, i_L, j_T):
+def attend_transformed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
+                       i_L, j_T):
   """Output (B, L, H, Dh) of prepared queries at positions i_L and prepared keys at j_T."""
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   heads, head_dim = q_BxLxHxDh.shape[2:]
@@ -100,7 +101,7 @@ def attend_placed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, p
   own, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
   value = spec.kv_bias.value_HxDh(own, dims)
   if value is not None:
-    out = out + jnp.einsum('bhl,hd->blhd', a.slot_weights_BxHxL, value.astype(jnp.float32))
+    out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))
   added = spec.kv_bias.output_HxDh(own, dims)
   if added is not None:
     out = out + added.astype(jnp.float32)
@@ -122,7 +123,7 @@ def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
     proxy: return the row-normalised proxy scores instead (the same for softmax).
   """
   params = params or {}
-  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   tokens = jnp.arange(q.shape[1])
   a = rows(spec, q, k, params, tokens, tokens)
   return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT

@@ -7,11 +7,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class Similarity(Slot):
+class Similarity(Component):
   """A parameter-free scalar function of the score.
 
   It runs inside kernel tiles, so it uses only operations that lower everywhere.

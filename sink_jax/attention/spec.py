@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.extra_key_value import KBias, KvBias, NoBias, SinkLogit
+from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias, NoBias, SinkLogit
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import Normalizer, RowSum
@@ -16,15 +16,15 @@ from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.position import Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
-from sink_jax.component import Slot, build
+from sink_jax.component import Component, from_string
 
-SLOTS: dict[str, type[Slot]] = {
+COMPONENTS: dict[str, type[Component]] = {
     'similarity': Similarity,
     'normalizer': Normalizer,
     'feature_map': FeatureMap,
     'position': Position,
     'mask': Mask,
-    'kv_bias': KvBias,
+    'kv_bias': ExtraKeyValue,
     'qk_norm': QueryKeyNorm,
 }
 
@@ -49,12 +49,12 @@ class AttentionSpec:
   feature_map: FeatureMap = Identity()
   position: Position = Rope()
   mask: Mask = Causal()
-  kv_bias: KvBias = NoBias()
+  kv_bias: ExtraKeyValue = NoBias()
   qk_norm: QueryKeyNorm = NoQKNorm()
 
   def __post_init__(self):
-    for name, base in SLOTS.items():
-      object.__setattr__(self, name, build(base, getattr(self, name)))
+    for name, base in COMPONENTS.items():
+      object.__setattr__(self, name, from_string(base, getattr(self, name)))
     f, z, bias = self.similarity, self.normalizer, self.kv_bias
     if f.exponential and z.power is None:
       raise ValueError(f'{f} with {z} overflows: use RowSum() (softmax) or another '
@@ -95,10 +95,10 @@ class AttentionSpec:
 
   def strings(self) -> dict[str, str]:
     """The config strings of all slots; `AttentionSpec(**strings)` rebuilds the spec."""
-    return {name: repr(getattr(self, name)) for name in SLOTS}
+    return {name: repr(getattr(self, name)) for name in COMPONENTS}
 
 
-def prepare(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
+def transform_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
   """Queries and keys of tokens 0..T-1 as the scores see them: normalised, rotated, mapped.
 
   Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
@@ -106,19 +106,19 @@ def prepare(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
   check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
   own, tokens = params.get('qk_norm', {}), np.arange(q_BxTxHxDh.shape[1])
-  return (place(spec, spec.qk_norm.queries(q_BxTxHxDh, own), tokens, params),
-          place(spec, spec.qk_norm.keys(k_BxTxHkvxDh, own), tokens, params))
+  return (apply_position_and_features(spec, spec.qk_norm.queries(q_BxTxHxDh, own), tokens, params),
+          apply_position_and_features(spec, spec.qk_norm.keys(k_BxTxHkvxDh, own), tokens, params))
 
 
-def place(spec: AttentionSpec, x_BxTxHxDh, positions_T, params):
+def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh, positions_T, params):
   """Normalised queries or keys, rotated by their positions and mapped."""
   return spec.feature_map.features(spec.position.rotate(x_BxTxHxDh, positions_T),
                                    params.get('feature_map', {}))
 
 
-def slot_score(spec: AttentionSpec, q_BxLxHxDh, params):
+def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh, params):
   """Score (B, H, L) of the bias slot for prepared queries, float32; None without one."""
-  if not spec.kv_bias.has_slot:
+  if not spec.kv_bias.has_extra_key:
     return None
   heads, head_dim = q_BxLxHxDh.shape[2:]
   own = params['kv_bias']

@@ -96,7 +96,7 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
     if case.implementation == 'pallas' and str(case) not in ahead:
       ahead |= _compile_ahead([other for other in cases if other.shape == case.shape])
     row = {'shape': case.shape, 'variant': case.variant, 'implementation': case.implementation,
-           'kind': baselines.RIVALS[case.implementation].kind}
+           'kind': baselines.BASELINES[case.implementation].kind}
     rows[str(case)] = row | _timed(case, ahead.pop(str(case), None), seconds, rate)
     save(result(False))
   return result(True)
@@ -109,12 +109,13 @@ def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
     ValueError: an unknown name; lists the choices.
   """
   specs = chosen(variants, VARIANTS, '--variants')
-  ours = {name: baselines.RIVALS[name] for name in baselines.OURS}
+  ours = {name: baselines.BASELINES[name] for name in baselines.OURS}
   asked = set() if variants == ['all'] else {*others, *(implementations or [])}
   if implementations is None:
     implementations = ['all'] if machine.accelerated() else ['linear', 'chunked']
   ours = chosen(implementations, ours, '--implementations')
-  theirs = chosen(others, {name: baselines.RIVALS[name] for name in baselines.OTHERS}, '--rivals')
+  named = {name: baselines.BASELINES[name] for name in baselines.OTHERS}
+  theirs = chosen(others, named, '--rivals')
   cases = []
   for shape in shapes:
     for variant, spec in specs.items():
@@ -145,7 +146,7 @@ def _rank(case):
 
 def _place(case, shapes):
   """Where a row stands in the table."""
-  names = list(VARIANTS), list(baselines.RIVALS)
+  names = list(VARIANTS), list(baselines.BASELINES)
   return (list(map(tuple, shapes)).index(case.work.shape), names[0].index(case.variant),
           names[1].index(case.implementation))
 

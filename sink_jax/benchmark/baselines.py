@@ -54,7 +54,7 @@ class Programs(NamedTuple):
   calls: int = 1
 
 
-class Rival(NamedTuple):
+class Baseline(NamedTuple):
   """kind: 'ours', 'T x T' or 'library'. covers: is it meant for this spec? A name without
   that is not refused: asked for, it runs or says why it does not."""
 
@@ -67,26 +67,26 @@ def plain_softmax(spec: AttentionSpec) -> bool:
   """Can a softmax library compute this: no bias, no bias slot, causal or a window?"""
   return (isinstance(spec.similarity, Exp) and isinstance(spec.normalizer, RowSum)
           and isinstance(spec.mask, (Causal, Window)) and not spec.position.has_bias
-          and not spec.kv_bias.has_slot)
+          and not spec.kv_bias.has_extra_key)
 
 
 _ALL = lambda spec: True
-RIVALS = {
-    'pallas': Rival('ours', _ALL, 'our kernels'),
-    'linear': Rival('ours', lambda spec: linear.unsupported(spec) is None, 'running sums, O(T)'),
-    'chunked': Rival('ours', _ALL, 'XLA, O(T) memory'),
-    'cudnn': Rival('library', plain_softmax, 'cuDNN'),
-    'splash': Rival('library', plain_softmax, 'splash attention'),
-    'tokamax': Rival('library', plain_softmax, 'tokamax'),
-    'xla': Rival('library', plain_softmax, 'jax.nn, XLA'),
-    'reference': Rival('T x T', _ALL, 'the definition, float32'),
-    'release': Rival('T x T', _ALL, 'the release, compiled by XLA'),
-    'torch-flash': Rival('library', baselines_torch.flash_covers, 'PyTorch SDPA, flash'),
-    'torch-flex': Rival('library', baselines_torch.flex_covers, 'PyTorch FlexAttention'),
-    'torch-eager': Rival('T x T', baselines_torch.eager_covers, 'the release, PyTorch eager'),
+BASELINES = {
+    'pallas': Baseline('ours', _ALL, 'our kernels'),
+    'linear': Baseline('ours', lambda spec: linear.unsupported(spec) is None, 'running sums, O(T)'),
+    'chunked': Baseline('ours', _ALL, 'XLA, O(T) memory'),
+    'cudnn': Baseline('library', plain_softmax, 'cuDNN'),
+    'splash': Baseline('library', plain_softmax, 'splash attention'),
+    'tokamax': Baseline('library', plain_softmax, 'tokamax'),
+    'xla': Baseline('library', plain_softmax, 'jax.nn, XLA'),
+    'reference': Baseline('T x T', _ALL, 'the definition, float32'),
+    'release': Baseline('T x T', _ALL, 'the release, compiled by XLA'),
+    'torch-flash': Baseline('library', baselines_torch.flash_covers, 'PyTorch SDPA, flash'),
+    'torch-flex': Baseline('library', baselines_torch.flex_covers, 'PyTorch FlexAttention'),
+    'torch-eager': Baseline('T x T', baselines_torch.eager_covers, 'the release, PyTorch eager'),
 }
-OURS = [name for name, rival in RIVALS.items() if rival.kind == 'ours']
-OTHERS = [name for name, rival in RIVALS.items() if rival.kind != 'ours']
+OURS = [name for name, rival in BASELINES.items() if rival.kind == 'ours']
+OTHERS = [name for name, rival in BASELINES.items() if rival.kind != 'ours']
 
 
 def missing(name: str) -> str | None:

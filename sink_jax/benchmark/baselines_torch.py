@@ -23,7 +23,7 @@ from sink_jax.kernels.dispatch import platform
 def eager_covers(spec: AttentionSpec) -> bool:
   """Every similarity and normalizer but p-norms, without biases."""
   return (isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
-          and not spec.position.has_bias and not spec.kv_bias.has_slot)
+          and not spec.position.has_bias and not spec.kv_bias.has_extra_key)
 
 
 def flash_covers(spec: AttentionSpec) -> bool:
@@ -33,8 +33,8 @@ def flash_covers(spec: AttentionSpec) -> bool:
 
 def flex_covers(spec: AttentionSpec) -> bool:
   """Softmax, causal or in a window, with or without ALiBi."""
-  return (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one and not spec.kv_bias.has_slot
-          and isinstance(spec.mask, (Causal, Window))
+  return (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one
+          and not spec.kv_bias.has_extra_key and isinstance(spec.mask, (Causal, Window))
           and (isinstance(spec.position, Alibi) or not spec.position.has_bias))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sink_jax.attention import reference
 from sink_jax.attention.param import Dims, Param
-from sink_jax.attention.spec import AttentionSpec, prepare
+from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Progress, reason
@@ -148,10 +148,10 @@ def _check_importance(problem, exact):
 
 def _definition(spec, q, k, params):
   """Importance of the weights, of the proxy, and of the bias slot, through T x T maps."""
-  q, k = prepare(spec, q, k, params)
+  q, k = transform_qk(spec, q, k, params)
   tokens = jnp.arange(q.shape[1])
   rows = reference.rows(spec, q, k, params, tokens, tokens)
-  slot = rows.slot_proxy_BxHxL
+  slot = rows.extra_proxy_BxHxL
   return (importance(rows.weights_BxHxLxT, raw=True), importance(rows.proxy_BxHxLxT),
           None if slot is None else slot.mean(-1))
 

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.param import Dims
-from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads, slot_score
+from sink_jax.attention.spec import AttentionSpec, extra_key_logit, repeat_heads, transform_qk
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
   """Attention output (B, T, H, Dh) of any variant."""
-  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   heads, dtype = q.shape[2], q.dtype
   k, v = repeat_heads(k, heads), repeat_heads(v_BxTxHkvxDh, heads)
   tokens = jnp.arange(q.shape[1])
@@ -28,7 +28,7 @@ def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
     slopes_H = jnp.asarray(spec.position.slopes(heads))[:, None, None]
     s = s + (slopes_H * spec.position.distance_bias(i - j)).astype(dtype)
   keep = spec.mask.keep(i, j)
-  slot = slot_score(spec, q, params)
+  slot = extra_key_logit(spec, q, params)
   if slot is not None:
     s = jnp.concatenate([slot.astype(dtype)[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)

@@ -18,7 +18,7 @@ from sink_jax.benchmark.timing import Progress, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
 from sink_jax.kernels import flash_gpu, gpu_layout
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.epilogue import KernelRows
+from sink_jax.kernels.epilogue import PartialAttention
 from sink_jax.kernels.score_tile import row_cotangents
 
 KERNELS = ('forward', 'dq', 'dkv', 'columns')
@@ -123,13 +123,14 @@ def _calls(kernel, work, interpret):
   spec, options = work.spec, {'interpret': interpret}
   if kernel == 'forward':
     return lambda *x: flash_gpu.forward(spec, *x, **options), (q, k, v)
-  result = KernelRows(*jax.jit(lambda *x: tuple(flash_gpu.forward(spec, *x, **options)))(q, k, v))
+  forward = jax.jit(lambda *x: tuple(flash_gpu.forward(spec, *x, **options)))
+  result = PartialAttention(*forward(q, k, v))
   if kernel == 'columns':
-    rows = result.stat_BxHxT, jnp.ones_like(result.stat_BxHxT)
+    rows = result.row_stats_BxHxT, jnp.ones_like(result.row_stats_BxHxT)
     length = work.shape[2]
-    return lambda *x: flash_gpu.columns(spec, length, *x, **options), (q, k, *rows)
-  zeros = jnp.zeros_like(result.stat_BxHxT)
-  rows = row_cotangents(spec, result, KernelRows(do, zeros, zeros))
+    return lambda *x: flash_gpu.column_sums(spec, length, *x, **options), (q, k, *rows)
+  zeros = jnp.zeros_like(result.row_stats_BxHxT)
+  rows = row_cotangents(spec, result, PartialAttention(do, zeros, zeros))
   wanted = slice(0, 1) if kernel == 'dq' else slice(1, 3)  # the other kernel is dropped
   return lambda *x: flash_gpu.backward(spec, *x, **options)[wanted], (q, k, v, do, *rows)
 

@@ -12,7 +12,7 @@ import pathlib
 import signal
 import sys
 
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache
 from sink_jax.data.documents import DocumentSource, Prepared
@@ -57,12 +57,12 @@ def main(argv: list[str] | None = None) -> None:
       epilog='Run again, it goes on where it was. Exit code 42: stopped by SIGTERM, to be '
              'started again; 1: no space, or a damaged file; 2: wrong options or input.')
   parser.add_argument('--source', default="Stdlib(split='content')",
-                      help=f'one of: {", ".join(choices(DocumentSource))} (default %(default)s)')
+                      help=f'one of: {", ".join(registry(DocumentSource))} (default %(default)s)')
   parser.add_argument('--valid_source', default='',
                       help='a source of its own for validation; then nothing of --source is held '
                            'out')
   parser.add_argument('--tokenizer', default='Bytes()',
-                      help=f'one of: {", ".join(choices(Tokenizer))} (default %(default)s)')
+                      help=f'one of: {", ".join(registry(Tokenizer))} (default %(default)s)')
   parser.add_argument('--context', type=int, default=64, help='tokens the model sees (default 64)')
   parser.add_argument('--bos', action='store_true', help='put BOS before each document')
   parser.add_argument('--no-eos', dest='eos', action='store_false',
@@ -85,9 +85,9 @@ def main(argv: list[str] | None = None) -> None:
       return
     if not 0 < args.valid_fraction < 1:
       raise ValueError(f'--valid_fraction={args.valid_fraction} must be between 0 and 1.')
-    sources = [build(DocumentSource, text) if text else None
+    sources = [from_string(DocumentSource, text) if text else None
                for text in (args.source, args.valid_source)]
-    caches = open_pair(*sources, build(Tokenizer, args.tokenizer), args.context, args.bos,
+    caches = open_pair(*sources, from_string(Tokenizer, args.tokenizer), args.context, args.bos,
                        args.eos, args.valid_fraction, args.cache_dir, args.workers)
     shared = _overlap(*sources, args.valid_fraction, caches[0].domains_by_chunks())
   except ValueError as error:
@@ -108,7 +108,7 @@ def _refuse_unused(parser, args):
     unused, reason = [name for name in given if name != 'verify'], '--verify builds nothing'
   elif args.valid_source:
     unused, reason = ['valid_fraction'], 'with --valid_source nothing of --source is held out'
-  elif isinstance(build(DocumentSource, args.source), Prepared):
+  elif isinstance(from_string(DocumentSource, args.source), Prepared):
     unused = ['valid_fraction', 'cache_dir', 'workers']
     reason = f'{args.source} is built already'
   for name in sorted(set(unused) & set(given)):

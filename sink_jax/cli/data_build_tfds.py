@@ -14,7 +14,7 @@ import pathlib
 import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data.documents import DocumentSource, Prepared, Tfds
 from sink_jax.io.progress import Progress
 
@@ -122,10 +122,10 @@ def main(argv: list[str] | None = None) -> None:
                            '~/tensorflow_datasets)')
   parser.add_argument('--source', default='',
                       help='make it of the documents of a source instead, such as '
-                           f'"Jsonl(path=\'...\')"; one of: {", ".join(choices(DocumentSource))}')
+                           f'"Jsonl(path=\'...\')"; one of: {", ".join(registry(DocumentSource))}')
   args = parser.parse_args(argv)
   try:
-    source = build(DocumentSource, args.source) if args.source else None
+    source = from_string(DocumentSource, args.source) if args.source else None
     print(prepare(args.name, args.data_dir, source))
   except ValueError as error:
     parser.exit(2, f'{parser.prog}: {error}\n')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
@@ -68,7 +68,7 @@ def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list
     ValueError: no such model, or inputs that it cannot take. OSError: `out` cannot be written.
   """
   out, epsilon = to_path(out), options.epsilon
-  subject = Subject.of_checkpoint(path_or_name, options.dtype, options.fsdp)
+  subject = LoadedModel.of_checkpoint(path_or_name, options.dtype, options.fsdp)
   run, inputs = subject.run, make_inputs(subject, options)
   report = _probed(run, inputs.tokens, options.dtype)
   pictures = _drawn(run, report, inputs.tokens, epsilon, out)

@@ -43,7 +43,7 @@ command.answer_help(__name__)  # the imports below take seconds
 
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
-from sink_jax.models.decode import memory_bytes
+from sink_jax.models.decode import state_bytes
 from sink_jax.models.generate import stream
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.pretrained.load import load_pretrained, load_run
@@ -95,7 +95,7 @@ def _generate():
                   temperature=_TEMPERATURE.value, top_k=_TOP_K.value, seed=_SEED.value,
                   chunk=_CHUNK)
   rate = _write(pieces, tokens, tokenizer)
-  cache = memory_bytes(run.config, policy, 1) / 2**20
+  cache = state_bytes(run.config, policy, 1) / 2**20
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
   print(f'\n{_LENGTH.value} tokens, {speed}; cache of {policy.size} tokens: {cache:.1f} MiB',
         file=sys.stderr)

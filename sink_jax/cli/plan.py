@@ -46,8 +46,8 @@ _TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of 
 _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estimate from 8 to '
                                '4,096 chips, such as results/scaling.')
 
-_OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, _UNROLL, *_MESH, _SHARE, _SECONDS,
-            _JSON, _SEARCH, _TABLE, _SCALING)
+_OPTIONS = (_TOPOLOGY, _SIZE, _VOCAB, _CONTEXT, _BATCH, _MICRO, _REMAT, _UNROLL, *_MESH, _SHARE,
+            _SECONDS, _JSON, _SEARCH, _TABLE, _SCALING)
 
 command.answer_help(__name__)  # the imports below take seconds
 

@@ -64,9 +64,9 @@ from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
 from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
-from sink_jax.train.multihost import agreed, fail, init_distributed, is_first
+from sink_jax.train.multihost import broadcast_from_process0, fail, init_distributed, is_first
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.stop import StopSignal, Unsaved
+from sink_jax.train.stop_handler import StopHandler, Unsaved
 
 
 def main(argv):
@@ -92,7 +92,7 @@ def main(argv):
       if alone:  # then nobody need be asked, not even for a device
         _make(root)
       else:
-        agreed(lambda: _make(root), ValueError)
+        broadcast_from_process0(lambda: _make(root), ValueError)
       _run(trials, table, root, alone or is_first())
   except Unsaved as error:
     print(error, file=sys.stderr, flush=True)
@@ -227,7 +227,7 @@ def _outcomes(trials, root):
     for name, trial in trials.items():
       yield name, run_trial(trial, root)
   else:
-    with StopSignal() as stop:  # what one process hears between trials is for all
+    with StopHandler() as stop:  # what one process hears between trials is for all
       for name, trial in trials.items():
         if stop.poll(wait=True):
           raise Stopped

@@ -33,7 +33,7 @@ from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs, train
 from sink_jax.train.multihost import fail, init_distributed
 from sink_jax.train.outcome import Diverged, Interrupted
-from sink_jax.train.stop import Unsaved
+from sink_jax.train.stop_handler import Unsaved
 
 
 def main(argv):

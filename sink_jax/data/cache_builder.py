@@ -13,7 +13,7 @@ import numpy as np
 from sink_jax.data.cache import SPLITS, content_hash, file_digests
 from sink_jax.data.documents import DocumentSource
 from sink_jax.data.encoding import encoded
-from sink_jax.data.packing import GrowingFile, TokenStream, delimited, npy_size, seal, write_npy
+from sink_jax.data.packing import AppendLog, TokenStream, delimited, npy_size, seal, write_npy
 from sink_jax.data.probe_pool import ProbePool
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.build_once import disk_full_named
@@ -24,7 +24,7 @@ _MAX_DOMAINS = 256
 _SECONDS_BETWEEN_COMMITS = 5
 
 
-class Assembly:
+class CacheBuilder:
   """A cache while it is made in `folder`.
 
   Streams of tokens grow, and every few seconds a commit records how long they are and how
@@ -170,7 +170,7 @@ class _Domain:
     self._name, self._documents = entry['name'], dict(entry['documents'])
     self._streams = {s: TokenStream(path, length, dtype, entry['tokens'][s])
                      for s, path in _paths(folder, number).items()}
-    self._prompts = GrowingFile(_prompts_path(folder, number), entry['probes'])
+    self._prompts = AppendLog(_prompts_path(folder, number), entry['probes'])
     self._pool = _stored_pool(folder, number, length)
 
   @property

@@ -10,7 +10,7 @@ from sink_jax.data import counter_rng
 from sink_jax.data.batches import Batch, Data, FixedBatches
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck
-from sink_jax.data.token_edits import FixedToken, Intervention
+from sink_jax.data.token_edits import FixedToken, TokenEdit
 
 # Fixed on purpose: the subset of a smaller data amount and the order of the
 # validation chunks must not depend on the seed of a run.
@@ -36,7 +36,7 @@ class CorpusData(Data):
   """
 
   def __init__(self, cache: Cache, domain_weights: tuple[tuple[str, float], ...] = (),
-               max_tokens: int = 0, interventions: tuple[Intervention, ...] = (),
+               max_tokens: int = 0, interventions: tuple[TokenEdit, ...] = (),
                valid_cache: Cache | None = None):
     self._cache, self._valid_cache = cache, valid_cache or cache
     if not len(self._cache.tables['train']):

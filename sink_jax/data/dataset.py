@@ -12,7 +12,7 @@ from sink_jax.data.documents import Stdlib
 from sink_jax.data.prepare import open_pair
 from sink_jax.data.source import Source
 from sink_jax.data.synthetic import SyntheticTask
-from sink_jax.data.token_edits import Intervention
+from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Bytes, Tokenizer
 
 __all__ = ['Batch', 'Data', 'DataConfig', 'Source', 'SyntheticData', 'open_data']
@@ -33,7 +33,7 @@ class DataConfig:
   eos: bool = True           # EOS after each document
   domain_weights: tuple[tuple[str, float], ...] = ()  # () = in proportion to size
   max_tokens: int = 0        # amount of training data (Figure 5, right); 0 = all
-  interventions: tuple[Intervention, ...] = ()
+  interventions: tuple[TokenEdit, ...] = ()
   valid_fraction: float = 0.05  # of the documents; without effect on a pair of sources
   valid_source: Source | None = None  # None: documents of `source` are held out
   cache_dir: str = ''        # '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data.documents import DocumentSource, Jsonl, Stdlib, TextFolder
 from sink_jax.data.text_tokenizer import BOS, TextTokenizer
 from sink_jax.io.paths import expanded
@@ -179,7 +179,7 @@ def open_source(text: str = '') -> DocumentSource:
     return Jsonl(str(path))
   if '(' not in text and ('/' in text or '.' in text):
     raise ValueError(f'--source={text}: no such file or folder.')
-  return build(DocumentSource, text)
+  return from_string(DocumentSource, text)
 
 
 def _rows(tokenizer, source, length, bos, wanted):

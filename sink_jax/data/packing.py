@@ -20,7 +20,7 @@ def delimited(tokens: np.ndarray, bos_id: int | None, eos_id: int | None) -> np.
   return np.concatenate(parts).astype(np.int32)
 
 
-class GrowingFile:
+class AppendLog:
   """A file that only grows: cut back to the size of a commit, it is as it was then.
 
   It is open only while a buffer is written, so that many of them can grow at once.
@@ -63,7 +63,7 @@ class GrowingFile:
     self._buffer, self._written = [], self.size
 
 
-class TokenStream(GrowingFile):
+class TokenStream(AppendLog):
   """One endless token stream on its way into an `.npy` file of (n, length) chunks.
 
   A chunk may begin anywhere in a document and may span several. The tail that is left at

@@ -9,7 +9,7 @@ import pathlib
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 from sink_jax.data import remote
 from sink_jax.data.cache import FORMAT, Cache
-from sink_jax.data.cache_builder import Assembly
+from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check
 from sink_jax.data.documents import DocumentSource, Prepared
 from sink_jax.data.tokenizer import Encoder, Tokenizer
@@ -63,7 +63,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
 
   def make(folder):
     made = encoder or tokenizer.resolve(source, valid_fraction, root)
-    Assembly(folder, source, made, settings).run(workers)
+    CacheBuilder(folder, source, made, settings).run(workers)
 
   if not remote.is_remote(cache_dir):
     build_once(final, make)

@@ -101,7 +101,8 @@ def _upload(path, there, done, progress):
 def _download(there, path, digest, done, progress):
   partial = path.with_suffix('.new')
   found = hashlib.sha256()
-  with _reached(there), named_in_errors(path), there.open('rb') as source, open(partial, 'wb') as target:
+  with (_reached(there), named_in_errors(path), there.open('rb') as source,
+        open(partial, 'wb') as target):
     while block := source.read(_BLOCK):
       target.write(block)
       found.update(block)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.component import Slot
+from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
-class Source(Slot):
-  """A document corpus or a synthetic task: `build(Source, 'Stdlib()')` takes either."""
+class Source(Component):
+  """A document corpus or a synthetic task: `from_string(Source, 'Stdlib()')` takes either."""

@@ -145,7 +145,7 @@ class BigramBackcopy(SyntheticTask):
 
   def _sequences(self, stream, seed, indices_B):
     draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
-                            np.arange(self.length)[None])
+                                np.arange(self.length)[None])
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
     for t in range(1, self.length + 1):
       last = sequences[:, t - 1]

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sink_jax.component import Slot, check_whole
+from sink_jax.component import Component, check_integers
 from sink_jax.data import counter_rng
 
 _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Intervention(Slot):
+class TokenEdit(Component):
   """A change of chunks that can be applied at random access."""
 
   def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
@@ -48,7 +48,7 @@ class Intervention(Slot):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomTokens(Intervention):
+class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
   Drawn once for each chunk and frozen over the epochs, as the paper's release
@@ -62,7 +62,7 @@ class RandomTokens(Intervention):
   below: int = 0
 
   def __post_init__(self):
-    check_whole(self, 'first', 'last', 'seed', 'below')
+    check_integers(self, 'first', 'last', 'seed', 'below')
     if not 0 <= self.below < 2**31:
       raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
                        'below 2**31.')
@@ -76,7 +76,7 @@ class RandomTokens(Intervention):
     positions = np.arange(self.first, self.last + 1)
     epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
     drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
-                             np.asarray(rows_B)[:, None], epochs, positions[None])
+                                 np.asarray(rows_B)[:, None], epochs, positions[None])
     chunks_BxT = chunks_BxT.copy()
     chunks_BxT[:, self.first - 1:self.last] = drawn
     return chunks_BxT
@@ -94,13 +94,13 @@ class RandomTokens(Intervention):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedToken(Intervention):
+class FixedToken(TokenEdit):
   """One position always holds the same token (Table 10, right)."""
   position: int = 1
   token: int = 1
 
   def __post_init__(self):
-    check_whole(self, 'position', 'token')
+    check_integers(self, 'position', 'token')
     if self.position < 1 or self.token < 0:
       raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '
                        'count from 1, token ids from 0.')
@@ -117,7 +117,7 @@ class FixedToken(Intervention):
       raise ValueError(f'{self!r}: the vocabulary has only {vocab_size} tokens.')
 
 
-def first_token(interventions: Sequence[Intervention]) -> int | None:
+def first_token(interventions: Sequence[TokenEdit]) -> int | None:
   """The token that every edited chunk begins with; None where they differ."""
   token = None
   for edit in interventions:  # the later one counts

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sink_jax.component import Slot
+from sink_jax.component import Component
 from sink_jax.data.documents import DocumentSource
 from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256
@@ -159,7 +159,7 @@ def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: in
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokenizer(Slot):
+class Tokenizer(Component):
   """How text becomes ids."""
 
   def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:

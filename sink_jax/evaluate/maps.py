@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 _LENGTH = 64  # as the paper's probes; a map of more is hard to read
@@ -27,7 +27,7 @@ class HeadMaps:
   raw: np.ndarray
   normalized: np.ndarray
   sequences: int
-  has_slot: bool
+  has_extra_key: bool
   blocks: tuple[int, ...]
 
   @property
@@ -40,7 +40,7 @@ class HeadMaps:
 
   @property
   def slot(self) -> np.ndarray | None:
-    return 1 - self.normalized.sum(-1).mean(-1) if self.has_slot else None
+    return 1 - self.normalized.sum(-1).mean(-1) if self.has_extra_key else None
 
   def head(self, strongest: bool) -> tuple[int, int]:
     """(layer, head), from 0, of the largest or smallest importance of the first token."""
@@ -62,7 +62,7 @@ def head_maps(run: Run, tokens) -> HeadMaps:
   total = lambda x: np.asarray(x, np.float64).sum(1)  # over sequences, after the layer axis
   raw = normalized = 0.0
   for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], Want(maps=True)).layers
+    layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers
     raw, normalized = raw + total(layers.maps_BxHxTxT), normalized + total(layers.proxy_maps_BxHxTxT)
   finite = np.isfinite(raw).all((2, 3)) & np.isfinite(normalized).all((2, 3))
   if not finite.all():
@@ -70,5 +70,5 @@ def head_maps(run: Run, tokens) -> HeadMaps:
     block = config.attention_layers[layer] + 1
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
   return HeadMaps(raw / len(tokens), normalized / len(tokens), len(tokens),
-                  config.attention.kv_bias.has_slot or config.sink_tokens > 0,
+                  config.attention.kv_bias.has_extra_key or config.sink_tokens > 0,
                   tuple(layer + 1 for layer in config.attention_layers))

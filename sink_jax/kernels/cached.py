@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, place
+from sink_jax.attention.spec import AttentionSpec, apply_position_and_features
 
 
 def attend_cached(spec: AttentionSpec, q_BxLxHxDh, k_BxCxHkvxDh, v_BxCxHkvxDh, params, i_L, j_C):
@@ -12,6 +12,7 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh, k_BxCxHkvxDh, v_BxCxHkvxDh, p
   Queries come as projected, keys normalised, neither rotated. A slot whose position is
   later than every query's is not seen. L x C scores are held: L is one when decoding.
   """
-  q = place(spec, spec.qk_norm.queries(q_BxLxHxDh, params.get('qk_norm', {})), i_L, params)
-  k = place(spec, k_BxCxHkvxDh, j_C, params)
-  return reference.attend_placed(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)
+  normed = spec.qk_norm.queries(q_BxLxHxDh, params.get('qk_norm', {}))
+  q = apply_position_and_features(spec, normed, i_L, params)
+  k = apply_position_and_features(spec, k_BxCxHkvxDh, j_C, params)
+  return reference.attend_transformed(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.epilogue import ATTENTION, KernelRows
-from sink_jax.kernels.score_tile import Tile, row_cotangents
+from sink_jax.kernels.epilogue import ATTENTION, PartialAttention
+from sink_jax.kernels.score_tile import ScoreTile, row_cotangents
 
 BLOCK = 128  # query rows at a time
 _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh) -> KernelRows:
+def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh) -> PartialAttention:
   """Rows and statistics of prepared queries and keys; differentiable in q, k and v."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh)[0]
 
@@ -45,7 +45,7 @@ def _forward(spec, q, k, v):
     see = functools.partial(block, keys=k[:, lo:hi], values=v[:, lo:hi], j=jnp.arange(lo, hi))
     parts.append(map_blocks(see, first, (q[:, first:last],))[0])
   out, *stats = (jnp.concatenate(p, 1) for p in zip(*parts))
-  rows = KernelRows(out, *(jnp.swapaxes(x[..., 0], 1, 2) for x in stats))
+  rows = PartialAttention(out, *(jnp.swapaxes(x[..., 0], 1, 2) for x in stats))
   result = checkpoint_name(rows, ATTENTION)
   return result, (q, k, v, result)
 
@@ -83,7 +83,7 @@ rows.defvjp(_forward, _backward)
 
 
 def _tile(spec, q_BxTxHxDh):
-  return Tile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
+  return ScoreTile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
 
 
 def _scores(tile, q_block, keys, i_L, j_T):

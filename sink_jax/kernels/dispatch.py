@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from sink_jax.arguments import explained
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, prepare, repeat_heads, transposed
+from sink_jax.attention.spec import AttentionSpec, repeat_heads, transform_qk, transposed
 from sink_jax.kernels import chunked, flash, library_kernels, linear
-from sink_jax.kernels.epilogue import finish, finish_softmax
-from sink_jax.kernels.shard import over_devices
+from sink_jax.kernels.epilogue import apply_epilogue, apply_softmax_epilogue
+from sink_jax.kernels.shard import shard_map_batch_heads
 
 IMPLEMENTATIONS = ('reference', 'chunked', 'linear', 'pallas', 'cudnn', 'splash')
 
@@ -59,7 +59,7 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
-  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   v = v_BxTxHkvxDh
   name = implementation or choose(spec, q, k)
   reason = unsupported(name, spec, q, k)
@@ -69,15 +69,16 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
     return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v, params)
   if name in ('cudnn', 'splash'):
     kernel = {'cudnn': library_kernels.cudnn, 'splash': library_kernels.splash}[name]
-    rows, = over_devices('bthd bthd bthd -> bthd', lambda *share: (kernel(spec, *share),), q, k, v)
-    out = finish_softmax(spec, rows, params)
+    rows, = shard_map_batch_heads(
+        'bthd bthd bthd -> bthd', lambda *share: (kernel(spec, *share),), q, k, v)
+    out = apply_softmax_epilogue(spec, rows, params)
   else:
     if name == 'chunked':
       k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     if name == 'pallas' and platform() not in _PREFERRED:
       _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
     rows = {'chunked': chunked, 'linear': linear, 'pallas': flash}[name].rows
-    out = finish(spec, q, rows(spec, q, k, v), params)
+    out = apply_epilogue(spec, q, rows(spec, q, k, v), params)
   return out.astype(q_BxTxHxDh.dtype)
 
 
@@ -135,7 +136,7 @@ def check_implementation(implementation: str | None) -> None:
 def platform() -> str:
   """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here.
 
-  It is that of the mesh in context, `in_mesh`, whose devices may be elsewhere; without a mesh
+  It is that of the mesh in context, `mesh_context`, whose devices may be elsewhere; without a mesh
   that of the default device.
   """
   of_mesh = jax.sharding.get_abstract_mesh().abstract_device

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import PROXY_EPS, powered
-from sink_jax.attention.spec import AttentionSpec, Dims, slot_score
+from sink_jax.attention.reference import PROXY_EPS, safe_power
+from sink_jax.attention.spec import AttentionSpec, Dims, extra_key_logit
 
 ATTENTION = 'attention'  # what a rematerialisation policy calls the results of these kernels
 
 
-class KernelRows(NamedTuple):
+class PartialAttention(NamedTuple):
   """Output of a kernel; every field is differentiable.
 
   out: sum_j f_ij v_j, for exp sum_j exp(s_ij - lse_i) v_j.
@@ -26,27 +26,27 @@ class KernelRows(NamedTuple):
   """
 
   out_BxTxHxDh: jax.Array
-  stat_BxHxT: jax.Array
-  power_stat_BxHxT: jax.Array
+  row_stats_BxHxT: jax.Array
+  power_row_stats_BxHxT: jax.Array
 
 
-def finish(spec: AttentionSpec, q_BxTxHxDh, rows: KernelRows, params):
+def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh, rows: PartialAttention, params):
   """Adds the bias slot to the rows, normalises them, adds v*; (B, T, H, Dh) float32.
 
   q_BxTxHxDh: the prepared queries, for the score of the slot.
   """
   heads, head_dim = q_BxTxHxDh.shape[2:]
   own, dims = params.get('kv_bias', {}), Dims(heads, heads, head_dim)
-  slot_BxHxT = slot_score(spec, q_BxTxHxDh, params)
+  extra_logit_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params)
   value = spec.kv_bias.value_HxDh(own, dims)
   combine = _exponential if spec.similarity.exponential else _additive
-  out, factor = combine(spec, rows, slot_BxHxT, value)
+  out, factor = combine(spec, rows, extra_logit_BxHxT, value)
   out = out if factor is None else out * _per_row(factor)
   added = spec.kv_bias.output_HxDh(own, dims)
   return out if added is None else out + added
 
 
-def finish_softmax(spec: AttentionSpec, out_BxTxHxDh, params):
+def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh, params):
   """The same for softmax rows of a library, which gives no statistic: no bias slot."""
   heads, head_dim = out_BxTxHxDh.shape[2:]
   out = out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale
@@ -60,7 +60,7 @@ def row_weights(spec: AttentionSpec, q_BxTxHxDh, stat, power_stat, sizes, params
   sizes: sum_j |f_ij|, unused for exp. Returns the factor of the weights, the factor of
   |f_ij| in row-normalised scores, and the score of the bias slot (None without one).
   """
-  slot, power = slot_score(spec, q_BxTxHxDh, params), spec.normalizer.power
+  slot, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
   if spec.similarity.exponential:
     lse, power_lse = stat, power_stat
     if slot is not None:
@@ -74,13 +74,13 @@ def row_weights(spec: AttentionSpec, q_BxTxHxDh, stat, power_stat, sizes, params
     weight = spec.similarity(slot)
     sizes = sizes + jnp.abs(weight)
     if power is not None:
-      total = total + (weight if power == 1 else powered(weight, power))
+      total = total + (weight if power == 1 else safe_power(weight, power))
   share = 1 / (sizes + PROXY_EPS)
   return spec.normalizer.factor(total), share, None if slot is None else jnp.abs(weight) * share
 
 
 def _exponential(spec, rows, slot, value):
-  out, lse, power_lse = rows.out_BxTxHxDh, rows.stat_BxHxT, rows.power_stat_BxHxT
+  out, lse, power_lse = rows.out_BxTxHxDh, rows.row_stats_BxHxT, rows.power_row_stats_BxHxT
   power = spec.normalizer.power
   if slot is not None:
     weight = jax.nn.sigmoid(slot - lse)
@@ -93,14 +93,14 @@ def _exponential(spec, rows, slot, value):
 
 
 def _additive(spec, rows, slot, value):
-  out, total = rows.out_BxTxHxDh, rows.stat_BxHxT
+  out, total = rows.out_BxTxHxDh, rows.row_stats_BxHxT
   power = spec.normalizer.power
   if slot is not None:
     weight = spec.similarity(slot)
     if value is not None:
       out = out + _per_row(weight) * value
     if power is not None:
-      total = total + (weight if power == 1 else powered(weight, power))
+      total = total + (weight if power == 1 else safe_power(weight, power))
   return out, None if power is None else spec.normalizer.factor(total)
 
 

@@ -10,9 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels import flash_gpu, flash_tpu
-from sink_jax.kernels.epilogue import ATTENTION, KernelRows
+from sink_jax.kernels.epilogue import ATTENTION, PartialAttention
 from sink_jax.kernels.score_tile import row_cotangents
-from sink_jax.kernels.shard import over_devices
+from sink_jax.kernels.shard import shard_map_batch_heads
 
 _INTERPRETED = flash_tpu  # what runs, slowly, on a platform without kernels
 
@@ -28,14 +28,14 @@ def unsupported(platform: str, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> KernelRows:
+def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> PartialAttention:
   """Rows, in the dtype of v, and statistics of prepared queries and keys; differentiable."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)[0]
 
 
 def _forward(spec, q, k, v):
   rows = _on_platform('forward', 'bthd bthd bthd -> bthd bht bht', (spec,), q, k, v)
-  result = checkpoint_name(KernelRows(*rows), ATTENTION)
+  result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
 
 
@@ -54,15 +54,15 @@ def statistics(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh):
   return _on_platform('statistics', 'bthd bthd -> bht bht bht', (spec,), q_BxTxHxDh, k_BxTxHkvxDh)
 
 
-def columns(spec: AttentionSpec, keys: int, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT,
-            *weights_BxHxT):
+def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh, k_BxTxHkvxDh, row_stats_BxHxT,
+                *weights_BxHxT):
   """Sums over the rows i, (B, H, keys) float32: f_ij w_i, and |f_ij| w_i of a second w.
 
   stat: for exp the logarithm that rows are relative to, f_ij = exp(s_ij - stat_i).
   """
   sums = ' bht' * len(weights_BxHxT)
-  return _on_platform('columns', f'bthd bthd bht{sums} ->{sums}', (spec, keys), q_BxTxHxDh,
-                      k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT)
+  return _on_platform('column_sums', f'bthd bthd bht{sums} ->{sums}', (spec, keys), q_BxTxHxDh,
+                      k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT)
 
 
 def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
@@ -81,11 +81,11 @@ def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
 
   @jax.custom_jvp
   def call(*arrays):
-    return over_devices(f'h {layout}', share, slopes_H, *arrays)
+    return shard_map_batch_heads(f'h {layout}', share, slopes_H, *arrays)
 
   @call.defjvp
   def refuse(primals, tangents):
-    what = 'importance has no gradient' if name in ('statistics', 'columns') else (
+    what = 'importance has no gradient' if name in ('statistics', 'column_sums') else (
         'attention has no second derivative')
     raise NotImplementedError(
         f"{what} by implementation 'pallas': use implementation='chunked'.")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from sink_jax.kernels.gpu_layout import Program, products, weighted
+from sink_jax.kernels.gpu_layout import KernelLayout, products, weighted
 
 
 def unsupported(head_dim: int) -> str | None:
@@ -23,7 +23,7 @@ def unsupported(head_dim: int) -> str | None:
 def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
   q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
-  program = Program('forward', spec, q, k, slopes_H, interpret)
+  program = KernelLayout('forward', spec, q, k, slopes_H, interpret)
   out, *stats = program.over_queries(
       _forward_kernel, [program.own(q), program.whole(k), program.whole(v)],
       [program.own(q, dtype=v.dtype), program.own_row(), program.own_row()])
@@ -32,7 +32,7 @@ def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpr
 
 def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  program = Program('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
+  program = KernelLayout('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
   return program.rows(*program.over_queries(
       _statistics_kernel, [program.own(q_BxTxHxDh), program.whole(k_BxTxHkvxDh)],
       [program.own_row()] * 3))
@@ -42,27 +42,27 @@ def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_Bx
              slopes_H=None, interpret=False):
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
-  program = Program('dq', spec, q, k, slopes_H, interpret)
+  program = KernelLayout('dq', spec, q, k, slopes_H, interpret)
   dq = program.tokens(*program.over_queries(
       _dq_kernel, [program.own(q), program.whole(k), program.whole(v), program.own(do),
                    *map(program.own_row, rows_BxHxT)], [program.own(q)]))
-  program = Program('dkv', spec, q, k, slopes_H, interpret)
+  program = KernelLayout('dkv', spec, q, k, slopes_H, interpret)
   return dq + program.tokens(*program.over_keys(
       _dkv_kernel, [program.group(q), program.own(k), program.own(v), program.group(do),
                     *map(program.group_row, rows_BxHxT)], [program.own(k), program.own(v)]))
 
 
-def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, slopes_H=None,
-            interpret=False):
+def column_sums(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT,
+                slopes_H=None,     interpret=False):
   """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
 
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
-  program = Program('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  program = KernelLayout('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   program.only(keys)
   sums = program.over_keys(
       _columns_kernel, [program.whole(q_BxTxHxDh), program.own(k_BxTxHkvxDh),
-                        *map(program.whole_row, (stat_BxHxT, *weights_BxHxT))],
+                        *map(program.whole_row, (row_stats_BxHxT, *weights_BxHxT))],
       [program.part()] * len(weights_BxHxT))
   return tuple(x.sum(2)[..., :keys] for x in sums)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from sink_jax.kernels.tpu_layout import SUBLANES, Program
+from sink_jax.kernels.tpu_layout import SUBLANES, KernelLayout
 
 
 def unsupported(head_dim: int) -> str | None:
@@ -26,7 +26,7 @@ def unsupported(head_dim: int) -> str | None:
 
 def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   out, stats = program.over_queries(
       functools.partial(_forward_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh)],
@@ -37,7 +37,7 @@ def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpr
 
 def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
+  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
   stats, = program.over_queries(
       functools.partial(_statistics_kernel, program.tile),
       [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh)], [program.per_row(3)],
@@ -48,7 +48,7 @@ def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
 def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_BxHxT,
              slopes_H=None, interpret=False):
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
   inputs = [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh),
             program.queries(do_BxTxHxDh), program.rows(rows_BxHxT)]
   dq, = program.over_queries(
@@ -62,17 +62,17 @@ def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_Bx
           program.tokens_first(dv, turned=False))
 
 
-def columns(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, stat_BxHxT, *weights_BxHxT, slopes_H=None,
-            interpret=False):
+def column_sums(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT,
+                slopes_H=None,     interpret=False):
   """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
 
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
-  program = Program(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  zeros = [jnp.zeros_like(stat_BxHxT)] * (SUBLANES - len(weights_BxHxT))
+  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  zeros = [jnp.zeros_like(row_stats_BxHxT)] * (SUBLANES - len(weights_BxHxT))
   sums, = program.over_keys(
       functools.partial(_columns_kernel, program.tile),
-      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.rows([stat_BxHxT]),
+      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.rows([row_stats_BxHxT]),
        program.rows([*weights_BxHxT, *zeros])],
       [program.per_column()], [program.scratch(SUBLANES, program.block)],
       per_head=True, keys=keys)

@@ -6,10 +6,10 @@ comments: q and k are the sizes of a tile, d of a part of the head dimension.
 
 JAX deprecates this back end from 0.11 on, in favour of Mosaic GPU, which needs Hopper or newer.
 A version for it would replace this file and `flash_gpu`: `Blocks` by tiles of two compute
-warpgroups and pipeline stages, `Program` by `plgpu.kernel` with a warpgroup of its own that
+warpgroups and pipeline stages, `KernelLayout` by `plgpu.kernel` with a warpgroup of its own that
 loads tiles by TMA, the loops by its pipelines with a barrier between products and elementary
-functions, `_assembly` by what its fast math makes of them. `Tile`, `Approximate`, `tiles` and
-`row_cotangents` stay, and so do the functions that `flash` calls.
+functions, `_assembly` by what its fast math makes of them. `ScoreTile`, `Approximate`,
+`block_mask` and `row_cotangents` stay, and so do the functions that `flash` calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from sink_jax.kernels.arithmetic import EXACT, Approximate
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
-from sink_jax.kernels.score_tile import Tile
+from sink_jax.kernels.score_tile import ScoreTile
 
 _PROGRAMS = 1024  # that keep a GPU busy: sums over few columns are split into that many
 
@@ -96,7 +96,7 @@ def arithmetic(dtype, interpret):
   return EXACT if interpret or dtype == jnp.float32 else _APPROXIMATE
 
 
-class Program:
+class KernelLayout:
   """Blocks, grid and loops of a kernel for one set of queries and keys.
 
   A program owns one tile of queries or keys of one head and goes through the tiles of the
@@ -110,9 +110,9 @@ class Program:
     self.blocks = choose_blocks(kernel, q_BxTxHxDh.dtype, head_dim)
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
-    self.tile = Tile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
-                     length=self.length if self.padded != self.length else None,
-                     arithmetic=arithmetic(q_BxTxHxDh.dtype, interpret))
+    self.tile = ScoreTile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
+                          length=self.length if self.padded != self.length else None,
+                          arithmetic=arithmetic(q_BxTxHxDh.dtype, interpret))
     self.dims = _powers_of_two(head_dim)
     self.parts, self.tiles = 1, self.padded // self.blocks.own
     self.owns_queries = kernel in ('forward', 'dq')

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sink_jax.arguments import explained
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, prepare
+from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.kernels import chunked, flash
 from sink_jax.kernels.dispatch import choose_importance
 from sink_jax.kernels.epilogue import row_weights
@@ -53,7 +53,7 @@ def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=N
     NotImplementedError: an implementation that does not run this case, with the reason.
   """
   params = params or {}
-  q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   length = q.shape[1]
   keys = length if keys is None else keys
   if not 1 <= keys <= length:
@@ -77,12 +77,12 @@ def _chunked(spec, q, k, params, keys):
     real_L = i < length  # rows of padding count nothing
     columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :seen], 0), axis=-2)
     sums = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
-    if spec.kv_bias.has_slot:
-      sums.append(jnp.sum(jnp.where(real_L, rows.slot_proxy_BxHxL, 0), axis=-1))
+    if spec.kv_bias.has_extra_key:
+      sums.append(jnp.sum(jnp.where(real_L, rows.extra_proxy_BxHxL, 0), axis=-1))
     return (), tuple(sums)
 
   totals = [jnp.zeros((batch, heads, keys))] * 2
-  slot = jnp.zeros((batch, heads)) if spec.kv_bias.has_slot else None
+  slot = jnp.zeros((batch, heads)) if spec.kv_bias.has_extra_key else None
   for first, last, lo, hi in chunked.spans(spec, length):
     seen = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
     see = lambda q_block, i: block(q_block, i, k[:, lo:hi], jnp.arange(lo, hi), seen)
@@ -100,7 +100,7 @@ def _pallas(spec, q, k, params, keys):
   stats = flash.statistics(spec, q, k)
   raw, share, slot = row_weights(spec, q, *stats, params)
   if spec.similarity.exponential and spec.rows_sum_to_one:
-    columns = flash.columns(spec, keys, q, k, stats[0], share) * 2  # both are the same
+    columns = flash.column_sums(spec, keys, q, k, stats[0], share) * 2  # both are the same
   else:
-    columns = flash.columns(spec, keys, q, k, stats[0], raw, share)
+    columns = flash.column_sums(spec, keys, q, k, stats[0], raw, share)
   return *columns, None if slot is None else slot.sum(-1)

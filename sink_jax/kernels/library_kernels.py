@@ -80,7 +80,7 @@ def splash(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *,
            interpret: bool = False):
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped.
 
-  XLA cannot partition the kernel: on several TPUs this goes into `over_devices`.
+  XLA cannot partition the kernel: on several TPUs this goes into `shard_map_batch_heads`.
 
   Args:
     interpret: run the kernel in Pallas' interpreter, which works on any machine.
@@ -154,7 +154,7 @@ def _not_plain_softmax(spec: AttentionSpec, kernel: str) -> str | None:
     return f'{kernel} computes softmax, so the similarity must be Exp(), not {spec.similarity}'
   if type(spec.normalizer) is not RowSum:
     return f'{kernel} computes softmax, so the normalizer must be RowSum(), not {spec.normalizer}'
-  if spec.kv_bias.has_slot:
+  if spec.kv_bias.has_extra_key:
     return f'{kernel} gives no row statistics, which {spec.kv_bias} needs to join the softmax'
   if spec.position.has_bias:
     return f'{kernel} takes no bias on the scores, and {spec.position} adds one'

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sink_jax.attention.mask import Causal
 from sink_jax.attention.similarity import Linear
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.epilogue import ATTENTION, KernelRows
+from sink_jax.kernels.epilogue import ATTENTION, PartialAttention
 
 # Tokens at a time. A block costs O(block Dh) per token beside the O(Dh^2) of the running
 # sum, so about Dh is best; the usual Dh are 64 to 128, and matrix units want 128.
@@ -41,7 +41,7 @@ def unsupported(spec: AttentionSpec) -> str | None:
   return None
 
 
-def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> KernelRows:
+def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> PartialAttention:
   """Rows and statistics of prepared queries and keys; differentiable in q, k and v.
 
   Hkv may divide H: query heads then share the running sums of their group.
@@ -52,7 +52,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> KernelR
     stat = jnp.zeros((batch, heads, length), jnp.float32)
   else:
     stat = _row_sums(q_BxTxHxDh, k_BxTxHkvxDh)
-  return checkpoint_name(KernelRows(out, stat, stat), ATTENTION)
+  return checkpoint_name(PartialAttention(out, stat, stat), ATTENTION)
 
 
 @jax.checkpoint  # else the running sum of the keys would be stored, twice the size of bf16 keys

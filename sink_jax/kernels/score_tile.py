@@ -14,13 +14,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import powered
+from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, MASKED, Exact
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class ScoreTile:
   """Rows of attention, accumulated tile by tile.
 
   axis: of the keys. length: tokens that exist where arrays are padded, else None.
@@ -82,7 +82,7 @@ class Tile:
         sums[1] = sums[1] * exp2(change * power) + total(exp2(exponent * power))
       return p, factor, (new, *sums)
     f = self.weights(s, keep)
-    added = [] if power is None else [f if power == 1 else self._where(keep, powered(f, power))]
+    added = [] if power is None else [f if power == 1 else self._where(keep, safe_power(f, power))]
     added += [jnp.abs(f)] * self.sizes
     return f, None, tuple(old + total(new) for old, new in zip(state, added))
 
@@ -120,7 +120,7 @@ class Tile:
       return p, ds
     f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
     if power is not None:
-      dp = dp + (rows[0] if power == 1 else rows[0] * powered(f, power - 1))
+      dp = dp + (rows[0] if power == 1 else rows[0] * safe_power(f, power - 1))
     return self._where(keep, f), self._where(keep, df * dp)
 
   def _exp(self, keep, s, log, power=1):
@@ -138,7 +138,7 @@ def row_cotangents(spec: AttentionSpec, result, cotangents) -> tuple[jax.Array, 
   the output and of the statistic (the delta of FlashAttention, less one subtraction).
   """
   power = spec.normalizer.power
-  dstat, dpower = cotangents.stat_BxHxT, cotangents.power_stat_BxHxT
+  dstat, dpower = cotangents.row_stats_BxHxT, cotangents.power_row_stats_BxHxT
   if not spec.similarity.exponential:
     if power is None:
       return ()
@@ -147,5 +147,5 @@ def row_cotangents(spec: AttentionSpec, result, cotangents) -> tuple[jax.Array, 
   delta = jnp.einsum('bthd,bthd->bht', float32(cotangents.out_BxTxHxDh),
                      float32(result.out_BxTxHxDh))
   if power == 1:
-    return result.stat_BxHxT, dstat + dpower - delta
-  return result.stat_BxHxT, dstat - delta, result.power_stat_BxHxT, power * dpower
+    return result.row_stats_BxHxT, dstat + dpower - delta
+  return result.row_stats_BxHxT, dstat - delta, result.power_row_stats_BxHxT, power * dpower

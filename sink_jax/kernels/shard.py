@@ -2,7 +2,7 @@
 
 Kernels are opaque to the compiler's partitioner, which would gather their inputs on every
 device, and sums in a loop would cross the devices at every turn. The mesh is the one in
-context, `in_mesh`: its axis 'tensor' splits heads, all others split the batch.
+context, `mesh_context`: its axis 'tensor' splits heads, all others split the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TENSOR = 'tensor'
 
 
 @contextlib.contextmanager
-def in_mesh(mesh):
+def mesh_context(mesh):
   """A context, or decorator, in which kernels find the mesh to split their inputs over."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh else contextlib.nullcontext():
     yield
@@ -30,8 +30,8 @@ def mesh_of(arrays):
   return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
-def placed(layout: str, x):
-  """x, split as the letters of its axes say, see `over_devices`: says it to the compiler.
+def sharding_constraint(layout: str, x):
+  """x, split as the letters of its axes say, see `shard_map_batch_heads`: says it to the compiler.
 
   Without a word it may carry the layout of parameters, or of what the loss splits, over to
   activations.
@@ -45,7 +45,7 @@ def placed(layout: str, x):
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(axes.get, layout)))
 
 
-def over_devices(layout: str, f, *arrays):
+def shard_map_batch_heads(layout: str, f, *arrays):
   """Calls f(*arrays) on every device with its share of them.
 
   layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b' is
@@ -74,12 +74,12 @@ def over_devices(layout: str, f, *arrays):
       axis_names=set(sizes), check_vma=False)(*arrays)
 
 
-def groups_along(name) -> int:
+def axis_size(name) -> int:
   """Devices along an axis of the mesh in context, those that may still be split; else 1."""
   return _axes().get(name, 1)
 
 
-def summed_over(name, f, whole, batch):
+def sum_over_axis(name, f, whole, batch):
   """Calls f(whole, batch) on every group of devices along an axis of the mesh, and sums up.
 
   whole: a tree of arrays that all groups have. batch: a tree of arrays, of which each group has

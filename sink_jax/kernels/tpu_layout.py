@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
-from sink_jax.kernels.score_tile import Tile
+from sink_jax.kernels.score_tile import ScoreTile
 
 _BLOCK = 512  # queries and keys of a tile, at most; a multiple of the lanes
 _LANES = 128
@@ -18,7 +18,7 @@ SUBLANES = 8
 _LOOP = 'arbitrary'  # an axis of the grid that runs in order
 
 
-class Program:
+class KernelLayout:
   """Layouts and grids of the kernels for one set of queries and keys.
 
   Inputs and outputs are (array or shape, block, axis) with axis 'queries' or 'keys': a
@@ -33,8 +33,9 @@ class Program:
     self.padded = -(-self.length // self.block) * self.block
     self.interpret = interpret
     self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
-    self.tile = Tile(spec, self.head_dim, axis=0, sizes=sizes and not spec.similarity.exponential,
-                     length=self.length if self.padded != self.length else None)
+    self.tile = ScoreTile(spec, self.head_dim, axis=0,
+                          sizes=sizes and not spec.similarity.exponential,
+                          length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
 
   def scratch(self, *shape):

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import attention_map, last_row
-from sink_jax.attention.spec import AttentionSpec, prepare
+from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
 from sink_jax.kernels.dispatch import attend, choose, unsupported
 from sink_jax.kernels.importance import Importance, streaming_importance
-from sink_jax.kernels.shard import placed
+from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.kv_cache import AttentionCache, Step
+from sink_jax.models.kv_cache import DecodePositions, KVCache
 from sink_jax.models.layers import Linear, initializer
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 
 
 class Attention(nn.Module):
@@ -26,15 +26,15 @@ class Attention(nn.Module):
   spec: AttentionSpec
 
   @nn.compact
-  def __call__(self, x_BxTxD, want: Want | None = None, cache: AttentionCache | None = None,
-               step: Step | None = None):
+  def __call__(self, x_BxTxD, want: RecordOptions | None = None, cache: KVCache | None = None,
+               step: DecodePositions | None = None):
     """Returns the output (B, T, D), what `want` asks for as a dict or None, and the cache.
 
     With a cache, its slots from the first on take these tokens; with a step besides, the
     tokens see what the cache holds, and are written where the step says.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
-    heads = lambda n, name: placed('bthd', Linear(
+    heads = lambda n, name: sharding_constraint('bthd', Linear(
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
@@ -47,7 +47,7 @@ class Attention(nn.Module):
     if cache is not None:
       slots = jnp.arange(x_BxTxD.shape[1]) if step is None else step.slots_L
       own = params.get('qk_norm', {})
-      cache = AttentionCache(
+      cache = KVCache(
           cache.k_BxCxHkvxDh.at[:, slots].set(spec.qk_norm.keys(k_BxTxHkvxDh, own)),
           cache.v_BxCxHkvxDh.at[:, slots].set(v_BxTxHkvxDh))
     if step is None:
@@ -55,12 +55,12 @@ class Attention(nn.Module):
                           implementation=config.implementation)
     else:
       o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, step.queries_L, step.keys_C)
-    o_BxTxHxDh = placed('bthd', o_BxTxHxDh)
+    o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)
     else:
       o = o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
-    out = placed('btd', Linear(config.d_model, config, group='out', name='out')(o))
+    out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
     if want is None:
       return out, None, cache
     return out, self._record(want, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params), cache
@@ -82,7 +82,7 @@ class Attention(nn.Module):
     if want.maps:
       maps = [attention_map(spec, q_BxTxHxDh, k_BxTxHkvxDh, params,
                             proxy=proxy)[..., tokens, tokens] for proxy in (False, True)]
-    q, k = prepare(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+    q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     last = angles = None
     if want.last_query:
       last = last_row(spec, q, k, params)[..., tokens]

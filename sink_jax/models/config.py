@@ -184,7 +184,7 @@ class ModelConfig:
       raise ValueError(f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
     if self.sink_tokens not in (0, 1):
       raise ValueError(f'model.sink_tokens must be 0 or 1, not {self.sink_tokens}.')
-    if self.sink_tokens and self.attention.kv_bias.has_slot:
+    if self.sink_tokens and self.attention.kv_bias.has_extra_key:
       raise ValueError(f'model.sink_tokens = 1 and {self.attention.kv_bias} both take the place '
                        'of the bias slot: choose one.')
     if not self.vocab_size and not (self.input_features and self.output_features):

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.kv_cache import AttentionCache, CachePolicy, Memory
+from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache
 from sink_jax.models.mamba import MambaCache
 from sink_jax.models.transformer import Transformer
 
 
-def empty(config: ModelConfig, policy: CachePolicy, batch: int) -> Memory:
+def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
   """The memory of a model that has read nothing of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
   repeats = config.layers // len(config.pattern)
@@ -26,19 +26,19 @@ def empty(config: ModelConfig, policy: CachePolicy, batch: int) -> Memory:
       return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
                         jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
     shape = repeats, batch, policy.size, dims.kv_heads, dims.head_dim
-    return AttentionCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
   caches = tuple(cache(layer) for layer in config.pattern)
-  return Memory(caches[0] if len(caches) == 1 else caches, jnp.zeros((), jnp.int32))
+  return DecodeState(caches[0] if len(caches) == 1 else caches, jnp.zeros((), jnp.int32))
 
 
-def memory_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
+def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   """Bytes that the caches take."""
-  shapes = jax.eval_shape(functools.partial(empty, config, policy, batch))
+  shapes = jax.eval_shape(functools.partial(empty_state, config, policy, batch))
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def begin(config: ModelConfig, params, tokens_BxT, policy: CachePolicy):
+def prefill(config: ModelConfig, params, tokens_BxT, policy: CachePolicy):
   """Reads the beginning of B texts: logits (B, V) of the last token, and the memory.
 
   What fits the cache is read at once, the rest one token at a time.
@@ -46,17 +46,17 @@ def begin(config: ModelConfig, params, tokens_BxT, policy: CachePolicy):
   fits = policy.size - config.sink_tokens
   logits, memory = Transformer(config).apply(
       {'params': params}, tokens_BxT[:, :fits],
-      memory=empty(config, policy, tokens_BxT.shape[0]))
+      memory=empty_state(config, policy, tokens_BxT.shape[0]))
   if tokens_BxT.shape[1] <= fits:
     return logits, memory
 
   def read(carry, tokens_B):
-    return extend(config, params, tokens_B, policy, carry[1]), None
+    return decode_step(config, params, tokens_B, policy, carry[1]), None
 
   return jax.lax.scan(read, (logits, memory), tokens_BxT[:, fits:].T)[0]
 
 
-def extend(config: ModelConfig, params, tokens_B, policy: CachePolicy, memory: Memory):
+def decode_step(config: ModelConfig, params, tokens_B, policy: CachePolicy, memory: DecodeState):
   """Reads one more token of every text: its logits (B, V), and the memory."""
   return Transformer(config).apply(
       {'params': params}, tokens_B[:, None], memory=memory, step=policy.step(memory.seen))

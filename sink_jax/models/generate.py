@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.arguments import explained
-from sink_jax.kernels.shard import in_mesh, mesh_of
+from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.decode import begin, check_policy, extend
-from sink_jax.models.kv_cache import CachePolicy, Memory
+from sink_jax.models.decode import check_policy, decode_step, prefill
+from sink_jax.models.kv_cache import CachePolicy, DecodeState
 from sink_jax.models.precision import precise
 
 _CHUNK = 32  # tokens that the device makes between two words to the host
@@ -112,20 +112,20 @@ def _losses(run, tokens, policy):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _begin(config, mesh, policy, params, tokens):
-  with in_mesh(mesh), precise(config.dtype):
-    return begin(config, params, tokens, policy)
+  with mesh_context(mesh), precise(config.dtype):
+    return prefill(config, params, tokens, policy)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
-def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, Memory], key,
-              start):
+def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, DecodeState],
+              key, start):
   def step(carry, number):
     logits, memory = carry
     # By the number of the token, so that the size of the pieces changes nothing.
     token = _sample(logits, *sampling, jax.random.fold_in(key, number))
-    return extend(config, params, token, policy, memory), token
+    return decode_step(config, params, token, policy, memory), token
 
-  with in_mesh(mesh), precise(config.dtype):
+  with mesh_context(mesh), precise(config.dtype):
     state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
   return state, tokens_TxS.T
 
@@ -135,10 +135,10 @@ def _score(config, mesh, policy, params, state, tokens):
   def step(carry, token_S):
     logits, memory = carry
     picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
-    return (extend(config, params, token_S, policy, memory),
+    return (decode_step(config, params, token_S, policy, memory),
             jax.nn.logsumexp(logits, -1) - picked)
 
-  with in_mesh(mesh), precise(config.dtype):
+  with mesh_context(mesh), precise(config.dtype):
     state, losses_TxS = jax.lax.scan(step, state, tokens.T)
   return state, losses_TxS.T
 

@@ -16,14 +16,14 @@ EMPTY = 2**30  # position of a slot without a token: later than any query, so ne
 POSITIONS = ('cache', 'text')
 
 
-class AttentionCache(NamedTuple):
+class KVCache(NamedTuple):
   """Keys, normalised but not rotated, and values of C slots."""
 
   k_BxCxHkvxDh: jax.Array
   v_BxCxHkvxDh: jax.Array
 
 
-class Step(NamedTuple):
+class DecodePositions(NamedTuple):
   """Where the tokens of one step stand: L new ones, C slots."""
 
   slots_L: jax.Array  # where the new tokens are written
@@ -31,7 +31,7 @@ class Step(NamedTuple):
   keys_C: jax.Array  # positions of all slots once they are written
 
 
-class Memory(NamedTuple):
+class DecodeState(NamedTuple):
   """What a model remembers of a text: its layers' caches, and the number of tokens seen."""
 
   layers: Any
@@ -62,7 +62,7 @@ class CachePolicy:
     if self.positions not in POSITIONS:
       raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
 
-  def step(self, seen) -> Step:
+  def step(self, seen) -> DecodePositions:
     """The step of the one token that comes after `seen` others."""
     seen, recent = jnp.asarray(seen), self.size - self.sinks
     slot = jnp.where(seen < self.size, seen, self.sinks + (seen - self.sinks) % recent)
@@ -72,4 +72,4 @@ class CachePolicy:
     text = jnp.where((slots_C < self.sinks) | (seen < self.size), slots_C, newest)
     dropped = jnp.maximum(seen + 1 - self.size, 0) if self.positions == 'cache' else 0
     keys = jnp.where(slots_C < self.sinks, slots_C, text - dropped)
-    return Step(slot[None], (seen - dropped)[None], jnp.where(text > seen, EMPTY, keys))
+    return DecodePositions(slot[None], (seen - dropped)[None], jnp.where(text > seen, EMPTY, keys))

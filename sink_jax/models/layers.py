@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.param import rms_norm
-from sink_jax.kernels.shard import placed
+from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
 
 _ACTIVATIONS = {
@@ -104,8 +104,8 @@ class FeedForward(nn.Module):
     config = self.config
     if config.ffn == 'none':
       return jnp.zeros_like(x_BxTxD)
-    hidden = lambda name: placed(
+    hidden = lambda name: sharding_constraint(
         'bth', Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
     h = activate(config.ffn, hidden('w1'), hidden('w2') if config.ffn.endswith('glu') else None)
-    return placed('btd', Linear(config.d_model, config, group='ffn', init_kind='ffn_out',
-                                name='w_out')(h))
+    w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')
+    return sharding_constraint('btd', w_out(h))

@@ -12,7 +12,7 @@ from sink_jax.kernels.importance import Importance
 
 
 @dataclasses.dataclass(frozen=True)
-class Want:
+class RecordOptions:
   """What to record besides importance and norms.
 
   maps: attention weights and proxy scores, (B, H, T, T) per layer.

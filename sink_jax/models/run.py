@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sink_jax.kernels.shard import in_mesh, mesh_of
+from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import generate
 from sink_jax.models.precision import precise
-from sink_jax.models.record import Record, Want
+from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.transformer import Transformer
 
 
@@ -57,7 +57,7 @@ class Run:
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
     return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
-  def record(self, tokens, want: Want = Want()) -> Record:
+  def record(self, tokens, want: RecordOptions = RecordOptions()) -> Record:
     """What the model shows of its forward pass on tokens (S, T)."""
     return record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
@@ -72,14 +72,14 @@ class Run:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(config, mesh, params, tokens):
-  with in_mesh(mesh), precise(config.dtype):
+  with mesh_context(mesh), precise(config.dtype):
     return _readable(mesh, Transformer(config).apply({'params': params}, tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def record(config, want, mesh, params, tokens):
   """`Run.record` of parameters that lie on a mesh, None for those of one device."""
-  with in_mesh(mesh), precise(config.dtype):
+  with mesh_context(mesh), precise(config.dtype):
     return _readable(mesh, Transformer(config).apply({'params': params}, tokens, want)[1])
 
 

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.kernels.epilogue import ATTENTION
-from sink_jax.kernels.shard import placed
+from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.attention import Attention, norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import Memory, Step
+from sink_jax.models.kv_cache import DecodePositions, DecodeState
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
-from sink_jax.models.record import LayerRecord, Record, Want
+from sink_jax.models.record import LayerRecord, Record, RecordOptions
 
 
 def _attention_saveable(primitive, *arguments, **params):
@@ -44,7 +44,8 @@ class Block(nn.Module):
   layer: Layer = Layer()
 
   @nn.compact
-  def __call__(self, h_BxTxD, want: Want | None, cache=None, step: Step | None = None):
+  def __call__(self, h_BxTxD, want: RecordOptions | None, cache=None,
+               step: DecodePositions | None = None):
     """Returns the output, what `want` asks for as (of attention, of the residual), the cache."""
     config = self.config
     norm1, norm2 = Norm(config, name='norm1'), Norm(config, name='norm2')
@@ -62,7 +63,7 @@ class Block(nn.Module):
       x = norm1(h_BxTxD + o)
       before = x + ffn(x)
       out = norm2(before)
-    out = placed('btd', out)
+    out = sharding_constraint('btd', out)
     if want is None:
       return out, (None, cache)
     tokens = slice(config.sink_tokens, None)
@@ -90,7 +91,8 @@ class Period(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, h_BxTxD, want: Want | None, cache=None, step: Step | None = None):
+  def __call__(self, h_BxTxD, want: RecordOptions | None, cache=None,
+               step: DecodePositions | None = None):
     shown, caches = [], []
     for i, layer in enumerate(self.config.pattern):
       block = Block(self.config, layer, name=f'layer{i}')
@@ -120,8 +122,8 @@ class Transformer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, inputs, want: Want | None = None, unembed: bool = True,
-               memory: Memory | None = None, step: Step | None = None):
+  def __call__(self, inputs, want: RecordOptions | None = None, unembed: bool = True,
+               memory: DecodeState | None = None, step: DecodePositions | None = None):
     config = self.config
     dtype = jnp.dtype(config.dtype)
     # A step's tokens stand where the cache says; a learned sink token stands before them all.
@@ -131,7 +133,7 @@ class Transformer(nn.Module):
     positions_T = np.arange(inputs.shape[1]) if step is None else (
         step.queries_L - config.sink_tokens)
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
-    h_BxTxD = placed('btd', h_BxTxD.astype(dtype))
+    h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
       sinks_SxD = self.param('sink_tokens', initializer('embedding', config),
                              (config.sink_tokens, config.d_model), jnp.float32)
@@ -150,14 +152,14 @@ class Transformer(nn.Module):
                      in_axes=(nn.broadcast, 0, nn.broadcast))(config, **options, name='blocks')
     h_BxTxD, (shown, caches) = blocks(h_BxTxD, want, memory and memory.layers, step)
     if memory is not None:
-      memory = Memory(caches, memory.seen + h_BxTxD.shape[1])
+      memory = DecodeState(caches, memory.seen + h_BxTxD.shape[1])
       h_BxTxD = h_BxTxD[:, -1:]
     else:
       h_BxTxD = h_BxTxD[:, begins:]
     if config.norm_location == 'pre':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if not unembed:
-      return placed('btd', h_BxTxD)
+      return sharding_constraint('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
     if memory is not None:
       return logits[:, 0], memory
@@ -181,7 +183,7 @@ class Transformer(nn.Module):
       table_VxE = self.param('embed', initializer('embedding', config),
                              (config.vocab_size, config.embedding_dim or config.d_model),
                              jnp.float32)
-      h = placed('ve', table_VxE)[inputs]
+      h = sharding_constraint('ve', table_VxE)[inputs]
       if config.embedding_dim:
         h = Linear(config.d_model, config, name='embed_in')(h)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import MEASURES, Summary, impossible, summary
+from sink_jax.paper.metrics import METRICS, Summary, impossible, summary
 
 _UNITS = {'percent': ' %', 'points': ' points'}
 _ENDED = {'diverged', 'not expressible'}  # states that no more training changes
@@ -63,7 +63,7 @@ def gather(group: Group, measure: str, trials) -> Evidence:
 
 
 def heading(measure: str) -> str:
-  return plain(MEASURES[measure])
+  return plain(METRICS[measure])
 
 
 def plain(measure) -> str:
@@ -75,7 +75,7 @@ def level(measure: str, value: float, apart: bool = False) -> str:
   """A level with its unit; apart: a distance between two values."""
   points = f' point{"s" if value != 1 else ""}'
   unit = {'percent': points if apart else ' %', 'points': points, 'nats': ' nats'}.get(
-      MEASURES[measure].unit, '')
+      METRICS[measure].unit, '')
   return f'{value:g}{unit}'
 
 
@@ -84,4 +84,4 @@ def listed(trials) -> str:
 
 
 def _name(measure):
-  return next(name for name, other in MEASURES.items() if other is measure)
+  return next(name for name, other in METRICS.items() if other is measure)

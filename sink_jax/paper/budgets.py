@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sink_jax.attention.extra_key_value import KBias, KvBias
+from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias
 from sink_jax.attention.mask import Mask, Window
 from sink_jax.attention.position import Learned, Position
-from sink_jax.component import build
-from sink_jax.data.token_edits import Intervention, RandomTokens
+from sink_jax.component import from_string
+from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.experiment import NotExpressible
 
 
@@ -117,7 +117,7 @@ def _smoke_edits(text, context):
   """Edits of the sequences, for shorter ones and for the vocabulary of the smoke model."""
   parts = [part.strip() for part in text.split(';') if part.strip()]
   for i, part in enumerate(parts):
-    edit = build(Intervention, part)
+    edit = from_string(TokenEdit, part)
     if isinstance(edit, RandomTokens):
       if edit.last >= context:
         raise NotExpressible(f'{edit.last} random tokens; sequences have {context} tokens')
@@ -129,16 +129,16 @@ def _smoke_edits(text, context):
 def _smoke_slots(config, context, head_dim):
   """Slots whose numbers mean something else in shorter sequences and narrower heads."""
   changes, attention = {}, config['attention']
-  mask = build(Mask, attention['mask'])
+  mask = from_string(Mask, attention['mask'])
   if isinstance(mask, Window):
     size = mask.size * context / config['data']['context']
     if size < 1:
       raise NotExpressible(f'a window of {mask.size} of {config["data"]["context"]} tokens would '
                            f'be {size:g} of {context}')
     changes['attention.mask'] = repr(Window(size=round(size)))
-  if isinstance(build(Position, attention['position']), Learned):
+  if isinstance(from_string(Position, attention['position']), Learned):
     changes['attention.position'] = repr(Learned(max_length=context))
-  bias = build(KvBias, attention['kv_bias'])
+  bias = from_string(ExtraKeyValue, attention['kv_bias'])
   if isinstance(bias, KBias) and (bias.learnable_dims or 0) >= head_dim:
     raise NotExpressible(f'{bias.learnable_dims} learnable dimensions; heads have {head_dim}')
   return changes

@@ -6,7 +6,7 @@ import dataclasses
 
 from sink_jax.paper.aggregate import Evidence, gather, heading, level, listed
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import MEASURES, summary, window_size
+from sink_jax.paper.metrics import METRICS, summary, window_size
 from sink_jax.report.markup import upper
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
@@ -124,14 +124,14 @@ class Ordered(Check):
 
   @property
   def _noise(self):
-    return _NOISE if MEASURES[self.measure].unit == 'percent' else 0.05 * self.margin
+    return _NOISE if METRICS[self.measure].unit == 'percent' else 0.05 * self.margin
 
   def judge(self, group):
     seen = gather(group, self.measure, self.trials)
     if seen.pending or len(seen.found) < 2:
       return _open(seen)
     means = [found.mean for found in seen.found.values()]
-    if MEASURES[self.measure].unit == 'percent' and min(means) >= _FULL:
+    if METRICS[self.measure].unit == 'percent' and min(means) >= _FULL:
       return Outcome(None, f'{seen.words()}: no room for an order', seen.numbers(),
                      reason=f'all rates are {_FULL} % or more, which leaves no room for an order')
     if self.falls:

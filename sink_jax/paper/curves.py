@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import ALONE, MEASURES, summary, window_size
+from sink_jax.paper.metrics import ALONE, METRICS, summary, window_size
 
 _POINTS = 200  # of a training loss: more could not be told apart
 _FEW = 25  # where lines of several trials cross
@@ -105,7 +105,7 @@ def _sweep(figure, group):
     drawn |= {trial for trial in figure['trials'] if summary(measure, group.done(trial))}
     if points:
       found.append({
-          'name': MEASURES[measure].heading.removesuffix(' %'),
+          'name': METRICS[measure].heading.removesuffix(' %'),
           'runs': [run for _, value in points for run in value.runs],
           'x': [x for x, _ in points], 'y': [value.mean for _, value in points],
           'low': [min(value.values) for _, value in points],

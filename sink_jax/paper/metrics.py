@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from sink_jax.attention.mask import Mask, Prefix, Window
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.paper.differences import pile_cc_loss, same_data
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
@@ -17,7 +17,7 @@ _LAST = 0.1  # share of the training rows whose mean is the training loss at the
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class Metric:
   """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
 
   unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'.
@@ -48,7 +48,7 @@ class Measure:
 class Summary:
   """A quantity of the seeds of a trial; proxy: of scores that do not sum to one."""
 
-  measure: Measure
+  measure: Metric
   values: tuple[float, ...]
   proxy: bool
   runs: tuple[str, ...]
@@ -79,10 +79,10 @@ class Summary:
 
 def summary(name: str, runs: Iterable[dict]) -> Summary | None:
   """The mean and spread over the runs that have the quantity; None if none has it."""
-  return summarise(MEASURES[name], runs, starred=name in _OF_SCORES)
+  return summarise(METRICS[name], runs, starred=name in _OF_SCORES)
 
 
-def summarise(measure: Measure, runs: Iterable[dict], starred: bool = False) -> Summary | None:
+def summarise(measure: Metric, runs: Iterable[dict], starred: bool = False) -> Summary | None:
   """The same of any measure; starred: proxies are marked."""
   found = [(run, measure.of(run)) for run in runs]
   found = [(run, float(value)) for run, value in found if value is not None]
@@ -105,7 +105,7 @@ def window_size(run: dict) -> int | None:
 
 
 def _mask(run):
-  return build(Mask, run['config']['attention']['mask'])
+  return from_string(Mask, run['config']['attention']['mask'])
 
 
 def _sink(position):
@@ -207,51 +207,51 @@ def _first_in_prefix(run):
   return 100 * rates[0] / sum(rates) if rates and sum(rates) else None
 
 
-MEASURES = {
-    'sink_1': Measure('Sink_1 %', 'percent', lambda run: run.get('sink_1')),
-    'sink_star': Measure('Sink_* %', 'percent', lambda run: run.get('sink_bias_slot')),
-    'sink_2': Measure('Sink_2 %', 'percent', _sink(2)),
-    'sink_3': Measure('Sink_3 %', 'percent', _sink(3)),
-    'sink_4': Measure('Sink_4 %', 'percent', _sink(4)),
-    'lead_1': Measure('lead of Sink_1 in points', 'points', _lead(1)),
-    'lead_2': Measure('lead of Sink_2 in points', 'points', _lead(2)),
-    'lead_3': Measure('lead of Sink_3 in points', 'points', _lead(3)),
-    'largest_sink': Measure(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
-                            lambda run: max(run.get('sink', ())[:_FIRST], default=None)),
-    'first_sink_1': Measure('Sink_1 % before training', 'percent', lambda run: (
+METRICS = {
+    'sink_1': Metric('Sink_1 %', 'percent', lambda run: run.get('sink_1')),
+    'sink_star': Metric('Sink_* %', 'percent', lambda run: run.get('sink_bias_slot')),
+    'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
+    'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
+    'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
+    'lead_1': Metric('lead of Sink_1 in points', 'points', _lead(1)),
+    'lead_2': Metric('lead of Sink_2 in points', 'points', _lead(2)),
+    'lead_3': Metric('lead of Sink_3 in points', 'points', _lead(3)),
+    'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
+                           lambda run: max(run.get('sink', ())[:_FIRST], default=None)),
+    'first_sink_1': Metric('Sink_1 % before training', 'percent', lambda run: (
         run['curves']['sink_1'][0] if 'curves' in run else None)),
-    'valid_loss': Measure('valid loss', 'nats', _valid_loss),
-    'train_loss': Measure('training loss', 'nats', _train_loss),
-    'overfitting': Measure('valid loss minus training loss', 'nats', _overfitting),
-    'overfit_step': Measure('step of the least valid loss', 'steps', _overfit_step),
-    'emergence_step': Measure('step of emergence', 'steps', _emergence),
-    'converges': Measure('converges', 'truth', _converges),
-    'massive': Measure('largest hidden norm ratio', 'ratio', _largest('hidden', 1)),
-    'massive_before_norm': Measure('largest hidden norm ratio before the norm', 'ratio',
-                                   _largest('hidden_before_norm', 0)),
-    'massive_sink_token': Measure('largest hidden norm ratio of the sink token', 'ratio',
-                                  _largest('sink_token', 1)),
-    'removed_sink_1': Measure('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
-    'removed_loss': Measure('rise of the valid loss by removal', 'nats', _loss_rise),
-    'window_absolute': Measure('attention to the absolute first token, times uniform', 'ratio',
-                               _of_uniform('absolute_first', 'absolute_uniform')),
-    'window_relative': Measure('attention to the first token of the window, times uniform',
-                               'ratio', _of_uniform('relative_first', 'uniform')),
-    'prefix_share': Measure('share of sink heads whose strongest token is in the prefix', 'percent',
-                            _share),
-    'prefix_sink': Measure('sum of Sink_k % over the prefix', 'percent', lambda run: (
+    'valid_loss': Metric('valid loss', 'nats', _valid_loss),
+    'train_loss': Metric('training loss', 'nats', _train_loss),
+    'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
+    'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
+    'emergence_step': Metric('step of emergence', 'steps', _emergence),
+    'converges': Metric('converges', 'truth', _converges),
+    'massive': Metric('largest hidden norm ratio', 'ratio', _largest('hidden', 1)),
+    'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
+                                  _largest('hidden_before_norm', 0)),
+    'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
+                                 _largest('sink_token', 1)),
+    'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
+    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
+    'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',
+                              _of_uniform('absolute_first', 'absolute_uniform')),
+    'window_relative': Metric('attention to the first token of the window, times uniform',
+                              'ratio', _of_uniform('relative_first', 'uniform')),
+    'prefix_share': Metric('share of sink heads whose strongest token is in the prefix', 'percent',
+                           _share),
+    'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', lambda run: (
         sum(_in_prefix(run)) if _in_prefix(run) else None)),
-    'prefix_first': Measure("share of the prefix's sinks on its first token", 'percent',
-                            _first_in_prefix),
-    'chain_difference': Measure('largest relative difference', 'difference', _analysis(
+    'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent',
+                           _first_in_prefix),
+    'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
     # Of open models alone.
-    'sink_1_natural': Measure('Sink_1 % on text', 'percent', lambda run: None),
-    'sink_1_random': Measure('Sink_1 % on random tokens', 'percent', lambda run: None),
-    'sink_1_repeat': Measure('Sink_1 % on a repeated token', 'percent', lambda run: None),
-    'sink_1_base': Measure('Sink_1 % of the base model', 'percent', lambda run: None),
-    'sink_1_chat': Measure('Sink_1 % of the chat model', 'percent', lambda run: None),
-    'sink_t': Measure('Sink_t %', 'percent', lambda run: None),
+    'sink_1_natural': Metric('Sink_1 % on text', 'percent', lambda run: None),
+    'sink_1_random': Metric('Sink_1 % on random tokens', 'percent', lambda run: None),
+    'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent', lambda run: None),
+    'sink_1_base': Metric('Sink_1 % of the base model', 'percent', lambda run: None),
+    'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent', lambda run: None),
+    'sink_t': Metric('Sink_t %', 'percent', lambda run: None),
 }
-_OF_SCORES = {name for name in MEASURES
+_OF_SCORES = {name for name in METRICS
               if name.startswith(('sink_', 'lead_', 'largest_sink', 'prefix_'))}

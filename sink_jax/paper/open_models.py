@@ -11,7 +11,7 @@ import re
 
 from sink_jax.paper import drawing
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
-from sink_jax.paper.metrics import MEASURES
+from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.open_protocol import (
   PROTOCOLS,
   alike,
@@ -125,7 +125,7 @@ def _cell(item, row, measure, model, analysed):
   apart, shown, value = min(found, key=lambda one: (len(one[0]), *_newest_first(one[1])))
   paper = row['values'].get(measure)
   words, inputs = apart or remarks(shown, kind), inputs_of(shown, kind)
-  return {'mean': value, 'text': MEASURES[measure].text(value), 'paper': paper,
+  return {'mean': value, 'text': METRICS[measure].text(value), 'paper': paper,
           'difference': None if apart or paper is None else value - paper, 'agrees': None,
           'remark': '' if paper is None else '; '.join(words), 'model': model,
           'file': shown.file, 'checkpoint': checkpoint_of(shown),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic
-from sink_jax.paper.metrics import MEASURES, Measure, summarise
+from sink_jax.paper.metrics import METRICS, Metric, summarise
 from sink_jax.report.records import shown_losses
 
 
@@ -16,12 +16,12 @@ class Column:
 
   heading: str
   meaning: str
-  measure: Measure
+  measure: Metric
   proxies: bool = False
 
 
 def _column(heading, meaning, of: Callable[[dict], float | None], unit='share', proxies=False):
-  return Column(heading, meaning, Measure(heading, unit, of), proxies)
+  return Column(heading, meaning, Metric(heading, unit, of), proxies)
 
 
 def _least(kind):
@@ -33,9 +33,9 @@ def _least(kind):
 
 COLUMNS = (
     _column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
-            MEASURES['sink_1'].of, 'percent', True),
+            METRICS['sink_1'].of, 'percent', True),
     _column('Sink_* %', 'The same of the bias slot or learned sink token.',
-            MEASURES['sink_star'].of, 'percent'),
+            METRICS['sink_star'].of, 'percent'),
     _column('largest importance', 'Of the first token, over heads.',
             lambda run: run.get('largest_importance'), proxies=True),
     _column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
@@ -46,9 +46,9 @@ COLUMNS = (
             'smallest over blocks.', _least('value')),
     _column('key ratio', 'The same of the keys.', _least('key')),
     _column('hidden ratio', 'The same of the hidden states after each block: the largest.',
-            MEASURES['massive'].of),
+            METRICS['massive'].of),
     _column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
-            MEASURES['emergence_step'].of, 'steps'),
+            METRICS['emergence_step'].of, 'steps'),
 )
 
 

@@ -8,7 +8,7 @@ from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.collect import Group
 from sink_jax.paper.differences import difference, remark
-from sink_jax.paper.metrics import MEASURES, summary
+from sink_jax.paper.metrics import METRICS, summary
 
 
 def tables(groups: list[Group], analysed: Analysed = Analysed()) -> list[dict]:
@@ -22,7 +22,7 @@ def _table(table, groups, analysed):
           if table['needs'] == 'open models' else
           [row(entry, table['measures'], groups) for entry in table['rows']])
   return dict(table, name=numbers.name_of(table), status=_status(table, rows),
-              headings={measure: MEASURES[measure].heading for measure in table['measures']},
+              headings={measure: METRICS[measure].heading for measure in table['measures']},
               rows=rows)
 
 
@@ -47,7 +47,7 @@ def row(entry: dict, measures: Iterable[str], groups: list[Group]) -> dict:
 
 def paper_text(entry: dict, measure: str) -> str:
   """The paper's value as it stands in a table: '0.44*', '1,000 to 2,000', 'below 1.00', '-'."""
-  value, text = entry['values'].get(measure), MEASURES[measure].text
+  value, text = entry['values'].get(measure), METRICS[measure].text
   if value is None:
     return 'training failure' if entry.get('failed') else (
         'illegible' if entry.get('note') == 'illegible' else '-')

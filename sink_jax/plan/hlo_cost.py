@@ -49,7 +49,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloCost:
   """products: FLOPs of matrix products outside of kernels. bytes: to and from main memory.
 
   kernels: calls of kernels, whose FLOPs the text does not tell.
@@ -63,7 +63,7 @@ class Program:
   unknown: int
 
 
-def read(text: str) -> Program:
+def read(text: str) -> HloCost:
   """Reads the text of a compiled program, `compiled.as_text()`, for a CPU, TPU or GPU."""
   return _Reader(text).read()
 
@@ -81,7 +81,7 @@ class _Reader:
 
   def read(self):
     self._visit(self.entry, 1, fused=False, overlapped=False)
-    return Program(tuple(self.collectives.values()), self.products, self.bytes, self.kernels,
+    return HloCost(tuple(self.collectives.values()), self.products, self.bytes, self.kernels,
                    self.unknown)
 
   def _visit(self, name, times, fused, overlapped):

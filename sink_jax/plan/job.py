@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.evaluate.probe import probed
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import Want
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
@@ -95,7 +95,7 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
   """
   devices = compiler.topology_devices(job.where.compiler_name)
   mesh = make_mesh(*job.mesh, devices=devices)
-  with in_mesh(mesh):
+  with mesh_context(mesh):
     attention = training_implementation(job.model, job.context)
   result = _described(job) | {'attention': attention}
   began = time.monotonic()
@@ -147,7 +147,7 @@ def _validation(job, mesh, params):
 def _probe(job, mesh, params):
   tokens = jax.ShapeDtypeStruct((job.probe.sequences, job.probe.length), jnp.int32,
                                 sharding=replicated(mesh))
-  return (record.lower(probed(job.model, job.probe.dtype), Want(), mesh, params, tokens),
+  return (record.lower(probed(job.model, job.probe.dtype), RecordOptions(), mesh, params, tokens),
           _bytes((params, tokens)))
 
 

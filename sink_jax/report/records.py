@@ -211,7 +211,7 @@ def _settings(experiment, config):
   return {
       'attention': describe_attention(experiment),
       'proxy': not spec.rows_sum_to_one,
-      'has_slot': bool(spec.kv_bias.has_slot or experiment.model['sink_tokens']),
+      'has_slot': bool(spec.kv_bias.has_extra_key or experiment.model['sink_tokens']),
       'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
       'synthetic': synthetic,
       'facts': source.facts() if synthetic else {},

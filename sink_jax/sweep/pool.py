@@ -19,7 +19,7 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.provenance import pass_on_command
-from sink_jax.train.stop import StopSignal
+from sink_jax.train.stop_handler import StopHandler
 
 _LOOK_EVERY = 0.5  # seconds
 _PATIENCE = 60  # seconds that a process gets to save its state
@@ -63,7 +63,7 @@ def run_at_once(trials: Mapping[str, Trial], root,
   os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / max(1, processes):.3f}')
   pass_on_command()
   waiting, workers = list(trials), []
-  with StopSignal() as stop, _ended(workers):
+  with StopHandler() as stop, _ended(workers):
     for i in range(processes):
       workers.append(_started(i, processes, root))
     while not stop.asked:

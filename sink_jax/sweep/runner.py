@@ -16,12 +16,12 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.loop import train
-from sink_jax.train.multihost import agreed, is_first
+from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.outcome import Diverged, Interrupted
 from sink_jax.train.run_dir import (
   PATIENCE,
-  Busy,
-  TakenOver,
+  LockLost,
+  WorkdirLocked,
   has_ended,
   read_status,
   settle_finished,
@@ -42,7 +42,7 @@ def run_trial(trial: Trial, root, show_progress: bool = True) -> str:
     Interrupted: the process was asked to stop; the state is saved.
   """
   def train_rest(folder):
-    if not agreed(lambda: has_ended(folder, trial.config), ValueError):
+    if not broadcast_from_process0(lambda: has_ended(folder, trial.config), ValueError):
       _train(trial, folder, show_progress)
 
   return concluded(trial, root, train_rest)
@@ -53,9 +53,9 @@ def concluded(trial: Trial, root, train_rest: Callable[[Any], Any]) -> str:
   folder = to_path(root) / trial.name
   try:
     if trial.config is None:
-      return agreed(lambda: _not_expressible(trial, folder), ValueError)
+      return broadcast_from_process0(lambda: _not_expressible(trial, folder), ValueError)
     train_rest(folder)
-  except Busy:
+  except WorkdirLocked:
     return 'busy'
   except Interrupted:
     raise
@@ -69,7 +69,7 @@ def concluded(trial: Trial, root, train_rest: Callable[[Any], Any]) -> str:
     if is_first() and not (folder / 'config.json').exists():  # what is there keeps its record
       record_failure(trial, root, str(error))
     return 'failed'
-  return agreed(lambda: _analysed(trial, folder))
+  return broadcast_from_process0(lambda: _analysed(trial, folder))
 
 
 def _analysed(trial, folder):
@@ -108,10 +108,10 @@ def _train(trial, folder, show_progress):
   while True:
     try:
       return train(trial.config, folder, name=trial.name, show_progress=show_progress)
-    except TakenOver:
+    except LockLost:
       raise
-    except Busy:
-      if agreed(lambda: time.monotonic() - began > PATIENCE):
+    except WorkdirLocked:
+      if broadcast_from_process0(lambda: time.monotonic() - began > PATIENCE):
         raise
       time.sleep(0.5)
 

@@ -24,7 +24,7 @@ from sink_jax.train.checksums import (
   verify,
   write_checksums,
 )
-from sink_jax.train.multihost import agreed, all_of, is_first
+from sink_jax.train.multihost import broadcast_from_process0, is_first, process_allgather
 from sink_jax.train.record import write_record
 
 _log = logging.getLogger('sink_jax')
@@ -47,7 +47,8 @@ class Checkpoints:
     self._pending: int | None = None
     self._record: Mapping[str, Any] | None = None  # of what is pending
     self._hashing: threading.Thread | None = None
-    self.damaged, self.latest = agreed(lambda: _set_damaged_aside(self._workdir), OSError)
+    self.damaged, self.latest = broadcast_from_process0(
+        lambda: _set_damaged_aside(self._workdir), OSError)
     self._manager = self._opened()
 
   def save(self, step: int, state, record: Mapping[str, Any] | None = None) -> None:
@@ -91,10 +92,10 @@ class Checkpoints:
     """
     while self.latest is not None:
       state, problem = self._restored(target)
-      if not any(all_of(problem is not None)):
+      if not any(process_allgather(problem is not None)):
         return state
       self._manager.close()
-      lines, self.latest = agreed(
+      lines, self.latest = broadcast_from_process0(
           lambda: _set_damaged_aside(self._workdir, self.latest, problem or 'unreadable'),
           OSError)
       self.damaged += lines

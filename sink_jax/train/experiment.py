@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data.dataset import Data, DataConfig, Source
-from sink_jax.data.token_edits import Intervention
+from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
 from sink_jax.models.sizes import sized
@@ -211,12 +211,12 @@ def _from_dict(config):
   model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig)
                           if f.name not in ('attention', *IMPORTED_ONLY))]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
-  data['source'] = build(Source, data['source'])
-  data['valid_source'] = build(Source, data['valid_source']) if data['valid_source'] else None
-  data['tokenizer'] = build(Tokenizer, data['tokenizer'])
+  data['source'] = from_string(Source, data['source'])
+  data['valid_source'] = from_string(Source, data['valid_source']) if data['valid_source'] else None
+  data['tokenizer'] = from_string(Tokenizer, data['tokenizer'])
   data['domain_weights'] = _domain_weights(data['domain_weights'])
   data['interventions'] = tuple(
-      build(Intervention, part) for part in data['interventions'].split(';') if part.strip())
+      from_string(TokenEdit, part) for part in data['interventions'].split(';') if part.strip())
   return Experiment(**dict(
       top,
       model=_checked(top['model'], 'model.', model_keys),

@@ -25,10 +25,10 @@ from sink_jax.train.group_steps import compiled_group_steps, compiled_stack_and_
 from sink_jax.train.optimizer import learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import Evaluation, held
-from sink_jax.train.run_dir import PATIENCE, Busy
+from sink_jax.train.run_dir import PATIENCE, WorkdirLocked
 from sink_jax.train.sharding import replicated
 from sink_jax.train.step import init_state
-from sink_jax.train.stop import StopSignal
+from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 _SECONDS = 5  # of a call, about, so that a stop signal need not wait longer
@@ -73,7 +73,7 @@ def train_group(group: Group, root, begun: Callable[[list[str]], None],
   """
   members = [_Member(slot, name, group.jobs[name])
              for slot, name in enumerate(group.names) if name in group.jobs]
-  with StopSignal() as stop, contextlib.ExitStack() as closing:
+  with StopHandler() as stop, contextlib.ExitStack() as closing:
     try:
       states = _begun(group, members, to_path(root))
       if running := [member for member in members if member.running]:
@@ -197,7 +197,7 @@ class _Member:
     while True:
       try:
         return self._open.enter_context(held(self.job, workdir, self.name, lambda: intact))
-      except Busy:
+      except WorkdirLocked:
         if time.monotonic() > until:
           raise
         time.sleep(0.5)

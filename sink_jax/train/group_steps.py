@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import OptimizerConfig, Rates
 from sink_jax.train.sharding import replicated
@@ -91,8 +91,8 @@ def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh, micr
   metrics: those of `make_update`, (S, G). A slot whose loss or gradient is not finite in an
   active step keeps the state from before it, whatever follows.
   """
-  update = in_mesh(mesh)(jax.vmap(make_update(config, optimizer, microbatches,
-                                              loss_logits=loss_logits)))
+  update = mesh_context(mesh)(jax.vmap(make_update(config, optimizer, microbatches,
+                                                   loss_logits=loss_logits)))
 
   def steps(states, corpus, inputs, count):
     def step(i, carry):

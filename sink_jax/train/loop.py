@@ -20,7 +20,7 @@ from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.progress import Progress
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
@@ -28,14 +28,14 @@ from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.train import run_dir as runs
 from sink_jax.train.defaults import KEYS, Share, completed, device_memory, filled
 from sink_jax.train.experiment import Experiment, from_dict, resolved
-from sink_jax.train.feed import Feed
-from sink_jax.train.multihost import agreed, check_same, is_first, together
+from sink_jax.train.global_batch import GlobalBatches
+from sink_jax.train.multihost import broadcast_from_process0, check_same, is_first, on_all_processes
 from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import held
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step
-from sink_jax.train.stop import StopSignal
+from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 
@@ -62,10 +62,10 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
   job, name = prepared(config, workdir), name or PurePath(workdir).name
   check_same('config, data or jax', json.dumps(
       [job.config, job.data_summary, jax.__version__], sort_keys=True))
-  with StopSignal() as stop, held(job, workdir, name, job.data.check_files) as recorder:
+  with StopHandler() as stop, held(job, workdir, name, job.data.check_files) as recorder:
     try:
       params = _train(job, recorder, show_progress, stop)
-    except (runs.Busy, DamagedCache):
+    except (runs.WorkdirLocked, DamagedCache):
       raise
     except ValueError as error:
       if jax.process_count() == 1:
@@ -99,9 +99,10 @@ def prepared(config: Mapping[str, Any], workdir,
   Raises:
     ValueError: as `train` does.
   """
-  job = together(lambda: _prepared(config, workdir, opened))
+  job = on_all_processes(lambda: _prepared(config, workdir, opened))
   data = job.data
-  chosen = agreed(lambda: _completed(runs.as_begun(workdir, config), job), ValueError)
+  chosen = broadcast_from_process0(
+      lambda: _completed(runs.as_begun(workdir, config), job), ValueError)
   config = filled(config, chosen, KEYS)  # all else may differ between processes
   experiment = from_dict(config)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
@@ -115,7 +116,7 @@ def _prepared(config, workdir, opened):
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
   _trace(experiment, mesh)
   if is_first():
-    runs.check_unclaimed(workdir, config)
+    runs.check_unlocked(workdir, config)
   data = opened(experiment.data)
   model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
   return Job(config, data.summary(), experiment, model, data, mesh,
@@ -128,7 +129,7 @@ def _completed(config, job):
   """The config with the empty keys that these devices decide."""
   experiment, (data, fsdp, tensor) = job.experiment, job.mesh.shape.values()
   tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
-  with in_mesh(job.mesh):
+  with mesh_context(job.mesh):
     share = Share(platform(), device_memory(), tokens, fsdp * tensor, tensor,
                   experiment.microbatches, experiment.loss_logits)
   return completed(config, job.model, share)
@@ -156,7 +157,7 @@ def _train(job, recorder, show_progress, stop):
   clock = Throughput(experiment.batch_size * experiment.data.context,
                      flops_per_token(model, experiment.data.context),
                      measured_matmul_rate(model.dtype))
-  feed = Feed(mesh, experiment.batch_size)
+  feed = GlobalBatches(mesh, experiment.batch_size)
   batches = data.batches(recorder.start, experiment.batch_size, experiment.seed, feed.rows)
   progress = Progress(recorder.name, experiment.steps, recorder.start, unit='step',
                       enabled=show_progress and is_first())

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.mask import Prefix
 from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.shard import over_devices
+from sink_jax.kernels.shard import shard_map_batch_heads
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
@@ -67,8 +67,8 @@ def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits: int | N
     return _over_chunks(chunk, _positions(logits, h, kernel), h, targets, weights)[:1]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
-  return over_devices('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
-                      kernel_DxV.astype(h_BxTxD.dtype))[0]
+  return shard_map_batch_heads('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
+                               kernel_DxV.astype(h_BxTxD.dtype))[0]
 
 
 def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
@@ -86,8 +86,8 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
                                        weights)
     return loss, dkernel, dh
 
-  loss, dkernel, dh = over_devices('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
-                                   weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
+  loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
+                                            weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 

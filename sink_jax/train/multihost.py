@@ -84,7 +84,7 @@ def _explicit(given):
 def _meet():
   """The first thing that processes do together, on CPUs, has to begin within 30 seconds."""
   if jax.process_count() > 1:
-    between(multihost_utils.sync_global_devices, 'begun')
+    collective(multihost_utils.sync_global_devices, 'begun')
 
 
 def _alone():
@@ -100,7 +100,7 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def agreed(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
+def broadcast_from_process0(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
   """What `decide()` returns in the first process, in all of them.
 
   A value that JSON can hold. An error of one of the types `errors` is raised in all
@@ -123,7 +123,7 @@ def agreed(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
   return told if not is_first() else value
 
 
-def together(prepare: Callable[[], Any]) -> Any:
+def on_all_processes(prepare: Callable[[], Any]) -> Any:
   """What `prepare()` returns in each process; a ValueError of one is one of all.
 
   For what depends on the machine of a process, such as its data.
@@ -132,7 +132,7 @@ def together(prepare: Callable[[], Any]) -> Any:
     value, error = prepare(), None
   except ValueError as caught:
     value, error = None, caught
-  failed = all_of(error is not None)
+  failed = process_allgather(error is not None)
   if any(failed):
     raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
   return value
@@ -143,18 +143,18 @@ def check_same(what: str, text: str) -> None:
   if jax.process_count() == 1:
     return
   digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-  digests = between(multihost_utils.process_allgather, digest)
+  digests = collective(multihost_utils.process_allgather, digest)
   others = [i for i, other in enumerate(digests) if (other != digests[0]).any()]
   if others:
     raise ValueError(f'Process {others[0]} has another {what} than process 0: start all with the '
                      'same command, the same files and the same versions.')
 
 
-def all_of(flag: bool) -> list[bool]:
+def process_allgather(flag: bool) -> list[bool]:
   """The flags of all processes, in their order."""
   if jax.process_count() == 1:
     return [flag]
-  flags = between(multihost_utils.process_allgather, np.array(flag))
+  flags = collective(multihost_utils.process_allgather, np.array(flag))
   return [bool(x) for x in flags.ravel()]
 
 
@@ -179,7 +179,7 @@ def fail(message: str, alone: bool = False) -> None:
   os._exit(1)  # sys.exit would wait for the others
 
 
-def between(call: Callable, *arguments) -> Any:
+def collective(call: Callable, *arguments) -> Any:
   """What `call` returns, which the processes do together.
 
   Raises:
@@ -194,7 +194,7 @@ def between(call: Callable, *arguments) -> Any:
 
 def _broadcast(value):
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  send = lambda x: np.asarray(between(multihost_utils.broadcast_one_to_all, x))
+  send = lambda x: np.asarray(collective(multihost_utils.broadcast_one_to_all, x))
   padded = np.zeros(int(send(np.int32(len(data)))), np.uint8)
   if is_first():
     padded[:] = data

@@ -9,7 +9,7 @@ import jax
 
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.stop import Unsaved
+from sink_jax.train.stop_handler import Unsaved
 
 _log = logging.getLogger('sink_jax')
 
@@ -64,7 +64,7 @@ def recorded(workdir, checkpoints, start, steps, whole_from, attention, width=1)
   status, details, waits = 'done', {'step': steps}, True
   try:
     yield
-  except runs.Busy:
+  except runs.WorkdirLocked:
     status = None  # the workdir is another job's by now
     raise
   except Interrupted as stop:

@@ -13,7 +13,7 @@ from sink_jax.io.files import write_atomically
 from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import to_path
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.multihost import agreed
+from sink_jax.train.multihost import broadcast_from_process0
 from sink_jax.train.record import stored
 
 _REMEDY = 'Training again with the same command makes it anew from the data.'
@@ -29,8 +29,8 @@ def write_probe_tokens(workdir, tokens) -> str:
   Raises:
     ValueError: neither is it what `tokens` make.
   """
-  return agreed(lambda: _write_probe_tokens(to_path(workdir) / 'probe_tokens.npy', tokens),
-                ValueError)
+  path = to_path(workdir) / 'probe_tokens.npy'
+  return broadcast_from_process0(lambda: _write_probe_tokens(path, tokens), ValueError)
 
 
 def _write_probe_tokens(path, tokens):

@@ -17,9 +17,9 @@ from sink_jax.models.run import Run
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import Experiment
-from sink_jax.train.feed import Feed
+from sink_jax.train.global_batch import GlobalBatches
 from sink_jax.train.metrics_log import MetricsWriter
-from sink_jax.train.multihost import agreed, is_first, together
+from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
 from sink_jax.train.outcome import Diverged, recorded
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
@@ -40,7 +40,7 @@ def held(job, workdir, name: str, check_files: Callable[[], Callable[[], None]])
   Raises:
     ValueError: as `workdir.claimed` does.
   """
-  with runs.claimed(workdir, job.config, job.data_summary) as claim:
+  with runs.locked(workdir, job.config, job.data_summary) as claim:
     for line in job.data.remarks():
       _tell(line)
     intact = check_files()  # in a thread, while the step is compiled and first steps run
@@ -78,11 +78,11 @@ class Recorder:
   def has_finished(self) -> bool:
     """Whether nothing is left to do; its record stays: when, where and by what it was trained."""
     workdir, step = self._claim.workdir, self.start
-    if step != self._experiment.steps or not agreed(
+    if step != self._experiment.steps or not broadcast_from_process0(
         lambda: runs.read_status(workdir)['status'] == 'done'):
       return False
     self._checkpoints.close()
-    if line := agreed(lambda: runs.settle_finished(workdir, step)):
+    if line := broadcast_from_process0(lambda: runs.settle_finished(workdir, step)):
       _tell(line)
     return True
 
@@ -146,7 +146,7 @@ class Recorder:
       return
     try:
       self._claim.check()
-    except runs.Busy:
+    except runs.WorkdirLocked:
       self._metrics.abandon()
       raise
     _all_intact(self._intact)
@@ -172,7 +172,7 @@ class Evaluation:
                                                  loss_logits=experiment.loss_logits)
     # As many sequences at a time as a training step has: the memory of a device is its bound.
     size = experiment.microbatch_size
-    self._feed = Feed(mesh, size)
+    self._feed = GlobalBatches(mesh, size)
     self._sets = data.validation(
         size, experiment.validation.batches * experiment.microbatches, self._feed.rows)
     self.sink_1 = 'n/a'
@@ -223,7 +223,7 @@ def _all_finite(state):
 def _all_intact(intact):
   """Raises DamagedCache in all processes where the data of one is damaged."""
   try:
-    together(intact)
+    on_all_processes(intact)
   except ValueError as error:
     raise DamagedCache(str(error)) from None
 

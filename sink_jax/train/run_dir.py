@@ -17,7 +17,7 @@ from sink_jax.io.paths import is_local, to_path
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.defaults import KEYS, filled
 from sink_jax.train.experiment import differences
-from sink_jax.train.multihost import agreed, is_first
+from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import here_and_now, now
 from sink_jax.train.record import problem, settle_metrics, stored
 
@@ -27,15 +27,15 @@ _BEGUN = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')  # af
 _log = logging.getLogger('sink_jax')
 
 
-class Busy(ValueError):
+class WorkdirLocked(ValueError):
   """Another job is training in the workdir."""
 
 
-class TakenOver(Busy):
+class LockLost(WorkdirLocked):
   """Another job has begun to train in the workdir since this one did."""
 
 
-class Claim:
+class RunLock:
   """A workdir that is held for one run.
 
   Locks hold between processes of one system, and not in object stores or on every network
@@ -55,7 +55,7 @@ class Claim:
 
   def check(self) -> None:
     """Raises TakenOver in all processes if another job has taken the workdir over."""
-    agreed(self._check, TakenOver)
+    broadcast_from_process0(self._check, LockLost)
 
   def _check(self):
     try:
@@ -63,12 +63,12 @@ class Claim:
     except OSError:  # somebody tidied up
       return
     if owner != self._name:
-      raise TakenOver(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
+      raise LockLost(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
                  'one ends, and leaves what it has saved to the other.')
 
 
-def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
-  """What `claimed` will refuse, as far as it is known before the data are opened.
+def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
+  """What `locked` will refuse, as far as it is known before the data are opened.
 
   Raises:
     ValueError: the workdir holds a run of another config, or cannot be written.
@@ -86,7 +86,7 @@ def check_unclaimed(workdir, config: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
+def locked(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
 
   All processes of a job call it, the first one acts. Yields a Claim.
@@ -98,7 +98,7 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
     ValueError: it holds a run of another config or other data (what differs is listed), or
       it cannot be written. Busy: another process is training in it.
   """
-  claim = Claim(to_path(workdir), data)
+  claim = RunLock(to_path(workdir), data)
   with contextlib.ExitStack() as held:
 
     def begin():
@@ -111,7 +111,7 @@ def claimed(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
       claim.begin()
 
     try:
-      agreed(begin, Busy, ValueError, OSError)
+      broadcast_from_process0(begin, WorkdirLocked, ValueError, OSError)
     except OSError as error:
       raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another --workdir, or '
                        'make room and give yourself the right to write.') from None
@@ -129,8 +129,9 @@ def _locked(workdir):
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       lock.seek(0)
-      raise Busy(f'Another process ({lock.read().strip()}) is training in {workdir}: wait for '
-                 'it, or use another --workdir.') from None
+      raise WorkdirLocked(
+          f'Another process ({lock.read().strip()}) is training in {workdir}: wait for it, or use '
+          'another --workdir.') from None
     except OSError:  # a file system without locks
       pass
     lock.truncate(0)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.shard import groups_along, in_mesh, summed_over
+from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
@@ -87,8 +87,8 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, micro
 
 @functools.lru_cache(_PROGRAMS)
 def _compiled_step(config, optimizer, mesh, microbatches, loss_logits, gradient_reduction):
-  step = in_mesh(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
-                                   gradient_reduction=gradient_reduction))
+  step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
+                                        gradient_reduction=gradient_reduction))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
@@ -102,7 +102,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole. How the
-  devices of the mesh in context, `in_mesh`, add them up:
+  devices of the mesh in context, `mesh_context`, add them up:
 
     over 'fsdp': after each micro-batch, which reduce-scatters its gradients into a sum that is
       split as the parameters are; a whole sum on each device would need their memory.
@@ -140,11 +140,11 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     total = jnp.maximum(total, 1)
     if microbatches == 1:
       value, grads = jax.value_and_grad(loss)(state.params, batch, total)
-    elif gradient_reduction == 'microbatch' or groups_along('data') == 1:
+    elif gradient_reduction == 'microbatch' or axis_size('data') == 1:
       value, grads = accumulated((state.params, total), batch)
     else:
-      _check_divides(batch, groups_along('data') * microbatches)
-      value, grads = summed_over('data', to_send, (state.params, total), batch)
+      _check_divides(batch, axis_size('data') * microbatches)
+      value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
       grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, state.params)
     updates, opt_state = make_optimizer(optimizer, rates).update(
         grads, state.opt_state, state.params)
@@ -175,7 +175,7 @@ def make_validation_step(config: ModelConfig, mesh, *, loss_logits: int | None =
 @functools.lru_cache(_PROGRAMS)
 def _compiled_validation(config, mesh, loss_logits):
 
-  @in_mesh(mesh)
+  @mesh_context(mesh)
   def losses(params, batch):
     return (summed_loss(config, params, batch, batch.weights, loss_logits),
             jnp.sum(batch.weights))

@@ -20,7 +20,7 @@ from tests.analyses.small import (
 
 def pairs(run, tokens):
   """{name: (N, S, H, T, T)} by loops over queries and the keys up to them; zero elsewhere."""
-  layers = run.record(tokens, sj.Want(queries_keys=True)).layers
+  layers = run.record(tokens, sj.RecordOptions(queries_keys=True)).layers
   q = np.asarray(layers.queries_BxTxHxDh, np.float64)
   k = np.asarray(layers.keys_BxTxHkvxDh, np.float64)
   n, s, length, heads, width = q.shape
@@ -58,7 +58,8 @@ def test_statistics_and_maps(changes):
 def test_the_default_head_is_the_one_of_the_largest_importance():
   run, inputs = small_run(), random_inputs()
   found = angles.measure(run, inputs, options())
-  maps = np.asarray(run.record(inputs.tokens, sj.Want(maps=True)).layers.maps_BxHxTxT, float)
+  options = sj.RecordOptions(maps=True)
+  maps = np.asarray(run.record(inputs.tokens, options).layers.maps_BxHxTxT, float)
   alpha = maps[..., 0].mean((1, 3))
   np.testing.assert_allclose(found['importance'], alpha, rtol=1e-5)
   (one,) = found['maps']

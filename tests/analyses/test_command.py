@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 
 import sink_jax as sj
 from sink_jax.analyses import domains, hellaswag, norms, registry, runner
-from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses as command
 from sink_jax.cli.analyse_models import analyse_models
@@ -26,7 +26,7 @@ from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_dir import claimed
+from sink_jax.train.run_dir import locked
 from tests.analyses.small import check_png, small_run
 from tests.pretrained import tiny
 from tests.train import runs
@@ -47,7 +47,7 @@ def workdir(folder, **changes):
   """A run at step 2, as training leaves it."""
   config = runs.config(model__d_model=8, model__ffn_hidden=8, **changes)
   config['model']['vocab_size'] = config['model']['vocab_size'] or 64
-  with claimed(folder, config, {'content': 'random'}):
+  with locked(folder, config, {'content': 'random'}):
     pass
   write_probe_tokens(folder, np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(folder)
@@ -137,14 +137,14 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, tmp_path):
   assert first['options']['lengths'] == [4, 9] and first['options']['dtype'] == 'float32'
   assert 'say' not in first['options'] and written['failed'] == []
   # The numbers are those of the probe on the same inputs.
-  subject = Subject.of_checkpoint(checkpoint)
+  subject = LoadedModel.of_checkpoint(checkpoint)
   tokens = make_inputs(subject, Options(sequences=3, length=9)).tokens
   assert first['sink'][0][1][0] == pytest.approx(
       100 * sj.probe(subject.run, tokens).sink_rate(), abs=1e-3)
 
 
 def test_a_run_of_a_synthetic_task_is_probed_on_its_own_tokens(tmp_path):
-  subject = Subject.of_workdir(workdir(tmp_path))
+  subject = LoadedModel.of_workdir(workdir(tmp_path))
   made = make_inputs(subject, Options(sequences=4, length=10))
   np.testing.assert_array_equal(made.tokens, subject.run.probe_tokens[:4, :10])
   assert 'BigramBackcopy' in made.description['source']
@@ -158,7 +158,7 @@ def test_a_run_of_a_synthetic_task_is_probed_on_its_own_tokens(tmp_path):
 
 def test_a_checkpoint_without_a_tokenizer(tmp_path):
   tiny.write(tmp_path)
-  subject = Subject.of_checkpoint(tmp_path)
+  subject = LoadedModel.of_checkpoint(tmp_path)
   with pytest.raises(ValueError) as error:
     make_inputs(subject, Options())
   told = str(error.value)
@@ -171,13 +171,13 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
   assert make_inputs(subject, Options(inputs='random')).tokens.max() < 16
   write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
   with pytest.raises(ValueError, match='only has 16 tokens'):
-    make_inputs(Subject.of_checkpoint(tmp_path), Options())
+    make_inputs(LoadedModel.of_checkpoint(tmp_path), Options())
 
 
 def test_more_tokens_than_positions():
   run = small_run(attention=sj.AttentionSpec(position=sj.Learned(max_length=8)))
   with pytest.raises(ValueError, match='small, --length or --lengths: 9 tokens exceed the 8'):
-    make_inputs(Subject(run), Options(length=9, inputs='random'))
+    make_inputs(LoadedModel(run), Options(length=9, inputs='random'))
 
 
 @pytest.mark.parametrize('arguments, words', [
@@ -262,7 +262,7 @@ def test_out_that_cannot_be_written(checkpoint, tmp_path):
 def test_which_model_a_result_is_of():
   run = dataclasses.replace(small_run(), step=7)
   assert runner.checkpoint(run) == {'folder': None, 'step': 7, 'dtype': 'float32',
-                                   'parameters': parameter_count(run.config)}
+                                    'parameters': parameter_count(run.config)}
   snapshot = f'/cache/models--a--b/snapshots/{"0a" * 20}'
   found = runner.checkpoint(dataclasses.replace(run, folder=snapshot))
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)
@@ -279,7 +279,7 @@ def test_results_of_a_caller_say_how_they_were_made():
 
 def test_the_dtype_of_a_run_of_ours(tmp_path):
   folder = workdir(tmp_path)
-  assert Subject.of_workdir(folder, 'bfloat16').run.config.dtype == 'bfloat16'
+  assert LoadedModel.of_workdir(folder, 'bfloat16').run.config.dtype == 'bfloat16'
   _, paths, _ = analyse_models('norms', [], [folder], tmp_path / 'out', sequences=2, length=8,
                                dtype='bfloat16')
   [result] = json.loads(paths[0].read_text())['results']

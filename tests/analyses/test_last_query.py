@@ -17,7 +17,7 @@ WINDOW = sj.AttentionSpec(mask='Window(size=4)')
 def test_numbers(changes):
   run, inputs = small_run(**changes), random_inputs()
   found = last_query.measure(run, inputs, options())
-  layers = run.record(inputs.tokens, sj.Want(maps=True)).layers
+  layers = run.record(inputs.tokens, sj.RecordOptions(maps=True)).layers
   maps = np.asarray(layers.proxy_maps_BxHxTxT, np.float64)
   heads = maps[:, :, :, -1, 0].mean(1)  # (N, H)
   np.testing.assert_allclose(found['heads'], heads, rtol=1e-4, atol=1e-6)

@@ -21,7 +21,7 @@ HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
 
 def expected(run, tokens):
   """{kind: norms (S, N, ...)} from hidden states and parameters, float64."""
-  record = run.record(tokens, sj.Want(hidden=True, queries_keys=True))
+  record = run.record(tokens, sj.RecordOptions(hidden=True, queries_keys=True))
   layers = record.layers
   h_NxSxTxD = np.concatenate([np.asarray(record.embedding_BxTxD)[None], layers.hidden_BxTxD])
   size = lambda x: np.linalg.norm(np.asarray(x, np.float64), axis=-1)

@@ -7,7 +7,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import hellaswag, registry, runner
-from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.text_tokenizer import TextTokenizer
@@ -38,7 +38,7 @@ class Watched(Options):
 @pytest.fixture(scope='module')
 def subject():
   """A model that every analysis can be carried out on, as far as it needs no download."""
-  return Subject(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
+  return LoadedModel(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
 
 
 @pytest.mark.parametrize('name', registry.ANALYSES)
@@ -61,7 +61,7 @@ def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monke
     own = vars(Options(inputs=kind, sequences=2, length=8, lengths=(4, 8), source=str(tmp_path),
                        cache_size=6, sinks=2, batch_size=2))
     make = getattr(module, 'make_inputs', make_inputs)
-    inputs = make(Subject(run, subject.tokenizer), Watched.of(made, own))
+    inputs = make(LoadedModel(run, subject.tokenizer), Watched.of(made, own))
   module.measure(run, inputs, Watched.of(read, own))
   made, read = made - {'say'}, read - {'say'}
   assert made == set(analysis.inputs) and read == set(analysis.reads)
@@ -131,8 +131,8 @@ def test_no_analysis_prints_what_is_no_number(name, subject, monkeypatch):
     inputs.description['kinds'] = [inputs.description]
   options = Options(lengths=(4, 8), length=8, cache_size=6, sinks=2)
   with pytest.raises(ValueError, match='finite.*kernel\\[0\\]|is nan: attention weights'):
-    runner.measure(registry.find(name), Subject(dataclasses.replace(run, params=params),
-                                            subject.tokenizer), options, inputs)
+    runner.measure(registry.find(name), LoadedModel(dataclasses.replace(run, params=params),
+                                                    subject.tokenizer), options, inputs)
 
 
 def test_a_published_model_with_a_tensor_that_is_not_finite_is_not_analysed(tmp_path):

@@ -52,7 +52,7 @@ def test_the_sink_goes_with_the_first_vector():
   # Before the sink the rows are uniform: (1 + 1/2 + ...) / 16.
   assert rows['swapped', 5]['sink_1'] == 0
   alpha = sj.importance(np.asarray(positions.swapped(run, 5).record(
-      inputs.tokens, sj.Want(maps=True)).layers.maps_BxHxTxT))[0, 0, 0]
+      inputs.tokens, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT))[0, 0, 0]
   assert alpha[0] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 16, abs=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_rates_are_those_of_the_edited_maps():
       if row['change'] == 'swapped':
         table[row['position'] - 1] = first
     edited = dataclasses.replace(run, params=run.params | {'positions': table})
-    maps = np.asarray(edited.record(inputs.tokens, sj.Want(maps=True)).layers.maps_BxHxTxT, float)
+    maps = np.asarray(edited.record(inputs.tokens, options).layers.maps_BxHxTxT, float)
     alpha = maps.sum(-2) / np.arange(9, 0, -1)
     rate = 100 * (alpha > 0.2).mean((0, 1, 2))
     assert row['sink_1'] == pytest.approx(rate[0], abs=1e-4)

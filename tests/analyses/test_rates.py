@@ -7,7 +7,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, scale
-from sink_jax.analyses.loaded_models import Subject
+from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.data.inputs import natural, open_source, random_tokens
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
@@ -43,7 +43,8 @@ def run():
 
 def importance(run, tokens):
   """alpha (N, S, H, T) from the maps, float64."""
-  maps = np.asarray(run.record(tokens, sj.Want(maps=True)).layers.proxy_maps_BxHxTxT, np.float64)
+  options = sj.RecordOptions(maps=True)
+  maps = np.asarray(run.record(tokens, options).layers.proxy_maps_BxHxTxT, np.float64)
   length = maps.shape[-1]
   return np.stack([maps[..., k:, k].sum(-1) / (length - k) for k in range(length)], -1)
 
@@ -77,19 +78,19 @@ def test_lengths(run, tmp_path):
     lengths.measure(run, inputs, options(lengths=(13,)))
   with pytest.raises(ValueError, match='only|exceed the 8 learned'):
     learned = small_run(attention=sj.AttentionSpec(position=sj.Learned(max_length=8)))
-    lengths.make_inputs(Subject(learned), options(lengths=(4, 9), inputs='random'))
+    lengths.make_inputs(LoadedModel(learned), options(lengths=(4, 9), inputs='random'))
 
 
 def test_lengths_take_the_first_tokens_of_the_same_sequences():
-  made = lengths.make_inputs(Subject(small_run()), options(
+  made = lengths.make_inputs(LoadedModel(small_run()), options(
       inputs='random', lengths=(4, 9), sequences=2, seed=5))
   expected = random_tokens(13, sequences=2, length=9, seed=5)
   np.testing.assert_array_equal(made.tokens, expected.tokens)
 
 
 def test_kinds(run, tmp_path):
-  subject = Subject(dataclasses.replace(run, name='GPT2-XL'),
-                    task='a task')  # whose probe tokens stand for text
+  subject = LoadedModel(dataclasses.replace(run, name='GPT2-XL'),
+                        task='a task')  # whose probe tokens stand for text
   subject = dataclasses.replace(subject, run=dataclasses.replace(
       subject.run, probe_tokens=random_inputs(6, 12).tokens))
   chosen = options(sequences=5, length=12, seed=1)
@@ -114,7 +115,7 @@ def test_kinds(run, tmp_path):
 def test_kinds_beside_the_paper(monkeypatch, tmp_path):
   monkeypatch.setattr(numbers, 'LENGTH', 6)
   run = sharp_run('GPT2-XL')
-  subject, chosen = Subject(run), options(length=6, sequences=2, inputs='random')
+  subject, chosen = LoadedModel(run), options(length=6, sequences=2, inputs='random')
   found = kinds.measure(run, kinds.make_inputs(subject, chosen), chosen)
   assert found['paper'] == {'random': 70.29}
   assert found['difference']['random'] == pytest.approx(found['sink_1']['random'] - 70.29)
@@ -240,7 +241,7 @@ def test_many_maps_go_on_in_the_next_row(run, monkeypatch):
 
 
 def test_bars_of_kinds_and_domains(run, monkeypatch):
-  subject, chosen = Subject(run), options(length=6, sequences=2, inputs='random')
+  subject, chosen = LoadedModel(run), options(length=6, sequences=2, inputs='random')
   result = kinds.measure(run, kinds.make_inputs(subject, chosen), chosen) | {
       'sink_1': {'natural': 10.0, 'random': 20.0, 'repeat': 30.0}}
   bars = lambda ax: sorted((round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height())
@@ -266,7 +267,7 @@ def corpus(tmp_path):
 def test_domains(tmp_path):
   run = sharp_run(vocab_size=258)
   tokenizer = TextTokenizer.from_encoder(ByteEncoder())
-  subject = Subject(run, tokenizer)
+  subject = LoadedModel(run, tokenizer)
   chosen = options(sequences=4, length=12, epsilons=(0.2, 0.4), source=corpus(tmp_path))
   made = domains.make_inputs(subject, chosen)
   found = domains.measure(run, made, chosen)
@@ -286,7 +287,7 @@ def test_domains(tmp_path):
 
 
 def test_sources_without_domains(tmp_path):
-  subject = Subject(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
+  subject = LoadedModel(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
   (tmp_path / 'a.txt').write_text('only text, of one domain')
   with pytest.raises(ValueError, match="one domain, 'text'.*pile_set_name"):
     domains.make_inputs(subject, options(length=5, source=str(tmp_path)))
@@ -315,7 +316,7 @@ def test_heads(run, tmp_path):
 
 def test_maps(run, tmp_path):
   inputs = random_inputs(4, 12)
-  weights = np.asarray(run.record(inputs.tokens, sj.Want(maps=True)).layers.maps_BxHxTxT,
+  weights = np.asarray(run.record(inputs.tokens, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT,
                        np.float64).mean(1)
   found = maps.measure(run, inputs, options())
   assert (found['sequences'], found['length'], len(found['heads'])) == (4, 12, 2)
@@ -339,7 +340,7 @@ def test_maps_whose_rows_do_not_sum_to_one(tmp_path):
   run = small_run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'))
   inputs = random_inputs(2, 7)
   found = maps.measure(run, inputs, options(layers=(0,), heads=(1,)))
-  layers = run.record(inputs.tokens, sj.Want(maps=True)).layers
+  layers = run.record(inputs.tokens, sj.RecordOptions(maps=True)).layers
   own = found['heads'][0]
   for key, stored in (('map', layers.proxy_maps_BxHxTxT), ('raw_map', layers.maps_BxHxTxT)):
     np.testing.assert_allclose(own[key], np.asarray(stored)[0, :, 1].mean(0), atol=6e-5)

@@ -87,7 +87,7 @@ def test_closed_forms_of_recorded_maps(position):
                   pattern=tuple(Layer(mask=mask) for mask in masks))
   inputs = repeated_inputs()
   found = repeated_tokens.check(run, inputs.tokens)
-  layers = run.record(inputs.tokens, sj.Want(maps=True, queries_keys=True)).layers
+  layers = run.record(inputs.tokens, sj.RecordOptions(maps=True, queries_keys=True)).layers
   maps = np.asarray(layers.maps_BxHxTxT, np.float64)
   q, k = (np.linalg.norm(np.asarray(x, np.float64), axis=-1) / 2 ** 0.5  # sqrt(Dh) = 2
           for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))

@@ -30,7 +30,7 @@ def untrained(scale=3.0, **changes):
 
 def maps_of(run, tokens):
   """Attention weights (N, S, H, T, T), which need not sum to one."""
-  return np.concatenate([run.record(row, sj.Want(maps=True)).layers.maps_BxHxTxT
+  return np.concatenate([run.record(row, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
                          for row in tokens[:, None]], 1).astype(np.float64)
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 import sink_jax as sj
-from sink_jax.attention.spec import SLOTS
-from sink_jax.component import choices
+from sink_jax.attention.spec import COMPONENTS
+from sink_jax.component import registry
 from tests import attention_oracle as oracle
 from tests.attention_checks import assert_close, check_gradient, check_values, plain_implementations
 from tests.attention_specs import PAPER, pairwise_specs, product_specs, random_inputs
@@ -40,8 +40,8 @@ def test_gradients_of_every_pair_of_slot_values():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('normalizer', choices(SLOTS['normalizer']))
-@pytest.mark.parametrize('similarity', choices(SLOTS['similarity']))
+@pytest.mark.parametrize('normalizer', registry(COMPONENTS['normalizer']))
+@pytest.mark.parametrize('similarity', registry(COMPONENTS['similarity']))
 def test_every_combination_of_slot_classes(similarity, normalizer):
   specs = list(product_specs(similarity, normalizer))
   if not specs:

@@ -10,8 +10,8 @@ import sink_jax as sj
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
 from sink_jax.attention.similarity import Similarity
-from sink_jax.attention.spec import SLOTS
-from sink_jax.component import Slot, build, choices
+from sink_jax.attention.spec import COMPONENTS
+from sink_jax.component import Component, from_string, registry
 from tests.attention_oracle import alibi_slope, t5_bucket
 from tests.attention_specs import PAPER, slot_values
 
@@ -20,13 +20,13 @@ VALUES = [(slot, x) for slot, values in slot_values().items() for x in values]
 
 @pytest.mark.parametrize('slot, value', VALUES, ids=lambda x: repr(x))
 def test_the_repr_of_a_slot_builds_it_again(slot, value):
-  assert build(SLOTS[slot], repr(value)) == value
-  assert hash(build(SLOTS[slot], repr(value))) == hash(value)
+  assert from_string(COMPONENTS[slot], repr(value)) == value
+  assert hash(from_string(COMPONENTS[slot], repr(value))) == hash(value)
 
 
 def test_every_slot_class_has_a_name_in_the_public_api():
-  for base in SLOTS.values():
-    for name, cls in choices(base).items():
+  for base in COMPONENTS.values():
+    for name, cls in registry(base).items():
       assert getattr(sj, name) is cls
 
 
@@ -54,15 +54,15 @@ def test_a_spec_is_rebuilt_from_its_strings(spec):
 ])
 def test_a_bad_config_string_is_explained(text, words):
   with pytest.raises(ValueError) as error:
-    build(Mask, text)
+    from_string(Mask, text)
   for word in words:
     assert word in str(error.value)
 
 
 def test_numbers_are_read_as_their_field_says():
-  assert build(Similarity, 'Exp') == sj.Exp()
-  assert build(Position, 'Rope(base=500000)') == sj.Rope(base=500000.0)
-  assert isinstance(build(Position, 'Rope(base=500000)').base, float)
+  assert from_string(Similarity, 'Exp') == sj.Exp()
+  assert from_string(Position, 'Rope(base=500000)') == sj.Rope(base=500000.0)
+  assert isinstance(from_string(Position, 'Rope(base=500000)').base, float)
 
 
 def test_a_new_slot_class_is_a_choice_at_once():
@@ -72,12 +72,12 @@ def test_a_new_slot_class_is_a_choice_at_once():
       return j == j
 
   try:
-    assert build(Mask, 'Everything()') == Everything()
+    assert from_string(Mask, 'Everything()') == Everything()
   finally:
     del Everything
     import gc
     gc.collect()
-  assert 'Everything' not in choices(Mask)
+  assert 'Everything' not in registry(Mask)
 
 
 @pytest.mark.parametrize('slots, remedy', [
@@ -231,7 +231,7 @@ def test_slots_are_values_of_jit():
   f = jax.jit(sj.attend, static_argnums=0)
   x = np.ones((1, 4, 2, 4), np.float32)
   np.testing.assert_allclose(f(sj.AttentionSpec(), x, x, x), x, rtol=1e-6)
-  assert isinstance(sj.AttentionSpec().mask, Slot)
+  assert isinstance(sj.AttentionSpec().mask, Component)
 
 
 @pytest.mark.parametrize('text', [

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.sizes import SIZES, sized
 from sink_jax.plan import compiler
 from sink_jax.train import loss
@@ -87,7 +87,7 @@ def compile_step(step: Step):
   tokens, weights = one(jnp.int32), one(jnp.float32)
   if step.part == 'loss':
     kernel = jax.ShapeDtypeStruct((D_MODEL, step.vocab), jnp.float32)
-    f = jax.jit(in_mesh(mesh)(jax.value_and_grad(loss.cross_entropy, (0, 1))))
+    f = jax.jit(mesh_context(mesh)(jax.value_and_grad(loss.cross_entropy, (0, 1))))
     arguments = one(jnp.bfloat16, D_MODEL), kernel, tokens, weights
   else:
     model, optimizer = _model(step), OptimizerConfig()

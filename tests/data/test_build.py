@@ -109,7 +109,7 @@ def test_probe_pool_keeps_the_first_of_each_length(monkeypatch):
 def test_cache_is_reused_and_its_key_sees_every_setting(corpus, cache_folder, monkeypatch):
   first = _open(corpus)
   with monkeypatch.context() as patch:
-    patch.setattr(build_module, 'Assembly', None)  # a second build would fail
+    patch.setattr(build_module, 'CacheBuilder', None)  # a second build would fail
     assert _open(corpus).folder == first.folder
   others = [_open(corpus, context=17), _open(corpus, bos=True), _open(corpus, eos=False),
             _open(corpus, tokenizer=TrainedBpe(vocab_size=270)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sink_jax.cli.data_build_tfds import main, prepare
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
@@ -15,7 +15,7 @@ from sink_jax.data.tokenizer import Bytes
 def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):
   folder = str(tmp_path / 'tfds')
   main(['--name=mine', '--data_dir', folder, '--source', repr(corpus)])
-  source = build(DocumentSource, capsys.readouterr().out.splitlines()[-1])
+  source = from_string(DocumentSource, capsys.readouterr().out.splitlines()[-1])
   assert source == Tfds(name='mine', data_dir=folder)
   assert [d.text for d in source.documents()] == [d.text for d in corpus.documents()]
   assert list(source.documents_from(90)) == list(source.documents())[90:]

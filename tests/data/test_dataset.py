@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.documents import Prepared, Stdlib, TextFolder, held_out
 from sink_jax.data.synthetic import BigramBackcopy
@@ -360,10 +360,10 @@ def test_config_ranges(options):
 
 
 def test_one_base_builds_documents_and_tasks():
-  assert build(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
-  assert build(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
+  assert from_string(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
+  assert from_string(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
   with pytest.raises(ValueError, match='Choices: BigramBackcopy, InstalledPackages, Jsonl, .*TriggerAveraging'):
-    build(Source, 'Wikipedia()')
+    from_string(Source, 'Wikipedia()')
 
 
 def test_reading_a_cache_needs_no_heavy_imports(config):

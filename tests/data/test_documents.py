@@ -10,7 +10,7 @@ import zstandard
 
 import sink_jax.data.documents as documents_module
 import sink_jax.data.packages  # noqa: F401  one more choice
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies
 from sink_jax.data.documents import (
   DocumentSource,
@@ -24,12 +24,12 @@ from sink_jax.data.documents import (
 
 
 def test_every_source_is_its_own_config_string():
-  known = choices(DocumentSource)
+  known = registry(DocumentSource)
   assert set(known) == {'Stdlib', 'TextFolder', 'Jsonl', 'Tfds', 'Prepared', 'InstalledPackages'}
   for cls in known.values():
-    assert build(DocumentSource, repr(cls())) == cls()
+    assert from_string(DocumentSource, repr(cls())) == cls()
   source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
-  assert build(DocumentSource, repr(source)) == source
+  assert from_string(DocumentSource, repr(source)) == source
 
 
 def test_stdlib_has_code_and_docstrings():
@@ -84,8 +84,8 @@ def test_copies_under_other_names_are_held_out_together(tmp_path, monkeypatch):
 
 def test_stdlib_of_older_configs_keeps_its_split_and_its_cache():
   assert repr(Stdlib()) == "Stdlib(domains='code,docs', max_files=0)"
-  source = build(DocumentSource, "Stdlib(split='content')")
-  assert source == Stdlib(split='content') and build(DocumentSource, repr(source)) == source
+  source = from_string(DocumentSource, "Stdlib(split='content')")
+  assert source == Stdlib(split='content') and from_string(DocumentSource, repr(source)) == source
   assert Stdlib().held_out('argparse.py', 0.2) == held_out('argparse.py', 0.2)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data import packages
 from sink_jax.data.packages import InstalledPackages
 from sink_jax.data.source import Source
@@ -36,7 +36,7 @@ def test_fingerprint_follows_the_files(site):
 
 
 def test_it_is_a_choice_and_refuses_nonsense(tmp_path, monkeypatch):
-  assert build(Source, 'InstalledPackages(max_files=3)') == InstalledPackages(max_files=3)
+  assert from_string(Source, 'InstalledPackages(max_files=3)') == InstalledPackages(max_files=3)
   with pytest.raises(ValueError, match='max_files=-1'):
     InstalledPackages(max_files=-1)
   monkeypatch.setattr(packages.sysconfig, 'get_paths', lambda: {'purelib': str(tmp_path)})

@@ -125,7 +125,7 @@ def test_another_tokenizer_of_the_same_name_starts_again(corpus, monkeypatch):
   def stopped(self, commit):
     raise Killed
   with monkeypatch.context() as patch:
-    patch.setattr(cache_builder.Assembly, '_finish', stopped)
+    patch.setattr(cache_builder.CacheBuilder, '_finish', stopped)
     with pytest.raises(Killed):
       _open(corpus)
   monkeypatch.setattr(encoding.ByteEncoder, 'fingerprint', lambda self: 'other')
@@ -143,7 +143,7 @@ def test_a_tokenizer_that_a_power_cut_left_damaged_is_written_again(corpus, cach
   def stopped(self, commit):
     raise Killed
   with monkeypatch.context() as patch:
-    patch.setattr(cache_builder.Assembly, '_finish', stopped)
+    patch.setattr(cache_builder.CacheBuilder, '_finish', stopped)
     with pytest.raises(Killed):
       _open(corpus, tokenizer=tokenizer)
   stored, = cache_folder.glob('*.partial/tokenizer.json')

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.synthetic import BigramBackcopy, SyntheticTask, TriggerAveraging
 
@@ -13,9 +13,9 @@ def _many(task, count=3000, seed=0):
 
 
 def test_every_task_is_its_own_config_string():
-  assert set(choices(SyntheticTask)) == {'BigramBackcopy', 'TriggerAveraging'}
+  assert set(registry(SyntheticTask)) == {'BigramBackcopy', 'TriggerAveraging'}
   for x in (BigramBackcopy(), TriggerAveraging(), BigramBackcopy(backcopy=False, boost=2.0)):
-    assert build(SyntheticTask, repr(x)) == x
+    assert from_string(SyntheticTask, repr(x)) == x
 
 
 def test_transition_table():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sink_jax.component import build, choices
-from sink_jax.data.token_edits import FixedToken, Intervention, RandomTokens, first_token
+from sink_jax.component import from_string, registry
+from sink_jax.data.token_edits import FixedToken, RandomTokens, TokenEdit, first_token
 
 _V = 50
 
@@ -16,9 +16,9 @@ def _apply(edit, rows, epochs=0, split='train', length=9):
 
 
 def test_every_intervention_is_its_own_config_string():
-  assert set(choices(Intervention)) == {'RandomTokens', 'FixedToken'}
+  assert set(registry(TokenEdit)) == {'RandomTokens', 'FixedToken'}
   for x in (RandomTokens(), FixedToken(), RandomTokens(first=2, last=5, fresh=True, seed=3)):
-    assert build(Intervention, repr(x)) == x
+    assert from_string(TokenEdit, repr(x)) == x
 
 
 def test_only_the_named_positions_change_and_the_input_is_kept():

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data.documents import TextFolder, held_out
 from sink_jax.data.tokenizer import Bytes, HuggingFace, Tokenizer, TrainedBpe, load_encoder
 
@@ -17,10 +17,10 @@ def _resolve(tokenizer, tmp_path, source=None):
 
 
 def test_every_tokenizer_is_its_own_config_string():
-  known = choices(Tokenizer)
+  known = registry(Tokenizer)
   assert set(known) == {'Bytes', 'HuggingFace', 'TrainedBpe'}
   for cls in known.values():
-    assert build(Tokenizer, repr(cls())) == cls()
+    assert from_string(Tokenizer, repr(cls())) == cls()
 
 
 def test_bytes(tmp_path):

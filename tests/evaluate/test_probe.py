@@ -31,7 +31,7 @@ def tokens(sequences=5, length=12):
 def test_a_report_is_what_the_maps_say(spec):
   model = run(attention=spec, dtype='float32')
   report = sj.probe(model, tokens())
-  layers = model.record(tokens(), sj.Want(maps=True, hidden=True)).layers
+  layers = model.record(tokens(), sj.RecordOptions(maps=True, hidden=True)).layers
   proxy = np.asarray(layers.proxy_maps_BxHxTxT)  # (N, S, H, T, T)
   alpha = proxy.sum(-2) / (12 - np.arange(12))
   np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
@@ -44,7 +44,7 @@ def test_a_report_is_what_the_maps_say(spec):
                              hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)), rtol=1e-4)
   summary = report.summary(0.2)
   assert summary['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.2).mean())
-  assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_slot)
+  assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_extra_key)
 
 
 def test_the_slot_rate_counts_with_and_without_the_dummy_row():
@@ -64,7 +64,8 @@ def test_the_norm_of_the_sink_token_itself():
   params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}
   longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=12), params)
   inputs = np.concatenate([np.full((5, 1), 11), tokens()], 1)
-  hidden = longer.record(inputs, sj.Want(hidden=True)).layers.hidden_BxTxD  # (N, S, 1 + T, D)
+  options = sj.RecordOptions(hidden=True)
+  hidden = longer.record(inputs, options).layers.hidden_BxTxD  # (N, S, 1 + T, D)
   states = np.concatenate([params['embed'][inputs][None], hidden])
   norms = np.linalg.norm(states.astype(np.float64), axis=-1)
 

@@ -30,7 +30,7 @@ full = pytest.mark.full
     pytest.param(dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=Mamba(64, 8, 4, 4)), Layer())), id='jamba', marks=full)])
 def test_memory_is_linear_in_the_length(options):
-  want = sj.Want(angles=True, last_query=True)
+  want = sj.RecordOptions(angles=True, last_query=True)
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, want, length) for length in LENGTHS)
   # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.
@@ -41,5 +41,6 @@ def test_memory_is_linear_in_the_length(options):
 
 def test_maps_are_what_is_quadratic():
   config = sj.ModelConfig(**SMALL)
-  short, long = (temporary_bytes(config, sj.Want(maps=True), length) for length in (512, 2048))
+  options = sj.RecordOptions(maps=True)
+  short, long = (temporary_bytes(config, options, length) for length in (512, 2048))
   assert long / short > 10

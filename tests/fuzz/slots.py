@@ -14,15 +14,15 @@ from tests.fuzz.inputs import Input, Kind
 
 def _prepare(folder):
   from sink_jax.attention.spec import AttentionSpec
-  from sink_jax.component import build, choices
+  from sink_jax.component import from_string, registry
   from sink_jax.data.source import Source
-  from sink_jax.data.token_edits import Intervention
+  from sink_jax.data.token_edits import TokenEdit
   from sink_jax.data.tokenizer import Tokenizer
-  bases = [*typing.get_type_hints(AttentionSpec).values(), Source, Tokenizer, Intervention]
+  bases = [*typing.get_type_hints(AttentionSpec).values(), Source, Tokenizer, TokenEdit]
   families = {base.__name__: base for base in bases}
   for base in families.values():
-    for cls in choices(base).values():
-      build(base, repr(cls()))
+    for cls in registry(base).values():
+      from_string(base, repr(cls()))
   return families
 
 
@@ -52,8 +52,8 @@ def _monsters():
 
 
 def _texts(prepared):
-  from sink_jax.component import choices
-  classes = [cls for base in prepared.values() for cls in choices(base).values()]
+  from sink_jax.component import registry
+  classes = [cls for base in prepared.values() for cls in registry(base).values()]
   valid = [repr(cls()) for cls in classes]
   arguments = [(cls.__name__, f.name) for cls in classes for f in dataclasses.fields(cls)]
   arguments = arguments or [(classes[0].__name__, 'none')]
@@ -80,10 +80,10 @@ def _inputs(prepared):
 
 
 def _run(prepared, input, folder):
-  from sink_jax.component import build
+  from sink_jax.component import from_string
   base, _, text = input.text.partition('|')
-  slot = build(prepared[base], text)
-  if build(prepared[base], repr(slot)) != slot:
+  slot = from_string(prepared[base], text)
+  if from_string(prepared[base], repr(slot)) != slot:
     raise AssertionError(f'{slot!r} does not read as itself')
 
 

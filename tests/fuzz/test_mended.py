@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from sink_jax.attention.normalizer import Normalizer
-from sink_jax.component import build
+from sink_jax.component import from_string
 from sink_jax.data import text_lines
 from sink_jax.data.documents import Jsonl
 from sink_jax.data.tokenizer import HuggingFace, load_encoder
@@ -23,7 +23,7 @@ from tests.train import runs
 
 def test_an_integer_beyond_all_floats():
   with pytest.raises(ValueError, match='too large'):
-    build(Normalizer, f'PNorm(p={10**400})')
+    from_string(Normalizer, f'PNorm(p={10**400})')
 
 
 @pytest.mark.parametrize('key, value', [('layers', '2'), ('size', []), ('d_model', [8]),

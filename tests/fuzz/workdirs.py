@@ -88,7 +88,8 @@ def _run_files(prepared, input, folder):
   from tests.train import runs
   refused = []
   for read in (lambda: run_dir.read_status(folder), lambda: run_dir.read_data_summary(folder),
-               lambda: metrics_log.read_metrics(folder), lambda: probe_tokens.read_probe_tokens(folder),
+               lambda: metrics_log.read_metrics(folder),
+               lambda: probe_tokens.read_probe_tokens(folder),
                lambda: [checksums.verify(folder, s) for s in checksums.saved_steps(folder)],
                lambda: run_dir.has_ended(folder, runs.config()),
                lambda: from_dict(run_dir.read_config(folder))):

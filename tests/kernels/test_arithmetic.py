@@ -12,7 +12,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.kernels import flash, gpu_layout
 from sink_jax.kernels.arithmetic import EXACT, LOG2E, MASKED, Approximate
-from sink_jax.kernels.score_tile import Tile
+from sink_jax.kernels.score_tile import ScoreTile
 from tests.attention_specs import PAPER, random_inputs
 from tests.compile.targets import lowered_text, struct
 from tests.compile.test_attention import INSTRUCTIONS
@@ -86,7 +86,7 @@ def test_rows_that_see_no_key_yet_stay_finite(power):
   spec = sj.AttentionSpec(normalizer=sj.PNorm(p=float(power)))
   s, signs = jnp.linspace(-5, 5, 4)[None, :], set()
   for head_dim in range(8, 257, 8):
-    tile = Tile(spec, head_dim, axis=1, arithmetic=arithmetic)
+    tile = ScoreTile(spec, head_dim, axis=1, arithmetic=arithmetic)
     scale = jnp.float32(tile.scale * LOG2E)
     signs.add(np.sign(arithmetic.less_product(MASKED * scale, MASKED, scale)))
     p, _, state = tile.update(tile.start((1, 1)), s, keep=jnp.zeros((1, 4), bool))
@@ -101,7 +101,7 @@ def test_rows_that_see_no_key_yet_stay_finite(power):
 
 def test_a_long_row_gains_nothing_while_its_maximum_stays():
   """Where a factor of one were off by a rounding, it would be so again in every tile."""
-  tile = Tile(sj.AttentionSpec(), 96, axis=1, arithmetic=errors.modelled())
+  tile = ScoreTile(sj.AttentionSpec(), 96, axis=1, arithmetic=errors.modelled())
   s = jnp.linspace(300, 1000, 8)[:, None] * jnp.array([.99, 1.])
   state = tile.start((8, 1))
   for _ in range(100):

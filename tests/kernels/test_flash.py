@@ -8,10 +8,10 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interprete
 from jax.experimental.pallas import tpu as pltpu
 
 import sink_jax as sj
-from sink_jax.attention.reference import powered, scores
-from sink_jax.attention.spec import prepare, repeat_heads
+from sink_jax.attention.reference import safe_power, scores
+from sink_jax.attention.spec import repeat_heads, transform_qk
 from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
-from sink_jax.kernels.epilogue import KernelRows
+from sink_jax.kernels.epilogue import PartialAttention
 from tests.attention_checks import check_at_once
 from tests.attention_specs import PAPER, pairwise_specs, random_inputs
 
@@ -44,9 +44,11 @@ def plain_rows(spec, q, k, v):
     f = jnp.exp(s - stat[..., None])
   else:
     f = jnp.where(keep, spec.similarity(s), 0)
-    total = 0 * f if power is None else f if power == 1 else jnp.where(keep, powered(f, power), 0)
+    total = 0 * f if power is None else f
+    if power not in (None, 1):
+      total = jnp.where(keep, safe_power(f, power), 0)
     stat = power_stat = total.sum(-1)
-  return KernelRows(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
+  return PartialAttention(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
 
 
 # One of each way through a tile; what acts outside it makes no difference here.
@@ -67,11 +69,12 @@ def check_rows(spec, atol, scale=1, **sizes):
   scale: of the queries, so of the scores.
   """
   q, k, v, params = random_inputs(spec, **sizes)
-  q, k = prepare(spec, q, k, params)
+  q, k = transform_qk(spec, q, k, params)
   q = scale * q
   rng = np.random.default_rng(1)
-  cotangents = KernelRows(rng.standard_normal(q.shape),
-                          *rng.standard_normal((2, sizes['batch'], sizes['heads'], sizes['length'])))
+  cotangents = PartialAttention(rng.standard_normal(q.shape),
+                                *rng.standard_normal(
+                                    (2, sizes['batch'], sizes['heads'], sizes['length'])))
   cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), cotangents)
 
   def rows_and_cotangents(rows):
@@ -159,7 +162,7 @@ def test_the_first_keys_alone(kernels):
 def test_few_columns_are_summed_in_parts(monkeypatch):
   use('gpu', monkeypatch)
   q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
-  program = gpu_layout.Program('columns', sj.AttentionSpec(), q, k, None, True)
+  program = gpu_layout.KernelLayout('columns', sj.AttentionSpec(), q, k, None, True)
   program.only(4)
   assert program.parts > 1
   parts = sj.streaming_importance(sj.AttentionSpec(), q, k, keys=4, implementation='pallas')
@@ -222,7 +225,7 @@ def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
     rows = (stat, 0 * stat) if spec.similarity.exponential else (0 * stat,)
     results = (*flash_tpu.backward(spec, q, k, v, q, *rows, interpret=mode),
                *flash_tpu.statistics(spec, q, k, interpret=mode),
-               *flash_tpu.columns(spec, 21, q, k, stat, stat, stat, interpret=mode))
+               *flash_tpu.column_sums(spec, 21, q, k, stat, stat, stat, interpret=mode))
     assert all(np.isfinite(x).all() for x in results)
     assert not interpreter.races.races_found
 

@@ -159,7 +159,8 @@ def test_splash_tiles_divide_the_length_and_fit(mask, length, head_dim, dtype, b
 @pytest.mark.parametrize('kv_heads', [8, 2])
 @pytest.mark.parametrize('mask', MASKS, ids=str)
 def test_splash_lowers_for_tpus(mask, kv_heads):
-  f, inputs = functools.partial(library_kernels.splash, softmax(mask=mask)), shapes(kv_heads=kv_heads)
+  f = functools.partial(library_kernels.splash, softmax(mask=mask))
+  inputs = shapes(kv_heads=kv_heads)
   lower = lambda f: jax.jit(f).trace(*inputs).lower(lowering_platforms=('tpu',)).as_text()
   assert lower(f).count('custom_call @tpu_custom_call') == 1
   text = lower(gradient(f))
@@ -309,6 +310,7 @@ def test_what_acts_before_or_after_the_softmax_is_no_obstacle(spec):
 
 
 def test_lengths_and_dtypes_that_are_accepted():
-  assert library_kernels.cudnn_unsupported(softmax(), *shapes(length=333, dtype=jnp.float16)[:2]) is None
-  assert library_kernels.splash_unsupported(softmax(), *shapes(length=128, dtype=jnp.float32)[:2]) is None
+  half, full = shapes(length=333, dtype=jnp.float16), shapes(length=128, dtype=jnp.float32)
+  assert library_kernels.cudnn_unsupported(softmax(), *half[:2]) is None
+  assert library_kernels.splash_unsupported(softmax(), *full[:2]) is None
   assert library_kernels.splash_unsupported(softmax(), *shapes(head_dim=100)[:2]) is None

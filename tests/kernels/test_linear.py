@@ -10,9 +10,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention import reference
-from sink_jax.attention.spec import prepare, repeat_heads
+from sink_jax.attention.spec import repeat_heads, transform_qk
 from sink_jax.kernels import linear
-from sink_jax.kernels.epilogue import finish
+from sink_jax.kernels.epilogue import apply_epilogue
 from tests import attention_oracle as oracle
 from tests.attention_specs import PAPER, legal, random_inputs
 
@@ -37,9 +37,9 @@ TOLERANCE = 2e-5
 def attend(spec, q, k, v, params):
   """What `sj.attend` does, through `linear.rows`."""
   dtype = q.dtype
-  q, k = prepare(spec, q, k, params)
+  q, k = transform_qk(spec, q, k, params)
   rows = linear.rows(spec, q, k, repeat_heads(v, k.shape[2]))
-  return finish(spec, q, rows, params).astype(dtype)
+  return apply_epilogue(spec, q, rows, params).astype(dtype)
 
 
 def dense_rows(q, k, v):

@@ -25,7 +25,7 @@ def tokens(seed=0):
 def first_states(config, params, inputs):
   """(N, B, D) of the first token, by the model."""
   return np.asarray(sj.Run(config, params).record(
-      inputs, sj.Want(hidden=True)).layers.hidden_BxTxD[:, :, 0], np.float64)
+      inputs, sj.RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0], np.float64)
 
 
 def numpy_chain(params, first_token):

@@ -14,8 +14,8 @@ from sink_jax.models.kv_cache import EMPTY, CachePolicy
 from tests.random_params import random_params
 
 T = 11
-begin = jax.jit(decode.begin, static_argnums=(0, 3))
-extend = jax.jit(decode.extend, static_argnums=(0, 3))
+begin = jax.jit(decode.prefill, static_argnums=(0, 3))
+extend = jax.jit(decode.decode_step, static_argnums=(0, 3))
 TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32,
             dtype='float32')
 MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)

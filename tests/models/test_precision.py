@@ -11,8 +11,8 @@ import sink_jax as sj
 from sink_jax.evaluate.probe import probed
 from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
-from sink_jax.models.decode import empty
-from sink_jax.models.record import Want
+from sink_jax.models.decode import empty_state
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.sizes import parameter_shapes
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
@@ -20,7 +20,7 @@ TOKENS = jax.ShapeDtypeStruct((2, 8), jnp.int32)
 POLICY = sj.CachePolicy(size=6, sinks=1)
 
 
-def probe(config, want=Want()):
+def probe(config, want=RecordOptions()):
   return run.record.lower(config, want, None, parameter_shapes(config), TOKENS)
 
 
@@ -29,7 +29,7 @@ def logits(config):
 
 
 def state(config):
-  return jnp.zeros((2, 11)), jax.eval_shape(lambda: empty(config, POLICY, 2))
+  return jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
 
 
 def begin(config):
@@ -38,12 +38,12 @@ def begin(config):
 
 def generated(config):
   return generate._continue.lower(config, None, POLICY, (0.0, None), 4, parameter_shapes(config),
-                                    state(config), jax.random.key(0), 0)
+                                  state(config), jax.random.key(0), 0)
 
 
 def score(config):
   return generate._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
-                                 TOKENS)
+                               TOKENS)
 
 
 def precisions(lowered):
@@ -70,7 +70,7 @@ def test_products_of_float32_are_float32_on_every_device(program):
     ids=['sigmoid', 'reference', 'linear', 'jamba'])
 def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
   config = dataclasses.replace(CONFIG, **options)
-  every = Want(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
+  every = RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
   assert precisions(probe(probed(config, 'float32'), every)) == {'HIGHEST'}
   assert precisions(probe(probed(config, 'bfloat16'))) == {'DEFAULT'}
 

@@ -52,7 +52,7 @@ def test_a_value_bias_of_zero_can_go():
 def test_its_attention_goes_to_the_tokens(options):
   # In the first block, where both models see the same: shares of one without the slot's share.
   full = run(**options)
-  first = lambda r: np.asarray(r.record(TOKENS, sj.Want(maps=True)).layers.maps_BxHxTxT)[0]
+  first = lambda r: np.asarray(r.record(TOKENS, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT)[0]
   tokens = first(full)
   assert tokens.sum(-1).max() < 1
   np.testing.assert_allclose(first(without_bias(full)), tokens / tokens.sum(-1, keepdims=True),

@@ -206,7 +206,7 @@ def test_a_record_shows_the_forward_pass_it_belongs_to(options):
   config, params = model(**options)
   inputs = tokens()
   shown, record = Transformer(config).apply({'params': params}, inputs,
-                                            sj.Want(maps=True, hidden=True))
+                                            sj.RecordOptions(maps=True, hidden=True))
   np.testing.assert_array_equal(shown, logits(config, params, inputs))
   layers = record.layers
   # The maps give the importances, the hidden states give the norms.
@@ -251,12 +251,12 @@ def test_a_sink_token_is_the_first_key_of_all():
   with_token = np.concatenate([np.full((2, 1), 11), inputs], 1)
   full, record = Transformer(dataclasses.replace(longer, vocab_size=12)).apply(
       {'params': same | {'unembed': {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}}},
-      with_token, sj.Want())
+      with_token, sj.RecordOptions())
   np.testing.assert_allclose(full[:, 1:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
   ours = sj.Run(config, params).record(inputs).layers.importance
   theirs = record.layers.importance.normalized
   np.testing.assert_allclose(ours.bias_slot_released, theirs[..., 0], rtol=1e-5)
-  maps = sj.Run(config, params).record(inputs, sj.Want(maps=True)).layers.maps_BxHxTxT
+  maps = sj.Run(config, params).record(inputs, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
   np.testing.assert_allclose(ours.bias_slot, 1 - maps.sum(-1).mean(-1), rtol=1e-4)
   np.testing.assert_allclose(ours.normalized, theirs[..., 1:], rtol=1e-4, atol=1e-6)
 
@@ -264,7 +264,8 @@ def test_a_sink_token_is_the_first_key_of_all():
 def test_repeated_tokens_spread_attention_evenly_without_positions():
   # Proposition 1.
   config, params = model(attention=sj.AttentionSpec(position=sj.Nope()))
-  maps = sj.Run(config, params).record(np.full((1, 8), 3), sj.Want(maps=True)).layers.maps_BxHxTxT
+  run, options = sj.Run(config, params), sj.RecordOptions(maps=True)
+  maps = run.record(np.full((1, 8), 3), options).layers.maps_BxHxTxT
   expected = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
   np.testing.assert_allclose(maps, np.broadcast_to(expected, maps.shape), rtol=1e-5, atol=1e-7)
 

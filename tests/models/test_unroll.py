@@ -44,7 +44,7 @@ def test_records_and_generated_texts_are_those_of_the_loop():
   config = sj.ModelConfig(**TINY | dict(layers=2, sink_tokens=1))
   params = init_params(config, 0)
   runs = [sj.Run(dataclasses.replace(config, unroll=n), params) for n in (config.layers, 1)]
-  assert_close(*(run.record(TOKENS, sj.Want(maps=True, hidden=True)) for run in runs))
+  assert_close(*(run.record(TOKENS, sj.RecordOptions(maps=True, hidden=True)) for run in runs))
   np.testing.assert_array_equal(*(run.generate(TOKENS, 5) for run in runs))
 
 

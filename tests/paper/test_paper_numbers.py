@@ -5,7 +5,7 @@ from importlib import resources
 
 from configs import paper
 from sink_jax.paper import numbers
-from sink_jax.paper.metrics import MEASURES
+from sink_jax.paper.metrics import METRICS
 
 GROUPS = numbers.tables() + numbers.text_numbers()
 
@@ -34,7 +34,7 @@ def test_a_trial_has_one_value_of_a_measure():
   seen = {}
   for group in GROUPS:
     for row in group['rows']:
-      assert set(row['values']) == set(group['measures']) <= set(MEASURES)
+      assert set(row['values']) == set(group['measures']) <= set(METRICS)
       for measure, value in row['values'].items():
         if value is not None and row['trial']:
           assert seen.setdefault((row['trial'], measure), value) == value

@@ -70,7 +70,8 @@ def test_seconds_of_traffic():
   assert interconnect.seconds(one, mesh, where) == pytest.approx(
       3 * (15 / 16 * 32e9 / 100e9 + 8 * chips.HOP_SECONDS))
   twice = dataclasses.replace(one, kind='all-reduce')
-  assert interconnect.seconds(twice, mesh, where) == pytest.approx(2 * interconnect.seconds(one, mesh, where))
+  seconds = interconnect.seconds(one, mesh, where)
+  assert interconnect.seconds(twice, mesh, where) == pytest.approx(2 * seconds)
   assert interconnect.seconds(dataclasses.replace(one, group=(3,)), mesh, where) == 0
 
 

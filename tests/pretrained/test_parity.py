@@ -47,7 +47,7 @@ def compare(folder):
   run, tokens = sj.load_pretrained(folder), expected['tokens']
   assert_close(run.logits(tokens), expected['logits'], 'logits')
 
-  record = run.record(tokens, sj.Want(maps=True, hidden=True))
+  record = run.record(tokens, sj.RecordOptions(maps=True, hidden=True))
   embedded, *hidden = numbered(expected, 'hidden_states')
   hidden[-1] = expected['last_block']  # transformers returns it after the final norm
   assert_close(record.embedding_BxTxD, embedded, 'embeddings')

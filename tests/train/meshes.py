@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 import sink_jax as sj
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
@@ -68,7 +68,7 @@ def odd_loss(mesh):
   """The loss, with its gradients, of a batch that does not divide."""
   rng = np.random.default_rng(0)
   h, kernel = rng.standard_normal((3, 13, 8), np.float32), rng.standard_normal((8, 11), np.float32)
-  with in_mesh(mesh):
+  with mesh_context(mesh):
     return jax.jit(jax.value_and_grad(cross_entropy, argnums=(0, 1)),
                    out_shardings=replicated(mesh) if mesh else None)(
         h, kernel, rng.integers(0, 11, (3, 13)), rng.random((3, 13), np.float32))

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from configs import base, quickstart
-from sink_jax.component import build, choices
+from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
-from sink_jax.data.token_edits import Intervention
+from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.train.experiment import differences, from_dict, resolved
 from tests.train import runs
@@ -60,12 +60,12 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
   assert from_dict(config).model_config() == from_dict(runs.config()).model_config(64)
 
 
-@pytest.mark.parametrize('base_class', [Source, Tokenizer, Intervention])
+@pytest.mark.parametrize('base_class', [Source, Tokenizer, TokenEdit])
 def test_the_repr_of_a_data_slot_builds_it_again(base_class):
-  found = choices(base_class)
+  found = registry(base_class)
   assert found
   for cls in found.values():
-    assert build(base_class, repr(cls())) == cls()
+    assert from_string(base_class, repr(cls())) == cls()
 
 
 @pytest.mark.parametrize('key', ['budget', 'model.layer'])

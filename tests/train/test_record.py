@@ -203,16 +203,16 @@ def test_a_run_whose_config_is_gone_is_not_resumed_by_another(workdir):
   data = {'content': 'abc'}
   for name in ('checkpoints', 'metrics.jsonl', 'probe_tokens.npy'):
     with pytest.raises(ValueError, match='config.json is missing.*another --workdir'):
-      with runs_files.claimed(workdir, runs.config(optimizer__learning_rate=0.5), data):
+      with runs_files.locked(workdir, runs.config(optimizer__learning_rate=0.5), data):
         pass
     assert not (workdir / 'config.json').exists() and not (workdir / 'data.json').exists()
     path = workdir / name
     path.rename(workdir / f'{name}.gone')
-  with runs_files.claimed(workdir, runs.config(), data):  # a folder with nothing of a run in it
+  with runs_files.locked(workdir, runs.config(), data):  # a folder with nothing of a run in it
     pass
   (workdir / 'config.json').unlink()
   with pytest.raises(ValueError, match='data.json'):
-    with runs_files.claimed(workdir, runs.config(), data):
+    with runs_files.locked(workdir, runs.config(), data):
       pass
 
 
@@ -222,15 +222,15 @@ def test_checkpoints_know_the_data_where_data_json_is_gone(workdir, content, cap
   if content is not None:
     (workdir / 'data.json').write_text(content)
   with pytest.raises(ValueError, match='the content of the data'):
-    with runs_files.claimed(workdir, runs.config(), {'content': 'other'}):
+    with runs_files.locked(workdir, runs.config(), {'content': 'other'}):
       pass
-  with runs_files.claimed(workdir, runs.config(), {'content': 'abc'}):
+  with runs_files.locked(workdir, runs.config(), {'content': 'abc'}):
     pass
   assert 'data.json' in caplog.text and 'is taken in its place' in caplog.text
   for step in (4, 8):
     forget_checksums(workdir, step)
   (workdir / 'data.json').unlink()
-  with runs_files.claimed(workdir, runs.config(), {'content': 'other'}):
+  with runs_files.locked(workdir, runs.config(), {'content': 'other'}):
     pass
   assert 'cannot be checked' in caplog.text
 
@@ -241,7 +241,7 @@ def test_files_that_a_kill_left_half_written_are_cleaned(workdir):
   others = [workdir / '.hidden', workdir / 'checksums' / '.gitignore']
   for path in left + others:
     path.write_text('')
-  with runs_files.claimed(workdir, runs.config(), {'content': 'abc'}):
+  with runs_files.locked(workdir, runs.config(), {'content': 'abc'}):
     pass
   assert not any(path.exists() for path in left) and all(path.exists() for path in others)
 

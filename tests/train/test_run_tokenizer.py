@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses.loaded_models import Subject, make_inputs
+from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.cli.evaluate_models import evaluate_run
 from sink_jax.data.documents import TextFolder
@@ -104,7 +104,7 @@ def test_the_fixed_first_token_travels_with_its_run(home, tmp_path):
   with pytest.raises(ValueError, match='some texts begin with the first token 1'):
     run.generate(np.stack([row[:6], row[1:7]]), 4)
   options = dict(source=str(home / 'text'), sequences=3, length=8)
-  for subject in (Subject.of_workdir(home / 'run'), exported(home / 'run', tmp_path)):
+  for subject in (LoadedModel.of_workdir(home / 'run'), exported(home / 'run', tmp_path)):
     natural = make_inputs(subject, Options(**options))
     bare = make_inputs(subject, Options(**options, bos='none'))
     assert (natural.tokens == 1).sum(1).tolist() == [1] * 3 and (natural.tokens[:, 0] == 1).all()
@@ -120,7 +120,7 @@ def test_the_fixed_first_token_travels_with_its_run(home, tmp_path):
 
 def exported(workdir, folder):
   export_run(workdir, folder / 'exported')
-  return Subject.of_checkpoint(folder / 'exported')
+  return LoadedModel.of_checkpoint(folder / 'exported')
 
 
 def test_bytes_need_no_file_and_tasks_no_tokenizer(tmp_path):

@@ -226,7 +226,7 @@ batch = Batch(tokens, tokens, np.ones((8, 64), np.float32))
 lower = lambda f, *x: f.trace(*x).lower(lowering_platforms=('tpu',)).as_text()
 texts = [lower(make_train_step(config, optimizer, mesh), state, batch, peak_rates(optimizer)),
          lower(make_validation_step(config, mesh), state.params, batch),
-         lower(record, config, sj.Want(), mesh, state.params, jnp.asarray(tokens[:5]))]
+         lower(record, config, sj.RecordOptions(), mesh, state.params, jnp.asarray(tokens[:5]))]
 assert all('tpu_custom_call' in text for text in texts)
 assert sj.Run(config, state.params).record(tokens[:5]) is not None
 

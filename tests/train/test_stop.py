@@ -17,7 +17,7 @@ from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.checksums import saved_steps, verify
 from sink_jax.train.loop import train
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.stop import StopSignal, Unsaved
+from sink_jax.train.stop_handler import StopHandler, Unsaved
 from tests.train import runs
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -34,7 +34,7 @@ def hearing():
 
 @pytest.mark.parametrize('number', STOPPING)
 def test_each_signal_asks_and_is_given_back(number):
-  with StopSignal() as stop:
+  with StopHandler() as stop:
     assert not stop.asked
     signal.raise_signal(number)
     assert stop.asked and stop.poll()
@@ -45,13 +45,13 @@ def test_each_signal_asks_and_is_given_back(number):
 def test_what_was_ignored_stays_ignored(number):
   signal.signal(number, signal.SIG_IGN)
   assert number not in stop_signals()
-  with StopSignal() as stop:
+  with StopHandler() as stop:
     signal.raise_signal(number)
     assert not stop.asked and signal.getsignal(number) == signal.SIG_IGN
 
 
 def test_the_third_interrupt_ends_and_other_signals_do_not_count(capfd):
-  with StopSignal() as stop:
+  with StopHandler() as stop:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
       signal.raise_signal(number)
     assert stop.asked and capfd.readouterr().err.count('Saving. Once more') == 1

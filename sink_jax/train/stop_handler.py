@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.io.exit_code import stop_signals
-from sink_jax.train.multihost import between
+from sink_jax.train.multihost import collective
 
 _SAVING = b'\nSaving. Once more Ctrl-C ends this at once, and what is not saved is lost.\n'
 
@@ -26,7 +26,7 @@ class Unsaved(KeyboardInterrupt):
                      'the newest checkpoint.')
 
 
-class StopSignal:
+class StopHandler:
   """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
   A context: signals are ours inside. A second Ctrl-C changes nothing, for the step may be being
@@ -55,7 +55,7 @@ class StopSignal:
     """
     if jax.process_count() == 1:
       return self._asked
-    return between(self._poll, wait)
+    return collective(self._poll, wait)
 
   def _poll(self, wait):
     told, self._told = self._told, _any(self._asked)
@@ -69,7 +69,7 @@ class StopSignal:
     if threading.current_thread() is threading.main_thread():
       for number in stop_signals():
         self._old[number] = signal.signal(number, self._request)
-    if isinstance(self._outer, StopSignal):  # what came until this one listened
+    if isinstance(self._outer, StopHandler):  # what came until this one listened
       self._asked |= self._outer._asked
     return self
 
@@ -82,7 +82,7 @@ class StopSignal:
       raise Unsaved
 
   def __exit__(self, *error):
-    if isinstance(self._outer, StopSignal):
+    if isinstance(self._outer, StopHandler):
       self._outer._asked |= self._asked
     for number, handler in self._old.items():
       # None: a handler that is not Python's, which the distributed runtime installs.

@@ -8,7 +8,7 @@ import numpy as np
 from sink_jax.train.sharding import batch_sharding
 
 
-class Feed:
+class GlobalBatches:
   """Puts batches of one size onto a mesh.
 
   rows: which rows of a global batch this process has to make, for its devices hold them.
