@@ -58,8 +58,8 @@ def test_statistics_and_maps(changes):
 def test_the_default_head_is_the_one_of_the_largest_importance():
   run, inputs = small_run(), random_inputs()
   found = angles.measure(run, inputs, options())
-  options = sj.RecordOptions(maps=True)
-  maps = np.asarray(run.record(inputs.tokens, options).layers.maps_BxHxTxT, float)
+  record = sj.RecordOptions(maps=True)
+  maps = np.asarray(run.record(inputs.tokens, record).layers.maps_BxHxTxT, float)
   alpha = maps[..., 0].mean((1, 3))
   np.testing.assert_allclose(found['importance'], alpha, rtol=1e-5)
   (one,) = found['maps']

@@ -43,8 +43,8 @@ def run():
 
 def importance(run, tokens):
   """alpha (N, S, H, T) from the maps, float64."""
-  options = sj.RecordOptions(maps=True)
-  maps = np.asarray(run.record(tokens, options).layers.proxy_maps_BxHxTxT, np.float64)
+  record = sj.RecordOptions(maps=True)
+  maps = np.asarray(run.record(tokens, record).layers.proxy_maps_BxHxTxT, np.float64)
   length = maps.shape[-1]
   return np.stack([maps[..., k:, k].sum(-1) / (length - k) for k in range(length)], -1)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from configs import quickstart, window
+from sink_jax.cli import entry
 from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
@@ -20,7 +21,7 @@ READER = """
 import json, sys
 from absl import flags
 from ml_collections import config_flags
-from sink_jax import command
+from sink_jax.cli import command
 
 CONFIG = config_flags.DEFINE_config_file('config', None, '')
 flags.DEFINE_integer('steps', None, '')
@@ -94,7 +95,7 @@ def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
 COMMANDS = """
 import importlib, json, sys
 from absl import flags
-from sink_jax import command
+from sink_jax.cli import command
 before = set(flags.FLAGS)
 for name, lines in json.load(sys.stdin):
   module = importlib.import_module(name)
@@ -127,7 +128,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path):
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
           ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b')],
-      'sink_jax.generate': [
+      'sink_jax.cli.generate': [
           (['--checkpoint=a', '--sinks=2'], '--sinks is for a cache .* --cache_size'),
           (['--checkpoint=a', '--positions=text'], '--positions is for a cache'),
           (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
@@ -150,7 +151,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path):
 
 
 def test_help_ends_well_and_imports_no_jax():
-  """Every command at once; what its options offer is what the modules behind it know."""
+  """Every command at once, by its two names; its options offer what the modules behind it know."""
   wanted = {
       'train': '--config', 'sweep': 'dry_run', 'evaluate': f'<{"|".join(inputs.KINDS)}>',
       'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
@@ -160,8 +161,12 @@ def test_help_ends_well_and_imports_no_jax():
   look = ('import runpy, sys\n'
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
           'finally: print("jax" in sys.modules, file=sys.stderr)')
+  assert set(wanted) == set(entry.COMMANDS)
+  # Every other command by its older name.
+  words = {name: [f'sink_jax.{name}'] if number % 2 else ['sink_jax', name]
+           for number, name in enumerate(wanted)}
   started = {name: subprocess.Popen(
-      [sys.executable, '-P', '-c', look, f'sink_jax.{name}', '--help'], text=True,
+      [sys.executable, '-P', '-c', look, *words[name], '--help'], text=True,
       stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
              for name in wanted}
   for name, process in started.items():
@@ -169,3 +174,25 @@ def test_help_ends_well_and_imports_no_jax():
     assert (process.returncode, err.strip()) == (0, 'False'), (name, err)
     assert ''.join(wanted[name].split()) in ''.join(out.split()), (name, out)
     assert f'sink_jax.{name}' in out, out
+
+
+def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
+  def ended(*words):
+    monkeypatch.setattr(sys, 'argv', ['sink_jax', *words])
+    with pytest.raises(SystemExit) as end:
+      entry.main()
+    return end.value.code
+
+  assert ended('trian') == (
+      "error: there is no command 'trian': did you mean train? It is one of "
+      f'{", ".join(entry.COMMANDS)}.')
+  assert ended('--help') == 0 and ended() == 2
+  assert capsys.readouterr().out.count('data.build_tfds') == 2
+
+
+def test_every_older_name_of_a_command_starts_it():
+  package = ROOT / 'sink_jax'
+  for name in entry.COMMANDS:
+    path = package / (name.replace('.', '/') + '.py')
+    path = path if path.exists() else package / name / '__main__.py'
+    assert f"start('{name}')" in path.read_text()

@@ -12,10 +12,11 @@ import sys
 import numpy as np
 import pytest
 
-from sink_jax.data import prepare as build_module
+from sink_jax.cli import data_build
+from sink_jax.data import prepare
 from sink_jax.data.cache import Cache
 from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
-from sink_jax.data.prepare import main as build_command, open_cache
+from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
 from sink_jax.io import build_once
 from sink_jax.io.build_once import _publish, fcntl
@@ -109,7 +110,7 @@ def test_probe_pool_keeps_the_first_of_each_length(monkeypatch):
 def test_cache_is_reused_and_its_key_sees_every_setting(corpus, cache_folder, monkeypatch):
   first = _open(corpus)
   with monkeypatch.context() as patch:
-    patch.setattr(build_module, 'CacheBuilder', None)  # a second build would fail
+    patch.setattr(prepare, 'CacheBuilder', None)  # a second build would fail
     assert _open(corpus).folder == first.folder
   others = [_open(corpus, context=17), _open(corpus, bos=True), _open(corpus, eos=False),
             _open(corpus, tokenizer=TrainedBpe(vocab_size=270)),
@@ -208,7 +209,7 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
   a, b = (f"TextFolder(path='{tmp_path / name}')" for name in 'ab')
 
   def printed(*arguments):
-    build_module.main(['--context=16', *arguments])
+    data_build.main(['--context=16', *arguments])
     return capsys.readouterr().out.splitlines()
   assert printed('--source', a, '--valid_fraction=0.2')[-1] == (
       '100.0% of the windows of 64 characters of validation text are also in training text')
@@ -218,7 +219,7 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
           for line in lines if line.startswith('/')] == [0, 1]
   assert 'windows' not in printed('--source', f'Prepared(path={lines[0]!r})', '--valid_source',
                                   f'Prepared(path={[x for x in lines if x[0] == "/"][1]!r})')[-1]
-  monkeypatch.setattr(build_module, '_COMPARED', 1000)
+  monkeypatch.setattr(data_build, '_COMPARED', 1000)
   assert printed('--source', a, '--valid_source', b)[-1].endswith('million characters')
   (tmp_path / 'a' / '0.txt').write_text('letters ' * 50)
   [(tmp_path / 'a' / f'{i}.txt').unlink() for i in range(1, 20)]
@@ -235,7 +236,7 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
     (['--valid_fraction=1'], 'between 0 and 1')])
 def test_options_of_a_build_that_nothing_reads_are_refused(arguments, words, capsys):
   with pytest.raises(SystemExit) as end:
-    build_command(arguments)
+    data_build.main(arguments)
   assert end.value.code == 2
   assert re.search(words, capsys.readouterr().err)
 

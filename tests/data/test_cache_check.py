@@ -6,14 +6,14 @@ import os
 import numpy as np
 import pytest
 
+from sink_jax.cli.data_build import main
 from sink_jax.data import cache_check
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck, DamagedCache
 from sink_jax.data.corpus import CorpusData
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.prepare import main, open_cache
+from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
-from sink_jax.io import hashing
 
 
 def _open(corpus, context=16, **options):
@@ -37,7 +37,7 @@ def cache(corpus):
 @pytest.fixture
 def read(monkeypatch):
   """Names of the files that were read for their digest."""
-  names, sha256 = [], hashing.sha256
+  names, sha256 = [], cache_check.sha256
 
   def counted(path, *args):
     names.append(path.name)
@@ -101,7 +101,7 @@ def test_the_stamp_of_a_read_only_cache_is_with_the_user(cache, cache_folder, re
 
 @pytest.mark.parametrize('locks', [True, False])
 def test_one_process_of_a_host_reads_the_files(cache, read, monkeypatch, locks):
-  reading, sha256 = [], hashing.sha256
+  reading, sha256 = [], cache_check.sha256
   second = CacheCheck(Cache(cache.folder))
 
   def overtaken(path, *args):

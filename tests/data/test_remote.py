@@ -8,9 +8,10 @@ import shutil
 import pytest
 from etils.epath.testing import mock_epath
 
+from sink_jax.cli.data_build import main
 from sink_jax.data import remote
 from sink_jax.data.documents import Jsonl, Prepared
-from sink_jax.data.prepare import main, open_cache
+from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.io.build_once import DiskFull
 

@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
+from sink_jax.cli.data_build import main
 from sink_jax.data import cache_builder, encoding, packing
 from sink_jax.data.cache import Cache
-from sink_jax.data.prepare import main, open_cache
+from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.io.build_once import build_once
 from sink_jax.io.files import write_atomically

@@ -41,6 +41,6 @@ def test_memory_is_linear_in_the_length(options):
 
 def test_maps_are_what_is_quadratic():
   config = sj.ModelConfig(**SMALL)
-  options = sj.RecordOptions(maps=True)
-  short, long = (temporary_bytes(config, options, length) for length in (512, 2048))
+  record = sj.RecordOptions(maps=True)
+  short, long = (temporary_bytes(config, record, length) for length in (512, 2048))
   assert long / short > 10

@@ -7,8 +7,8 @@ import pytest
 from sink_jax.paper.claims import judge
 from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.report import CLAIMS
+from tests.paper import paper_runs
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
-from tests.report import paper_runs
 
 CHAIN = lambda difference: {'first_token_chain': dict(largest_relative_difference=difference)}
 BY_KEY = {claim.key: claim for claim in CLAIMS}

@@ -11,9 +11,9 @@ import pytest
 from sink_jax.analyses.registry import ANALYSES
 from sink_jax.paper import drawing, numbers
 from sink_jax.paper.report import CLAIMS, as_text, paper_report, without_paths
+from tests.paper import paper_runs
 from tests.paper.analysed_files import content, write as write_analysis
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
-from tests.report import paper_runs
 from tests.report.test_report import ROOT, Page
 
 

@@ -136,7 +136,7 @@ def test_an_object_store_holds_it_too(tmp_path, monkeypatch):
   from sink_jax.train import run_tokenizer
   (tmp_path / 'bucket').mkdir()
   store = epath.Path(tmp_path / 'bucket')  # no pathlib.Path, as those of gs://
-  monkeypatch.setattr(run_tokenizer, 'folder', lambda path: store)
+  monkeypatch.setattr(run_tokenizer, 'to_path', lambda path: store)
   source = TextFolder(path=str(tmp_path / 'text'))
   (tmp_path / 'text').mkdir()
   (tmp_path / 'text' / 'a.txt').write_text(TEXT)
