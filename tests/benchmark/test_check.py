@@ -152,15 +152,13 @@ def test_a_page_that_cannot_be_written_leaves_the_older_one_and_ends_nothing(
     monkeypatch, tmp_path, capsys):
   run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok")', 1))
   (tmp_path / 'report.md').write_text('older')
-  write_text = pathlib.Path.write_text
+  write_atomically = check.write_atomically
 
   def full(path, text):
-    if path.name.startswith('report.md'):
-      write_text(path, text[:9])
-      raise OSError(28, 'No space left on device')
-    return write_text(path, text)
+    path.with_name('.report.md.partial').write_text(text[:9])
+    raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr(pathlib.Path, 'write_text', full)
+  monkeypatch.setattr(check, 'write_atomically', full)
   code, report = run()
   assert code == 2 and report['parts']['correctness']['status'] == 'done'
   assert (tmp_path / 'report.md').read_text() == 'older'

@@ -30,7 +30,7 @@ MADE = '/jax/core/compile/backend_compile_duration'  # by the compiler, or read
 COUNTED = f'''
 import atexit, collections, sys
 from jax import monitoring
-from sink_jax import command
+from sink_jax.cli import command
 
 seen = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: seen.update([event]))
@@ -53,7 +53,7 @@ get_config = lambda name: base.trial(TRIALS, name)
 
 SMALL_PROGRAMS = '''
 import jax, jax.numpy as jnp
-from sink_jax import compile_cache
+from sink_jax.io import compile_cache
 compile_cache.enable()
 for n in range(1, 9):
   assert float(jax.jit(lambda x: jnp.sin(x) @ x.T + n)(jnp.eye(3))[0, 0]) > n
@@ -311,7 +311,7 @@ def test_programs_of_other_machines_lie_apart(monkeypatch):
 
 
 @pytest.mark.parametrize('command', [
-    'train/__main__', 'sweep/__main__', 'sweep/pool', 'sweep/plan', 'evaluate/__main__',
-    'analyses/__main__', 'generate', 'benchmark/commands'])
+    'cli/train', 'cli/sweep', 'sweep/pool', 'sweep/estimate', 'cli/evaluate', 'cli/analyses',
+    'cli/generate', 'benchmark/commands'])
 def test_commands_that_compile_enable_it(command):
   assert 'compile_cache.enable()' in (ROOT / 'sink_jax' / f'{command}.py').read_text()

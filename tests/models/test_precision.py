@@ -54,7 +54,7 @@ def precisions(lowered):
   return {word for match in found for word in (match.groups() if match else ['DEFAULT'])}
 
 
-@pytest.mark.parametrize('program', [probe, logits, begin, generate, score])
+@pytest.mark.parametrize('program', [probe, logits, begin, generated, score])
 def test_products_of_float32_are_float32_on_every_device(program):
   config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
   assert precisions(program(config('float32'))) == {'HIGHEST'}
