@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {'check': 480, 'emergence': 540, 'stop': 60}  # seconds
 MORE = 42  # exit code: the same command goes on
 # What training needs beside jax, flax, optax, orbax and matplotlib, and a GPU machine often lacks.
-PACKAGES = ('array_record', 'attr', 'cloudpickle', 'filelock', 'grain', 'ml_collections',
-            'portpicker', 'safetensors', 'tensorboardX', 'tokenizers', 'tqdm', 'zstandard')
+PACKAGES = ('array_record', 'attr', 'cloudpickle', 'filelock', 'grain', 'jaxtyping',
+            'ml_collections', 'portpicker', 'safetensors', 'tensorboardX', 'tokenizers', 'tqdm',
+            'zstandard', 'wadler_lindig')
 SMOKE = ('model.size=tiny', 'model.dtype=float32', 'data.context=64', 'batch_size=4', 'steps=60',
          'data.source=InstalledPackages(max_files=40)', 'data.tokenizer=TrainedBpe(vocab_size=300)',
          'checkpoint_every=20', 'log_every=10', 'probe.every=20', 'probe.sequences=8',

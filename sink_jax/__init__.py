@@ -7,7 +7,7 @@
 Letters of shapes in names, as in `q_BxTxHxDh`: B batch, S sequences of a probe, L queries,
 T keys or tokens, N layers, D model, H heads, Hkv key/value heads, Dh head, F ffn or
 features, V vocabulary. Positions are 1-based where the paper's are (Sink_1) and nowhere
-else. Names are imported when first used, so that the metrics need NumPy and JAX alone.
+else. Names are imported when first used, so that the metrics need NumPy, JAX and jaxtyping alone.
 """
 
 import importlib
