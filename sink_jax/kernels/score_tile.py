@@ -132,7 +132,7 @@ class ScoreTile:
 
 
 def row_cotangents(spec: AttentionSpec, result, cotangents) -> tuple[jax.Array, ...]:
-  """The rows (B, H, T) that the backward pass of a tile needs, from two KernelRows.
+  """The rows (B, H, T) that the backward pass of a tile needs, from two PartialAttention.
 
   For exp, sum_j P_ij (do.v_j) = do.o, so that one number per row holds the cotangents of
   the output and of the statistic (the delta of FlashAttention, less one subtraction).

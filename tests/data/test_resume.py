@@ -87,19 +87,20 @@ def test_workers_make_the_same_files(corpus, tmp_path):
 
 _SLOW = """
 import signal, sys, time
-from sink_jax.data import assembly, build, encoding
-assembly._SECONDS_BETWEEN_COMMITS, encoding._CHARACTERS = -1, 1500
-commit = assembly.Assembly._commit
+from sink_jax.cli import data_build
+from sink_jax.data import cache_builder, encoding
+cache_builder._SECONDS_BETWEEN_COMMITS, encoding._CHARACTERS = -1, 1500
+commit = cache_builder.CacheBuilder._commit
 def slow(*args):
   commit(*args)
   print('committed', flush=True)
   time.sleep(0.2)
 if 'slow' in sys.argv:
   sys.argv.remove('slow')
-  assembly.Assembly._commit = slow
+  cache_builder.CacheBuilder._commit = slow
 if __name__ == '__main__':
-  signal.signal(signal.SIGTERM, build._stop)
-  build.main(sys.argv[1:])
+  signal.signal(signal.SIGTERM, data_build._stop)
+  data_build.main(sys.argv[1:])
 """
 
 

@@ -33,7 +33,7 @@ def use(name, monkeypatch, block=8, other=4):
 
 
 def plain_rows(spec, q, k, v):
-  """KernelRows by the formulas, for automatic differentiation."""
+  """PartialAttention by the formulas, for automatic differentiation."""
   k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
   i = jnp.arange(q.shape[1])
   s, power = scores(spec, q, k, i, i), spec.normalizer.power

@@ -211,7 +211,7 @@ import re
 import jax, jax.numpy as jnp, numpy as np, pytest, sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
-from sink_jax.kernels.shard import in_mesh
+from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.run import record
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
@@ -234,7 +234,7 @@ fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
 fused.check_cudnn_version = lambda: 91002  # a CPU installation cannot tell
 dispatch.platform = lambda: 'cuda'
 q = jax.ShapeDtypeStruct((8, 64, 4, 16), jnp.bfloat16, sharding=batch_sharding(mesh))
-with in_mesh(mesh):
+with mesh_context(mesh):
   text = jax.jit(lambda q: sj.attend(sj.AttentionSpec(), q, q, q, implementation='cudnn')).trace(
       q).lower(lowering_platforms=('cuda',)).as_text()
 assert re.search('fmhaSoftmax.*tensor<2x64x2x16xbf16>', text), text
