@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from sink_jax.io.files import named_in_errors
+from sink_jax.io.files import named_in_errors, remove_temporaries
 
 _STALE_SECONDS = 7 * 24 * 3600
 _log = logging.getLogger('sink_jax')
@@ -41,6 +41,7 @@ def build_once(final: pathlib.Path, make: Callable[[pathlib.Path], None]) -> Non
     with disk_full_named(partial), _claimed(partial) as folder:
       if folder is None or (final / 'manifest.json').exists():
         continue
+      remove_temporaries(folder)
       try:
         make(folder)
       except ValueError:
