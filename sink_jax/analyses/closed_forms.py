@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sink_jax.attention.extra_key_value import NoBias, VBias
 from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
@@ -34,7 +33,7 @@ def proposition(config: ModelConfig) -> int:
           not (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one),
       f'{spec.feature_map} changes queries and keys': not isinstance(spec.feature_map, Identity),
       'a bias slot or a learned sink token takes its part of every row':
-          bool(config.sink_tokens) or not isinstance(spec.kv_bias, (NoBias, VBias)),
+          bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
       'blocks with a Mamba mixer remember how many tokens came before':
           len(config.attention_layers) < config.layers}
   if reason := '; '.join(text for text, true in reasons.items() if true):

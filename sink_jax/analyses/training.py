@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.extra_key_value import NoBias
-from sink_jax.attention.mask import Causal, Prefix, Window
 from sink_jax.data.dataset import Data, open_data
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.io.files import write_atomically
@@ -56,11 +54,12 @@ def write_analyses(workdir) -> None:
 def applicable(config: ModelConfig, context: int) -> list[str]:
   """Names of the analyses that apply to a model trained on sequences of `context` tokens."""
   spec, mask = config.attention, config.attention.mask
-  alone = (spec.rows_sum_to_one and isinstance(spec.kv_bias, NoBias) and not config.sink_tokens
-           and isinstance(mask, (Causal, Window)))  # the first token sees itself with weight one
+  # Does the first token see itself alone, with a weight of one?
+  alone = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
+           and mask.key_range(0, 0, context) == (0, 1))
   applies = {'removed': bool(learned_bias(config)),
-             'window': isinstance(mask, Window) and context > mask.size,
-             'prefix': isinstance(mask, Prefix),
+             'window': mask.window is not None and context > mask.window,
+             'prefix': mask.prefix is not None,
              'first_token_chain': alone}
   return [name for name, does in applies.items() if does]
 
@@ -101,7 +100,7 @@ def window(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
   Means over layers, heads and sequences, of row-normalised scores. A query at i <= w
   sees token 1; the first token that one at i > w sees is token i - w + 1.
   """
-  size, context = experiment.attention.mask.size, experiment.data.context
+  size, context = experiment.attention.mask.window, experiment.data.context
   length = min(context, max(2 * size, _SHORTEST_MAP))
   # The inputs of the probe where they are long enough, else the validation sequences.
   tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
@@ -133,7 +132,7 @@ def prefix(run, experiment, data=None) -> dict[str, Any]:
 
   Importances of late keys are means of few rows, so the first half of the keys competes.
   """
-  length, epsilon = experiment.attention.mask.length, experiment.probe.epsilon
+  length, epsilon = experiment.attention.mask.prefix, experiment.probe.epsilon
   alpha_SxNxHxT = _probe(run, experiment).importance
   rates = (alpha_SxNxHxT[:_PREFIX_SEQUENCES, ..., :length + 5] > epsilon).mean((1, 2))
   early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]

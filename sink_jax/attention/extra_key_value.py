@@ -19,7 +19,26 @@ class ExtraKeyValue(Component):
   bias, with its value v* (None: a zero value).
   """
 
-  has_extra_key = False  # is there a slot that takes part in the normalisation?
+  has_extra_key = False  # is there an extra key, which takes part in the normalisation?
+  logit_may_be_negative = False  # also where all features, and so their products, are positive?
+
+  @property
+  def label(self) -> str:
+    """A few words for tables, of the default values; empty where nothing is added."""
+    return type(self).__name__
+
+  @property
+  def description(self) -> str:
+    """What is added, as a part of a sentence; empty where nothing is."""
+    return repr(self)
+
+  @property
+  def acts_only_through_normalisation(self) -> bool:
+    """Is the extra key without a value, so that it changes nothing but the sum of a row?"""
+    return False
+
+  def check_narrower(self, head_dim: int) -> None:
+    """Raises a ValueError where heads of `head_dim` channels leave no such variant."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {}
@@ -45,6 +64,8 @@ class ExtraKeyValue(Component):
 class NoBias(ExtraKeyValue):
   """Attention to the tokens alone."""
 
+  label = description = ''
+
 
 @dataclasses.dataclass(frozen=True)
 class KBias(ExtraKeyValue):
@@ -63,12 +84,22 @@ class KBias(ExtraKeyValue):
   value_norm: float = 1.0
 
   has_extra_key = True
+  label = 'K bias'
+  description = 'the key bias k*'
 
   def __post_init__(self):
     if self.value not in ('zero', 'first', 'uniform'):
       raise ValueError(f"{self}: value must be 'zero', 'first' or 'uniform'.")
     if self.learnable_dims is not None and self.learnable_dims < 1:
       raise ValueError(f'{self}: learnable_dims must be at least 1, or None for all.')
+
+  @property
+  def acts_only_through_normalisation(self):
+    return self.value == 'zero'
+
+  def check_narrower(self, head_dim):
+    if (self.learnable_dims or 0) >= head_dim:
+      raise ValueError(f'{self.learnable_dims} learnable dimensions; heads have {head_dim}')
 
   def params(self, dims):
     learned = self.learnable_dims or dims.head_dim
@@ -97,6 +128,8 @@ class KVBias(ExtraKeyValue):
   shared: bool = False
 
   has_extra_key = True
+  label = 'KV bias'
+  description = 'the key and value biases k* and v*'
 
   def params(self, dims):
     shape = (1 if self.shared else dims.heads, dims.head_dim)
@@ -115,6 +148,9 @@ class VBias(ExtraKeyValue):
 
   shared: bool = False
 
+  label = 'V bias'
+  description = 'the value bias v*'
+
   def params(self, dims):
     return {'value': Param((1 if self.shared else dims.heads, dims.head_dim), 'bias')}
 
@@ -130,6 +166,10 @@ class SinkLogit(ExtraKeyValue):
   """
 
   has_extra_key = True
+  logit_may_be_negative = True  # it is learned, and no product of features
+  acts_only_through_normalisation = True
+  label = 'sink logit'
+  description = 'the sink logit'
 
   def params(self, dims):
     return {'logit': Param((dims.heads,), 'zeros')}

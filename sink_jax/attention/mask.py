@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 from sink_jax.component import Component, check_integers
 
@@ -25,6 +26,34 @@ class Mask(Component):
     first == last it must be exactly the keys for which `keep` is true.
     """
     raise NotImplementedError
+
+  # What the rest of the package asks of a mask, so that nothing tests for its class.
+
+  @property
+  def window(self) -> int | None:
+    """Most keys that a query sees, where a window limits them; None without such a limit."""
+    return None
+
+  @property
+  def prefix(self) -> int | None:
+    """Number of leading tokens that every query sees; None where none is seen early.
+
+    They see one another, so a cache is correct only if they are read in one step.
+    """
+    return None
+
+  @property
+  def first_target(self) -> int:
+    """0-based position of the first query whose next token the training loss counts."""
+    return 0
+
+  def scaled(self, length: int, of: int) -> Self:
+    """The same mask for sequences of `length` tokens instead of `of`.
+
+    Raises:
+      ValueError: the mask has no counterpart in sequences of that length, with the reason.
+    """
+    return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +85,16 @@ class Window(Mask):
   def key_range(self, first, last, keys):
     return max(0, first - self.size + 1), min(last + 1, keys)
 
+  @property
+  def window(self):
+    return self.size
+
+  def scaled(self, length, of):
+    size = self.size * length / of
+    if size < 1:
+      raise ValueError(f'a window of {self.size} of {of} tokens would be {size:g} of {length}')
+    return Window(size=round(size))
+
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
@@ -74,3 +113,12 @@ class Prefix(Mask):
 
   def key_range(self, first, last, keys):
     return 0, min(max(last + 1, self.length), keys)
+
+  @property
+  def prefix(self):
+    return self.length
+
+  @property
+  def first_target(self):
+    # Tokens of the prefix see their own targets; the last one predicts what follows it.
+    return self.length - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,10 @@ class Position(Component):
 
   def check_length(self, length: int) -> None:
     """Raises a ValueError where there is no encoding for so many tokens."""
+
+  def scaled(self, length: int) -> Self:
+    """The same encoding for a model of sequences of `length` tokens."""
+    return self
 
   def rotate(self, x_BxTxHxDh, positions_T):
     """Queries or keys, rotated by their positions."""
@@ -192,6 +197,9 @@ class Learned(Position):
     if length > self.max_length:
       raise ValueError(f'{length} tokens exceed the {self.max_length} learned positions of '
                        f'{self}: use shorter inputs, or train with a larger max_length.')
+
+  def scaled(self, length):
+    return Learned(max_length=length)
 
   def embedding(self, positions_T, d_model, params):
     table_PxD = params['table']

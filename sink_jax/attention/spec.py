@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias, NoBias, SinkLogit
+from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import Normalizer, RowSum
@@ -66,9 +66,7 @@ class AttentionSpec:
       raise ValueError(f'{z} needs similarities that cannot be negative, but {f} of '
                        f'{self.feature_map} with {self.position} can be: use AbsFloor() or '
                        'Unnormalized(), or EluPlusOne() features without a position bias.')
-    if isinstance(bias, KBias) and bias.value != 'zero':
-      return
-    if z.power is None and isinstance(bias, (KBias, SinkLogit)):
+    if z.power is None and bias.acts_only_through_normalisation:
       raise ValueError(f'{bias} has no effect with {z}: a slot without a value acts only '
                        'through the normalisation; use KVBias() or a normalizer.')
 
@@ -76,7 +74,7 @@ class AttentionSpec:
   def signed(self) -> bool:
     """Can a similarity be negative?"""
     positive = (self.feature_map.positive and not self.position.has_bias
-                and not isinstance(self.kv_bias, SinkLogit))  # a learned logit may be negative
+                and not self.kv_bias.logit_may_be_negative)
     return self.similarity.signed and not positive
 
   @property

@@ -28,13 +28,14 @@ def eager_covers(spec: AttentionSpec) -> bool:
 
 def flash_covers(spec: AttentionSpec) -> bool:
   """Plain causal softmax."""
-  return flex_covers(spec) and isinstance(spec.mask, Causal) and not spec.position.has_bias
+  return flex_covers(spec) and type(spec.mask) is Causal and not spec.position.has_bias
 
 
 def flex_covers(spec: AttentionSpec) -> bool:
   """Softmax, causal or in a window, with or without ALiBi."""
+  # By class: what another mask does, even a subclass, PyTorch's kernels cannot know.
   return (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one
-          and not spec.kv_bias.has_extra_key and isinstance(spec.mask, (Causal, Window))
+          and not spec.kv_bias.has_extra_key and type(spec.mask) in (Causal, Window)
           and (isinstance(spec.position, Alibi) or not spec.position.has_bias))
 
 
@@ -122,7 +123,7 @@ def _flex(torch, spec, heads, length, head_dim, device):
     raise NotImplementedError('FlexAttention computes softmax, and is set up here for causal masks '
                               'and windows, with ALiBi or without')
   flex = importlib.import_module('torch.nn.attention.flex_attention')
-  size = spec.mask.size if isinstance(spec.mask, Window) else length
+  size = spec.mask.window or length
   mask = flex.create_block_mask(
       lambda b, h, i, j: (j <= i) & (i - j < size), None, None, length, length, device=device)
   bias = None
@@ -139,7 +140,7 @@ def _eager(torch, spec, heads, length, head_dim, device):
     raise NotImplementedError('the eager code here has neither biases nor p-norms')
   tokens = torch.arange(length, device=device)
   distance = tokens[:, None] - tokens[None, :]
-  size = spec.mask.size if isinstance(spec.mask, Window) else length
+  size = spec.mask.window or length
   hidden = (distance < 0) | (distance >= size)
   normalizer, similarity = spec.normalizer, spec.similarity
 

@@ -7,7 +7,7 @@ forward pass, its five products against two, however often a kernel computes the
 
 from __future__ import annotations
 
-from sink_jax.attention.mask import Mask, Window
+from sink_jax.attention.mask import Mask
 
 _TERA = 1e12
 # Dense bfloat16 FLOP/s of one device as its maker states them, by a part of the device kind,
@@ -27,7 +27,7 @@ def datasheet_peak(device_kind: str) -> float | None:
 
 def scores(length: int, mask: Mask) -> float:
   """Scores of one head that count: T^2 / 2, or w T - w^2 / 2 in a window of w < T keys."""
-  seen = min(mask.size, length) if isinstance(mask, Window) else length
+  seen = min(mask.window or length, length)
   return seen * length - seen**2 / 2
 
 

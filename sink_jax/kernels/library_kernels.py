@@ -49,8 +49,8 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | No
 def cudnn(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh):
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
   window = None
-  if isinstance(spec.mask, Window) and spec.mask.size < q_BxTxHxDh.shape[1]:
-    window = (spec.mask.size - 1, 0)  # how many keys to the left and right of the query
+  if spec.mask.window and spec.mask.window < q_BxTxHxDh.shape[1]:
+    window = (spec.mask.window - 1, 0)  # how many keys to the left and right of the query
   # A window without is_causal has no right edge in cuDNN: queries would see the future.
   return jax.nn.dot_product_attention(
       q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, local_window_size=window,
@@ -63,7 +63,7 @@ def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | N
   if reason:
     return reason
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
-  if type(spec.mask) not in (Causal, Window, Prefix):
+  if type(spec.mask) not in (Causal, Window, Prefix):  # those that its tests hold it to
     return f'splash attention is set up for Causal(), Window() and Prefix(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float32) or k_BxTxHkvxDh.dtype != dtype:
     return ('splash attention takes queries, keys and values all in bfloat16 or all in float32, '
@@ -105,8 +105,8 @@ def _block(mask: Mask, q_BxTxHxDh) -> int:
   computed as a whole, so for a narrow window smaller ones leave out more.
   """
   limit = 1024 if q_BxTxHxDh.dtype.itemsize == 2 and q_BxTxHxDh.shape[-1] <= _LANES else 512
-  if isinstance(mask, Window):
-    limit = min(limit, max(mask.size, 256))
+  if mask.window:
+    limit = min(limit, max(mask.window, 256))
   return max(b for b in range(_LANES, limit + 1, _LANES) if q_BxTxHxDh.shape[1] % b == 0)
 
 

@@ -8,7 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.mask import Prefix
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache
 from sink_jax.models.mamba import MambaCache
@@ -72,7 +71,7 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
   for layer in config.pattern:
     mask = config.attention_of(layer).mask
     together = min(at_once + config.sink_tokens, policy.size)
-    if isinstance(mask, Prefix) and not layer.mamba and together < min(mask.length, total):
+    if mask.prefix and not layer.mamba and together < min(mask.prefix, total):
       raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
                        f'read at once; here these are {together}. Give a longer prompt or cache.')
   if policy.size <= config.sink_tokens or (

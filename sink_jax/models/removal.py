@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.attention.extra_key_value import KBias, KVBias, NoBias, SinkLogit, VBias
+from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
-
-_WORDS = {KBias: 'the key bias k*', KVBias: 'the key and value biases k* and v*',
-          VBias: 'the value bias v*', SinkLogit: 'the sink logit'}
 
 
 def learned_bias(config: ModelConfig) -> str:
   """What `without_bias` takes away, in words; empty where there is nothing."""
-  bias = config.attention.kv_bias
   parts = ['the learned sink token x*'] * config.sink_tokens
-  parts += [] if isinstance(bias, NoBias) else [_WORDS.get(type(bias), repr(bias))]
-  return ' and '.join(parts)
+  parts.append(config.attention.kv_bias.description)
+  return ' and '.join(filter(None, parts))
 
 
 def without_bias(run: Run) -> Run:

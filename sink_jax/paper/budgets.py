@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias
-from sink_jax.attention.mask import Mask, Window
-from sink_jax.attention.position import Learned, Position
+from sink_jax.attention.extra_key_value import ExtraKeyValue
+from sink_jax.attention.mask import Mask
+from sink_jax.attention.position import Position
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.experiment import NotExpressible
@@ -128,20 +128,17 @@ def _smoke_edits(text, context):
 
 def _smoke_slots(config, context, head_dim):
   """Slots whose numbers mean something else in shorter sequences and narrower heads."""
-  changes, attention = {}, config['attention']
+  attention = config['attention']
   mask = from_string(Mask, attention['mask'])
-  if isinstance(mask, Window):
-    size = mask.size * context / config['data']['context']
-    if size < 1:
-      raise NotExpressible(f'a window of {mask.size} of {config["data"]["context"]} tokens would '
-                           f'be {size:g} of {context}')
-    changes['attention.mask'] = repr(Window(size=round(size)))
-  if isinstance(from_string(Position, attention['position']), Learned):
-    changes['attention.position'] = repr(Learned(max_length=context))
-  bias = from_string(ExtraKeyValue, attention['kv_bias'])
-  if isinstance(bias, KBias) and (bias.learnable_dims or 0) >= head_dim:
-    raise NotExpressible(f'{bias.learnable_dims} learnable dimensions; heads have {head_dim}')
-  return changes
+  position = from_string(Position, attention['position'])
+  extra = from_string(ExtraKeyValue, attention['kv_bias'])
+  try:
+    smaller = {'attention.mask': (mask, mask.scaled(context, config['data']['context'])),
+               'attention.position': (position, position.scaled(context))}
+    extra.check_narrower(head_dim)
+  except ValueError as error:
+    raise NotExpressible(str(error)) from None
+  return {key: repr(new) for key, (old, new) in smaller.items() if new != old}
 
 
 BUDGETS = {

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 
-from sink_jax.attention.mask import Mask, Prefix, Window
+from sink_jax.attention.mask import Mask
 from sink_jax.component import from_string
 from sink_jax.paper.differences import pile_cc_loss, same_data
 
@@ -100,8 +100,7 @@ def impossible(name: str, run: dict) -> str:
 
 
 def window_size(run: dict) -> int | None:
-  mask = _mask(run)
-  return mask.size if isinstance(mask, Window) else None
+  return _mask(run).window
 
 
 def _mask(run):
@@ -197,8 +196,7 @@ def _overfit_step(run):
 
 def _in_prefix(run):
   """Sink_k in percent of the tokens of the prefix; none where there is no prefix."""
-  mask = _mask(run)
-  return run.get('sink', ())[:mask.length] if isinstance(mask, Prefix) else ()
+  return run.get('sink', ())[:_mask(run).prefix or 0]
 
 
 def _first_in_prefix(run):

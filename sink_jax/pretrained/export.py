@@ -33,7 +33,7 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
   """
   _check(config)
   spec, dims = config.attention, config.dims
-  windowed = isinstance(spec.mask, Window)
+  windowed = spec.mask.window is not None
   scaling = None if spec.position.factor == 1 else {'rope_type': 'linear', 'type': 'linear',
                                                     'factor': spec.position.factor}
   hf = {
@@ -47,7 +47,7 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
       'max_position_embeddings': context, 'tie_word_embeddings': config.tied,
       'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
   if windowed:
-    return hf | {'sliding_window': spec.mask.size}
+    return hf | {'sliding_window': spec.mask.window}
   return hf | {'attention_bias': 'qkv' in config.biases, 'mlp_bias': 'ffn' in config.biases}
 
 
@@ -72,9 +72,9 @@ def _check(config):
     raise _refused('model.input_features', config.input_features, 'only models of tokens have one')
   if type(spec.position) is not Rope or spec.position.fraction != 1:
     raise _refused('attention.position', spec.position, 'only Rope() of all channels has one')
-  if type(spec.mask) not in (Causal, Window):
+  if type(spec.mask) not in (Causal, Window):  # the two that the families define
     raise _refused('attention.mask', spec.mask, 'only Causal() and Window() have one')
-  windowed, biases = type(spec.mask) is Window, set(config.biases)
+  windowed, biases = spec.mask.window is not None, set(config.biases)
   if biases - {'qkv', 'out', 'ffn'} or len(biases & {'qkv', 'out'}) == 1 or windowed and biases:
     raise _refused('model.biases', config.biases, 'Mistral has no biases' if windowed else
                    "those of 'qkv' and 'out' together, and those of 'ffn', have one")

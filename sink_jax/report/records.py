@@ -18,7 +18,6 @@ from sink_jax.train.record import problem
 from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
-_SLOTS = {'KBias': 'K bias', 'KVBias': 'KV bias', 'VBias': 'V bias', 'SinkLogit': 'sink logit'}
 _MEASURED = ('sink_1', 'sink_bias_slot', 'sink_bias_slot_released', 'largest_importance',
              'mean_importance', 'mean_bias_slot', 'raw_mass_1', 'largest_raw_mass_1',
              'raw_row_mass')
@@ -117,10 +116,9 @@ def describe_attention(experiment: Experiment) -> str:
   parts = [words]
   if type(spec.feature_map).__name__ != 'Identity':
     parts.append(f'feature map {spec.feature_map}')
-  slot = type(spec.kv_bias).__name__
-  if slot != 'NoBias':
+  if spec.kv_bias.label:
     bare = spec.kv_bias == type(spec.kv_bias)()
-    parts.append(_SLOTS.get(slot, slot) if bare else str(spec.kv_bias))
+    parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
   if tokens:
     parts.append('a learned sink token')
   return ', '.join(parts)

@@ -7,7 +7,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.mask import Prefix
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import shard_map_batch_heads
 from sink_jax.models.config import ModelConfig
@@ -45,10 +44,9 @@ def training_weights(weights_BxT, config: ModelConfig):
   the first to be predicted (Section 6). A learned sink token is part of the prefix.
   Validation keeps them, as the release does.
   """
-  mask = config.attention.mask
-  if not isinstance(mask, Prefix):
+  dropped = config.attention.mask.first_target - config.sink_tokens
+  if dropped <= 0:
     return weights_BxT
-  dropped = mask.length - 1 - config.sink_tokens
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)
 
 

@@ -248,3 +248,25 @@ def test_rotations_that_cannot_be_are_refused(text):
 def test_sizes_of_masks_are_whole_numbers(build_one):
   with pytest.raises(ValueError, match='must be a whole number'):
     build_one()
+
+
+def test_masks_say_what_they_are_asked():
+  facts = lambda mask: (mask.window, mask.prefix, mask.first_target)
+  assert facts(sj.Causal()) == (None, None, 0)
+  assert facts(sj.Window(size=3)) == (3, None, 0)
+  assert facts(sj.Prefix(length=3)) == (None, 3, 2)
+  assert sj.Window(size=32).scaled(64, of=2048) == sj.Window(size=1)
+  assert sj.Prefix(length=3).scaled(64, of=2048) == sj.Prefix(length=3)
+  assert sj.Learned(max_length=2048).scaled(64) == sj.Learned(max_length=64)
+  with pytest.raises(ValueError, match='a window of 16 of 2048 tokens would be 0.5 of 64'):
+    sj.Window(size=16).scaled(64, of=2048)
+
+
+def test_extra_keys_say_what_they_are_asked():
+  assert [x.label for x in (sj.NoBias(), sj.KBias(), sj.SinkLogit())] == ['', 'K bias', 'sink logit']
+  assert sj.NoBias().description == '' and sj.KVBias().description.endswith('k* and v*')
+  assert sj.KBias().acts_only_through_normalisation and sj.SinkLogit().logit_may_be_negative
+  assert not sj.KBias(value='first').acts_only_through_normalisation
+  sj.KBias(learnable_dims=8).check_narrower(16)
+  with pytest.raises(ValueError, match='16 learnable dimensions; heads have 16'):
+    sj.KBias(learnable_dims=16).check_narrower(16)
