@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
-from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, repeat_heads, transform_qk, transposed
-from sink_jax.kernels import chunked, flash, library_kernels, linear
-from sink_jax.kernels.epilogue import apply_epilogue, apply_softmax_epilogue
-from sink_jax.kernels.shard import shard_map_batch_heads
+from sink_jax.attention.spec import AttentionSpec, transform_qk, transposed
+from sink_jax.kernels import flash
+from sink_jax.kernels.implementations import ALL
 
-IMPLEMENTATIONS = ('reference', 'chunked', 'linear', 'pallas', 'cudnn', 'splash')
+IMPLEMENTATIONS = tuple(ALL)
 
 # What a platform is given by default: the first that runs the case.
 _PREFERRED = {
@@ -60,25 +58,13 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
   q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = v_BxTxHkvxDh
   name = implementation or choose(spec, q, k)
   reason = unsupported(name, spec, q, k)
   if reason:
     raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
-  if name == 'reference':
-    return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v, params)
-  if name in ('cudnn', 'splash'):
-    kernel = {'cudnn': library_kernels.cudnn, 'splash': library_kernels.splash}[name]
-    rows, = shard_map_batch_heads(
-        'bthd bthd bthd -> bthd', lambda *share: (kernel(spec, *share),), q, k, v)
-    out = apply_softmax_epilogue(spec, rows, params)
-  else:
-    if name == 'chunked':
-      k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
-    if name == 'pallas' and platform() not in _PREFERRED:
-      _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
-    rows = {'chunked': chunked, 'linear': linear, 'pallas': flash}[name].rows
-    out = apply_epilogue(spec, q, rows(spec, q, k, v), params)
+  if not compiled(name):
+    _log_once(f"attention: '{name}' is interpreted on {platform()}, and very slow")
+  out = ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params)
   return out.astype(q_BxTxHxDh.dtype)
 
 
@@ -98,9 +84,10 @@ def choose(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
 
 def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
   """'pallas' or 'chunked', for `streaming_importance`."""
+  # What importance needs of the kernels depends on the arrays alone, not on the variant.
   reason = flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
-    name = 'pallas' if platform() in _PREFERRED and not reason else 'chunked'
+    name = 'pallas' if compiled('pallas') and not reason else 'chunked'
     _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))
     return name
   if implementation not in ('chunked', 'pallas'):
@@ -113,17 +100,13 @@ def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> s
 
 def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
-  if name == 'linear':
-    return linear.unsupported(spec)
-  if name == 'pallas':
-    return flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
-  if name == 'cudnn' and platform() != 'cuda' or name == 'splash' and platform() != 'tpu':
-    return f'it needs {"an NVIDIA GPU" if name == "cudnn" else "a TPU"}, not {platform()}'
-  if name == 'cudnn':
-    return library_kernels.cudnn_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
-  if name == 'splash':
-    return library_kernels.splash_unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh)
-  return None
+  return ALL[name].unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())
+
+
+def compiled(name: str) -> bool:
+  """Is an implementation compiled on this platform, not interpreted?"""
+  platforms = ALL[name].compiled_for
+  return platforms is None or platform() in platforms
 
 
 def check_implementation(implementation: str | None) -> None:

@@ -1,0 +1,112 @@
+"""The implementations of attention as values of one interface, and the table of them.
+
+Each takes transformed queries and keys (see `attention.spec.transform_qk`) and returns finished
+rows: kernels compute partial rows and statistics, to which `epilogue` adds the rest.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention import reference
+from sink_jax.attention.spec import AttentionSpec, repeat_heads
+from sink_jax.kernels import chunked, flash, library_kernels, linear
+from sink_jax.kernels.epilogue import PartialAttention, apply_epilogue, apply_softmax_epilogue
+from sink_jax.kernels.shard import shard_map_batch_heads
+
+# Why a kernel does not run (spec, q, k, platform), in one clause; None if it does.
+_Unsupported = Callable[[AttentionSpec, Any, Any, str], str | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation(abc.ABC):
+  """One way to compute attention.
+
+  compiled_for: platforms that it is compiled for; it is interpreted on any other. None: all.
+  """
+
+  name: str
+  compiled_for: tuple[str, ...] | None = None
+
+  def unsupported(self, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, platform: str) -> str | None:
+    """Why it does not run a case on a platform, in one clause; None if it does.
+
+    Reads shapes and dtypes alone, so arrays, tracers and ShapeDtypeStructs do.
+    """
+    return None
+
+  @abc.abstractmethod
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
+             params) -> jax.Array:
+    """Attention output (B, T, H, Dh) of transformed queries and keys, in any float dtype."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference(Implementation):
+  """The T x T definition, which every other implementation is tested against."""
+
+  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+    tokens = jnp.arange(q_BxTxHxDh.shape[1])
+    return reference.attend_transformed(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
+                                        tokens, tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel(Implementation):
+  """A kernel of this package: rows and their statistics, finished by the epilogue.
+
+  grouped: it takes fewer heads of keys than of queries; otherwise they are repeated for it.
+  """
+
+  rows: Callable[[AttentionSpec, Any, Any, Any], PartialAttention]
+  reason: _Unsupported = lambda spec, q, k, platform: None
+  grouped: bool = True
+
+  def unsupported(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, platform):
+    return self.reason(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform)
+
+  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+    heads = q_BxTxHxDh.shape[2]
+    k, v = ((k_BxTxHkvxDh, v_BxTxHkvxDh) if self.grouped else
+            (repeat_heads(k_BxTxHkvxDh, heads), repeat_heads(v_BxTxHkvxDh, heads)))
+    return apply_epilogue(spec, q_BxTxHxDh, self.rows(spec, q_BxTxHxDh, k, v), params)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftmaxLibrary(Implementation):
+  """Plain softmax by the library of a platform, which returns finished rows and no statistics."""
+
+  platform: str
+  device: str  # the platform in words, for the error
+  rows: Callable[[AttentionSpec, Any, Any, Any], jax.Array]
+  reason: Callable[[AttentionSpec, Any, Any], str | None]
+
+  def unsupported(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, platform):
+    if platform != self.platform:
+      return f'it needs {self.device}, not {platform}'
+    return self.reason(spec, q_BxTxHxDh, k_BxTxHkvxDh)
+
+  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+    rows, = shard_map_batch_heads(
+        'bthd bthd bthd -> bthd', lambda *share: (self.rows(spec, *share),),
+        q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
+    return apply_softmax_epilogue(spec, rows, params)
+
+
+# In the order in which errors list them.
+ALL: dict[str, Implementation] = {one.name: one for one in (
+    Reference('reference'),
+    Kernel('chunked', rows=chunked.rows, grouped=False),
+    Kernel('linear', rows=linear.rows, reason=lambda spec, q, k, platform: linear.unsupported(spec)),
+    Kernel('pallas', compiled_for=('cuda', 'tpu'), rows=flash.rows,
+           reason=lambda spec, q, k, platform: flash.unsupported(platform, q, k)),
+    SoftmaxLibrary('cudnn', platform='cuda', device='an NVIDIA GPU', rows=library_kernels.cudnn,
+                   reason=library_kernels.cudnn_unsupported),
+    SoftmaxLibrary('splash', platform='tpu', device='a TPU', rows=library_kernels.splash,
+                   reason=library_kernels.splash_unsupported))}
