@@ -16,7 +16,11 @@ from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.kv_cache import DecodePositions, KVCache
 from sink_jax.models.layers import Linear, initializer
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import AttentionRecord, RecordOptions
+
+
+# {component of the spec: {name: its parameter}}
+ComponentParams = dict[str, dict[str, jax.Array]]
 
 
 class Attention(nn.Module):
@@ -26,83 +30,96 @@ class Attention(nn.Module):
   spec: AttentionSpec
 
   @nn.compact
-  def __call__(self, x_BxTxD, want: RecordOptions | None = None, cache: KVCache | None = None,
-               step: DecodePositions | None = None):
-    """Returns the output (B, T, D), what `want` asks for as a dict or None, and the cache.
+  def __call__(self, x_BxTxD: jax.Array, record_options: RecordOptions | None = None,
+               cache: KVCache | None = None, positions: DecodePositions | None = None,
+               ) -> tuple[jax.Array, AttentionRecord | None, KVCache | None]:
+    """Returns the output (B, T, D), the record that the options ask for, and the cache.
 
-    With a cache, its slots from the first on take these tokens; with a step besides, the
-    tokens see what the cache holds, and are written where the step says.
+    With a cache alone, the tokens begin the texts: they fill its entries from the first on, and
+    attend to each other. With `positions` too, they overwrite the entries named there, and
+    attend to all that the cache holds.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
+    # The layout 'bthd' splits batch and heads over the mesh; length and head dimension stay whole
+    # on each device, so attention itself needs no communication.
     heads = lambda n, name: sharding_constraint('bthd', Linear(
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
-    params = {slot: {name: self.param(f'{slot}_{name}', initializer(p.init, config), p.shape,
-                                      jnp.float32)
-                     for name, p in owned.items()}
-              for slot, owned in spec.params(dims).items()}
+    # Flat names in the checkpoint, such as 'kv_bias_key'; nested for the functions of attention.
+    params = {component: {name: self.param(f'{component}_{name}', initializer(p.init, config),
+                                           p.shape, jnp.float32)
+                          for name, p in parameters.items()}
+              for component, parameters in spec.params(dims).items()}
     if cache is not None:
-      slots = jnp.arange(x_BxTxD.shape[1]) if step is None else step.slots_L
-      own = params.get('qk_norm', {})
+      entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
+      # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
+      # token. Keys are stored before rotation, because their positions may still change.
       cache = KVCache(
-          cache.k_BxCxHkvxDh.at[:, slots].set(spec.qk_norm.keys(k_BxTxHkvxDh, own)),
-          cache.v_BxCxHkvxDh.at[:, slots].set(v_BxTxHkvxDh))
-    if step is None:
+          cache.k_BxCxHkvxDh.at[:, entries_L].set(
+              spec.qk_norm.keys(k_BxTxHkvxDh, params.get('qk_norm', {}))),
+          cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
+    if cache is None or positions is None:
       o_BxTxHxDh = attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
                           implementation=config.implementation)
     else:
-      o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, step.queries_L, step.keys_C)
+      o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, positions.queries_L,
+                                 positions.keys_C)
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)
     else:
       o = o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
     out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
-    if want is None:
+    if record_options is None:
       return out, None, cache
-    return out, self._record(want, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params), cache
+    return out, self._record(record_options, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params), cache
 
-  def _record(self, want, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  def _record(self, options: RecordOptions, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+              v_BxTxHkvxDh: jax.Array, params: ComponentParams) -> AttentionRecord:
     config, spec = self.config, self.spec
     tokens = slice(config.sink_tokens, None)
+    # Importance has two implementations; under any other one it takes the platform's default.
     implementation = (config.implementation if config.implementation in ('chunked', 'pallas')
                       else None)
     importance = streaming_importance(spec, q_BxTxHxDh, k_BxTxHkvxDh, params,
                                       implementation=implementation)
     if config.sink_tokens:
-      # A learned sink token is an ordinary key; it takes the place of the bias slot. Its own
-      # row, which gives it weight one, is what the release counts and the mean leaves out.
+      # A learned sink token is an ordinary key, reported where an extra key would be. Its row,
+      # which gives it weight one, is counted by the official implementation
+      # (sail-sg/Attention-Sink), and left out of the mean.
       released, rows = importance.normalized[..., 0], q_BxTxHxDh.shape[1]
       importance = Importance(importance.raw[..., tokens], importance.normalized[..., tokens],
                               (released * rows - 1) / (rows - 1), released)
-    maps = [None, None]
-    if want.maps:
-      maps = [attention_map(spec, q_BxTxHxDh, k_BxTxHkvxDh, params,
-                            proxy=proxy)[..., tokens, tokens] for proxy in (False, True)]
+    maps = lambda proxy: attention_map(
+        spec, q_BxTxHxDh, k_BxTxHkvxDh, params, proxy=proxy)[..., tokens, tokens]
     q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     last = angles = None
-    if want.last_query:
+    if options.last_query:
       last = last_row(spec, q, k, params)[..., tokens]
-    if want.angles:
+    if options.angles:
       angles = query_key_angles(q[:, tokens], k[:, tokens])
-    own = params.get('qk_norm', {})
-    norms = spec.qk_norm.queries(q_BxTxHxDh, own), spec.qk_norm.keys(k_BxTxHkvxDh, own)
-    norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens] for x in (*norms, v_BxTxHkvxDh)]
-    shown = lambda x: x[:, tokens].astype(jnp.float32) if want.queries_keys else None
-    return dict(importance=importance, query_norm_BxHxT=norms[0], key_norm_BxHxT=norms[1],
-                value_norm_BxHxT=norms[2], maps_BxHxTxT=maps[0], proxy_maps_BxHxTxT=maps[1],
-                last_query_BxHxT=last, angles=angles, queries_BxTxHxDh=shown(q),
-                keys_BxTxHkvxDh=shown(k))
+    qk_norm = params.get('qk_norm', {})
+    heads_first = lambda x: jnp.swapaxes(norm(x), 1, 2)[..., tokens]
+    recorded = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
+    return AttentionRecord(
+        importance=importance,
+        query_norm_BxHxT=heads_first(spec.qk_norm.queries(q_BxTxHxDh, qk_norm)),
+        key_norm_BxHxT=heads_first(spec.qk_norm.keys(k_BxTxHkvxDh, qk_norm)),
+        value_norm_BxHxT=heads_first(v_BxTxHkvxDh),
+        maps_BxHxTxT=maps(proxy=False) if options.maps else None,
+        proxy_maps_BxHxTxT=maps(proxy=True) if options.maps else None,
+        last_query_BxHxT=last, angles=angles,
+        queries_BxTxHxDh=recorded(q), keys_BxTxHkvxDh=recorded(k))
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:
-  """Name of the implementation of attention for sequences of so many tokens.
+  """Name of the implementation of attention for sequences of `length` tokens.
 
   Raises:
-    ValueError: `config.implementation` does not run the model here, with the reason.
+    ValueError: `config.implementation` does not run the model on this platform, with the reason.
   """
   q, k = (jax.ShapeDtypeStruct((1, length + config.sink_tokens, heads, config.dims.head_dim),
                                config.dtype) for heads in (config.dims.heads, config.dims.kv_heads))
@@ -114,6 +131,6 @@ def training_implementation(config: ModelConfig, length: int) -> str:
   return name
 
 
-def norm(x):
-  """l2 norm over the last axis, in float32."""
+def norm(x: jax.Array) -> jax.Array:
+  """The l2 norm over the last axis, in float32."""
   return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)

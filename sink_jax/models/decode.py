@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sink_jax.models.config import ModelConfig
-from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache
-from sink_jax.models.mamba import MambaCache
+from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache, MambaCache
 from sink_jax.models.transformer import Transformer
 
 
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
-  """The memory of a model that has read nothing of `batch` texts."""
+  """The state of a model that has read nothing yet of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
   repeats = config.layers // len(config.pattern)
 
-  def cache(layer):
+  def cache(layer: Layer) -> KVCache | MambaCache:
     if layer.mamba:
       sizes = layer.mamba
       return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
@@ -32,40 +33,48 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
 
 
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
-  """Bytes that the caches take."""
+  """Bytes that the decoding state of `batch` texts takes."""
   shapes = jax.eval_shape(functools.partial(empty_state, config, policy, batch))
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def prefill(config: ModelConfig, params, tokens_BxT, policy: CachePolicy):
-  """Reads the beginning of B texts: logits (B, V) of the last token, and the memory.
+def prefill(config: ModelConfig, params: Mapping[str, Any], tokens_BxT: jax.Array,
+            policy: CachePolicy) -> tuple[jax.Array, DecodeState]:
+  """Reads the beginning of B texts, and returns the logits (B, V) of the last token, and the state.
 
-  What fits the cache is read at once, the rest one token at a time.
+  What fits the cache is read at once, the rest one token at a time: a token that drops another
+  from the cache must come after all tokens that still attend to the dropped one.
   """
   fits = policy.size - config.sink_tokens
-  logits, memory = Transformer(config).apply(
+  carry = Transformer(config).apply(
       {'params': params}, tokens_BxT[:, :fits],
-      memory=empty_state(config, policy, tokens_BxT.shape[0]))
+      state=empty_state(config, policy, tokens_BxT.shape[0]))
   if tokens_BxT.shape[1] <= fits:
-    return logits, memory
+    return carry
 
   def read(carry, tokens_B):
     return decode_step(config, params, tokens_B, policy, carry[1]), None
 
-  return jax.lax.scan(read, (logits, memory), tokens_BxT[:, fits:].T)[0]
+  return jax.lax.scan(read, carry, tokens_BxT[:, fits:].T)[0]
 
 
-def decode_step(config: ModelConfig, params, tokens_B, policy: CachePolicy, memory: DecodeState):
-  """Reads one more token of every text: its logits (B, V), and the memory."""
+def decode_step(config: ModelConfig, params: Mapping[str, Any], tokens_B: jax.Array,
+                policy: CachePolicy, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+  """Reads one more token of every text, and returns its logits (B, V), and the state."""
   return Transformer(config).apply(
-      {'params': params}, tokens_B[:, None], memory=memory, step=policy.step(memory.seen))
+      {'params': params}, tokens_B[:, None], state=state,
+      positions=policy.next_token_positions(state.tokens_read))
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
                  at_once: int = 1) -> None:
-  """Raises a ValueError where a text of `length` tokens cannot be read with the policy.
+  """Checks that a text of `length` tokens can be read with the policy.
 
   at_once: how many tokens are read together at its beginning.
+
+  Raises:
+    ValueError: a prefix that is not read at once, a learned sink token that would be dropped,
+      or more tokens than the position encoding allows; with the remedy.
   """
   total = length + config.sink_tokens
   for layer in config.pattern:
@@ -78,6 +87,6 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
       config.sink_tokens and total > policy.size and not policy.sinks):
     raise ValueError(f'{policy} drops the learned sink token: give it sinks of at least 1 and '
                      'a size of at least 2.')
-  # Positions that the text will use; from the cache they stay below its size.
+  # The largest position that the text uses, plus one; counted in the cache it is at most the size.
   used = min(total, policy.size) if policy.positions == 'cache' else total
   config.attention.position.check_length(used - config.sink_tokens)

@@ -120,10 +120,10 @@ def _begin(config, mesh, policy, params, tokens):
 def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, DecodeState],
               key, start):
   def step(carry, number):
-    logits, memory = carry
+    logits, decode_state = carry
     # By the number of the token, so that the size of the pieces changes nothing.
     token = _sample(logits, *sampling, jax.random.fold_in(key, number))
-    return decode_step(config, params, token, policy, memory), token
+    return decode_step(config, params, token, policy, decode_state), token
 
   with mesh_context(mesh), precise(config.dtype):
     state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
@@ -133,9 +133,9 @@ def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Ar
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
 def _score(config, mesh, policy, params, state, tokens):
   def step(carry, token_S):
-    logits, memory = carry
+    logits, decode_state = carry
     picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
-    return (decode_step(config, params, token_S, policy, memory),
+    return (decode_step(config, params, token_S, policy, decode_state),
             jax.nn.logsumexp(logits, -1) - picked)
 
   with mesh_context(mesh), precise(config.dtype):

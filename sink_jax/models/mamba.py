@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from sink_jax.models.config import Mamba, ModelConfig
+from sink_jax.models.kv_cache import MambaCache
 from sink_jax.models.layers import Linear, Norm, initializer
-
-
-class MambaCache(NamedTuple):
-  """What a mixer remembers of the tokens so far: inputs of its convolution, and its state."""
-
-  inputs_BxKxI: jax.Array  # the last K - 1
-  state_BxIxS: jax.Array  # float32
 
 
 class MambaMixer(nn.Module):
@@ -24,14 +16,21 @@ class MambaMixer(nn.Module):
 
   state_t = exp(dt_t A) state_{t-1} + dt_t B_t x_t and y_t = C_t state_t + D x_t per channel,
   with dt, B and C made from x_t. The recurrence runs token after token, in float32.
+
+  I counts inner channels, S the states of a channel, K the taps of the convolution.
   """
 
   config: ModelConfig
   sizes: Mamba
 
   @nn.compact
-  def __call__(self, x_BxTxD, cache: MambaCache | None = None):
-    """Returns the output (B, T, D) and the cache after these tokens, None without one."""
+  def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
+               ) -> tuple[jax.Array, MambaCache | None]:
+    """Returns the output (B, T, D), and the cache after these tokens; None without a cache.
+
+    With a cache the tokens continue the texts that it was made from; an empty one is all zeros.
+    Tokens need no positions, because their order is that of the recurrence.
+    """
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
     linear = lambda features, name, group: Linear(features, config, group=group, name=name)
@@ -40,8 +39,10 @@ class MambaMixer(nn.Module):
     taps_KxI, bias_I = Convolution(sizes, config, name='conv')()
     before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
               else cache.inputs_BxKxI.astype(x.dtype))
-    seen = jnp.concatenate([before, x], 1)
-    x = sum(seen[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv))
+    # The K - 1 inputs before these tokens, or zeros, make the convolution causal, and yield as
+    # many outputs as there are tokens.
+    inputs = jnp.concatenate([before, x], 1)
+    x = sum(inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv))
     x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
 
     parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
@@ -50,7 +51,7 @@ class MambaMixer(nn.Module):
                             for name, part in zip(('dt', 'b', 'c'), parts))
     dt_BxTxI = jax.nn.softplus(Linear(sizes.inner, config, group='dt', name='dt')(dt).astype(
         jnp.float32))
-    a_log = self.param('a_log', _integers, (sizes.inner, sizes.state), jnp.float32)
+    a_log = self.param('a_log', _log_integers, (sizes.inner, sizes.state), jnp.float32)
     d_I = self.param('d', nn.initializers.ones, (sizes.inner,), jnp.float32)
     a_IxS = -jnp.exp(a_log.astype(jnp.float32))
 
@@ -60,6 +61,8 @@ class MambaMixer(nn.Module):
       state = jnp.exp(dt_BxI[..., None] * a_IxS) * state_BxIxS + drive
       return state, jnp.einsum('bis,bs->bi', state, c_BxS)
 
+    # `jax.lax.scan` runs over the first axis, so time goes there. The state is summed in float32:
+    # its decays are close to one, and bfloat16 would round them.
     tokens = [jnp.swapaxes(z.astype(jnp.float32), 0, 1)
               for z in (x_BxTxI, dt_BxTxI, b_BxTxS, c_BxTxS)]
     state = (jnp.zeros((batch, sizes.inner, sizes.state)) if cache is None
@@ -70,7 +73,7 @@ class MambaMixer(nn.Module):
     out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
     if cache is None:
       return out, None
-    return out, MambaCache(seen[:, length:], state)
+    return out, MambaCache(inputs[:, length:], state)
 
 
 class Convolution(nn.Module):
@@ -80,12 +83,12 @@ class Convolution(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self):
+  def __call__(self) -> tuple[jax.Array, jax.Array]:
     shape = self.sizes.conv, self.sizes.inner
     return (self.param('kernel', initializer('linear', self.config), shape, jnp.float32),
             self.param('bias', nn.initializers.zeros, shape[1:], jnp.float32))
 
 
-def _integers(key, shape, dtype):
-  """log(1), log(2), ... log(S) in every channel."""
+def _log_integers(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+  """An initializer: log(1), log(2), ... log(S) in every channel, whatever the key."""
   return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype)), shape)

@@ -1,4 +1,8 @@
-"""What a model shows of a forward pass when asked."""
+"""What a model records of a forward pass.
+
+N counts layers, B or S sequences, T tokens without a learned sink token, H heads. Arrays are
+float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every leaf.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,12 @@ from sink_jax.kernels.importance import Importance
 
 @dataclasses.dataclass(frozen=True)
 class RecordOptions:
-  """What to record besides importance and norms.
+  """What is recorded besides importance and norms, which are always recorded.
 
   maps: attention weights and proxy scores, (B, H, T, T) per layer.
   hidden: hidden states, (B, T, D) per layer.
-  queries_keys: queries and keys as the scores see them, (B, T, H, Dh) per layer.
+  queries_keys: queries and keys as the scores use them, after QK norm and rotation,
+    (B, T, H, Dh) per layer.
   last_query: normalised (proxy) scores of the last query, (B, H, T) per layer.
   angles: cosines and norm products of queries and keys, averaged; a few numbers per head.
   """
@@ -29,23 +34,49 @@ class RecordOptions:
   angles: bool = False
 
 
+class AttentionRecord(NamedTuple):
+  """What one attention layer records; the fields are those of `LayerRecord`."""
+
+  importance: Importance
+  query_norm_BxHxT: jax.Array
+  key_norm_BxHxT: jax.Array
+  value_norm_BxHxT: jax.Array
+  maps_BxHxTxT: jax.Array | None
+  proxy_maps_BxHxTxT: jax.Array | None
+  last_query_BxHxT: jax.Array | None
+  angles: Angles | None
+  queries_BxTxHxDh: jax.Array | None
+  keys_BxTxHkvxDh: jax.Array | None
+
+
+class ResidualRecord(NamedTuple):
+  """What one block records of the residual stream; the fields are those of `LayerRecord`."""
+
+  hidden_norm_BxT: jax.Array
+  hidden_before_norm_BxT: jax.Array
+  sink_token_norm_B: jax.Array | None
+  hidden_BxTxD: jax.Array | None
+  hidden_before_norm_BxTxD: jax.Array | None
+
+
 class LayerRecord(NamedTuple):
-  """One layer of a record; every leaf has a leading layer axis in a `Record`.
+  """One layer of a record, or, in a `Record`, all layers stacked along a leading axis.
 
-  Blocks with a Mamba mixer have hidden states and their norms alone: the other leaves
-  then count the blocks with attention.
+  Blocks with a Mamba mixer have hidden states and their norms alone: the leading axis of all
+  other leaves counts only the blocks with attention (`ModelConfig.attention_layers`).
 
-  T counts tokens without a learned sink token, which is `importance.bias_slot`.
-  Norms are l2 norms in float32: of queries and keys after their QK norm, of the
-  block's output H^l, and of what enters the last norm of a post-norm block
-  (equal to the output in a pre-norm block). sink_token_norm: of the learned sink
-  token's own H^l; None without one.
+  Where the model has a learned sink token, T does not count it, and the weight that it receives
+  is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm, of
+  values, of the block's output H^l (`hidden_norm`), and of what enters the last norm of a
+  post-norm block (`hidden_before_norm`; in a pre-norm block it equals the output).
+  `sink_token_norm` is that of the learned sink token's hidden state; None without one.
+  Fields that the options leave out are None.
   """
 
   importance: Importance
   query_norm_BxHxT: jax.Array
   key_norm_BxHxT: jax.Array  # H = key/value heads
-  value_norm_BxHxT: jax.Array
+  value_norm_BxHxT: jax.Array  # H = key/value heads
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   last_query_BxHxT: jax.Array | None
@@ -60,9 +91,11 @@ class LayerRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-  """A forward pass: its layers, and the norms of H^0, the embeddings and the sink token.
+  """One forward pass: its layers, and what enters the first of them.
 
-  embedding_BxTxD: H^0 itself where hidden states are wanted.
+  layers: all layers, stacked. embedding_norm_BxT: norms of the embeddings H^0.
+  embedding_BxTxD: H^0 itself, where hidden states are recorded. sink_embedding_norm_B: norm of
+  the learned sink token's embedding; None without one.
   """
 
   layers: LayerRecord

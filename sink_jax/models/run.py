@@ -57,9 +57,9 @@ class Run:
     """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
     return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
-  def record(self, tokens, want: RecordOptions = RecordOptions()) -> Record:
-    """What the model shows of its forward pass on tokens (S, T)."""
-    return record(self.config, want, mesh_of(self.params), self.params, jnp.asarray(tokens))
+  def record(self, tokens, options: RecordOptions = RecordOptions()) -> Record:
+    """What the model records of its forward pass on tokens (S, T)."""
+    return record(self.config, options, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def generate(self, tokens, length: int, **options):
     """Continues texts (S, T) by `length` tokens (S, length).
@@ -77,10 +77,10 @@ def _logits(config, mesh, params, tokens):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def record(config, want, mesh, params, tokens):
+def record(config, options, mesh, params, tokens):
   """`Run.record` of parameters that lie on a mesh, None for those of one device."""
   with mesh_context(mesh), precise(config.dtype):
-    return _readable(mesh, Transformer(config).apply({'params': params}, tokens, want)[1])
+    return _readable(mesh, Transformer(config).apply({'params': params}, tokens, options)[1])
 
 
 def _readable(mesh, results):

@@ -1,12 +1,14 @@
-"""The decoder."""
+"""The decoder: blocks of attention and feed-forward networks, scanned over the layers."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,27 +16,42 @@ from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.attention import Attention, norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import DecodePositions, DecodeState
+from sink_jax.models.kv_cache import DecodePositions, DecodeState, KVCache, MambaCache
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
-from sink_jax.models.record import LayerRecord, Record, RecordOptions
+from sink_jax.models.record import (
+    AttentionRecord, LayerRecord, Record, RecordOptions, ResidualRecord)
+
+LayerCache = KVCache | MambaCache
 
 
-def _attention_saveable(primitive, *arguments, **params):
-  """Results of attention; cuDNN's have no name, but a primitive of their own."""
+def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **params) -> bool:
+  """A checkpoint policy: whether a value is a result of attention, which is then kept.
+
+  Kernels give their results the name ATTENTION; cuDNN's have a primitive of their own instead.
+  """
   named = jax.checkpoint_policies.save_only_these_names(ATTENTION)
   return primitive.name.startswith('dot_product_attention_fwd') or named(
       primitive, *arguments, **params)
 
 
-# What `remat` keeps of a block beside its input.
+# What each value of `ModelConfig.remat` keeps of a block for the backward pass, beside the block's
+# input; the rest is computed again there. Matrix products without a batch dimension are those of
+# linear layers, while the scores of attention have one (the heads), and are never kept.
 SAVED = {
     'blocks': jax.checkpoint_policies.nothing_saveable,
     'save_attention': _attention_saveable,
     'save_matmuls': jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _attention_saveable),
 }
+
+
+class BlockRecord(NamedTuple):
+  """What one block records; `attention` is None of a block with a Mamba mixer."""
+
+  attention: AttentionRecord | None
+  residual: ResidualRecord
 
 
 class Block(nn.Module):
@@ -44,9 +61,15 @@ class Block(nn.Module):
   layer: Layer = Layer()
 
   @nn.compact
-  def __call__(self, h_BxTxD, want: RecordOptions | None, cache=None,
-               step: DecodePositions | None = None):
-    """Returns the output, what `want` asks for as (of attention, of the residual), the cache."""
+  def __call__(self, h_BxTxD: jax.Array, record_options: RecordOptions | None,
+               cache: LayerCache | None = None, positions: DecodePositions | None = None,
+               ) -> tuple[jax.Array, tuple[BlockRecord | None, LayerCache | None]]:
+    """Returns the output, and (record, cache).
+
+    The pair is what `nn.scan` expects of its body: what goes on to the next block, and what is
+    stacked over the blocks. record_options is positional, because `nn.remat` counts it as a
+    static argument by its number.
+    """
     config = self.config
     norm1, norm2 = Norm(config, name='norm1'), Norm(config, name='norm2')
     if self.layer.experts:
@@ -54,127 +77,168 @@ class Block(nn.Module):
     else:
       ffn = FeedForward(config, name='ffn')
     if config.norm_location == 'pre':
-      o, seen, cache = self._mix(norm1(h_BxTxD), want, cache, step)
+      o, attention, cache = self._mix(norm1(h_BxTxD), record_options, cache, positions)
       x = h_BxTxD + o
       before = x + ffn(norm2(h_BxTxD if config.parallel_residual else x))
       out = before
     else:
-      o, seen, cache = self._mix(h_BxTxD, want, cache, step)
+      o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
       x = norm1(h_BxTxD + o)
       before = x + ffn(x)
       out = norm2(before)
     out = sharding_constraint('btd', out)
-    if want is None:
+    if record_options is None:
       return out, (None, cache)
     tokens = slice(config.sink_tokens, None)
-    residual = dict(
+    hidden = lambda x: x[:, tokens].astype(jnp.float32) if record_options.hidden else None
+    residual = ResidualRecord(
         hidden_norm_BxT=norm(out)[:, tokens],
-        sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
         hidden_before_norm_BxT=norm(before)[:, tokens],
-        hidden_BxTxD=out[:, tokens].astype(jnp.float32) if want.hidden else None,
-        hidden_before_norm_BxTxD=before[:, tokens].astype(jnp.float32) if want.hidden else None)
-    return out, ((seen, residual), cache)
+        sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
+        hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before))
+    return out, (BlockRecord(attention, residual), cache)
 
-  def _mix(self, x_BxTxD, want, cache, step):
-    """Attention, or what stands in its place."""
+  def _mix(self, x_BxTxD: jax.Array, record_options: RecordOptions | None,
+           cache: LayerCache | None, positions: DecodePositions | None,
+           ) -> tuple[jax.Array, AttentionRecord | None, LayerCache | None]:
+    """Attention, or the Mamba mixer that takes its place."""
     config, layer = self.config, self.layer
     if layer.mamba:
+      assert not isinstance(cache, KVCache)
       out, cache = MambaMixer(config, layer.mamba, name='mamba')(x_BxTxD, cache)
       return out, None, cache
+    assert not isinstance(cache, MambaCache)
     return Attention(config, config.attention_of(layer), name='attention')(
-        x_BxTxD, want, cache, step)
+        x_BxTxD, record_options, cache, positions)
 
 
 class Period(nn.Module):
-  """The blocks of a pattern, one after the other."""
+  """The blocks of a pattern, one after the other: the body of the scan where they differ.
 
-  config: ModelConfig
-
-  @nn.compact
-  def __call__(self, h_BxTxD, want: RecordOptions | None, cache=None,
-               step: DecodePositions | None = None):
-    shown, caches = [], []
-    for i, layer in enumerate(self.config.pattern):
-      block = Block(self.config, layer, name=f'layer{i}')
-      h_BxTxD, (seen, own) = block(h_BxTxD, want, None if cache is None else cache[i], step)
-      shown.append(seen)
-      caches.append(own)
-    if want is None:
-      return h_BxTxD, (None, tuple(caches))
-    attention, residual = zip(*shown)
-    stack = lambda *parts: jnp.stack(parts)
-    return h_BxTxD, ((jax.tree.map(stack, *(seen for seen in attention if seen is not None)),
-                      jax.tree.map(stack, *residual)), tuple(caches))
-
-
-class Transformer(nn.Module):
-  """Tokens in, next-token logits out.
-
-  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
-  (B, T, V). With `want=Want()` it returns (logits, Record): the same parameters and
-  the same forward pass, shown. With `unembed=False` it returns what the unembedding
-  would see, (B, T, D). With `memory` it returns (logits of the last token (B, V), memory):
-  the tokens begin a text, or, with `step`, are the one that comes after what is remembered.
-  Layers are scanned, some periods of the pattern at a time (`ModelConfig.unroll`): parameters
-  and record leaves have a leading layer axis.
+  It takes and returns what a Block does, with a tuple of caches, and records with a leading axis
+  over the blocks of the period (for attention: over those that have it).
   """
 
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, inputs, want: RecordOptions | None = None, unembed: bool = True,
-               memory: DecodeState | None = None, step: DecodePositions | None = None):
+  def __call__(self, h_BxTxD: jax.Array, record_options: RecordOptions | None,
+               caches: tuple[LayerCache, ...] | None = None,
+               positions: DecodePositions | None = None,
+               ) -> tuple[jax.Array, tuple[BlockRecord | None, tuple[LayerCache | None, ...]]]:
+    records, new_caches = [], []
+    for i, layer in enumerate(self.config.pattern):
+      block = Block(self.config, layer, name=f'layer{i}')
+      h_BxTxD, (record, cache) = block(
+          h_BxTxD, record_options, None if caches is None else caches[i], positions)
+      records.append(record)
+      new_caches.append(cache)
+    if record_options is None:
+      return h_BxTxD, (None, tuple(new_caches))
+    stack = lambda *parts: jnp.stack(parts)
+    # The mixers of Mamba record nothing, so their blocks are left out of the stack.
+    attention = [record.attention for record in records if record.attention is not None]
+    record = BlockRecord(jax.tree.map(stack, *attention),
+                         jax.tree.map(stack, *(record.residual for record in records)))
+    return h_BxTxD, (record, tuple(new_caches))
+
+
+class Transformer(nn.Module):
+  """A model that maps tokens to next-token logits.
+
+  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
+  (B, T, V). With `record_options` it returns (logits, Record), of the same parameters and the
+  same forward pass. With `unembed=False` it returns what enters the unembedding, (B, T, D).
+
+  With `state` it decodes, and returns (logits of the last token (B, V), state): the tokens begin
+  the texts, or, with `positions`, are the next one of each text, after those that the state holds.
+
+  Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary.
+  Layers are scanned, some periods of the pattern at a time (`ModelConfig.unroll`): parameters
+  and record leaves have a leading layer axis.
+
+  Raises:
+    ValueError: tokens that are not integers (B, T), or more than the position encoding allows.
+  """
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, inputs: jax.Array | np.ndarray, record_options: RecordOptions | None = None,
+               unembed: bool = True, state: DecodeState | None = None,
+               positions: DecodePositions | None = None,
+               ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config = self.config
     dtype = jnp.dtype(config.dtype)
-    # A step's tokens stand where the cache says; a learned sink token stands before them all.
-    begins = config.sink_tokens if step is None else 0
-    if step is None:
+    # The learned sink token is put before the beginning of a text only. Decoding counts it as a
+    # position of attention; embeddings of positions do not.
+    sink_tokens = config.sink_tokens if positions is None else 0
+    if positions is None:
       config.attention.position.check_length(inputs.shape[1])
-    positions_T = np.arange(inputs.shape[1]) if step is None else (
-        step.queries_L - config.sink_tokens)
+      positions_T = np.arange(inputs.shape[1])
+    else:
+      positions_T = positions.queries_L - config.sink_tokens
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
     h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
       sinks_SxD = self.param('sink_tokens', initializer('embedding', config),
                              (config.sink_tokens, config.d_model), jnp.float32)
-    if begins:
-      h_BxTxD = jnp.concatenate([jnp.broadcast_to(
-          sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
+      if sink_tokens:
+        h_BxTxD = jnp.concatenate([jnp.broadcast_to(
+            sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
     h0_BxTxD = h_BxTxD
-    period = Block if len(config.pattern) == 1 else Period
-    options = {'layer': config.pattern[0]} if period is Block else {}
-    if config.remat != 'none':
-      period = nn.remat(period, prevent_cse=False, static_argnums=(2,),
-                        policy=SAVED[config.remat])
-    blocks = nn.scan(period, variable_axes={'params': 0}, split_rngs={'params': True},
-                     length=config.layers // len(config.pattern),
-                     unroll=config.periods_per_turn,
-                     in_axes=(nn.broadcast, 0, nn.broadcast))(config, **options, name='blocks')
-    h_BxTxD, (shown, caches) = blocks(h_BxTxD, want, memory and memory.layers, step)
-    if memory is not None:
-      memory = DecodeState(caches, memory.seen + h_BxTxD.shape[1])
-      h_BxTxD = h_BxTxD[:, -1:]
+    h_BxTxD, (record, caches) = self._blocks()(
+        h_BxTxD, record_options, None if state is None else state.layers, positions)
+    if state is not None:
+      state = DecodeState(caches, state.tokens_read + h_BxTxD.shape[1])
+      h_BxTxD = h_BxTxD[:, -1:]  # the next token depends on the last one's logits alone
     else:
-      h_BxTxD = h_BxTxD[:, begins:]
+      h_BxTxD = h_BxTxD[:, sink_tokens:]
     if config.norm_location == 'pre':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if not unembed:
       return sharding_constraint('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
-    if memory is not None:
-      return logits[:, 0], memory
-    if want is None:
+    if state is not None:
+      return logits[:, 0], state
+    if record_options is None:
       return logits
-    if len(config.pattern) > 1:
-      shown = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), shown)
+    if len(config.pattern) > 1:  # (periods, blocks of a period, ...) to (layers, ...)
+      record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
     embedding_norms = norm(h0_BxTxD)
     return logits, Record(
-        LayerRecord(**shown[0], **shown[1]), embedding_norms[:, begins:],
-        h0_BxTxD[:, begins:].astype(jnp.float32) if want.hidden else None,
-        embedding_norms[:, 0] if begins else None)
+        LayerRecord(**record.attention._asdict(), **record.residual._asdict()),
+        embedding_norms[:, sink_tokens:],
+        h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
+        embedding_norms[:, 0] if sink_tokens else None)
 
-  def _embed(self, inputs, positions_T):
-    """H^0 = X W_E + P, float32, and W_E; continuous inputs are projected instead."""
+  def _blocks(self) -> nn.Module:
+    """All blocks as one module: a loop over periods of the pattern, compiled once.
+
+    Its arguments are those of a block: hidden states, record options, caches, positions.
+    """
+    config = self.config
+    if len(config.pattern) == 1:
+      body, options = Block, {'layer': config.pattern[0]}
+    else:
+      body, options = Period, {}
+    if config.remat != 'none':
+      # The loop already keeps a block from being merged with its recomputation, so the barriers
+      # that prevent_cse puts around it would only stop XLA from fusing.
+      body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
+    # The hidden states are the carry. Parameters are stacked along a new first axis
+    # (variable_axes), and each turn initialises its slice from a key of its own (split_rngs);
+    # caches go in and come out slice by slice along axis 0, as records come out. Record options
+    # and positions are the same in every turn (nn.broadcast).
+    scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
+                      length=config.layers // len(config.pattern),
+                      unroll=config.periods_per_turn,
+                      in_axes=(nn.broadcast, 0, nn.broadcast))
+    return scanned(config, **options, name='blocks')
+
+  def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
+             ) -> tuple[jax.Array, jax.Array | None]:
+    """H^0 = X W_E + P, float32, and W_E; continuous inputs are projected instead, without W_E."""
     config, table_VxE = self.config, None
     if config.vocab_size:
       if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
@@ -194,11 +258,13 @@ class Transformer(nn.Module):
     added = position.embedding(positions_T, config.d_model, params)
     return (h if added is None else h + added), table_VxE
 
-  def _unembed(self, h_BxTxD, table_VxE):
+  def _unembed(self, h_BxTxD: jax.Array, table_VxE: jax.Array | None) -> jax.Array:
+    """Float32 logits, or continuous outputs, of hidden states."""
     config = self.config
     if config.embedding_dim:
       h_BxTxD = Linear(config.embedding_dim, config, name='embed_out')(h_BxTxD)
     if config.tied:
+      assert table_VxE is not None  # the config has a vocabulary
       return jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(h_BxTxD.dtype),
                         preferred_element_type=jnp.float32)
     return Linear(config.vocab_size or config.output_features, config, group='unembed',
@@ -206,9 +272,9 @@ class Transformer(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def init_params(config: ModelConfig, seed):
-  """Fresh float32 parameters; a pure function of the config and an integer seed."""
-  # The libraries refuse one token.
+def init_params(config: ModelConfig, seed: int | jax.Array) -> dict[str, Any]:
+  """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
+  # One token suffices to make the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
   if config.vocab_size:
     inputs = jnp.zeros((1, 1), jnp.int32)

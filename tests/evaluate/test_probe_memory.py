@@ -13,9 +13,9 @@ LENGTHS = 4096, 16384
 SMALL = dict(layers=4, d_model=32, heads=2, ffn_hidden=64, vocab_size=64, dtype='float32')
 
 
-def temporary_bytes(config, want, length):
+def temporary_bytes(config, recorded, length):
   tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
-  compiled = record.lower(config, want, None, parameter_shapes(config), tokens).compile()
+  compiled = record.lower(config, recorded, None, parameter_shapes(config), tokens).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 
@@ -30,9 +30,9 @@ full = pytest.mark.full
     pytest.param(dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=Mamba(64, 8, 4, 4)), Layer())), id='jamba', marks=full)])
 def test_memory_is_linear_in_the_length(options):
-  want = sj.RecordOptions(angles=True, last_query=True)
+  recorded = sj.RecordOptions(angles=True, last_query=True)
   config = sj.ModelConfig(**SMALL | options)
-  short, long = (temporary_bytes(config, want, length) for length in LENGTHS)
+  short, long = (temporary_bytes(config, recorded, length) for length in LENGTHS)
   # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.
   assert long / short < 5
   # One head's map of the longer text would be a gigabyte.

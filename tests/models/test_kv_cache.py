@@ -32,10 +32,10 @@ def tokens(length=T, batch=2):
 
 def decoded(run, inputs, policy, first):
   """Logits (B, T - first + 1, V) of tokens first..T, the first ones read at once."""
-  logits, memory = begin(run.config, run.params, inputs[:, :first], policy)
+  logits, state = begin(run.config, run.params, inputs[:, :first], policy)
   found = [logits]
   for t in range(first, inputs.shape[1]):
-    logits, memory = extend(run.config, run.params, inputs[:, t], policy, memory)
+    logits, state = extend(run.config, run.params, inputs[:, t], policy, state)
     found.append(logits)
   return np.stack(found, 1)
 
@@ -127,22 +127,22 @@ def test_cache_and_text_positions_differ_once_a_token_is_dropped():
 
 
 @pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(4)])
-def test_steps_say_what_the_cache_holds(policy):
-  held = {}  # slot: token
-  for seen in range(23):
-    step = policy.step(seen)
-    held[int(step.slots_L[0])] = seen
+def test_positions_are_those_of_the_tokens_in_the_cache(policy):
+  held = {}  # entry: token
+  for tokens_read in range(23):
+    positions = policy.next_token_positions(tokens_read)
+    held[int(positions.entries_L[0])] = tokens_read
     kept = sorted(held.values())
-    expected = ([t for t in range(seen + 1) if t < policy.sinks]
-                + list(range(policy.sinks, seen + 1))[-(policy.size - policy.sinks):])
+    expected = ([t for t in range(tokens_read + 1) if t < policy.sinks]
+                + list(range(policy.sinks, tokens_read + 1))[-(policy.size - policy.sinks):])
     assert kept == expected
-    for slot, position in enumerate(np.asarray(step.keys_C)):
-      if slot not in held:
+    for entry, position in enumerate(np.asarray(positions.keys_C)):
+      if entry not in held:
         assert position == EMPTY
       else:
-        token = held[slot]
+        token = held[entry]
         assert position == (token if policy.positions == 'text' else kept.index(token))
-    assert step.queries_L[0] == (seen if policy.positions == 'text' else len(kept) - 1)
+    assert positions.queries_L[0] == (tokens_read if policy.positions == 'text' else len(kept) - 1)
 
 
 def test_bad_policies_are_refused():
@@ -156,6 +156,6 @@ def test_a_beginning_longer_than_the_cache_is_read_one_token_at_a_time():
   run = model(layers=1)
   policy = CachePolicy(5, 2)
   expected = decoded(run, tokens(), policy, 1)[:, -1]
-  found, memory = begin(run.config, run.params, tokens(), policy)
+  found, state = begin(run.config, run.params, tokens(), policy)
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-  assert int(memory.seen) == T
+  assert int(state.tokens_read) == T

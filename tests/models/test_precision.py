@@ -20,8 +20,8 @@ TOKENS = jax.ShapeDtypeStruct((2, 8), jnp.int32)
 POLICY = sj.CachePolicy(size=6, sinks=1)
 
 
-def probe(config, want=RecordOptions()):
-  return run.record.lower(config, want, None, parameter_shapes(config), TOKENS)
+def probe(config, options=RecordOptions()):
+  return run.record.lower(config, options, None, parameter_shapes(config), TOKENS)
 
 
 def logits(config):
