@@ -75,14 +75,11 @@ def get_config(name=''):
   config.data.cache_dir = ''  # of packed chunks; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = 'adamw'  # adamw, sgd
+  config.optimizer.rule = 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'  # AdamW, Sgd(momentum=0.0)
   config.optimizer.learning_rate = 4e-4
   config.optimizer.schedule = 'cosine'  # cosine (the paper), constant (its release)
   config.optimizer.final_fraction = 0.1  # of the learning rate, after the cosine
   config.optimizer.warmup_steps = 100
-  config.optimizer.beta1 = 0.9  # decay of the first moment
-  config.optimizer.beta2 = 0.95  # decay of the second
-  config.optimizer.eps = 1e-8
   config.optimizer.weight_decay = 0.1  # decoupled: times the learning rate
   config.optimizer.decay = 'all'  # all (the release), matrices
   config.optimizer.clip = 1.0  # largest global gradient norm; 0: none

@@ -35,7 +35,7 @@ _BACKCOPY = {
     'optimizer.learning_rate': 1e-3,
     'optimizer.schedule': 'constant',
     'optimizer.warmup_steps': 0,
-    'optimizer.beta2': 0.99,
+    'optimizer.rule': 'AdamW(b1=0.9, b2=0.99, eps=1e-08)',
     'optimizer.weight_decay': 1e-4,
     'probe.every': 40,
     'validation.every': 200,

@@ -11,6 +11,7 @@ from absl import app, flags
 
 from sink_jax.cli import entry
 from sink_jax.io.paths import importable_configs
+from sink_jax.train.old_keys import hint
 
 _HELP = ('--help', '-help', '-h', '-?', '--helpshort', '--helpfull')
 
@@ -92,14 +93,16 @@ def _parsed(arguments, config):
   except ValueError:
     raise
   except Exception as error:  # a config file is somebody's program: anything can be wrong with it
-    keys = any(argument.lstrip('-').startswith('config.') for argument in arguments)
-    if keys and isinstance(error, (AttributeError, KeyError, TypeError)):
+    options = (argument.lstrip('-').partition('=')[0] for argument in arguments)
+    config_keys = [name.removeprefix('config.') for name in options if name.startswith('config.')]
+    if config_keys and isinstance(error, (AttributeError, KeyError, TypeError)):
       while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
       named = str(error.args[0] if error.args else error).rstrip('.')
       raise ValueError(
           f'--config has no such key: {named}. configs/base.py lists all; a budget and a protocol '
-          'are parts of the name: --config=configs/window.py:window-32,budget=smoke') from None
+          'are parts of the name: --config=configs/window.py:window-32,budget=smoke'
+          + ''.join(dict.fromkeys(map(hint, config_keys)))) from None
     raise ValueError(f'--config={given}: {type(error).__name__}: {error}') from None
 
 

@@ -138,8 +138,9 @@ def _shared(job: Job) -> dict[str, Any]:
   """
   config = {key: value for key, value in job.config.items() if key not in _FREE}
   data = {key: value for key, value in config['data'].items() if key not in _FREE_OF_DATA}
+  optimizer = compiled_part(job.experiment.optimizer)
   return config | {'data': data | {'content': job.data_summary['content']},
-                   'optimizer': dataclasses.asdict(compiled_part(job.experiment.optimizer))}
+                   'optimizer': dataclasses.asdict(optimizer) | {'rule': repr(optimizer.rule)}}
 
 
 def _why_alone(name, keys):

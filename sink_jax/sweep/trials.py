@@ -11,6 +11,7 @@ from typing import Any
 
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
+from sink_jax.train.old_keys import hint
 
 ENDED = ('done', 'diverged', 'not expressible')  # statuses of trials that nothing is left to do for
 # Keys that change neither the model nor its training; which data there was is told elsewhere.
@@ -137,7 +138,8 @@ def _set(config, key, text):
     value = text if isinstance(owner[last], str) else json.loads(text)
     config.update_from_flattened_dict({key: value})
   except (KeyError, AttributeError):
-    raise ValueError(f'--set: unknown config key {key}; configs/base.py lists all keys') from None
+    raise ValueError(f'--set: unknown config key {key}; configs/base.py lists all keys'
+                     f'{hint(key)}') from None
   except json.JSONDecodeError:
     if owner[last] is not None:
       raise ValueError(f'--set={key}={text}: {owner[last]!r} is a {type(owner[last]).__name__}, '

@@ -16,8 +16,10 @@ from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
 from sink_jax.models.sizes import sized
+from sink_jax.train.old_keys import hint, with_update_rule
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
+from sink_jax.train.update_rule import UpdateRule
 
 
 class NotExpressible(ValueError):
@@ -207,7 +209,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 
 def _from_dict(config):
-  top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
+  top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
   model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig)
                           if f.name not in ('attention', *IMPORTED_ONLY))]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
@@ -222,7 +224,7 @@ def _from_dict(config):
       model=_checked(top['model'], 'model.', model_keys),
       attention=_section(AttentionSpec, top, 'attention'),
       data=DataConfig(**data),
-      optimizer=_section(OptimizerConfig, top, 'optimizer'),
+      optimizer=_optimizer(top['optimizer']),
       probe=_section(ProbeConfig, top, 'probe'),
       validation=_section(ValidationConfig, top, 'validation'),
       mesh=_section(MeshConfig, top, 'mesh'),
@@ -255,11 +257,17 @@ def _section(cls, top, name):
   return cls(**_checked(top[name], name + '.', [f.name for f in dataclasses.fields(cls)]))
 
 
+def _optimizer(section):
+  keys = [f.name for f in dataclasses.fields(OptimizerConfig)]
+  options = dict(_checked(section, 'optimizer.', keys))
+  return OptimizerConfig(**options | {'rule': from_string(UpdateRule, options['rule'])})
+
+
 def _checked(section, prefix, keys):
   unknown, missing = sorted(set(section) - set(keys)), sorted(set(keys) - set(section))
   if unknown:
     raise ValueError(f'Unknown config key {prefix}{unknown[0]}. Choices: '
-                     f'{", ".join(prefix + k for k in sorted(keys))}.')
+                     f'{", ".join(prefix + k for k in sorted(keys))}{hint(prefix + unknown[0])}.')
   if missing:
     raise ValueError(f'Missing config key {prefix}{missing[0]}; configs/base.py lists all keys.')
   return section

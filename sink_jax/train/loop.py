@@ -30,6 +30,7 @@ from sink_jax.train.defaults import KEYS, Share, completed, device_memory, fille
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.global_batch import GlobalBatches
 from sink_jax.train.multihost import broadcast_from_process0, check_same, is_first, on_all_processes
+from sink_jax.train.old_keys import with_update_rule
 from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.recorder import held
@@ -99,6 +100,7 @@ def prepared(config: Mapping[str, Any], workdir,
   Raises:
     ValueError: as `train` does.
   """
+  config = with_update_rule(config)
   job = on_all_processes(lambda: _prepared(config, workdir, opened))
   data = job.data
   chosen = broadcast_from_process0(

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 import optax
 
+from sink_jax.train.update_rule import AdamW, UpdateRule
+
 _BLOCK = 1024  # updates whose learning rates are computed at a time
 _CHOICES = {
-    'name': ('adamw', 'sgd'),
     'schedule': ('cosine', 'constant'),
     'decay': ('all', 'matrices'),
 }
@@ -24,8 +25,8 @@ _CHOICES = {
 class OptimizerConfig:
   """Optimiser, schedule and clipping.
 
-  name: 'adamw' (decoupled decay lr * weight_decay, as PyTorch's) or 'sgd' (plain, with
-    the same decay).
+  rule: how gradients are scaled into an update; weight decay is decoupled from it, as in
+    PyTorch's AdamW: an update takes lr * weight_decay of every parameter away.
   schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
     after the last step (what the paper says) or 'constant' (what all of its release's
     configs amount to).
@@ -35,14 +36,11 @@ class OptimizerConfig:
   clip: largest global gradient norm; 0 does not clip.
   """
 
-  name: str = 'adamw'
+  rule: UpdateRule = AdamW()
   learning_rate: float = 4e-4
   schedule: str = 'cosine'
   final_fraction: float = 0.1
   warmup_steps: int = 100
-  beta1: float = 0.9
-  beta2: float = 0.95
-  eps: float = 1e-8
   weight_decay: float = 0.1
   decay: str = 'all'
   clip: float = 1.0
@@ -52,14 +50,11 @@ class OptimizerConfig:
       if getattr(self, name) not in allowed:
         raise ValueError(f'optimizer.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
-    for name in ('learning_rate', 'eps'):
-      if not 0 < getattr(self, name) < math.inf:
-        raise ValueError(f'optimizer.{name} must be > 0 and finite, not {getattr(self, name)}.')
+    if not 0 < self.learning_rate < math.inf:
+      raise ValueError(f'optimizer.learning_rate must be > 0 and finite, not {self.learning_rate}.')
     for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
       if not getattr(self, name) >= 0:
         raise ValueError(f'optimizer.{name} must be >= 0, not {getattr(self, name)}.')
-    if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-      raise ValueError('optimizer.beta1 and beta2 must be in [0, 1).')
 
 
 class Rates(NamedTuple):
@@ -122,13 +117,13 @@ def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
 
 
 def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTransformation:
-  """Clipping, then AdamW or SGD with decoupled decay, for one update at these rates.
+  """Clipping, then the update rule with decoupled decay, for one update at these rates.
 
   The tree of its state does not depend on the rates, which may be traced.
   """
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
-  if config.name == 'adamw':
-    parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.eps))
+  if (scaling := config.rule.transformation()) is not None:
+    parts.append(scaling)
   mask = None if config.decay == 'all' else _is_matrix
   # As a schedule, so that the state counts the updates: checkpoints hold that count.
   parts += [optax.add_decayed_weights(rates.weight_decay, mask),

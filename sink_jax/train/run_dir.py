@@ -18,6 +18,7 @@ from sink_jax.train.checksums import saved_steps
 from sink_jax.train.defaults import KEYS, filled
 from sink_jax.train.experiment import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
+from sink_jax.train.old_keys import with_update_rule
 from sink_jax.train.provenance import here_and_now, now
 from sink_jax.train.record import problem, settle_metrics, stored
 
@@ -205,6 +206,7 @@ def read_config(workdir) -> dict[str, Any]:
   if config is None:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
+  config = with_update_rule(config)
   # Of runs that are older than these keys.
   mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
   config.setdefault('loss_logits', 2**26)

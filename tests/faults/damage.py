@@ -31,7 +31,7 @@ _OTHERS = {
     'more layers': dict(model__layers=3), 'fewer layers': dict(model__layers=1),
     'another ffn': dict(model__ffn='gelu'), 'another norm': dict(model__norm='layernorm'),
     'a key bias': dict(attention__kv_bias='KBias()'), 'a sink token': dict(model__sink_tokens=1),
-    'a larger vocabulary': dict(model__vocab_size=300), 'sgd': dict(optimizer__name='sgd'),
+    'a larger vocabulary': dict(model__vocab_size=300), 'sgd': dict(optimizer__rule='Sgd()'),
     'no clipping': dict(optimizer__clip=0.0), 'fewer key heads': dict(model__kv_heads=1),
 }
 

@@ -23,7 +23,7 @@ def run(root, **configs):
 def test_failures_do_not_stop_the_rest(tmp_path, capsys):
   statuses = run(
       tmp_path, bad=runs.config(**FAST, data__source="TextFolder(path='no/such/folder')"),
-      diverging=runs.config(**FAST | dict(steps=40), optimizer__name='sgd', model__norm='none',
+      diverging=runs.config(**FAST | dict(steps=40), optimizer__rule='Sgd()', model__norm='none',
                             optimizer__learning_rate=1e7, optimizer__clip=0.0),
       good=runs.config(**FAST))
   assert statuses == {'bad': 'failed', 'diverging': 'diverged', 'good': 'done'}
@@ -115,6 +115,7 @@ def test_options_seeds_and_settings_reach_the_config():
 
 @pytest.mark.parametrize('setting, words', [
     ({'step': '1'}, 'unknown config key step'), ({'data.sources': 'x'}, 'data.sources'),
+    ({'optimizer.name': 'sgd'}, "optimizer.name.*optimizer.rule='Sgd"),
     ({'steps': 'many'}, 'takes a number'), ({'steps': '1.5'}, 'steps'), ({'steps.x': '1'}, 'unknown config key steps.x'),
     ({'batch_size': '0'}, 'batch_size must be at least 1'),
     ({'data.source': 'Nothing()'}, 'Nothing')])

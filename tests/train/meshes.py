@@ -16,6 +16,7 @@ from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
+from sink_jax.train.update_rule import Sgd
 
 SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
 CASES = {
@@ -46,7 +47,7 @@ def train(case, mesh):
   config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
                                  vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
   # Adam's first steps are signs of gradients, which magnify rounding near zero.
-  optimizer = OptimizerConfig(name='sgd', learning_rate=1e-2)
+  optimizer = OptimizerConfig(rule=Sgd(), learning_rate=1e-2)
   rates = peak_rates(optimizer)
   state = init_state(config, optimizer, 0, mesh)
   rng = np.random.default_rng(0)

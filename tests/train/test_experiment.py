@@ -12,6 +12,8 @@ from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.train.experiment import differences, from_dict, resolved
+from sink_jax.train.old_keys import with_update_rule
+from sink_jax.train.update_rule import AdamW, Sgd
 from tests.train import runs
 
 
@@ -36,7 +38,7 @@ def test_a_config_survives_json():
 
 def test_keys_are_checked_by_name():
   config = base.get_config().to_dict()
-  with pytest.raises(ValueError, match=r'Unknown config key optimizer\.momentum.*optimizer\.beta1'):
+  with pytest.raises(ValueError, match=r'Unknown config key optimizer\.momentum.*optimizer\.rule'):
     from_dict(config | {'optimizer': config['optimizer'] | {'momentum': 0.9}})
   with pytest.raises(ValueError, match='Missing config key steps'):
     from_dict({k: v for k, v in config.items() if k != 'steps'})
@@ -44,6 +46,31 @@ def test_keys_are_checked_by_name():
     quickstart.get_config('soft')
   with pytest.raises((KeyError, AttributeError)):
     base.get_config().stepz = 3
+
+
+@pytest.mark.parametrize('older, rule', [
+    (dict(name='adamw', beta1=0.8, beta2=0.99, eps=1e-6), AdamW(b1=0.8, b2=0.99, eps=1e-6)),
+    (dict(name='sgd', beta1=0.9, beta2=0.95, eps=1e-8), Sgd())])
+def test_the_four_keys_of_older_configs_are_read_as_a_rule(older, rule):
+  config = base.get_config().to_dict()
+  rest = {key: value for key, value in config['optimizer'].items() if key != 'rule'}
+  read = with_update_rule(config | {'optimizer': rest | older})
+  assert read == config | {'optimizer': rest | {'rule': repr(rule)}} and list(read) == list(config)
+  assert from_dict(config | {'optimizer': rest | older}).optimizer.rule == rule
+  assert with_update_rule(config) == config
+
+
+@pytest.mark.parametrize('older, words', [
+    (dict(name='adam', beta1=0.8, beta2=0.99, eps=1e-6), "UpdateRule 'adam'.*Choices: AdamW, Sgd"),
+    (dict(name='adamw', beta1='x', beta2=0.99, eps=1e-6), 'optimizer.beta1.*one key now'),
+    (dict(name='adamw', beta1=None, beta2=0.99, eps=[]), 'optimizer.beta1.*optimizer.rule'),
+    (dict(name='adamw', beta1=0.9, beta2=0.99, eps=0), 'eps must be > 0'),
+    (dict(beta2=0.99, rule='AdamW()'), 'optimizer.beta2.*optimizer.rule=')])
+def test_older_configs_that_make_no_rule_are_explained(older, words):
+  config = base.get_config().to_dict()
+  rest = {key: value for key, value in config['optimizer'].items() if key != 'rule'}
+  with pytest.raises(ValueError, match=words):
+    from_dict(config | {'optimizer': rest | older})
 
 
 def test_differences_name_the_key_and_leave_cadences_out():
@@ -68,10 +95,11 @@ def test_the_repr_of_a_data_slot_builds_it_again(base_class):
     assert from_string(base_class, repr(cls())) == cls()
 
 
-@pytest.mark.parametrize('key', ['budget', 'model.layer'])
+@pytest.mark.parametrize('key', ['budget', 'model.layer', 'optimizer.beta2'])
 def test_an_unknown_key_on_the_command_line_is_named(key):
   done = subprocess.run(
       [sys.executable, '-m', 'sink_jax.train', f'--config={runs.ROOT}/configs/window.py:window-32',
        f'--config.{key}=1', '--workdir=none'], cwd=runs.ROOT, capture_output=True, text=True)
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   assert f"'{key.split('.')[-1]}'" in done.stderr and 'budget=smoke' in done.stderr
+  assert ('optimizer.rule=' in done.stderr) == (key == 'optimizer.beta2')

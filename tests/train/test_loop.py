@@ -16,6 +16,7 @@ from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import train
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.run_dir import read_config
 from tests.train import runs
 
 
@@ -251,7 +252,7 @@ def test_a_checkpoint_of_another_model_is_no_damage(whole, tmp_path):
 
 
 DIVERGING = dict(
-    optimizer__learning_rate=1e6, optimizer__name='sgd', optimizer__clip=0.0,
+    optimizer__learning_rate=1e6, optimizer__rule='Sgd()', optimizer__clip=0.0,
     optimizer__warmup_steps=0, steps=60, checkpoint_every=1, probe__every=0, validation__every=0,
     model__norm='none')
 
@@ -501,15 +502,15 @@ def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tm
 
 
 def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monkeypatch):
-  check = loop.runs.Claim.check
+  check = loop.runs.RunLock.check
 
   def displaced(claim):
     (tmp_path / 'owner').write_text('another')
     (tmp_path / 'status.json').write_text('{"status": "running", "of": "another"}')
     check(claim)
 
-  monkeypatch.setattr(loop.runs.Claim, 'check', displaced)
-  with pytest.raises(loop.runs.TakenOver, match='Another job .another. has begun'):
+  monkeypatch.setattr(loop.runs.RunLock, 'check', displaced)
+  with pytest.raises(loop.runs.LockLost, match='Another job .another. has begun'):
     go(runs.config(), tmp_path)
   assert saved_steps(tmp_path) == []
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
@@ -524,6 +525,21 @@ def test_runs_older_than_tensor_meshes_are_read(whole, tmp_path):
   (workdir / 'config.json').write_text(json.dumps(config))
   assert sj.load_run(workdir).step == 8
   go(runs.config(), workdir)
+
+
+def test_runs_older_than_update_rules_are_resumed(whole, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(whole[0], workdir)
+  config = json.loads((workdir / 'config.json').read_text())
+  del config['optimizer']['rule']
+  config['optimizer'] |= dict(name='adamw', beta1=0.9, beta2=0.95, eps=1e-8)
+  (workdir / 'config.json').write_text(json.dumps(config))
+  assert loop.runs.has_ended(workdir, runs.config())
+  shutil.rmtree(workdir / 'checkpoints' / '8')
+  go(runs.config(), workdir)  # from step 4, with the moments that are saved there
+  assert runs.rows(workdir) == runs.rows(whole[0])
+  go(config, workdir)  # a program of that time, with its own dict
+  assert read_config(workdir)['optimizer']['rule'] == 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'
 
 
 def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from sink_jax.component import from_string, registry
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train import optimizer as optimizer_module
 from sink_jax.train.optimizer import (
@@ -17,11 +18,12 @@ from sink_jax.train.optimizer import (
   make_optimizer,
   peak_rates,
 )
+from sink_jax.train.update_rule import AdamW, Sgd, UpdateRule
 
 
 def torch_adamw(config, steps, parameters, gradients):
-  """torch.optim.AdamW with torch's clip_grad_norm_, as the release uses them."""
-  schedule = learning_rate_schedule(config, steps)
+  """torch.optim.AdamW with torch's clip_grad_norm_, as the official implementation uses them."""
+  schedule, rule = learning_rate_schedule(config, steps), config.rule
   p = {k: np.float64(v) for k, v in parameters.items()}
   m, v = ({k: np.zeros_like(x) for k, x in p.items()} for _ in range(2))
   for t, grads in enumerate(gradients, 1):
@@ -31,10 +33,10 @@ def torch_adamw(config, steps, parameters, gradients):
     for k in p:
       g = grads[k] * clip
       p[k] = p[k] * (1 - lr * config.weight_decay)
-      m[k] = config.beta1 * m[k] + (1 - config.beta1) * g
-      v[k] = config.beta2 * v[k] + (1 - config.beta2) * g**2
-      mhat, vhat = m[k] / (1 - config.beta1**t), v[k] / (1 - config.beta2**t)
-      p[k] = p[k] - lr * mhat / (np.sqrt(vhat) + config.eps)
+      m[k] = rule.b1 * m[k] + (1 - rule.b1) * g
+      v[k] = rule.b2 * v[k] + (1 - rule.b2) * g**2
+      mhat, vhat = m[k] / (1 - rule.b1**t), v[k] / (1 - rule.b2**t)
+      p[k] = p[k] - lr * mhat / (np.sqrt(vhat) + rule.eps)
   return p
 
 
@@ -55,12 +57,56 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
 
 
 def test_sgd_has_no_memory():
-  config = OptimizerConfig(name='sgd', learning_rate=0.1, schedule='constant', warmup_steps=0,
+  config = OptimizerConfig(rule=Sgd(), learning_rate=0.1, schedule='constant', warmup_steps=0,
                            weight_decay=0.5, clip=0.0)
   optimizer = make_optimizer(config, peak_rates(config))
   p = {'w': jnp.array([2.0])}
   updates, _ = optimizer.update({'w': jnp.array([3.0])}, optimizer.init(p), p)
   np.testing.assert_allclose(updates['w'], -0.1 * (3.0 + 0.5 * 2.0), rtol=1e-6)
+
+
+def test_sgd_with_momentum_sums_what_is_left_of_older_gradients():
+  config = OptimizerConfig(rule=Sgd(momentum=0.5), learning_rate=0.1, clip=0.0, weight_decay=0.0)
+  p, state = {'w': jnp.array([2.0])}, init_optimizer(config, {'w': jnp.array([2.0])})
+  for gradient, velocity in ((4.0, 4.0), (1.0, 3.0), (-2.0, -0.5)):
+    updates, state = make_optimizer(config, peak_rates(config)).update(
+        {'w': jnp.array([gradient])}, state, p)
+    np.testing.assert_allclose(updates['w'], -0.1 * velocity, rtol=1e-6)
+
+
+@pytest.mark.parametrize('rule, scaling', [
+    (AdamW(b1=0.8, b2=0.9, eps=1e-6), [optax.scale_by_adam(0.8, 0.9, 1e-6)]), (Sgd(), [])])
+def test_the_chain_and_its_state_are_those_of_older_checkpoints(rule, scaling):
+  config = OptimizerConfig(rule=rule, weight_decay=0.3)
+  rates = peak_rates(config)
+  older = optax.chain(
+      optax.clip_by_global_norm(config.clip), *scaling,
+      optax.add_decayed_weights(rates.weight_decay),
+      optax.scale_by_learning_rate(lambda _: rates.learning_rate))
+  rng = np.random.default_rng(0)
+  draw = lambda: {'w': rng.standard_normal((3, 4)).astype(np.float32)}
+  p, optimizer = draw(), make_optimizer(config, rates)
+  states = [optimizer.init(p), older.init(p)]
+  assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+  for gradient in (draw(), draw()):
+    (update, states[0]), (expected, states[1]) = (
+        chain.update(gradient, state, p) for chain, state in zip((optimizer, older), states))
+    np.testing.assert_array_equal(update['w'], expected['w'])
+
+
+@pytest.mark.parametrize('name', registry(UpdateRule))
+def test_a_rule_is_built_again_by_its_repr(name):
+  rule = registry(UpdateRule)[name]()
+  assert from_string(UpdateRule, repr(rule)) == rule
+
+
+@pytest.mark.parametrize('text, words', [
+    ('Adam()', 'Choices: AdamW, Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
+    ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
+    ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps')])
+def test_bad_rules_are_explained(text, words):
+  with pytest.raises(ValueError, match=words):
+    from_string(UpdateRule, text)
 
 
 def test_decay_on_matrices_spares_embeddings_gains_and_biases():
@@ -116,9 +162,9 @@ def test_a_run_that_nobody_means_to_end_computes_the_rates_that_it_needs():
 
 
 @pytest.mark.parametrize('options, words', [
-    (dict(name='adam'), 'adamw, sgd'), (dict(schedule='linear'), 'cosine, constant'),
+    (dict(schedule='linear'), 'cosine, constant'),
     (dict(learning_rate=0.0), 'learning_rate'), (dict(weight_decay=-1.0), 'weight_decay'),
-    (dict(beta1=1.0), 'beta1'), (dict(learning_rate=float('nan')), 'learning_rate')])
+    (dict(learning_rate=float('nan')), 'learning_rate')])
 def test_bad_options_are_explained(options, words):
   with pytest.raises(ValueError, match=words):
     OptimizerConfig(**options)

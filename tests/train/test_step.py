@@ -20,6 +20,7 @@ from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
+from sink_jax.train.update_rule import AdamW, Sgd
 from tests.train import runs
 
 
@@ -64,7 +65,8 @@ def test_trials_that_differ_in_seed_rates_and_schedule_share_a_program():
                                                jax.tree.leaves(new.params)))
     assert moved == (rate > 0)
   assert shared._cache_size() <= before + 1
-  others = (dict(clip=2.0), dict(beta2=0.9), dict(eps=1e-6), dict(name='sgd'), dict(decay='matrices'))
+  others = (dict(clip=2.0), dict(rule=AdamW(b2=0.9)), dict(rule=AdamW(eps=1e-6)),
+            dict(rule=Sgd()), dict(decay='matrices'))
   assert shared not in {make_train_step(config, OptimizerConfig(**o), mesh) for o in others}
 
 
@@ -153,7 +155,7 @@ def test_the_loss_is_the_weighted_mean():
 def test_microbatches_change_nothing(microbatches):
   # The weights differ between sequences, so that a mean of means would be wrong. SGD, because
   # Adam's first step is the sign of the gradient, which magnifies rounding near zero.
-  whole, parts = (step(small_model(), batch(), m, name='sgd') for m in (1, microbatches))
+  whole, parts = (step(small_model(), batch(), m, rule=Sgd()) for m in (1, microbatches))
   for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -1,0 +1,41 @@
+"""Config keys of older versions: what stands in their place today.
+
+The configs of stored runs keep being read. Nothing here imports jax or optax, so that a command
+can answer a mistaken option at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a rule
+
+
+def with_update_rule(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with `optimizer.rule` in place of `optimizer.name`, `beta1`, `beta2` and `eps`.
+
+  A config without those keys stays as it is, and so does one whose values are no numbers: what
+  is wrong with it is said where it is read.
+  """
+  optimizer = config.get('optimizer')
+  if not isinstance(optimizer, Mapping) or not set(_OF_RULE) <= set(optimizer):
+    return dict(config)
+  name, *numbers = (optimizer[key] for key in _OF_RULE)
+  try:
+    name, (b1, b2, eps) = str(name), map(float, numbers)
+  except (TypeError, ValueError, OverflowError):
+    return dict(config)
+  # Spelled as the repr of the rule, which is what a config of today has.
+  rule = {'adamw': f'AdamW(b1={b1!r}, b2={b2!r}, eps={eps!r})', 'sgd': 'Sgd(momentum=0.0)'}
+  kept = {key: value for key, value in optimizer.items() if key not in _OF_RULE}
+  return dict(config, optimizer={'rule': rule.get(name, name), **kept})
+
+
+def hint(key: str) -> str:
+  """Words that follow an error about an unknown config key, such as 'optimizer.beta2'; or ''."""
+  section, _, name = key.rpartition('.')
+  if section != 'optimizer' or name not in _OF_RULE:
+    return ''
+  return ("; optimizer.name, beta1, beta2 and eps are one key now, such as optimizer.rule="
+          "'AdamW(b1=0.9, b2=0.95, eps=1e-08)' or optimizer.rule='Sgd(momentum=0.0)'")
