@@ -127,9 +127,9 @@ def test_the_default_has_the_paper_s_sizes():
 
 def test_protocols_are_the_paper_s_and_the_release_s():
   said, released = of_paper('default'), of_paper('default', protocol='released')
-  assert (said.optimizer.schedule, said.optimizer.final_fraction, said.model['init'],
+  assert (said.optimizer.schedule, said.optimizer.final_fraction, said.model.init,
           said.probe.dtype) == ('cosine', 0.1, 'tinyllama', 'float32')
-  assert (released.optimizer.schedule, released.model['init'], released.probe.dtype) == (
+  assert (released.optimizer.schedule, released.model.init, released.probe.dtype) == (
       'constant', 'torch_default', 'bfloat16')
   assert (said.steps, said.batch_size, said.data.context) == (20_000, 512, 2048)
 

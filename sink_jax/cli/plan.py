@@ -155,19 +155,19 @@ def _job():
   experiment = from_dict(config)
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
-  job = Job(config['label']['trial'] or config['model']['size'], where, model,
+  job = Job(experiment.label.trial or experiment.model.size, where, model,
              experiment.optimizer, experiment.data.context,
              experiment.batch_size, experiment.microbatches,
              mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe,
              experiment.loss_logits, experiment.gradient_reduction or 'step')
-  return job.with_remat(experiment.model['remat'], experiment.model['unroll'])
+  return job.with_remat(experiment.model.remat, experiment.model.unroll)
 
 
 def _vocab(experiment):
   source = getattr(experiment.data.source, 'vocab_size', None)
   if source == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
-  known = _VOCAB.value or experiment.model['vocab_size'] or source
+  known = _VOCAB.value or experiment.model.vocab_size or source
   if not known and command.config_argument(sys.argv):
     known = getattr(experiment.data.tokenizer, 'vocab_size', None)
   return known or 50432

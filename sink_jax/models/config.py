@@ -11,8 +11,6 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
 
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'swiglu', 'clamped_swiglu', 'none')
-# What only imported models have; an experiment cannot set these.
-IMPORTED_ONLY = ('head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim', 'tied')
 # Far above any model's, far below what would only fill the memory: sizes are read from files.
 MOST = 2**12  # layers, experts: a few objects in memory each, before any tensor is looked at
 LARGEST = 2**27

@@ -103,7 +103,7 @@ def read_run(folder, name: str) -> dict:
 
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, tokens = experiment.attention, experiment.model['sink_tokens']
+  spec, tokens = experiment.attention, experiment.model.sink_tokens
   name = type(spec.similarity).__name__.lower()
   if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
@@ -209,7 +209,7 @@ def _settings(experiment, config):
   return {
       'attention': describe_attention(experiment),
       'proxy': not spec.rows_sum_to_one,
-      'has_slot': bool(spec.kv_bias.has_extra_key or experiment.model['sink_tokens']),
+      'has_slot': bool(spec.kv_bias.has_extra_key or experiment.model.sink_tokens),
       'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
       'synthetic': synthetic,
       'facts': source.facts() if synthetic else {},

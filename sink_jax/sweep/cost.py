@@ -44,7 +44,7 @@ def cost_of(config: Mapping) -> Cost:
   source, tokenizer = experiment.data.source, experiment.data.tokenizer
   sizes = dict(vocab_size=getattr(source, 'vocab_size', None))
   if sizes['vocab_size'] is None:
-    sizes['vocab_size'] = (experiment.model['vocab_size']
+    sizes['vocab_size'] = (experiment.model.vocab_size
                            or getattr(tokenizer, 'vocab_size', ByteEncoder.vocab_size))
   elif not sizes['vocab_size']:
     sizes |= dict(input_features=source.input_features, output_features=source.output_features)

@@ -14,8 +14,8 @@ from sink_jax.component import from_string
 from sink_jax.data.dataset import Data, DataConfig, Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
-from sink_jax.models.config import IMPORTED_ONLY, ModelConfig
-from sink_jax.models.sizes import sized
+from sink_jax.models.config import ModelConfig
+from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import hint, with_update_rule
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
@@ -105,7 +105,7 @@ class Experiment:
   checkpoint_every: int
   checkpoints_kept: int
   loss_logits: int | None
-  model: Mapping[str, Any]
+  model: ModelOptions
   attention: AttentionSpec
   data: DataConfig
   optimizer: OptimizerConfig
@@ -141,7 +141,7 @@ class Experiment:
       raise ValueError(f'data.max_tokens = {self.data.max_tokens} must be 0 (all) or at least '
                        f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
-      intervention.check(chunk, self.model['vocab_size'] or _UNKNOWN)
+      intervention.check(chunk, self.model.vocab_size or _UNKNOWN)
     self.model_before_data()
 
   @property
@@ -151,35 +151,20 @@ class Experiment:
 
   def model_config(self, vocab_size: int | None = None, input_features: int = 0,
                    output_features: int = 0) -> ModelConfig:
-    """The model, for data of this vocabulary (or these features).
+    """The model, for data of this vocabulary (or these features): see `ModelOptions`.
 
     Raises:
       ValueError: the tokenizer's vocabulary exceeds the model's, or a value is none of a model.
     """
-    try:
-      return self._model_config(vocab_size, input_features, output_features)
-    except (TypeError, OverflowError) as error:
-      raise ValueError(f'a value of model has the wrong type: {error}.') from None
+    return self.model.model_config(self.attention, vocab_size, input_features, output_features)
 
   def model_before_data(self) -> ModelConfig:
     """The model as far as it is known without data: its vocabulary may be a stand-in."""
     source, tokenizer = self.data.source, self.data.tokenizer
-    known = self.model['vocab_size'] or getattr(
+    known = self.model.vocab_size or getattr(
         source, 'vocab_size', getattr(tokenizer, 'vocab_size', None) or 1)
     return self.model_config(known, getattr(source, 'input_features', 0),
                              getattr(source, 'output_features', 0))
-
-  def _model_config(self, vocab_size, input_features, output_features):
-    options = {k: v for k, v in self.model.items() if v is not None}
-    if vocab_size:
-      wanted = options.setdefault('vocab_size', vocab_size)
-      if vocab_size > wanted:
-        raise ValueError(f'The data (its tokenizer, or RandomTokens(below=...)) has {vocab_size} '
-                         f'ids, model.vocab_size is {wanted}: raise model.vocab_size, or leave it '
-                         'empty to take that of the data.')
-    elif input_features:
-      options |= dict(input_features=input_features, output_features=output_features)
-    return sized(**options, attention=self.attention)
 
   def check_devices(self) -> None:
     """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model."""
@@ -210,8 +195,6 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 def _from_dict(config):
   top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
-  model_keys = ['size', *(f.name for f in dataclasses.fields(ModelConfig)
-                          if f.name not in ('attention', *IMPORTED_ONLY))]
   data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
   data['source'] = from_string(Source, data['source'])
   data['valid_source'] = from_string(Source, data['valid_source']) if data['valid_source'] else None
@@ -221,7 +204,7 @@ def _from_dict(config):
       from_string(TokenEdit, part) for part in data['interventions'].split(';') if part.strip())
   return Experiment(**dict(
       top,
-      model=_checked(top['model'], 'model.', model_keys),
+      model=_section(ModelOptions, top, 'model'),
       attention=_section(AttentionSpec, top, 'attention'),
       data=DataConfig(**data),
       optimizer=_optimizer(top['optimizer']),

@@ -1,5 +1,6 @@
 """Configs: every key listed, every trial buildable, differences found."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
+from sink_jax.models.config import ModelConfig
 from sink_jax.train.experiment import differences, from_dict, resolved
+from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import with_update_rule
 from sink_jax.train.update_rule import AdamW, Sgd
 from tests.train import runs
@@ -71,6 +74,13 @@ def test_older_configs_that_make_no_rule_are_explained(older, words):
   rest = {key: value for key, value in config['optimizer'].items() if key != 'rule'}
   with pytest.raises(ValueError, match=words):
     from_dict(config | {'optimizer': rest | older})
+
+
+def test_the_options_of_a_model_are_the_fields_that_a_config_can_set():
+  imported_only = {'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim', 'tied'}
+  keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention', *imported_only}
+  options = {f.name for f in dataclasses.fields(ModelOptions)}
+  assert options == keys | {'size'} == set(base.get_config().model)
 
 
 def test_differences_name_the_key_and_leave_cadences_out():
