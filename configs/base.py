@@ -61,7 +61,7 @@ def get_config(name=''):
   config.attention.qk_norm = 'NoQKNorm()'  # NoQKNorm, QKNorm
 
   config.data = ConfigDict()
-  # Stdlib, TextFolder, Jsonl, Tfds, Prepared, InstalledPackages, or a synthetic task.
+  # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages, or a synthetic task.
   config.data.source = "Stdlib(split='content')"
   config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on

@@ -115,7 +115,7 @@ need() {
 # Sets job: the arguments after python -m sink_jax., the first of which is train or sweep.
 # settings_job K: those of part K of SHARDS.
 settings_job() {
-  local source="Prepared(path='$DATA')"
+  local source="PackedDataset(path='$DATA')"
   need CONFIG WORKDIR
   job=("$JOB" "--config=$CONFIG" "--workdir=$WORKDIR")
   case $DATA in

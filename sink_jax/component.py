@@ -10,6 +10,10 @@ import typing
 
 from sink_jax.arguments import explained
 
+# What configs and records of earlier versions call a class. They are read for ever, so a class that
+# is renamed gets a line here; nothing writes the old name, and no error lists it as a choice.
+_OLD_NAMES = {'Prepared': 'PackedDataset'}
+
 
 @dataclasses.dataclass(frozen=True)
 class Component:
@@ -44,6 +48,8 @@ def from_string(base: type[Component], text: str | Component) -> Component:
   known = registry(base)
   kind = base.__name__
   name, keywords = _parse(text, kind, known)
+  if _OLD_NAMES.get(name) in known:
+    name = _OLD_NAMES[name]
   if name not in known:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f' Did you mean {close[0]}?' if close else ''

@@ -15,7 +15,7 @@ import sys
 from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache
-from sink_jax.data.documents import DocumentSource, Prepared
+from sink_jax.data.documents import DocumentSource, PackedDataset
 from sink_jax.data.prepare import open_pair, verify
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.io.exit_code import EXIT_SAVED
@@ -28,7 +28,7 @@ def _overlap(source, valid_source, valid_fraction, left_out):
 
   left_out: domains whose documents are on both sides.
   """
-  if isinstance(source, Prepared) or isinstance(valid_source, Prepared):
+  if isinstance(source, PackedDataset) or isinstance(valid_source, PackedDataset):
     return []
   held, training, cut = [], [], False
   for side in filter(None, (source, valid_source)):
@@ -108,7 +108,7 @@ def _refuse_unused(parser, args):
     unused, reason = [name for name in given if name != 'verify'], '--verify builds nothing'
   elif args.valid_source:
     unused, reason = ['valid_fraction'], 'with --valid_source nothing of --source is held out'
-  elif isinstance(from_string(DocumentSource, args.source), Prepared):
+  elif isinstance(from_string(DocumentSource, args.source), PackedDataset):
     unused = ['valid_fraction', 'cache_dir', 'workers']
     reason = f'{args.source} is built already'
   for name in sorted(set(unused) & set(given)):

@@ -15,7 +15,7 @@ import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 from sink_jax.component import from_string, registry
-from sink_jax.data.documents import DocumentSource, Prepared, Tfds
+from sink_jax.data.documents import DocumentSource, PackedDataset, Tfds
 from sink_jax.io.progress import Progress
 
 
@@ -77,7 +77,7 @@ def _lacks(name, why):
 
 
 def _of_documents(tfds, name, folder, source):
-  if isinstance(source, Prepared):
+  if isinstance(source, PackedDataset):
     raise ValueError(f'{source!r} holds chunks, not documents; give the original source.')
   if not (name.isidentifier() and name == name.lower()):
     raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')

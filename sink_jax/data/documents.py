@@ -277,7 +277,7 @@ class Tfds(DocumentSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared(DocumentSource):
+class PackedDataset(DocumentSource):
   """A folder written by `python -m sink_jax.data.build`, to train where the text is not.
 
   One on gs:// is copied to this host first, once for all its processes.
@@ -292,7 +292,7 @@ class Prepared(DocumentSource):
     from sink_jax.data import remote  # it stands on this module
     if remote.is_remote(self.path):
       return remote.local_copy(self.path)
-    return _existing(self.path, "Prepared(path='...')")
+    return _existing(self.path, "PackedDataset(path='...')")
 
   def fingerprint(self):
     return _digest([(self.folder() / 'manifest.json').read_text()])

@@ -11,7 +11,7 @@ from sink_jax.data import remote
 from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check
-from sink_jax.data.documents import DocumentSource, Prepared
+from sink_jax.data.documents import DocumentSource, PackedDataset
 from sink_jax.data.tokenizer import Encoder, Tokenizer
 from sink_jax.io.build_once import build_once
 from sink_jax.io.paths import cache_root
@@ -46,7 +46,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
   if encoder:
     settings |= {'encoder': encoder.fingerprint()}
-  if isinstance(source, Prepared):
+  if isinstance(source, PackedDataset):
     return _open_prepared(source, settings, valid_fraction)
   if context < 1 or not 0 <= valid_fraction <= 1:
     raise ValueError(f'context={context} must be at least 1, and valid_fraction={valid_fraction} '

@@ -221,9 +221,22 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
     a, b, name = old.get(key), new.get(key), prefix + key
     if isinstance(a, Mapping) and isinstance(b, Mapping):
       lines += differences(a, b, name + '.')
-    elif a != b and name not in RESUMABLE:
+    elif not _same(name, a, b) and name not in RESUMABLE:
       lines.append(f'{name}: {a!r} -> {b!r}')
   return lines
+
+
+def _same(name: str, a: Any, b: Any) -> bool:
+  """Whether two values of a key mean the same: two names of one component do."""
+  if a == b:
+    return True
+  bases = {'data.source': Source, 'data.valid_source': Source, 'data.tokenizer': Tokenizer}
+  if name not in bases or not (a and b):
+    return False
+  try:
+    return from_string(bases[name], a) == from_string(bases[name], b)
+  except ValueError:  # one of them is no component: it is listed as it was written
+    return False
 
 
 def resolved(config: Mapping[str, Any], data: Data) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from sink_jax.cli import data_build
 from sink_jax.data import prepare
 from sink_jax.data.cache import Cache
-from sink_jax.data.documents import Jsonl, Prepared, Stdlib, TextFolder, held_out
+from sink_jax.data.documents import held_out, Jsonl, PackedDataset, Stdlib, TextFolder
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
 from sink_jax.io import build_once
@@ -217,8 +217,8 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
   assert lines[-1].startswith('50.0% of the windows')
   assert [Cache(pathlib.Path(line)).manifest['valid_fraction']
           for line in lines if line.startswith('/')] == [0, 1]
-  assert 'windows' not in printed('--source', f'Prepared(path={lines[0]!r})', '--valid_source',
-                                  f'Prepared(path={[x for x in lines if x[0] == "/"][1]!r})')[-1]
+  assert 'windows' not in printed('--source', f'PackedDataset(path={lines[0]!r})', '--valid_source',
+                                  f'PackedDataset(path={[x for x in lines if x[0] == "/"][1]!r})')[-1]
   monkeypatch.setattr(data_build, '_COMPARED', 1000)
   assert printed('--source', a, '--valid_source', b)[-1].endswith('million characters')
   (tmp_path / 'a' / '0.txt').write_text('letters ' * 50)
@@ -230,7 +230,7 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
     (['--verify=a', '--context=8'], '--context is not used: --verify builds nothing'),
     (['--verify=a', '--no-eos'], '--no-eos is not used'),
     (['--source=Bytes()'], 'Unknown DocumentSource'),
-    (["--source=Prepared(path='a')", '--workers=2'], '--workers is not used: .* built already'),
+    (["--source=PackedDataset(path='a')", '--workers=2'], '--workers is not used: .* built already'),
     (['--valid_source=Stdlib()', '--valid_fraction=0.1'], '--valid_fraction is not used'),
     (['--context=0'], 'must be at least 1'), (['--workers=-1'], 'must be 0'),
     (['--valid_fraction=1'], 'between 0 and 1')])
@@ -252,7 +252,7 @@ def test_large_vocabularies_are_stored_in_32_bits(corpus, monkeypatch):
 def test_prepared_opens_a_copied_folder_with_the_same_settings_only(corpus, tmp_path):
   folder = _open(corpus).folder.rename(tmp_path / 'copied')
   shutil.rmtree(tmp_path / 'corpus')
-  copied = Prepared(path=str(folder))
+  copied = PackedDataset(path=str(folder))
   assert len(_open(copied).tables['train']) > 0
   with pytest.raises(ValueError, match='context=16, not 32'):
     _open(copied, context=32)

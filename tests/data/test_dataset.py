@@ -10,7 +10,7 @@ import pytest
 from configs import base
 from sink_jax.component import from_string
 from sink_jax.data.dataset import DataConfig, Source, open_data
-from sink_jax.data.documents import Prepared, Stdlib, TextFolder, held_out
+from sink_jax.data.documents import held_out, PackedDataset, Stdlib, TextFolder
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
@@ -295,15 +295,15 @@ def test_caches_of_a_pair_are_their_own(config, corpus, other):
   swapped = open_data(config(source=other, valid_source=corpus))
   assert len({c.folder for d in (alone, pair, swapped) for c in d._caches()}) == 5
   assert open_data(config(valid_source=other, valid_fraction=0.5))._cache.folder == pair._cache.folder
-  prepared = [Prepared(path=str(c.folder)) for c in pair._caches()]
+  prepared = [PackedDataset(path=str(c.folder)) for c in pair._caches()]
   again = open_data(config(source=prepared[0], valid_source=prepared[1]))
   np.testing.assert_array_equal(again.validation(4)['valid'][0].tokens,
                                 pair.validation(4)['valid'][0].tokens)
   for source, valid_source, match in (
       (prepared[0], None, 'holds training text alone: .*data.valid_source'),
       (prepared[1], None, 'holds validation text alone: .*data.source'),
-      (Prepared(path=str(alone._cache.folder)), other, 'not built as one of this pair'),
-      (corpus, Prepared(path=str(alone._cache.folder)), 'not built as one of this pair'),
+      (PackedDataset(path=str(alone._cache.folder)), other, 'not built as one of this pair'),
+      (corpus, PackedDataset(path=str(alone._cache.folder)), 'not built as one of this pair'),
       (corpus, BigramBackcopy(), 'has no text'), (BigramBackcopy(length=_C), corpus, 'valid_source')):
     with pytest.raises(ValueError, match=match):
       open_data(config(source=source, valid_source=valid_source))
@@ -371,12 +371,12 @@ def test_reading_a_cache_needs_no_heavy_imports(config):
   program = f'''
 import sys
 from configs import base
-from sink_jax.data.documents import Prepared
+from sink_jax.data.documents import PackedDataset
 from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
 for name in ('tensorflow', 'tensorflow_datasets', 'tokenizers', 'zstandard', 'flax', 'ml_collections'):
   sys.modules[name] = None
-data = open_data(DataConfig(source=Prepared(path={str(cache)!r}), context={_C}))
+data = open_data(DataConfig(source=PackedDataset(path={str(cache)!r}), context={_C}))
 assert next(data.validation(4)['valid'].__iter__()).tokens.shape == (4, {_C})
 assert 'grain' not in sys.modules and 'jax' not in sys.modules
 print(next(data.batches(0, 4, 0)).tokens.shape)

@@ -13,23 +13,35 @@ import sink_jax.data.packages  # noqa: F401  one more choice
 from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies
 from sink_jax.data.documents import (
-  DocumentSource,
-  Jsonl,
-  Prepared,
-  Stdlib,
-  TextFolder,
-  Tfds,
-  held_out,
+    DocumentSource,
+    Jsonl,
+    PackedDataset,
+    Stdlib,
+    TextFolder,
+    Tfds,
+    held_out,
 )
+from sink_jax.data.tokenizer import Tokenizer
 
 
 def test_every_source_is_its_own_config_string():
   known = registry(DocumentSource)
-  assert set(known) == {'Stdlib', 'TextFolder', 'Jsonl', 'Tfds', 'Prepared', 'InstalledPackages'}
+  assert list(known) == ['InstalledPackages', 'Jsonl', 'PackedDataset', 'Stdlib', 'TextFolder',
+                         'Tfds']
   for cls in known.values():
     assert from_string(DocumentSource, repr(cls())) == cls()
   source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
   assert from_string(DocumentSource, repr(source)) == source
+
+
+def test_old_names_are_read_and_not_listed():
+  packed = PackedDataset(path='a')
+  assert from_string(DocumentSource, "Prepared(path='a')") == packed
+  assert repr(packed) == "PackedDataset(path='a')"
+  with pytest.raises(ValueError, match='Unknown Tokenizer .Prepared.'):
+    from_string(Tokenizer, 'Prepared()')
+  with pytest.raises(ValueError, match='Choices: InstalledPackages, Jsonl, PackedDataset, Stdlib'):
+    from_string(DocumentSource, 'Preparde()')
 
 
 def test_stdlib_has_code_and_docstrings():
@@ -251,9 +263,9 @@ def test_a_source_can_begin_anywhere_and_knows_how_far_it_is(tmp_path, make):
 
 def test_prepared_has_no_documents():
   with pytest.raises(ValueError, match='original source'):
-    Prepared(path='x').documents()
+    PackedDataset(path='x').documents()
   with pytest.raises(ValueError, match='needs the path'):
-    Prepared().folder()
+    PackedDataset().folder()
 
 
 def test_held_out_is_a_stable_share():

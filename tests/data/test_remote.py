@@ -10,7 +10,7 @@ from etils.epath.testing import mock_epath
 
 from sink_jax.cli.data_build import main
 from sink_jax.data import remote
-from sink_jax.data.documents import Jsonl, Prepared
+from sink_jax.data.documents import Jsonl, PackedDataset
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.io.build_once import DiskFull
@@ -64,7 +64,7 @@ def test_prepared_is_copied_once_and_an_interrupted_copy_goes_on(corpus, bucket,
   folder, opened = bucket
   there = folder / 'mine'
   shutil.copytree(_open(corpus).folder, there)
-  source = Prepared(path='gs://bucket/mine')
+  source = PackedDataset(path='gs://bucket/mine')
   download, stop = remote._download, [3]
 
   def dying(*args):
@@ -112,13 +112,13 @@ def test_errors_name_the_address_and_the_remedy(corpus, bucket, capsys):
   data[-1] ^= 1
   (there / 'valid.000.npy').write_bytes(data)
   with pytest.raises(ValueError, match='gs://bucket/mine/valid.000.npy differs from the digest'):
-    Prepared(path='gs://bucket/mine').folder()
+    PackedDataset(path='gs://bucket/mine').folder()
   with pytest.raises(ValueError, match='gs://bucket/none is no complete chunk cache'):
-    Prepared(path='gs://bucket/none').folder()
+    PackedDataset(path='gs://bucket/none').folder()
   with pytest.raises(ValueError, match='copy it to this machine first'):
     list(Jsonl(path='gs://bucket/a.jsonl').documents())
   with pytest.raises(SystemExit):
-    main(['--source', "Prepared(path='zz://bucket/none')"])
+    main(['--source', "PackedDataset(path='zz://bucket/none')"])
   assert 'use gs://bucket/folder' in capsys.readouterr().err
 
 
@@ -127,7 +127,7 @@ def test_without_gcsfs_the_pip_line_is_named():
     import gcsfs  # noqa: F401
   except ImportError:
     with pytest.raises(ValueError, match=r'python -m pip install "etils\[epath-gcs\]"'):
-      Prepared(path='gs://bucket/none').folder()
+      PackedDataset(path='gs://bucket/none').folder()
 
 
 def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
     raise OSError(errno.ENOSPC, 'No space left on device')
   monkeypatch.setattr(remote, '_download', full)
   with pytest.raises(DiskFull, match=r'copies/mine-.*GB more are needed'):
-    Prepared(path='gs://bucket/mine').folder()
+    PackedDataset(path='gs://bucket/mine').folder()
 
 
 def test_a_manifest_cannot_lead_out_of_the_folder(corpus, bucket, cache_folder):
@@ -151,5 +151,5 @@ def test_a_manifest_cannot_lead_out_of_the_folder(corpus, bucket, cache_folder):
   manifest['files'] |= {'../escaped': file}
   (there / 'manifest.json').write_text(json.dumps(manifest))
   with pytest.raises(ValueError, match='manifest.json is damaged'):
-    _open(Prepared(path='gs://bucket/mine'))
+    _open(PackedDataset(path='gs://bucket/mine'))
   assert not list(cache_folder.rglob('escaped'))

@@ -24,7 +24,7 @@ SKY_ACCELERATORS=tpu-v6e-8
 PARTS = SETTINGS + 'JOB=sweep SHARDS=2 DATA=gs://bucket/tokens\n'
 JOB = ['train', '--config=configs/base.py', '--workdir=gs://bucket/first', '--a=a b', "--b=it's",
        '--c=$(x)']
-PART = ['sweep', *JOB[1:3], "--set=data.source=Prepared(path='gs://bucket/tokens')", *JOB[3:]]
+PART = ['sweep', *JOB[1:3], "--set=data.source=PackedDataset(path='gs://bucket/tokens')", *JOB[3:]]
 ACTIONS = {
     'tpu_vm.sh': ('create', 'setup', 'run', 'logs', 'stop', 'delete'),
     'gke.sh': ('apply', 'logs', 'delete'), 'xpk.sh': ('create', 'delete'),

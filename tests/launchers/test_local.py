@@ -147,7 +147,7 @@ def test_settings_say_what_runs(launchers):
   words = shlex.split(output.splitlines()[0])
   assert code == 0 and words[-7:-1] == [
       'sink_jax.train', '--config=0', '--workdir=0',
-      "--config.data.source=Prepared(path='/disk/tokens')", '--x=a b', "--y=it's"]
+      "--config.data.source=PackedDataset(path='/disk/tokens')", '--x=a b', "--y=it's"]
   launchers.settings('WORKDIR= CONFIG=a PROCESSES=two')
   assert 'PROCESSES=two: a whole number' in launchers('local.sh')[2]
   launchers.settings('WORKDIR= CONFIG=a')

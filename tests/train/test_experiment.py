@@ -113,3 +113,15 @@ def test_an_unknown_key_on_the_command_line_is_named(key):
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   assert f"'{key.split('.')[-1]}'" in done.stderr and 'budget=smoke' in done.stderr
   assert ('optimizer.rule=' in done.stderr) == (key == 'optimizer.beta2')
+
+
+def test_a_renamed_component_is_no_difference():
+  old, new = (runs.config(data__source=f"{name}(path='a')", data__valid_source=f"{name}(path='b')")
+              for name in ('Prepared', 'PackedDataset'))
+  assert from_dict(old) == from_dict(new) and differences(old, new) == differences(new, old) == []
+  other = runs.config(data__source="PackedDataset(path='c')", data__valid_source='')
+  assert differences(old, other) == [
+      """data.source: "Prepared(path='a')" -> "PackedDataset(path='c')\"""",
+      """data.valid_source: "Prepared(path='b')" -> ''"""]
+  damaged = runs.config(data__source='Prepared(')
+  assert differences(damaged, new)[0].startswith("data.source: 'Prepared(' -> ")
