@@ -152,7 +152,7 @@ class TextFolder(DocumentSource):
     return _files_fingerprint(self._files())
 
   def _files(self):
-    root = _existing(self.path, "TextFolder(path='...')")
+    root = existing_path(self.path, "TextFolder(path='...')")
     if not root.is_dir():
       raise ValueError(f'{root} is not a folder; TextFolder(path=...) takes the folder '
                        'of the files.')
@@ -208,7 +208,7 @@ class Jsonl(DocumentSource):
     return Document(text, domain, f'{name}:{number}', position)
 
   def _files(self):
-    root = _existing(self.path, "Jsonl(path='...')")
+    root = existing_path(self.path, "Jsonl(path='...')")
     if root.is_file():
       return [(root.name, root)]
     suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
@@ -280,25 +280,24 @@ class Tfds(DocumentSource):
 class PackedDataset(DocumentSource):
   """A folder written by `python -m sink_jax.data.build`, to train where the text is not.
 
-  One on gs:// is copied to this host first, once for all its processes.
+  It only names the folder; `prepare.packed_folder` finds it, and copies one on gs:// to this host
+  first, once for all its processes.
   """
   path: str = ''
 
   def documents(self):
     raise ValueError(f'{self!r} holds chunks, not documents; give build the original source.')
 
-  def folder(self) -> pathlib.Path:
-    """The folder on this machine."""
-    from sink_jax.data import remote  # it stands on this module
-    if remote.is_remote(self.path):
-      return remote.local_copy(self.path)
-    return _existing(self.path, "PackedDataset(path='...')")
 
-  def fingerprint(self):
-    return _digest([(self.folder() / 'manifest.json').read_text()])
+def existing_path(path: str, option: str) -> pathlib.Path:
+  """The path of a corpus on this machine.
 
+  Args:
+    option: where the path was given, such as "Jsonl(path='...')", for the error message.
 
-def _existing(path, option):
+  Raises:
+    ValueError: it is empty, in an object store, or does not exist.
+  """
   if not path:
     raise ValueError(f'{option} needs the path of the corpus.')
   if '://' in path:

@@ -11,14 +11,11 @@ from sink_jax.data import remote
 from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check
-from sink_jax.data.documents import DocumentSource, PackedDataset
+from sink_jax.data.documents import DocumentSource, PackedDataset, existing_path
 from sink_jax.data.tokenizer import Encoder, Tokenizer
 from sink_jax.io.build_once import build_once
 from sink_jax.io.paths import cache_root
 from sink_jax.io.progress import Progress
-
-_COMPARED = 30_000_000  # characters of a source, which take some seconds
-_EXIT_SAVED = 42  # "start me again"
 
 
 def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: bool,
@@ -47,7 +44,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   if encoder:
     settings |= {'encoder': encoder.fingerprint()}
   if isinstance(source, PackedDataset):
-    return _open_prepared(source, settings, valid_fraction)
+    return _open_packed(source, settings, valid_fraction)
   if context < 1 or not 0 <= valid_fraction <= 1:
     raise ValueError(f'context={context} must be at least 1, and valid_fraction={valid_fraction} '
                      'between 0 and 1 (0.05 holds out a twentieth of the documents).')
@@ -90,8 +87,20 @@ def open_pair(source: DocumentSource, valid_source: DocumentSource | None, token
   return training, open_cache(valid_source, *options, 1, cache_dir, workers, training.encoder)
 
 
-def _open_prepared(source, settings, valid_fraction):
-  cache = Cache(source.folder())
+def packed_folder(source: PackedDataset) -> pathlib.Path:
+  """The folder on this machine that the source names; one on gs:// is copied here first.
+
+  Raises:
+    ValueError: there is no such folder, or no complete cache in the object store.
+    DiskFull: there is no room for the copy.
+  """
+  if remote.is_remote(source.path):
+    return remote.local_copy(source.path)
+  return existing_path(source.path, "PackedDataset(path='...')")
+
+
+def _open_packed(source, settings, valid_fraction):
+  cache = Cache(packed_folder(source))
   if valid_fraction in (0, 1):  # one of a pair
     settings = settings | {'valid_fraction': valid_fraction}
     if any(cache.manifest.get(n) != settings.get(n) for n in ('valid_fraction', 'encoder')):

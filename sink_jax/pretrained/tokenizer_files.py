@@ -7,6 +7,7 @@ from pathlib import Path
 from sink_jax.data.cache import Cache
 from sink_jax.data.dataset import DataConfig
 from sink_jax.data.documents import DocumentSource, PackedDataset
+from sink_jax.data.prepare import packed_folder
 from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder, HuggingFace
 from sink_jax.io.paths import cache_root
 from sink_jax.pretrained.export import write_object
@@ -29,7 +30,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
   if isinstance(data.tokenizer, Bytes):
     return ByteEncoder()
   root = cache_root(data.cache_dir)
-  folders = ([data.source.folder()] if isinstance(data.source, PackedDataset) else
+  folders = ([packed_folder(data.source)] if isinstance(data.source, PackedDataset) else
              sorted(path.parent for path in root.glob('*/manifest.json')))
   for folder in folders:
     try:

@@ -21,6 +21,7 @@ from sink_jax.data.documents import (
     Tfds,
     held_out,
 )
+from sink_jax.data.prepare import packed_folder
 from sink_jax.data.tokenizer import Tokenizer
 
 
@@ -261,11 +262,11 @@ def test_a_source_can_begin_anywhere_and_knows_how_far_it_is(tmp_path, make):
   assert positions == sorted(positions) and positions[-1] == source.size() > 0
 
 
-def test_prepared_has_no_documents():
+def test_a_packed_dataset_has_no_documents():
   with pytest.raises(ValueError, match='original source'):
     PackedDataset(path='x').documents()
   with pytest.raises(ValueError, match='needs the path'):
-    PackedDataset().folder()
+    packed_folder(PackedDataset())
 
 
 def test_held_out_is_a_stable_share():

@@ -11,7 +11,7 @@ from etils.epath.testing import mock_epath
 from sink_jax.cli.data_build import main
 from sink_jax.data import remote
 from sink_jax.data.documents import Jsonl, PackedDataset
-from sink_jax.data.prepare import open_cache
+from sink_jax.data.prepare import open_cache, packed_folder
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.io.build_once import DiskFull
 
@@ -60,7 +60,7 @@ def test_a_build_is_copied_there_and_taken_from_there(corpus, bucket, cache_fold
   assert {name for name, _ in opened} == {'manifest.json'}
 
 
-def test_prepared_is_copied_once_and_an_interrupted_copy_goes_on(corpus, bucket, monkeypatch):
+def test_a_packed_dataset_is_copied_once_and_an_interrupted_copy_goes_on(corpus, bucket, monkeypatch):
   folder, opened = bucket
   there = folder / 'mine'
   shutil.copytree(_open(corpus).folder, there)
@@ -78,10 +78,10 @@ def test_prepared_is_copied_once_and_an_interrupted_copy_goes_on(corpus, bucket,
   cache = _open(source)
   assert _files(cache.folder) == _files(there)
   assert sum(name.endswith('.np' + kind) for name, _ in opened for kind in 'yz') == 5  # none twice
-  assert source.folder() == cache.folder
+  assert packed_folder(source) == cache.folder
   manifest = json.loads((there / 'manifest.json').read_text())
   (there / 'manifest.json').write_text(json.dumps(manifest | {'note': 'built again'}))
-  assert source.folder() != cache.folder  # the new build, not the old copy
+  assert packed_folder(source) != cache.folder  # the new build, not the old copy
 
 
 def test_an_interrupted_upload_goes_on(corpus, bucket, monkeypatch):
@@ -112,9 +112,9 @@ def test_errors_name_the_address_and_the_remedy(corpus, bucket, capsys):
   data[-1] ^= 1
   (there / 'valid.000.npy').write_bytes(data)
   with pytest.raises(ValueError, match='gs://bucket/mine/valid.000.npy differs from the digest'):
-    PackedDataset(path='gs://bucket/mine').folder()
+    packed_folder(PackedDataset(path='gs://bucket/mine'))
   with pytest.raises(ValueError, match='gs://bucket/none is no complete chunk cache'):
-    PackedDataset(path='gs://bucket/none').folder()
+    packed_folder(PackedDataset(path='gs://bucket/none'))
   with pytest.raises(ValueError, match='copy it to this machine first'):
     list(Jsonl(path='gs://bucket/a.jsonl').documents())
   with pytest.raises(SystemExit):
@@ -127,7 +127,7 @@ def test_without_gcsfs_the_pip_line_is_named():
     import gcsfs  # noqa: F401
   except ImportError:
     with pytest.raises(ValueError, match=r'python -m pip install "etils\[epath-gcs\]"'):
-      PackedDataset(path='gs://bucket/none').folder()
+      packed_folder(PackedDataset(path='gs://bucket/none'))
 
 
 def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_copy_says_how_much_room_it_needs(corpus, bucket, monkeypatch):
     raise OSError(errno.ENOSPC, 'No space left on device')
   monkeypatch.setattr(remote, '_download', full)
   with pytest.raises(DiskFull, match=r'copies/mine-.*GB more are needed'):
-    PackedDataset(path='gs://bucket/mine').folder()
+    packed_folder(PackedDataset(path='gs://bucket/mine'))
 
 
 def test_a_manifest_cannot_lead_out_of_the_folder(corpus, bucket, cache_folder):
