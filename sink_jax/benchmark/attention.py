@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sink_jax.benchmark import baselines, machine
 from sink_jax.benchmark.flops import attention_flops
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, measure, reason
+from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
 
 SHAPES = {
@@ -86,7 +86,7 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
     return document('attention', where, options, COLUMNS, shown,
                     notes + _compare(shown) + late, complete) | {'not_run': not_run}
 
-  progress = Progress(len(cases), limit)
+  progress = Countdown(len(cases), limit)
   ahead: dict[str, Future] = {}
   for case in cases:
     if progress.over():

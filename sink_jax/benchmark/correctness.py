@@ -20,7 +20,7 @@ from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, reason
+from sink_jax.benchmark.timing import Countdown, reason
 from sink_jax.benchmark.variants import PAPER, chosen
 from sink_jax.benchmark.verdict import verdict
 from sink_jax.evaluate.sinks import importance
@@ -85,7 +85,7 @@ def run(variants, head_dims, lengths, tolerance, share, seed, limit=None,
     return document('correctness', where, options, COLUMNS, rows, [*NOTES, verdict(rows, skipped)],
                     complete) | {'not_run': skipped}
 
-  progress = Progress(len(problems), limit)
+  progress = Countdown(len(problems), limit)
   for problem in problems:
     if progress.over():
       skipped += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, reason
+from sink_jax.benchmark.timing import Countdown, reason
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
 from sink_jax.train.group_steps import STEPS, Inputs, make_group_steps
@@ -58,7 +58,7 @@ def run(trials, size, batch, length, vocab, dtype, steps, seed, limit=None,
            'the device for its step; a group takes rows of a corpus that lies there.']
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('group', where, options, COLUMNS, rows, notes, complete)
-  progress = Progress(len(trials), limit)
+  progress = Countdown(len(trials), limit)
   for width in trials:
     row = {'trials': width, 'size': size, 'batch': batch, 'length': length}
     if progress.over():

@@ -14,7 +14,7 @@ from sink_jax.benchmark import machine
 from sink_jax.benchmark.baselines import Work, random_inputs, runs
 from sink_jax.benchmark.flops import importance_flops
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, measure, reason
+from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.dispatch import choose_importance
@@ -53,7 +53,7 @@ def run(lengths, heads, head_dims, keys, variant, dtype, seed, seconds, limit=No
              'variant': variant, 'seconds': seconds, 'limit': limit}
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('importance', where, options, COLUMNS, rows, NOTES, complete)
-  progress = Progress(len(cases), limit)
+  progress = Countdown(len(cases), limit)
   for shape, what in cases:
     text = ','.join(map(str, shape))
     row = {'shape': text, 'what': what, 'variant': variant,

@@ -12,7 +12,7 @@ from sink_jax.benchmark import machine
 from sink_jax.benchmark.baselines import runs
 from sink_jax.benchmark.flops import loss_flops
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, measure, reason
+from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.train.loss import cross_entropy
 
 COLUMNS = [
@@ -51,7 +51,7 @@ def run(tokens, d_model, vocab, dtype, seed, seconds, limit=None,
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('loss', where, options, COLUMNS, rows, NOTES, complete)
   forms = {'in chunks (ours)': cross_entropy, 'plain': plain_cross_entropy}
-  progress = Progress(len(forms), limit)
+  progress = Countdown(len(forms), limit)
   for what, f in forms.items():
     row = {'shape': f'{batch},{length},{d_model},{vocab}', 'what': what}
     if progress.over():

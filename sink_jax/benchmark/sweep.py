@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.baselines import Work, random_inputs, runs
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, measure, reason
+from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
 from sink_jax.kernels import flash_gpu, gpu_layout
 from sink_jax.kernels.dispatch import platform
@@ -60,7 +60,7 @@ def run(shapes, variant, seed, seconds, limit=None,
     return document('sweep', where, options, COLUMNS, rows, notes + paste(rows), complete)
 
   jobs = [(kernel, shape) for shape in shapes for kernel in kernels]
-  progress = Progress(len(jobs), limit)
+  progress = Countdown(len(jobs), limit)
   for kernel, shape in jobs:
     if progress.over():
       break

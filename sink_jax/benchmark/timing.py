@@ -63,7 +63,7 @@ def summary(seconds_per_call: list[float], calls: int) -> Timing:
   return Timing(statistics.median(ms), ms[0], high - low, len(ms), calls)
 
 
-class Progress:
+class Countdown:
   """Lines on stderr: what is next, how long it has been, and about how long it will be."""
 
   def __init__(self, total: int, limit: float | None = None):

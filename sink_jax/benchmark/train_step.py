@@ -14,7 +14,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.flops import datasheet_peak
 from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Progress, reason, summary
+from sink_jax.benchmark.timing import Countdown, reason, summary
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation, choose, platform
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
@@ -75,7 +75,7 @@ def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slo
   rows: list[dict[str, Any]] = []
   result = lambda complete: document('train_step', where, options, COLUMNS, rows, notes, complete)
   cases = [(name, batch) for batch in batches for name in implementations]
-  progress = Progress(len(cases), limit)
+  progress = Countdown(len(cases), limit)
   for name, batch in cases:
     model = config(name, batch)
     row = {'size': size, 'batch': batch, 'length': length, 'remat': model.remat,

@@ -63,7 +63,7 @@ class CacheCheck:
       self._error = error
 
 
-def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lambda size: None
+def check(cache: Cache, afresh: bool = False, on_read: Callable[[int], object] = lambda size: None
           ) -> None:
   """Compares the files of a cache with the digests in its manifest, if it holds some.
 
@@ -73,7 +73,7 @@ def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lamb
 
   Args:
     afresh: reads all files, whatever a stamp says.
-    seen: is given the bytes of every block that was read.
+    on_read: is called with the size of every block that was read, in bytes.
 
   Raises:
     DamagedCache: names the files that differ. OSError: one cannot be read.
@@ -85,7 +85,7 @@ def check(cache: Cache, afresh: bool = False, seen: Callable[[int], None] = lamb
     names = list(files) if afresh else _unknown(cache.folder, files)
     right, wrong = {name: _identity(cache.folder, name, files) for name in files}, []
     for name in names:
-      if sha256(cache.folder / name, seen) != files[name].get('sha256'):
+      if sha256(cache.folder / name, on_read) != files[name].get('sha256'):
         wrong.append(name)
         del right[name]
     if names:

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from sink_jax.io.files import named_in_errors
+from sink_jax.io.files import named_in_errors, replace_atomically
 
 _BUFFER = 1 << 18  # bytes kept before they are written
 
@@ -98,14 +98,10 @@ def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
 
 def write_npy(path: pathlib.Path, chunks: np.ndarray) -> None:
   """Writes chunks, mapped or not, in place of what the path held."""
-  partial = path.with_suffix('.new')
-  with named_in_errors(path), open(partial, 'wb') as file:
+  with replace_atomically(path) as file:
     file.write(_header(len(chunks), chunks.shape[1], chunks.dtype))
     for first in range(0, len(chunks), 4096):
       file.write(np.ascontiguousarray(chunks[first:first + 4096]))
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(partial, path)
 
 
 def _header(rows, length, dtype):

@@ -128,9 +128,9 @@ def verify(folder: pathlib.Path) -> int:
                      'to have them.')
   read = 0
   with Progress('verifying', sum(file['bytes'] for file in files.values())) as progress:
-    def seen(size):
+    def count(size):
       nonlocal read
       read += size
       progress.update(read)
-    check(cache, afresh=True, seen=seen)
+    check(cache, afresh=True, on_read=count)
   return read

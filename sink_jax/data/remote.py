@@ -9,7 +9,8 @@ import os
 import pathlib
 
 from sink_jax.io.build_once import build_once, disk_full_named
-from sink_jax.io.files import named_in_errors, write_atomically
+from sink_jax.io.files import replace_atomically, write_atomically
+from sink_jax.io.hashing import sha256_of_stream
 from sink_jax.io.paths import cache_root
 from sink_jax.io.progress import Progress
 
@@ -99,21 +100,17 @@ def _upload(path, there, done, progress):
 
 
 def _download(there, path, digest, done, progress):
-  partial = path.with_suffix('.new')
-  found = hashlib.sha256()
-  with (_reached(there), named_in_errors(path), there.open('rb') as source,
-        open(partial, 'wb') as target):
-    while block := source.read(_BLOCK):
+  with _reached(there), there.open('rb') as source, replace_atomically(path) as target:
+
+    def keep(block):
+      nonlocal done
       target.write(block)
-      found.update(block)
       done += len(block)
       progress.update(done)
-    target.flush()
-    os.fsync(target.fileno())
-  if found.hexdigest() != digest:
-    raise ValueError(f'{there} differs from the digest in the manifest beside it: it was damaged '
-                     'or replaced; build and upload the cache again.')
-  os.replace(partial, path)
+
+    if sha256_of_stream(source, keep) != digest:
+      raise ValueError(f'{there} differs from the digest in the manifest beside it: it was damaged '
+                       'or replaced; build and upload the cache again.')
 
 
 def _manifest(url):

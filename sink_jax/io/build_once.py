@@ -41,7 +41,7 @@ def build_once(final: pathlib.Path, make: Callable[[pathlib.Path], None]) -> Non
     with disk_full_named(partial), _claimed(partial) as folder:
       if folder is None or (final / 'manifest.json').exists():
         continue
-      remove_temporaries(folder)
+      remove_temporaries(folder)  # of a process that was killed here; they would be published
       try:
         make(folder)
       except ValueError:

@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from sink_jax.io.paths import is_local
 
@@ -30,22 +31,39 @@ def named_in_errors(path) -> Iterator[None]:
     raise OSError(error.errno, f'{error.strerror}{limit}', os.fspath(path)) from None
 
 
+@contextlib.contextmanager
+def replace_atomically(path: Path) -> Iterator[BinaryIO]:
+  """Yields a file to write, which takes the place of `path` when the block ends without error.
+
+  Until then `path` is what it was, and after a power cut it is one or the other as a whole. An
+  error removes what was written; what a killed process leaves, `remove_temporaries` removes.
+  """
+  # Beside `path`, since only within one file system is a rename atomic.
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
+  try:
+    with named_in_errors(path), open(temporary, 'wb') as file:
+      yield file
+      # The name may reach the disk before the bytes do, and a power cut then leaves a hole.
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except Exception:
+    temporary.unlink(missing_ok=True)
+    raise
+
+
 def write_atomically(path, content: str | bytes) -> None:
-  """Writes a whole file or nothing, also through a power cut."""
+  """Writes a whole file or nothing, also through a power cut; on a disk or in an object store."""
   data = content.encode() if isinstance(content, str) else content
   if not is_local(path):  # an object appears when it is complete
     path.write_bytes(data)
     return
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
-  with named_in_errors(path), open(temporary, 'wb') as file:
+  with replace_atomically(path) as file:
     file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
 
 
 def remove_temporaries(place) -> None:
-  """Removes what a killed `write_atomically` has left in a folder."""
+  """Removes what killed processes have left of `replace_atomically` in a folder."""
   if is_local(place) and place.is_dir():
     for path in place.iterdir():
       if _TEMPORARY.fullmatch(path.name):

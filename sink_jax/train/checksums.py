@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import files_below, is_local, to_path
 
 _log = logging.getLogger('sink_jax')
@@ -94,9 +94,4 @@ def _sums_path(workdir, step):
 def _sha256_of(files: Iterable) -> Iterable[str]:
   """Digests of files in order, several at a time: hashing leaves the interpreter free."""
   with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-    return list(pool.map(_sha256, files))
-
-
-def _sha256(path) -> str:
-  with path.open('rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+    return list(pool.map(sha256, files))

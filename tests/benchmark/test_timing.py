@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sink_jax.benchmark.timing import Progress, measure, reason, summary
+from sink_jax.benchmark.timing import Countdown, measure, reason, summary
 
 
 class Sleeper:
@@ -54,15 +54,15 @@ def test_summary_is_of_the_repetitions():
 
 
 def test_progress_says_how_long_it_will_be(capsys):
-  progress = Progress(3, limit=100)
+  progress = Countdown(3, limit=100)
   progress.next('first')
   time.sleep(0.01)
   progress.next('second')
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].startswith('[1/3] first') and 'left' not in lines[0]
   assert lines[1].startswith('[2/3] second') and 's left)' in lines[1]
-  assert not progress.over() and not Progress(1).over()
-  assert Progress(1, limit=-1).over()
+  assert not progress.over() and not Countdown(1).over()
+  assert Countdown(1, limit=-1).over()
 
 
 @pytest.mark.parametrize('error, said', [

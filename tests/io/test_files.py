@@ -1,9 +1,14 @@
-"""Paths of users: folders of a disk and of object stores are never mixed up."""
+"""Files appear whole or not at all; folders of a disk and of object stores are never mixed up."""
 
+import hashlib
+import io
 from pathlib import Path
 
 import pytest
 
+from sink_jax.io.build_once import build_once
+from sink_jax.io.files import remove_temporaries, replace_atomically, write_atomically
+from sink_jax.io.hashing import sha256, sha256_of_stream
 from sink_jax.io.paths import files_named, to_path
 from sink_jax.pretrained.export_run import export_run
 
@@ -27,3 +32,51 @@ def test_files_of_some_names_at_any_depth(tmp_path):
   found = files_named(tmp_path, ('config.json', 'status.json'))
   assert [str(path.relative_to(tmp_path)) for path in found] == [
       'a/b/config.json', 'c/status.json', 'config.json']
+
+
+class Killed(BaseException):
+  """The process is gone: nothing that catches errors sees it."""
+
+
+def killed_while_writing(path):
+  with pytest.raises(Killed), replace_atomically(path) as file:
+    file.write(b'half')
+    raise Killed
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+  path = tmp_path / 'a.json'
+  write_atomically(path, 'old')
+  with replace_atomically(path) as file:
+    file.write(b'new')
+    assert path.read_text() == 'old'
+  assert path.read_text() == 'new'
+  with pytest.raises(ValueError, match='wrong'), replace_atomically(path) as file:
+    file.write(b'half')
+    raise ValueError('wrong')
+  assert path.read_text() == 'new' and list(tmp_path.iterdir()) == [path]
+  killed_while_writing(path)
+  assert path.read_text() == 'new' and len(list(tmp_path.iterdir())) == 2
+  remove_temporaries(tmp_path)
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_published_without_what_a_killed_process_left_in_it(tmp_path):
+  def killed(folder):
+    killed_while_writing(folder / 'a.npy')
+    raise Killed
+
+  with pytest.raises(Killed):
+    build_once(tmp_path / 'final', killed)
+  build_once(tmp_path / 'final', lambda folder: write_atomically(folder / 'manifest.json', '{}'))
+  assert [path.name for path in (tmp_path / 'final').iterdir()] == ['manifest.json']
+
+
+def test_digests_of_files_and_of_streams(tmp_path):
+  content = bytes(range(256)) * (1 << 15)  # two blocks
+  (tmp_path / 'a').write_bytes(content)
+  sizes, blocks = [], []
+  expected = hashlib.sha256(content).hexdigest()
+  assert sha256(tmp_path / 'a', sizes.append) == sha256(tmp_path / 'a') == expected
+  assert sha256_of_stream(io.BytesIO(content), blocks.append) == expected
+  assert sizes == [len(block) for block in blocks] == [1 << 22] * 2 and b''.join(blocks) == content
