@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.data.dataset import Data, open_data
+from sink_jax.data.dataset import Dataset, open_data
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.io.files import write_atomically
 from sink_jax.kernels.shard import mesh_of
@@ -64,7 +64,7 @@ def applicable(config: ModelConfig, context: int) -> list[str]:
   return [name for name, does in applies.items() if does]
 
 
-def analyse(run: Run, experiment: Experiment, data: Data | None = None) -> dict[str, Any]:
+def analyse(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
   """{name: findings} of the analyses that apply, as plain numbers, strings and lists.
 
   Args:
@@ -80,7 +80,7 @@ def analyse(run: Run, experiment: Experiment, data: Data | None = None) -> dict[
           for name in applicable(run.config, experiment.data.context)}
 
 
-def removed(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
+def removed(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
   """The trained model without its bias or sink token (end of Section 7.3)."""
   bare = without_bias(run)
   summary = _probe(bare, experiment).summary(experiment.probe.epsilon)
@@ -94,7 +94,7 @@ def removed(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
           'valid_loss_before': _validation_loss(run, batches)}
 
 
-def window(run, experiment, data: Callable[[], Data]) -> dict[str, Any]:
+def window(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
   """Attention to the absolute and to the relative first token (Figure 6).
 
   Means over layers, heads and sequences, of row-normalised scores. A query at i <= w

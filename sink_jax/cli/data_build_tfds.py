@@ -14,6 +14,7 @@ import pathlib
 import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
+import sink_jax.data.stdlib  # noqa: F401
 from sink_jax.component import from_string, registry
 from sink_jax.data.documents import DocumentSource, PackedDataset, Tfds
 from sink_jax.io.progress import Progress

@@ -1,10 +1,10 @@
-"""What a training loop sees: `Batch`, and the interface `Data` that makes batches."""
+"""What a training loop sees: `Batch`, and the interface `Dataset` that makes batches."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class Batch(NamedTuple):
   weights: np.ndarray  # (B, T) float32; 0 = not part of the loss
 
 
-def checked_rows(batch_size: int, rows) -> np.ndarray:
+def checked_rows(batch_size: int, rows: np.ndarray | None) -> np.ndarray:
   """Row numbers of a global batch, all of them for None.
 
   Raises:
@@ -34,9 +34,14 @@ def checked_rows(batch_size: int, rows) -> np.ndarray:
 class FixedBatches(Sequence):
   """Batches of a fixed list of rows, made when asked for, all of one shape.
 
-  The last batch is filled up with repeated rows of weight 0. `make(rows)` makes
-  the batch of an array of row numbers of the list, `listed`; `rows` are those of every
-  batch that are wanted, None for all.
+  The last batch is filled up with repeated rows of weight 0, since a batch of another shape would
+  be compiled again, and could not be divided among the devices.
+
+  Args:
+    make: makes the batch of an array of row numbers.
+    listed: the row numbers, in their order; `batch_size` consecutive ones are a batch.
+    max_batches: so many batches at most; 0 = all.
+    rows: which rows of each batch this process makes; None for all.
   """
 
   def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
@@ -51,23 +56,28 @@ class FixedBatches(Sequence):
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
-    slots = index * self._batch_size + self._rows
-    real = slots < len(self._listed)
-    batch = self._make(self._listed[np.where(real, slots, 0)])
+    numbers = index * self._batch_size + self._rows
+    real = numbers < len(self._listed)
+    batch = self._make(self._listed[np.where(real, numbers, 0)])
     return batch._replace(weights=batch.weights * real[:, None].astype(np.float32))
 
 
-class Data:
-  """Training batches, validation batches and probe prompts of one `DataConfig`."""
+class Dataset:
+  """The training batches, validation batches and probe prompts of one `DataConfig`.
+
+  Every batch is a pure function of its number and the seed: nothing is remembered from one to the
+  next. So a run resumes at any step without reading what came before, its checkpoint holds no
+  state of a reader, and processes that each make their rows of a batch need not talk about it.
+  """
   vocab_size: int = 0       # 0 where the inputs are continuous
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
   encoder: Encoder | None = None  # None where the data are no text
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
-    """Rows of global batch `step`, all of them for None; a pure function of its arguments.
+    """These rows of global batch `step`, all of them for None.
 
-    So processes that each make some of the rows make the batch of a single process.
+    Processes that each make some of the rows make together the batch of a single process.
     """
     rows = checked_rows(batch_size, rows)
     return self._training_batch(step * batch_size + rows, seed)
@@ -81,13 +91,15 @@ class Data:
     import grain
     checked_rows(batch_size, rows)  # fail here, not in a thread
     steps = grain.MapDataset.range(start_step, sys.maxsize)
-    made = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
-    return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
+    batches = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
+    # One thread keeps the order of reads that a disk likes; it works while the device does.
+    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
 
   def training_table(self) -> np.ndarray | None:
     """All training chunks as rows (R, C + 1) of unsigned integers, the same in every epoch.
 
-    None where batches are made otherwise, or where they are too many for a device.
+    With it on a device, a step is sent row numbers in place of tokens. None where chunks change
+    from epoch to epoch, are made when asked for, or are too many for a device.
     """
     return None
 
@@ -108,17 +120,17 @@ class Data:
     """Begins to compare the files of the data with their digests, while work goes on.
 
     Returns:
-      What waits until that is done. It raises a `DamagedCache`, which names the files that
-      differ, or an OSError.
+      A function that waits until the comparison is done. It raises a `DamagedCache`, which names
+      the files that differ, or an OSError.
     """
     return lambda: None
 
   def remarks(self) -> list[str]:
-    """Lines for whoever trains on this: what its split cannot promise."""
+    """Warnings for whoever trains on the data, a line each: what its split cannot promise."""
     return []
 
-  def summary(self) -> dict:
-    """Sizes for a log or a report; plain numbers and strings."""
+  def summary(self) -> dict[str, Any]:
+    """Sizes for a log or a report, ready for JSON."""
     raise NotImplementedError
 
   def decode(self, ids: Sequence[int]) -> str:
@@ -126,5 +138,5 @@ class Data:
     raise NotImplementedError
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
-    """These rows of the endless training stream."""
+    """The batch of these rows of the endless training stream; row numbers count across epochs."""
     raise NotImplementedError

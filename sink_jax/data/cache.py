@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sink_jax.data.stdlib_modules import splits_by_name
+from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.tokenizer import Encoder, load_encoder
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.hashing import sha256

@@ -14,7 +14,7 @@ from sink_jax.data.cache import SPLITS, content_hash, file_digests
 from sink_jax.data.documents import DocumentSource
 from sink_jax.data.encoding import encoded
 from sink_jax.data.packing import AppendLog, TokenStream, delimited, npy_size, seal, write_npy
-from sink_jax.data.probe_pool import ProbePool
+from sink_jax.data.probe_prompts import ProbePrompts
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.build_once import disk_full_named
 from sink_jax.io.files import write_atomically
@@ -106,7 +106,7 @@ class CacheBuilder:
     for number, domain in enumerate(commit['domains']):
       entries[domain['name']], pools[domain['name']] = self._finish_domain(number, domain)
     names = sorted(entries)
-    ProbePool.save(self._folder / 'probe.npz', [pools[n] for n in names], self._encoder.pad_id)
+    ProbePrompts.save(self._folder / 'probe.npz', [pools[n] for n in names], self._encoder.pad_id)
     files = file_digests(self._folder)
     manifest = self._settings | {
         'vocab_size': self._encoder.vocab_size, 'dtype': self._dtype.name,
@@ -131,7 +131,7 @@ class CacheBuilder:
       pool = _stored_pool(self._folder, number, self._length)
     else:
       rows = self._split_chunks(domain, paths, rows)
-      pool = ProbePool(self._length)
+      pool = ProbePrompts(self._length)
       for chunk in np.load(paths['valid'], mmap_mode='r'):
         pool.add(chunk)
     entry = {s: {'file': paths[s].name, 'documents': domain['documents'][s],
@@ -211,7 +211,7 @@ def _prompts_path(folder, number):
 
 
 def _stored_pool(folder, number, length):
-  pool = ProbePool(length)
+  pool = ProbePrompts(length)
   stored = np.fromfile(_prompts_path(folder, number), np.uint32)
   start = 0
   while start < len(stored):

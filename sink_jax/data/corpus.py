@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sink_jax.data import counter_rng
-from sink_jax.data.batches import Batch, Data, FixedBatches
+from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck
 from sink_jax.data.token_edits import FixedToken, TokenEdit
@@ -19,7 +19,7 @@ _TABLE_BYTES = 2**32  # of chunks, at most, that are put on a device as one tabl
 _TABLE_ROWS = 1 << 14  # that are edited at a time
 
 
-class CorpusData(Data):
+class CorpusDataset(Dataset):
   """Data of a document corpus.
 
   Args:

@@ -1,4 +1,7 @@
-"""Where text comes from: a source yields documents, each with a domain and a name."""
+"""Where text comes from: a source yields documents, each with a domain and a name.
+
+`Stdlib` and `InstalledPackages`, which read the running Python, have files of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ import itertools
 import json
 import os
 import pathlib
-import sys
-import sysconfig
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from sink_jax.data import stdlib_modules, text_lines
-from sink_jax.data.source import Source
+from sink_jax.component import Component
+from sink_jax.data import text_lines
 from sink_jax.io.paths import expanded
+
+# The name of a file of a corpus, relative to its folder, and its path.
+File = tuple[str, pathlib.Path]
 
 
 class Document(NamedTuple):
+  """One text of a corpus, with what decides how it is split and mixed."""
   text: str
   domain: str
   name: str  # documents of one name fall into the same split
@@ -26,10 +31,16 @@ class Document(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DocumentSource(Source):
-  """A corpus: an ordered, repeatable stream of documents.
+class Source(Component):
+  """A document corpus or a synthetic task: `from_string(Source, 'Stdlib()')` takes either."""
 
-  A subclass has `documents`, or `documents_from` where it can begin in the middle.
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSource(Source):
+  """A corpus: an ordered stream of documents, which is the same whenever it is read.
+
+  A subclass has `documents`, or `documents_from` where it can begin in the middle. A subclass is a
+  choice of configs once its module is imported; `prepare` imports them all.
   """
 
   abstract = True
@@ -38,7 +49,7 @@ class DocumentSource(Source):
     return self.documents_from(0)
 
   def documents_from(self, start: int) -> Iterator[Document]:
-    """All but the first `start` documents."""
+    """All but the first `start` documents; what a build that was stopped continues with."""
     return itertools.islice(self.documents(), start, None)
 
   def held_out(self, name: str, fraction: float) -> bool:
@@ -46,96 +57,37 @@ class DocumentSource(Source):
     return held_out(name, fraction)
 
   def size(self) -> int:
-    """Bytes that `Document.position` grows to; 0 where that is not known."""
+    """The bytes that `Document.position` grows to; 0 where that is not known."""
     return 0
 
   def fingerprint(self) -> str:
-    """A cheap string that changes when the corpus does; it does not read the text."""
+    """A cheap string that changes when the corpus does.
+
+    It is a part of the key of a cache, and is made of names, sizes and times of change: reading a
+    corpus whenever a run starts would take hours.
+    """
     raise NotImplementedError
 
 
 def held_out(name: str, fraction: float) -> bool:
-  """Whether a stable hash of the name is in this fraction of all hashes."""
+  """Whether a stable hash of the name is in this fraction of all hashes.
+
+  So a document stays on its side when others are added, and a larger fraction holds out the same
+  documents and more.
+  """
   digest = hashlib.blake2b(name.encode('utf-8', 'replace'), digest_size=8).digest()
   return int.from_bytes(digest, 'big') < fraction * 2**64
 
 
 @dataclasses.dataclass(frozen=True)
-class Stdlib(DocumentSource):
-  """The running Python's standard library, without its tests: text that is always there.
-
-  Two domains. 'code': each module's source. 'docs': the docstrings of each module
-  and of each of its top-level definitions (with the methods inside), a document
-  each. Both carry the module as their name, so that they are held out together.
-  `max_files` > 0 takes that many modules only. `split`: 'content' holds out groups of modules
-  that are near copies of each other, so that 2 % of the held-out windows of 64 characters are
-  also trained on. With 'name', as older runs split, 15 to 20 % are.
-  """
-  domains: str = 'code,docs'
-  max_files: int = 0
-  split: str = 'name'
-
-  def __post_init__(self):
-    unknown = set(self._domains()) - {'code', 'docs'}
-    if unknown or not self.domains:
-      raise ValueError(f"Stdlib(domains={self.domains!r}): choose 'code', 'docs' or 'code,docs'.")
-    if self.max_files < 0:
-      raise ValueError(f'Stdlib(max_files={self.max_files}) must be 0 (all) or more.')
-    if self.split not in ('name', 'content'):
-      raise ValueError(f"Stdlib(split={self.split!r}): choose 'content', or 'name' for the split "
-                       'of older runs.')
-
-  def __repr__(self):
-    # Caches of older runs are found by this text.
-    split = '' if self.split == 'name' else f', split={self.split!r}'
-    return f'Stdlib(domains={self.domains!r}, max_files={self.max_files}{split})'
-
-  def documents(self):
-    position = 0
-    for name, path in self._modules():
-      position += path.stat().st_size
-      text = stdlib_modules.read(path)
-      if 'code' in self._domains():
-        yield Document(text, 'code', name, position)
-      if 'docs' in self._domains():
-        for docstrings in stdlib_modules.docstrings(text):
-          yield Document(docstrings, 'docs', name, position)
-
-  def held_out(self, name, fraction):
-    if self.split == 'name':
-      return super().held_out(name, fraction)
-    return name in stdlib_modules.held_out(_stdlib_root(), self.max_files, fraction)
-
-  def size(self):
-    return _total_size(self._modules())
-
-  def fingerprint(self):
-    return _digest([sys.version] + [(name, path.stat().st_size) for name, path in self._modules()])
-
-  def _domains(self):
-    return self.domains.split(',')
-
-  def _modules(self):
-    modules = stdlib_modules.modules(_stdlib_root(), self.max_files)
-    if not modules:
-      raise ValueError(f'{_stdlib_root()} holds no .py files (a zipped or stripped Python?); '
-                       "use another source, such as TextFolder(path='...').")
-    return modules
-
-
-def _stdlib_root():
-  return pathlib.Path(sysconfig.get_paths()['stdlib'])
-
-
-@dataclasses.dataclass(frozen=True)
 class TextFolder(DocumentSource):
-  """UTF-8 text files, a document each; the first sub-folder is the domain, else 'text'."""
+  """Text files in UTF-8, a document each; the first sub-folder is the domain, else 'text'."""
   path: str = ''
   pattern: str = '**/*.txt'
 
-  def documents_from(self, start):
+  def documents_from(self, start: int) -> Iterator[Document]:
     files = self._files()
-    position = _total_size(files[:start])
+    position = total_size(files[:start])
     for name, file in files[start:]:
       position += file.stat().st_size
       try:
@@ -145,51 +97,53 @@ class TextFolder(DocumentSource):
                          '(iconv -t UTF-8), or exclude it by TextFolder(pattern=...).') from None
       yield Document(text, _folder_domain(name), name, position)
 
-  def size(self):
-    return _total_size(self._files())
+  def size(self) -> int:
+    return total_size(self._files())
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return _files_fingerprint(self._files())
 
-  def _files(self):
+  def _files(self) -> list[File]:
     root = existing_path(self.path, "TextFolder(path='...')")
     if not root.is_dir():
       raise ValueError(f'{root} is not a folder; TextFolder(path=...) takes the folder '
                        'of the files.')
-    found = _listing(root, root.glob(self.pattern))
-    if not found:
+    files = _listing(root, root.glob(self.pattern))
+    if not files:
       raise ValueError(f'{root} has no files like {self.pattern!r}; see TextFolder(pattern=...).')
-    return found
+    return files
 
 
 @dataclasses.dataclass(frozen=True)
 class Jsonl(DocumentSource):
-  """One JSON object a line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
+  """JSON objects, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
-  `field` holds the text. The domain is `domain_field` (dots reach into nested
-  objects: 'meta.pile_set_name'), else the first sub-folder, else 'text'.
+  `field` names the field with the text. The domain is in `domain_field` (dots reach into nested
+  objects: 'meta.pile_set_name'); without it, it is the first sub-folder, else 'text'.
   """
   path: str = ''
   field: str = 'text'
   domain_field: str = ''
 
-  def documents_from(self, start):
+  def documents_from(self, start: int) -> Iterator[Document]:
     before = 0
     for name, file in self._files():
       for number, (line, position) in enumerate(text_lines.lines(file), 1):
+        # Lines that were done before are decompressed and counted, but not parsed.
         if line.strip():
           start -= 1
           if start < 0:
             yield self._document(line, name, number, file, before + position)
       before += file.stat().st_size
 
-  def size(self):
-    return _total_size(self._files())
+  def size(self) -> int:
+    return total_size(self._files())
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return _files_fingerprint(self._files())
 
-  def _document(self, line, name, number, file, position):
+  def _document(self, line: bytes, name: str, number: int, file: pathlib.Path,
+                position: int) -> Document:
     where = f'{file}, line {number}'
     try:
       record = json.loads(line)
@@ -207,30 +161,31 @@ class Jsonl(DocumentSource):
       text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
     return Document(text, domain, f'{name}:{number}', position)
 
-  def _files(self):
+  def _files(self) -> list[File]:
     root = existing_path(self.path, "Jsonl(path='...')")
     if root.is_file():
       return [(root.name, root)]
     suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
-    found = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
-    if not found:
+    files = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
+    if not files:
       raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
-    return found
+    return files
 
 
 @dataclasses.dataclass(frozen=True)
 class Tfds(DocumentSource):
   """A TensorFlow Datasets corpus prepared as ArrayRecord; TensorFlow is never imported.
 
-  `name` is 'dataset', 'dataset/config' or with ':version'; an empty `data_dir` is
-  the TFDS default; `field` is the text feature. One domain: 'text'.
+  `name` is 'dataset' or 'dataset/config', either with ':version'; an empty `data_dir` is the
+  default of TFDS; `field` is the feature that holds the text. All documents are of the domain
+  'text'.
   """
   name: str = ''
   data_dir: str = ''
   split: str = 'train'
   field: str = 'text'
 
-  def documents_from(self, start):
+  def documents_from(self, start: int) -> Iterator[Document]:
     builder = self._builder()
     try:
       records = builder.as_data_source(split=self.split)
@@ -246,15 +201,15 @@ class Tfds(DocumentSource):
       text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
       yield Document(text, 'text', f'{self.split}:{index}', size * (index + 1) // len(records))
 
-  def size(self):
+  def size(self) -> int:
     try:
       return int(self._builder().info.splits[self.split].num_bytes)
     except (KeyError, ValueError):  # a part of a split: its bytes are not known
       return 0
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     info = self._builder().info
-    return _digest([info.full_name] + [(name, split.num_examples, split.num_bytes)
+    return digest_of([info.full_name] + [(name, split.num_examples, split.num_bytes)
                                        for name, split in sorted(info.splits.items())])
 
   def _builder(self):
@@ -285,7 +240,7 @@ class PackedDataset(DocumentSource):
   """
   path: str = ''
 
-  def documents(self):
+  def documents(self) -> Iterator[Document]:
     raise ValueError(f'{self!r} holds chunks, not documents; give build the original source.')
 
 
@@ -309,19 +264,20 @@ def existing_path(path: str, option: str) -> pathlib.Path:
   return root
 
 
-def _listing(root, files):
+def _listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
 
 
-def _total_size(files):
+def total_size(files: Iterable[File]) -> int:
+  """Bytes of all files together."""
   return sum(file.stat().st_size for _, file in files)
 
 
-def _folder_domain(name):
+def _folder_domain(name: str) -> str:
   return name.split('/')[0] if '/' in name else 'text'
 
 
-def _string_at(record, dotted, where, option):
+def _string_at(record: Any, dotted: str, where: str, option: str) -> str:
   value = record
   for key in dotted.split('.'):
     value = value.get(key) if isinstance(value, dict) else None
@@ -332,10 +288,11 @@ def _string_at(record, dotted, where, option):
   return value
 
 
-def _files_fingerprint(files):
+def _files_fingerprint(files: Iterable[File]) -> str:
   stats = [(name, os.stat(file)) for name, file in files]
-  return _digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+  return digest_of([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
-def _digest(items):
+def digest_of(items: Sequence[Any]) -> str:
+  """32 hexadecimal digits of a list whose `repr` is the same in every process."""
   return hashlib.sha256(repr(items).encode()).hexdigest()[:32]

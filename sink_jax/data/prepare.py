@@ -6,8 +6,8 @@ import hashlib
 import json
 import pathlib
 
-import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
-from sink_jax.data import remote
+# packages, stdlib: a source is a choice of configs once its module is imported.
+from sink_jax.data import packages, remote, stdlib  # noqa: F401
 from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check

@@ -9,11 +9,11 @@ import numpy as np
 
 from sink_jax.data import counter_rng
 from sink_jax.data.batches import Batch
-from sink_jax.data.source import Source
+from sink_jax.data.documents import Source
 
 _STREAMS = {'train': 0, 'valid': 1}
 _TASK_STREAM = 2  # draws that define the task itself
-# Tasks are for one machine, and a (V, V) table is in memory: larger values are slips of the pen.
+# Tasks are for one machine, and a (V, V) table is in memory: larger values are typing errors.
 _LARGEST = {'vocab_size': 2**12, 'length': 2**14, 'content': 2**12, 'triggers': 2**12,
             'valid_sequences': 2**20, 'sharpness': 100, 'boost': 1e9, 'seed': 2**31 - 1}
 
@@ -23,8 +23,12 @@ class SyntheticTask(Source):
   """A task: batches at random access, and named sets of targets."""
 
   abstract = True
-  vocab_size = 0
-  input_features = 0
+  # Without annotations these are no fields, which would come before those of a subclass in its
+  # `repr` and so in its config string.
+  length = 0           # T
+  valid_sequences = 0  # in the validation set
+  vocab_size = 0       # 0 where the inputs are continuous
+  input_features = 0   # 0 where the inputs are tokens
   output_features = 0
 
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
@@ -35,11 +39,12 @@ class SyntheticTask(Source):
     """(B, T) float32 weights of each named part of the targets, besides all of them."""
     return {}
 
-  def facts(self) -> dict:
+  def facts(self) -> dict[str, float]:
     """What is known about the optimum, for reports."""
     return {}
 
-  def _check(self, **at_least):
+  def _check(self, **at_least: float) -> None:
+    """Raises a ValueError where a field is below its bound here, or beyond that of `_LARGEST`."""
     for name, least in at_least.items():
       if getattr(self, name) < least:
         raise ValueError(f'{type(self).__name__}({name}={getattr(self, name)}) '
@@ -118,32 +123,35 @@ class BigramBackcopy(SyntheticTask):
                         drawn * table[:, trigger].sum(-1))
     return float(nats / targets)
 
-  def batch(self, stream, seed, indices_B):
+  def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
     sequences = self._sequences(stream, seed, indices_B)
     return Batch(sequences[:, :-1], sequences[:, 1:],
                  np.ones((len(sequences), self.length), np.float32))
 
-  def target_sets(self, batch):
+  def target_sets(self, batch: Batch) -> dict[str, np.ndarray]:
     if not self.backcopy:
       return {}
     copied = self._is_trigger(batch.tokens)  # the last token read decides
     return {'backcopy': copied.astype(np.float32), 'bigram': (~copied).astype(np.float32)}
 
-  def facts(self):
+  def facts(self) -> dict[str, float]:
     return {'bigram_entropy': self.bigram_entropy}
 
-  def _is_trigger(self, tokens):
+  def _is_trigger(self, tokens: np.ndarray) -> np.ndarray:
     return (tokens >= 1) & (tokens <= self.triggers)
 
   @functools.cached_property
-  def _steps(self):
+  def _steps(self) -> np.ndarray:
     # All rows' cumulative distributions behind one another, row u shifted by u:
     # one binary search then draws from the rows of a whole batch.
     steps = np.cumsum(self.transitions, axis=-1)
     steps /= steps[:, -1:]
     return (steps + np.arange(self.vocab_size)[:, None]).ravel()
 
-  def _sequences(self, stream, seed, indices_B):
+  def _sequences(self, stream: str, seed: int, indices_B: np.ndarray) -> np.ndarray:
+    """(B, T + 1) int32: x_0, ..., x_T of each sequence."""
+    # One uniform number for each sequence and step, whatever was drawn before it: so sequence i is
+    # the same whichever process makes it, and in whichever batch.
     draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
                                 np.arange(self.length)[None])
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
@@ -176,14 +184,14 @@ class TriggerAveraging(SyntheticTask):
     self._check(length=3, content=1, valid_sequences=1)
 
   @property
-  def input_features(self):
+  def input_features(self) -> int:
     return self.content + 3
 
   @property
-  def output_features(self):
+  def output_features(self) -> int:
     return self.content
 
-  def batch(self, stream, seed, indices_B):
+  def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
     index = np.asarray(indices_B)[:, None]
     positions, features = np.arange(self.length), np.arange(self.content)
     stream = _STREAMS[stream]
@@ -199,13 +207,14 @@ class TriggerAveraging(SyntheticTask):
     return Batch(tokens.astype(np.float32), targets.astype(np.float32),
                  np.ones(kind.shape, np.float32))
 
-  def facts(self):
+  def facts(self) -> dict[str, float]:
     earlier = np.arange(1, self.length - 1)
     return {'loss_of_zero': float(self.content * np.mean(1 / earlier))}
 
 
-def _stationary(table):
-  """The distribution that one step of the Markov chain leaves alone."""
+def _stationary(table: np.ndarray) -> np.ndarray:
+  """The distribution that one step of the Markov chain leaves as it is."""
   size = len(table)
+  # p P = p and sum(p) = 1: one equation more than unknowns, solved exactly by least squares.
   equations = np.vstack([table.T - np.eye(size), np.ones(size)])
   return np.linalg.lstsq(equations, np.eye(size + 1)[size], rcond=None)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-AnyPath = Path | epath.Path  # of a disk, or its like of an object store; see `to_path`
+AnyPath = Path | epath.Path  # on a disk, or its like in an object store; see `to_path`
 
 _REMEDY = ('write the path in full; for caches, set SINK_JAX_CACHE=/PATH, which stands in the place '
            'of ~/.cache/sink_jax')

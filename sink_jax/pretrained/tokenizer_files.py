@@ -20,7 +20,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
   is known by its content: trained again, it could be another.
 
   Args:
-    content: what `Data.summary()` of the run calls so.
+    content: what `Dataset.summary()` of the run calls so.
 
   Raises:
     ValueError: a synthetic task has none, or the cache is not here.

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from sink_jax.attention.normalizer import RowSum, Unnormalized
-from sink_jax.data.stdlib_modules import splits_by_name
+from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import files_named, is_local, to_path

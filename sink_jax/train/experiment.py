@@ -11,7 +11,7 @@ import jax
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import from_string
-from sink_jax.data.dataset import Data, DataConfig, Source
+from sink_jax.data.dataset import DataConfig, Dataset, Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
@@ -239,7 +239,7 @@ def _same(name: str, a: Any, b: Any) -> bool:
     return False
 
 
-def resolved(config: Mapping[str, Any], data: Data) -> dict[str, Any]:
+def resolved(config: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
   """The config with the sizes filled in that come from the data."""
   model = dict(config['model'])
   if data.vocab_size:

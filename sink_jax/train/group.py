@@ -39,7 +39,7 @@ class Group:
 
   names: of all slots, in order. jobs: {name: `loop.Job`} of those to be trained, at least one.
   They must share a program: the same model, optimiser but for `Rates`, shape of the batches and
-  micro-batches, and the same `Data.training_table`.
+  micro-batches, and the same `Dataset.training_table`.
   """
 
   def __init__(self, names: Sequence[str], jobs: Mapping[str, Any]):

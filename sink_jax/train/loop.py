@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from sink_jax.data.cache_check import DamagedCache
-from sink_jax.data.dataset import Data, DataConfig, open_data
+from sink_jax.data.dataset import DataConfig, Dataset, open_data
 from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.progress import Progress
@@ -84,7 +84,7 @@ class Job(NamedTuple):
   data_summary: Mapping[str, Any]
   experiment: Experiment
   model: ModelConfig
-  data: Data
+  data: Dataset
   mesh: jax.sharding.Mesh
   attention: str  # the implementation
   probe_tokens: np.ndarray
@@ -92,7 +92,7 @@ class Job(NamedTuple):
 
 
 def prepared(config: Mapping[str, Any], workdir,
-             opened: Callable[[DataConfig], Data] = open_data) -> Job:
+             opened: Callable[[DataConfig], Dataset] = open_data) -> Job:
   """What a run needs. What does not fit is found before any file is made.
 
   All processes of a job call it. opened: how the data are opened, after all other checks.

@@ -35,7 +35,7 @@ def held(job, workdir, name: str, check_files: Callable[[], Callable[[], None]])
   All processes of a job call it, with what `loop.prepared` returned.
 
   Args:
-    check_files: as `Data.check_files`.
+    check_files: as `Dataset.check_files`.
 
   Raises:
     ValueError: as `workdir.claimed` does.

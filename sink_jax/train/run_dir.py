@@ -93,7 +93,7 @@ def locked(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   All processes of a job call it, the first one acts. Yields a Claim.
 
   Args:
-    data: `Data.summary()`; what it says of the content of the data must not change.
+    data: `Dataset.summary()`; what it says of the content of the data must not change.
 
   Raises:
     ValueError: it holds a run of another config or other data (what differs is listed), or
@@ -223,7 +223,7 @@ def read_config(workdir) -> dict[str, Any]:
 
 
 def read_data_summary(workdir) -> dict[str, Any]:
-  """`Data.summary()` of a run; {} where it has none."""
+  """`Dataset.summary()` of a run; {} where it has none."""
   return _read_object(to_path(workdir) / 'data.json') or {}
 
 

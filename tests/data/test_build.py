@@ -15,8 +15,9 @@ import pytest
 from sink_jax.cli import data_build
 from sink_jax.data import prepare
 from sink_jax.data.cache import Cache
-from sink_jax.data.documents import held_out, Jsonl, PackedDataset, Stdlib, TextFolder
+from sink_jax.data.documents import Jsonl, PackedDataset, TextFolder, held_out
 from sink_jax.data.prepare import open_cache
+from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
 from sink_jax.io import build_once
 from sink_jax.io.build_once import _publish, fcntl
@@ -94,10 +95,10 @@ def test_probes_are_the_beginnings_of_validation_documents(corpus):
 
 
 def test_probe_pool_keeps_the_first_of_each_length(monkeypatch):
-  from sink_jax.data import probe_pool
-  monkeypatch.setattr(probe_pool, '_KEPT', 5)
+  from sink_jax.data import probe_prompts
+  monkeypatch.setattr(probe_prompts, '_KEPT', 5)
   lengths = np.random.default_rng(0).integers(1, 40, 400)
-  pool = probe_pool.ProbePool(30)
+  pool = probe_prompts.ProbePrompts(30)
   for i, length in enumerate(lengths):
     pool.add(np.full(length, i))
   kept = [(int(p[0]), len(p)) for p in pool._prompts]

@@ -10,7 +10,7 @@ from sink_jax.cli.data_build import main
 from sink_jax.data import cache_check
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck, DamagedCache
-from sink_jax.data.corpus import CorpusData
+from sink_jax.data.corpus import CorpusDataset
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
@@ -134,7 +134,7 @@ def test_ids_outside_the_vocabulary_name_file_row_and_id(cache, split, row, toke
   chunks = np.load(cache.folder / f'{split}.001.npy', mmap_mode='r+')
   chunks[row, 5] = token
   chunks.flush()
-  data = CorpusData(Cache(cache.folder))
+  data = CorpusDataset(Cache(cache.folder))
   rows = len(data._cache.tables[split])
   with pytest.raises(ValueError, match=rf'{split}\.001\.npy, row {row} holds the token {token}, '
                                        'outside its vocabulary of 258; delete'):
@@ -169,7 +169,7 @@ def test_remarks(corpus, tmp_path, cache):
   (tmp_path / 'one').mkdir()
   (tmp_path / 'one' / 'a.txt').write_text('letters ' * 200)
   one = _open(TextFolder(path=str(tmp_path / 'one')))
-  line, = CorpusData(one).remarks()
+  line, = CorpusDataset(one).remarks()
   assert line.startswith('text: too few documents to hold some out')
   del cache.manifest['files']
   cache.manifest['source'] = 'Stdlib()'

@@ -10,7 +10,8 @@ import pytest
 from configs import base
 from sink_jax.component import from_string
 from sink_jax.data.dataset import DataConfig, Source, open_data
-from sink_jax.data.documents import held_out, PackedDataset, Stdlib, TextFolder
+from sink_jax.data.documents import PackedDataset, TextFolder, held_out
+from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import Bytes, TrainedBpe

@@ -8,20 +8,12 @@ import numpy as np
 import pytest
 import zstandard
 
-import sink_jax.data.documents as documents_module
 import sink_jax.data.packages  # noqa: F401  one more choice
 from sink_jax.component import from_string, registry
-from sink_jax.data import near_copies
-from sink_jax.data.documents import (
-    DocumentSource,
-    Jsonl,
-    PackedDataset,
-    Stdlib,
-    TextFolder,
-    Tfds,
-    held_out,
-)
+from sink_jax.data import near_copies, stdlib
+from sink_jax.data.documents import DocumentSource, Jsonl, PackedDataset, TextFolder, Tfds, held_out
 from sink_jax.data.prepare import packed_folder
+from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import Tokenizer
 
 
@@ -86,7 +78,7 @@ def test_copies_under_other_names_are_held_out_together(tmp_path, monkeypatch):
                      for _ in range(40))
     (tmp_path / f'original_{i}.py').write_text(f'"""{text}"""')
     (tmp_path / f'copy_{i}.py').write_text(f'"""Copied.\n\n{text}"""\nvalue = {i}\n')
-  monkeypatch.setattr(documents_module.sysconfig, 'get_paths', lambda: {'stdlib': str(tmp_path)})
+  monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: {'stdlib': str(tmp_path)})
 
   def held(source):
     names = {d.name for d in source.documents() if source.held_out(d.name, 0.3)}

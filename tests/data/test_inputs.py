@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from sink_jax.data.documents import Jsonl, Stdlib, TextFolder
+from sink_jax.data.documents import Jsonl, TextFolder
 from sink_jax.data.inputs import (
   by_domain,
   long_text,
@@ -17,6 +17,7 @@ from sink_jax.data.inputs import (
   repeated_token,
   stored,
 )
+from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 

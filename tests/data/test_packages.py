@@ -4,8 +4,8 @@ import pytest
 
 from sink_jax.component import from_string
 from sink_jax.data import packages
+from sink_jax.data.documents import Source
 from sink_jax.data.packages import InstalledPackages
-from sink_jax.data.source import Source
 
 
 @pytest.fixture

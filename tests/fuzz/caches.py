@@ -52,13 +52,13 @@ def _inputs(prepared):
 
 def _run(prepared, input, folder):
   from sink_jax.data.cache_check import check
-  from sink_jax.data.corpus import CorpusData
+  from sink_jax.data.corpus import CorpusDataset
   from sink_jax.data.documents import PackedDataset
   from sink_jax.data.prepare import open_cache
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
   tokenizer = Bytes() if input.base == 'bytes' else TrainedBpe(vocab_size=270)
   cache = open_cache(PackedDataset(path=str(folder)), tokenizer, 8, False)
-  data = CorpusData(cache, (), 0, ())
+  data = CorpusDataset(cache, (), 0, ())
   data.summary()
   data.probe_tokens(2, 4)
   next(data.batches(0, 2, 0))

@@ -11,7 +11,7 @@ from sink_jax.io.files import named_in_errors
 _KEPT = 512  # prompts for each length and domain
 
 
-class ProbePool:
+class ProbePrompts:
   """Keeps, for every length up to `longest`, the first 512 documents at least that long.
 
   One pool then serves a probe of 64 tokens and one of the whole context: short
@@ -33,7 +33,7 @@ class ProbePool:
     return self._prompts[-1]
 
   @staticmethod
-  def save(path: str | os.PathLike, pools: list[ProbePool], pad_id: int) -> None:
+  def save(path: str | os.PathLike, pools: list[ProbePrompts], pad_id: int) -> None:
     """Writes the pools of all domains: tokens (n, longest), lengths (n,), domains (n,)."""
     prompts = [p for pool in pools for p in pool._prompts]
     tokens = np.full((len(prompts), max(map(len, prompts), default=0)), pad_id, np.uint32)
