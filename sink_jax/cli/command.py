@@ -13,8 +13,6 @@ from sink_jax.cli import entry
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
-_HELP = ('--help', '-help', '-h', '-?', '--helpshort', '--helpfull')
-
 
 def answer_help(name: str) -> None:
   """Prints the options of a command and ends it with exit code 0 where --help asks for them.
@@ -23,7 +21,7 @@ def answer_help(name: str) -> None:
 
   name: `__name__` of the module, which answers if it is the command that was started.
   """
-  asked = [argument for argument in sys.argv[1:] if argument in _HELP]
+  asked = [argument for argument in sys.argv[1:] if argument in entry.HELP]
   if name == entry.running and asked:
     known = flags.FLAGS
     options = known.get_help() if '--helpfull' in asked else known.module_help(name)

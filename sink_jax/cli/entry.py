@@ -1,4 +1,9 @@
-"""The one entry of every command: `python -m sink_jax COMMAND`, or `sink-jax COMMAND`."""
+"""The one entry of every command.
+
+`sink-jax COMMAND` and `python -m sink_jax COMMAND` call `main`; the older
+`python -m sink_jax.COMMAND`, which launchers and stored results name, calls `start`. All three
+have the same options, exit codes and treatment of signals.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +27,16 @@ COMMANDS = {
     'data.build': 'tokenizes and packs a corpus ahead of a run',
     'data.build_tfds': 'prepares a corpus of TensorFlow Datasets without TensorFlow',
 }
-_HELP = ('-h', '--help', '-help', '--helpshort', '--helpfull')
-running = ''  # module of the command that this process is, which alone answers --help
+HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
+# The module of the command that this process is. It stays empty where another program, such as a
+# test or a process that multiprocessing has spawned, imports the module of a command.
+running = ''
 
 
 def main() -> NoReturn:
   """Starts the command that the first argument names."""
   name = sys.argv[1] if len(sys.argv) > 1 else ''
-  if name in ('', *_HELP):
+  if name in ('', *HELP):
     width = max(map(len, COMMANDS))
     lines = [f'  {command:<{width}}  {line}' for command, line in COMMANDS.items()]
     print('usage: python -m sink_jax COMMAND [options]\n\n' + '\n'.join(lines)
@@ -39,6 +46,7 @@ def main() -> NoReturn:
     close = nearest(name, COMMANDS)
     hint = f'did you mean {close}? ' if close else ''
     sys.exit(f'error: there is no command {name!r}: {hint}It is one of {", ".join(COMMANDS)}.')
+  # The command sees its options alone, as under its older name; provenance reads sys.orig_argv.
   sys.argv = [f'{sys.argv[0]} {name}', *sys.argv[2:]]
   start(name)
 
@@ -47,5 +55,6 @@ def start(name: str) -> NoReturn:
   """Runs a command with the arguments in `sys.argv`, and ends the process with its exit code."""
   global running
   running = f'sink_jax.cli.{name.replace(".", "_")}'
-  # Whatever the module does first comes first: some take over signals before jax is imported.
+  # This module imports nothing that takes long, so that what a command's module does first happens
+  # within milliseconds: train and sweep take over signals before they import jax.
   sys.exit(importlib.import_module(running).start())
