@@ -16,6 +16,7 @@ import numpy as np
 from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
@@ -121,32 +122,31 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """The statistics over blocks, then three maps of each chosen head, per model (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, attention_panel, canvas, label, save
-
   rows = sum(1 + len(result['maps']) for result in results)
-  figure, axes = canvas(12.5, 4.0 * rows, rows, len(NAMES))
+  figure, axes = plots.canvas(12.5, 4.0 * rows, rows, len(NAMES))
   row = iter(axes)
   for result in results:
     panels, blocks = next(row), np.asarray(result['layers']) + 1
     for ax, (name, words) in zip(panels, NAMES.items()):
-      for shift, key, colour, text in ((-0.12, 'first', COLOURS[1], 'first key'),
-                                       (0.12, 'others', COLOURS[0], 'mean of the other keys')):
+      for shift, key, colour, text in ((-0.12, 'first', plots.COLOURS[1], 'first key'),
+                                       (0.12, 'others', plots.COLOURS[0],
+                                        'mean of the other keys')):
         heads_NxH = np.asarray(result[f'{name}_{key}'])
         ax.plot(blocks + shift, heads_NxH, 'o', color=colour, markersize=3.5, alpha=0.35)
         ax.plot(blocks, heads_NxH.mean(1), color=colour, linewidth=2, label=text)
       ax.axhline(0, color='#777777', linewidth=1, linestyle=':')
       ax.xaxis.get_major_locator().set_params(integer=True)
       ax.grid(alpha=0.25)
-      label(ax, words, 'block (dots: heads, line: mean)', '')
+      plots.label(ax, words, 'block (dots: heads, line: mean)', '')
     panels[0].legend(fontsize=9, frameon=False)
     panels[0].set_title(f'{result["model"] or "model"}: {NAMES["cosine"]}')
     for own in result['maps']:
       for ax, (name, words) in zip(next(row), NAMES.items()):
-        attention_panel(figure, ax, own[name], words, '')
+        plots.attention_panel(figure, ax, own[name], words, '')
         if name == 'cosine':
           ax.set_title(f'block {own["layer"] + 1}, head {own["head"] + 1} '
                        f'(importance {own["importance"]:.2f}): {words}', fontsize=10)
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -10,6 +10,7 @@ import os
 
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import comparable, same_bos, table_number
@@ -76,17 +77,16 @@ def pairs(results: list[dict]) -> list[tuple[dict | None, dict | None]]:
 
 def draw(results: list[dict], path) -> None:
   """Bars of Sink_1, base beside chat; a line across a bar is the paper's number (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
-
   couples = pairs(results)
-  figure, axes = canvas(max(5.0, 2.2 + 1.5 * len(couples)), 4.0)
+  figure, axes = plots.canvas(max(5.0, 2.2 + 1.5 * len(couples)), 4.0)
   ax = axes[0, 0]
   for i, kind in enumerate(('base', 'chat')):
-    ax.bar(0, 0, color=COLOURS[i], label=kind)
+    ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
     for x, couple in enumerate(couples):
       if (own := couple[i]) is not None:
         place = x + 0.36 * (i - 0.5)
-        ax.bar_label(ax.bar(place, own['sink_1'], 0.34, color=COLOURS[i]), fmt='%.1f', fontsize=8)
+        bar = ax.bar(place, own['sink_1'], 0.34, color=plots.COLOURS[i])
+        ax.bar_label(bar, fmt='%.1f', fontsize=8)
         if own['paper'] is not None:
           ax.plot([place - 0.17, place + 0.17], [own['paper']] * 2, color='black', linewidth=2)
   if any(result['paper'] is not None for result in results):
@@ -95,9 +95,9 @@ def draw(results: list[dict], path) -> None:
   ax.set_xticks(range(len(couples)), labels=['\n'.join(r['model'] or 'model' for r in c if r)
                                              for c in couples], fontsize=9)
   ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
-        f'{SINK_1} (% of heads)')
-  save(figure, path)
+  plots.label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
+              f'{plots.SINK_1} (% of heads)')
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -12,12 +12,12 @@ from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs as making
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import PILE
 
 _NAMES = 12  # in a legend beside one panel
-OWN_INPUTS = True  # no other tokens will do
 
 
 def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
@@ -69,29 +69,27 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Bars of Sink_1 in percent by domain, one per model, a panel per epsilon (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
-
   names = list(dict.fromkeys(name for result in results for name in result['domains']))
   epsilons = results[0]['epsilons']
-  figure, axes = canvas(min(15.0, max(5.5, 2 + 0.3 * len(names) * (1 + len(results)))),
-                        0.9 + 2.4 * len(epsilons), len(epsilons))
+  figure, axes = plots.canvas(min(15.0, max(5.5, 2 + 0.3 * len(names) * (1 + len(results)))),
+                              0.9 + 2.4 * len(epsilons), len(epsilons))
   width = 0.8 / len(results)
   for e, ax in enumerate(axes[:, 0]):
     for i, result in enumerate(results):
       places = [names.index(name) + width * (i - (len(results) - 1) / 2)
                 for name in result['domains']]
-      ax.bar(places, result['sink_1'][e], 0.92 * width, color=COLOURS[i % len(COLOURS)],
+      ax.bar(places, result['sink_1'][e], 0.92 * width, color=plots.COLOURS[i % len(plots.COLOURS)],
              label=result['model'] or 'model')
     ax.set_ylim(0, 104)
     ax.grid(alpha=0.25, axis='y')
-    label(ax, f'ε = {epsilons[e]:g}', '', f'{SINK_1} (% of heads)')
+    plots.label(ax, f'ε = {epsilons[e]:g}', '', f'{plots.SINK_1} (% of heads)')
     last = e == len(epsilons) - 1
     ax.set_xticks(range(len(names)), labels=names if last else [], fontsize=9)
     if last and len(names) > 4:
       ax.tick_params(axis='x', rotation=60)
   axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1),
                     ncols=-(-len(results) // (_NAMES * len(epsilons))))
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

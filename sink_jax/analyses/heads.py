@@ -10,6 +10,7 @@ import numpy as np
 
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 
@@ -34,11 +35,9 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """A heat map per model, blocks down and heads across, up to three in a row (PNG)."""
-  from sink_jax.evaluate.plots import SINK_1, canvas, label, save
-
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns)
+  figure, axes = plots.canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns)
   for ax, result in zip(axes.flat, results):
     values = np.asarray(result['importance'])
     image = ax.imshow(values, vmin=0, vmax=1, cmap='viridis', aspect='auto',
@@ -50,12 +49,12 @@ def draw(results: list[dict], path) -> None:
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.ax.axhline(result['epsilon'], color='white', linewidth=2)
     bar.ax.tick_params(labelsize=8)
-    label(ax, f'{result["model"] or "model"}: {SINK_1} = {result["sink_1"]:.1f} %', 'head',
-          'block')
+    plots.label(ax, f'{result["model"] or "model"}: {plots.SINK_1} = {result["sink_1"]:.1f} %',
+                'head', 'block')
   for ax in axes.flat[len(results):]:
     ax.set_axis_off()
   figure.suptitle('Importance of the first token')
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -12,6 +12,7 @@ from sink_jax.analyses import scale
 from sink_jax.analyses.lm_eval_adapter import hellaswag_accuracy
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.models.run import Run
 
 
@@ -35,18 +36,16 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Sink_1, acc and acc_norm against the number of parameters, a line per family (PNG)."""
-  from sink_jax.evaluate.plots import SINK_1, canvas, save
-
-  figure, axes = canvas(12.0, 4.0, columns=3)
+  figure, axes = plots.canvas(12.0, 4.0, columns=3)
   for ax, key, title, y in zip(
       axes[0], ('sink_1', 'acc', 'acc_norm'),
       (f'Sink, ε = {results[0]["epsilon"]:g}', 'HellaSwag', 'HellaSwag, normalised by length'),
-      (f'{SINK_1} (% of heads)', 'Acc (%)', 'Acc_Norm (%)')):
+      (f'{plots.SINK_1} (% of heads)', 'Acc (%)', 'Acc_Norm (%)')):
     scale.panel(ax, results, key, title, y)
     if key != 'sink_1':
       ax.axhline(25, color='#777777', linewidth=1, linestyle=':')  # of guessing
   axes[0, 0].legend(fontsize=9, frameon=False)
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -13,12 +13,11 @@ import numpy as np
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import KINDS, Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import comparable, same_bos, table_number
 from sink_jax.pretrained.catalog import known_model
-
-OWN_INPUTS = True  # no other tokens will do
 
 
 def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
@@ -65,28 +64,26 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Bars of Sink_1 by kind, a group per model; a line across a bar is the paper's number (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
-
-  figure, axes = canvas(max(5.0, 2.0 + 1.6 * len(results)), 4.0)
+  figure, axes = plots.canvas(max(5.0, 2.0 + 1.6 * len(results)), 4.0)
   ax = axes[0, 0]
   for i, kind in enumerate(KINDS):
     for x, result in enumerate(results):
       if kind in result['sink_1']:
         place = x + 0.26 * (i - 1)
-        bar = ax.bar(place, result['sink_1'][kind], 0.24, color=COLOURS[i])
+        bar = ax.bar(place, result['sink_1'][kind], 0.24, color=plots.COLOURS[i])
         ax.bar_label(bar, fmt='%.1f', fontsize=8)
       if kind in result['paper']:
         ax.plot([place - 0.12, place + 0.12], [result['paper'][kind]] * 2, color='black',
                 linewidth=2)
-    ax.bar(0, 0, color=COLOURS[i], label=kind)
+    ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
   if any(result['paper'] for result in results):
     ax.plot([], [], color='black', linewidth=2, label='the paper')
   ax.set_ylim(0, 108)
   ax.set_xticks(range(len(results)), labels=[r['model'] or 'model' for r in results])
   ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
-        f'{SINK_1} (% of heads)')
-  save(figure, path)
+  plots.label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
+              f'{plots.SINK_1} (% of heads)')
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

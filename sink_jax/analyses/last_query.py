@@ -15,6 +15,7 @@ from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
@@ -72,15 +73,13 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Attention of the last query to the first token against block, bars over heads (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, canvas, label, save
-
-  figure, axes = canvas(7.0, 4.0)
+  figure, axes = plots.canvas(7.0, 4.0)
   ax = axes[0, 0]
   for i, result in enumerate(results):
     # Side by side where there are several models.
     blocks = np.asarray(result['layers']) + 1 + 0.15 * (i - (len(results) - 1) / 2)
-    ax.errorbar(blocks, result['mean'], result['deviation'], color=COLOURS[i % len(COLOURS)],
-                fmt='o', markersize=5, capsize=3, linewidth=1.5,
+    ax.errorbar(blocks, result['mean'], result['deviation'], fmt='o',
+                color=plots.COLOURS[i % len(plots.COLOURS)], markersize=5, capsize=3, linewidth=1.5,
                 label=f'{result["model"] or "model"}, T = {result["length"]}, '
                       f'{result["sequences"]} sequences')
   reach = [mean + sign * deviation for result in results for sign in (-1, 1)
@@ -89,9 +88,9 @@ def draw(results: list[dict], path) -> None:
   ax.xaxis.get_major_locator().set_params(integer=True)
   ax.grid(alpha=0.25)
   ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  label(ax, 'Last query: mean and standard deviation over heads', 'block',
-        'attention on the first token')
-  save(figure, path)
+  plots.label(ax, 'Last query: mean and standard deviation over heads', 'block',
+              'attention on the first token')
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

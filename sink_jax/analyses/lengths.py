@@ -13,6 +13,7 @@ import numpy as np
 from sink_jax.analyses.loaded_models import LoadedModel, check_length, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 
@@ -63,25 +64,23 @@ def _importance(run, tokens, count, options):
 
 def draw(results: list[dict], path) -> None:
   """Sink_1 in percent against T, a line per epsilon and a panel per model (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
-
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns)
+  figure, axes = plots.canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns)
   for ax in axes.flat[len(results):]:
     ax.set_axis_off()
   for ax, result in zip(axes.flat, results):
     for i, (epsilon, rates) in enumerate(zip(result['epsilons'], result['sink'])):
       ax.plot(result['lengths'], [own[0] for own in rates], 'o-', linewidth=2, markersize=5,
-              color=COLOURS[i % len(COLOURS)], label=f'ε = {epsilon:g}')
+              color=plots.COLOURS[i % len(plots.COLOURS)], label=f'ε = {epsilon:g}')
     ax.set_xscale('log', base=2)
     ax.set_xticks(result['lengths'], labels=map(str, result['lengths']))
     ax.minorticks_off()
     ax.set_ylim(-4, 104)
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False)
-    label(ax, result['model'] or 'model', 'T (tokens)', f'{SINK_1} (% of heads)')
-  save(figure, path)
+    plots.label(ax, result['model'] or 'model', 'T (tokens)', f'{plots.SINK_1} (% of heads)')
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

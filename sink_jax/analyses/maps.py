@@ -8,6 +8,7 @@ from sink_jax.analyses.angles import chosen_heads
 from sink_jax.analyses.blocks import check_choice
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.models.run import Run
 
@@ -48,24 +49,22 @@ def draw(results: list[dict], path) -> None:
 
   Each model begins a new row, and so do raw maps.
   """
-  from sink_jax.evaluate.plots import attention_panel, canvas, save
-
   columns = min(_COLUMNS, max(len(result['heads']) for result in results))
   rows = [(result, key, result['heads'][i:i + columns]) for result in results
           for key in ('map', 'raw_map') if key in result['heads'][0]
           for i in range(0, len(result['heads']), columns)]
-  figure, axes = canvas(1.0 + 3.9 * columns, 4.1 * len(rows), len(rows), columns)
+  figure, axes = plots.canvas(1.0 + 3.9 * columns, 4.1 * len(rows), len(rows), columns)
   for line, (result, key, heads) in zip(axes, rows):
     proxy = 'raw_map' in result['heads'][0]
     kind = 'raw weights' if key == 'raw_map' else 'rows made to sum to 1' if proxy else 'attention'
     for ax, own in zip(line, heads):
-      attention_panel(figure, ax, own[key],
-                      f'{result["model"] or "model"}: block {own["layer"] + 1}, '
-                      f'head {own["head"] + 1}\nimportance of the first token '
-                      f'{own["importance"]:.2f}', kind)
+      plots.attention_panel(figure, ax, own[key],
+                            f'{result["model"] or "model"}: block {own["layer"] + 1}, '
+                            f'head {own["head"] + 1}\nimportance of the first token '
+                            f'{own["importance"]:.2f}', kind)
     for ax in line[len(heads):]:
       ax.set_axis_off()
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

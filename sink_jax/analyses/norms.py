@@ -11,6 +11,7 @@ import numpy as np
 
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.models.run import Run
 
@@ -54,16 +55,15 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """l2 norm against block, first token and mean of the others; a row of panels per model (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, canvas, label, save
-
-  figure, axes = canvas(11.5, 0.4 + 3.4 * len(results), len(results), len(KINDS))
+  figure, axes = plots.canvas(11.5, 0.4 + 3.4 * len(results), len(results), len(KINDS))
   for row, result in zip(axes, results):
     for ax, (kind, name) in zip(row, KINDS.items()):
       own, blocks, (farthest, block) = (result[kind], _blocks(result, kind),
                                         _farthest(result, kind))
       size = 5 if len(blocks) < 40 else 3
-      ax.plot(blocks, own['first'], 'o-', color=COLOURS[1], markersize=size, label='first token')
-      ax.plot(blocks, own['others'], 's-', color=COLOURS[0], markersize=size,
+      ax.plot(blocks, own['first'], 'o-', color=plots.COLOURS[1], markersize=size,
+              label='first token')
+      ax.plot(blocks, own['others'], 's-', color=plots.COLOURS[0], markersize=size,
               label='mean of the others')
       if max(own['first']) > 10 * max(own['others']):
         ax.set_yscale('log')
@@ -72,10 +72,10 @@ def draw(results: list[dict], path) -> None:
       ax.xaxis.get_major_locator().set_params(integer=True)
       ax.grid(alpha=0.25)
       ax.legend(fontsize=9, frameon=False)
-      label(ax, f'{name}: first / others {own["ratio"][farthest]:.3g} at block {block}',
-            'block (0: the embedding)' if kind == 'hidden' else 'block', r'$\ell_2$ norm')
+      plots.label(ax, f'{name}: first / others {own["ratio"][farthest]:.3g} at block {block}',
+                  'block (0: the embedding)' if kind == 'hidden' else 'block', r'$\ell_2$ norm')
     row[0].set_title(f'{result["model"] or "model"}\n{row[0].get_title()}')
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -15,6 +15,7 @@ import numpy as np
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Learned
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.run import Run
@@ -98,39 +99,37 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Sink_1 and Sink_t in percent against t, a panel per model (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, SINK_1, canvas, label, save
-
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns)
+  figure, axes = plots.canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns)
   for ax in axes.flat[len(results):]:
     ax.set_axis_off()
   for ax, result in zip(axes.flat, results):
     untouched = next(row for row in result['rows'] if row['change'] == 'no')['sink_1']
     ax.axhline(untouched, color='#555555', linestyle=':', linewidth=1.5,
-               label=f'{SINK_1}, untouched')
+               label=f'{plots.SINK_1}, untouched')
     for i, change in enumerate(('replaced', 'swapped')):
       rows = [row for row in result['rows'] if row['change'] == change]
       t = np.array([row['position'] for row in rows])
       shown = t + 0.5 * (i - 0.5)  # side by side, where rates are equal
-      for key, name, style in (('sink_1', SINK_1, 'o-'),
+      for key, name, style in (('sink_1', plots.SINK_1, 'o-'),
                                ('sink_t', r'$\mathrm{Sink}_t^{\epsilon}$', 's--')):
-        ax.plot(shown, [row[key] for row in rows], style, color=COLOURS[i], linewidth=2,
+        ax.plot(shown, [row[key] for row in rows], style, color=plots.COLOURS[i], linewidth=2,
                 markersize=6, label=f'{name}, $p_1$ {change}',
-                markerfacecolor=COLOURS[i] if key == 'sink_1' else 'white')
+                markerfacecolor=plots.COLOURS[i] if key == 'sink_1' else 'white')
       published = [(x, row['paper'][key]) for x, row in zip(shown, rows) for key in
                    ('sink_1', 'sink_t') if row.get('paper', {}).get(key) is not None]
       if published:
-        ax.plot(*zip(*published), 'x', color=COLOURS[i], markersize=9, markeredgewidth=2,
+        ax.plot(*zip(*published), 'x', color=plots.COLOURS[i], markersize=9, markeredgewidth=2,
                 label=f'the paper, $p_1$ {change}')
     ax.set_ylim(-4, 104)
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False)
     inputs = result['inputs']
-    label(ax, f'{result["model"] or "model"}: {inputs["kind"]}, T = {inputs["length"]}, '
-          f'ε = {result["epsilon"]:g}', 'position t', '% of heads')
+    plots.label(ax, f'{result["model"] or "model"}: {inputs["kind"]}, T = {inputs["length"]}, '
+                f'ε = {result["epsilon"]:g}', 'position t', '% of heads')
     ax.set_xticks(t)
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -19,6 +19,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Alibi, Nope, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.inputs import Inputs, repeated_token
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.sinks import EPSILON, importance
 from sink_jax.models.config import ModelConfig
@@ -127,15 +128,13 @@ def check_all(length: int = 64, epsilon: float = EPSILON) -> list[dict]:
 
 def draw(results: list[dict], path) -> None:
   """Weights of the last query against key position, measured and closed, a panel each (PNG)."""
-  from sink_jax.evaluate.plots import COLOURS, canvas, label, save
-
   columns = min(3, len(results))
   rows = math.ceil(len(results) / columns)
-  figure, axes = canvas(0.8 + 4.4 * columns, 0.4 + 4.0 * rows, rows, columns)
+  figure, axes = plots.canvas(0.8 + 4.4 * columns, 0.4 + 4.0 * rows, rows, columns)
   for ax, result in zip(axes.flat, results):
     keys = np.arange(1, result['length'] + 1)
     closed = 'closed form' if result['form'] == 'exact' else 'upper bound'
-    for colour, own in zip(COLOURS, result['heads']):
+    for colour, own in zip(plots.COLOURS, result['heads']):
       name = f'block {own["layer"] + 1}, head {own["head"] + 1}'
       ax.plot(keys, own['row'], 'o', color=colour, markersize=5, markerfacecolor='none',
               label=f'{name}: measured')
@@ -149,14 +148,14 @@ def draw(results: list[dict], path) -> None:
     ax.grid(alpha=0.25)
     ax.legend(fontsize=8.5, frameon=False, loc='upper left')
     holds = 'holds' if result['holds'] else 'does not hold'
-    label(ax, f'{result["model"] or "model"}: {result["position"]}\n{closed} of Proposition '
-          f'{result["proposition"]} {holds}, ' r'$\alpha_1$'
-          f' up to {np.max(result["closed_alpha"]):.3f}',
-          'key', 'weight of the last query')
+    plots.label(ax, f'{result["model"] or "model"}: {result["position"]}\n{closed} of Proposition '
+                f'{result["proposition"]} {holds}, ' r'$\alpha_1$'
+                f' up to {np.max(result["closed_alpha"]):.3f}',
+                'key', 'weight of the last query')
     ax.title.set_fontsize(10)
   for ax in axes.flat[len(results):]:
     ax.remove()
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

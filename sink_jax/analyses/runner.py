@@ -1,17 +1,20 @@
-"""One analysis of some models, one model at a time."""
+"""Carries out an analysis of models, one model at a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sink_jax.analyses import loaded_models
+from sink_jax.analyses.interface import PictureFile, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
@@ -21,26 +24,37 @@ from sink_jax.models.precision import matmul_precision
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
 
-_FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)  # such as no memory
+# A JaxRuntimeError is how a device says that its memory is full.
+_FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)
 _MESSAGE = 500  # characters
 
 
+class Failure(TypedDict):
+  """A model that could not be measured, as NAME.json lists it."""
+
+  model: str
+  error: str
+
+
 def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], LoadedModel]]],
-                options: Options, write: Callable[[list, list], None] = lambda results, failed: None
-                ) -> tuple[list[dict], list[dict]]:
-  """What the analysis finds in each model, ready for JSON; what fails in one spares the others.
+                options: Options, write: Callable[[list[Result], list[Failure]], None] | None = None
+                ) -> tuple[list[Result], list[Failure]]:
+  """Measures models one after the other; a model that fails does not stop the rest.
 
   Args:
-    models: names, and what loads them; each is loaded when its turn comes, and none is kept.
-    write: called after every model with all that there is so far.
+    analysis: what is measured.
+    models: a name and a function that loads the model. A model is loaded when its turn comes, and
+      is freed before the next one.
+    options: the same for all models.
+    write: is called after every model with all results and failures so far.
 
   Returns:
-    The results of the models that succeeded, and {'model', 'error'} of those that did not.
+    The results of the models that succeeded, and the failures of those that did not.
 
   Raises:
     ValueError, CheckpointError, OSError, JaxRuntimeError: from a model that is the only one.
   """
-  results, failed = [], []
+  results, failures = [], []
   for number, (name, load) in enumerate(models, 1):
     options.say(f'[{number}/{len(models)}] {name}')
     try:
@@ -50,99 +64,108 @@ def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Loa
         raise
       message = ' '.join(str(error).split())[:_MESSAGE]
       options.say(f'{name} failed: {message}')
-      failed.append({'model': _without_path(name), 'error': message})
-    write(results, failed)
-  return results, failed
+      failures.append({'model': _without_path(name), 'error': message})
+    if write is not None:
+      write(results, failures)
+  return results, failures
 
 
-def measure(analysis: Analysis, subject: LoadedModel, options: Options,
-            given: Inputs | None = None) -> dict:
-  """What the analysis finds in one model, with its 'checkpoint' and the 'options' that it read.
-
-  And 'matmul_precision', that of its matrix products: 'highest' where activations are float32.
+def measure(analysis: Analysis, model: LoadedModel, options: Options,
+            inputs: Inputs | None = None) -> Result:
+  """Measures one model.
 
   Args:
-    given: inputs in place of those that the options ask for.
+    analysis: what is measured.
+    model: the model, and the tokenizer that makes its inputs.
+    options: what a person chose.
+    inputs: stand in for those that the options ask for.
+
+  Returns:
+    The result of the module, with three keys more: 'checkpoint', which model it is; 'options',
+    those that were read; and 'matmul_precision', that of matrix products ('highest' where
+    activations are float32).
 
   Raises:
     ValueError: the options or the inputs do not fit the model; names the option. A number of
       the result is not finite; names the number, and a parameter or the remedy.
   """
-  module, name = analysis.module(), subject.run.name or 'model'
-  make = getattr(module, 'make_inputs', loaded_models.make_inputs)
-  inputs = make(subject, options) if given is None else given
+  run, name = model.run, model.run.name or 'model'
+  takes = {*analysis.takes(tokens=inputs is not None), *model.loaded_by}
+  inputs = analysis.make_inputs(model, options) if inputs is None else inputs
   options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
-  told = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
-  takes = {*analysis.takes(tokens=given is not None), *subject.loaded_by}
-  found = module.measure(subject.run, inputs, told)
-  if place := find_not_finite(found):
-    raise not_finite(subject.run, f'{name}: {".".join(map(str, place))}', options.dtype)
-  dtype = options.dtype if 'dtype' in takes else subject.run.config.dtype
-  return found | {'checkpoint': checkpoint(subject.run), 'options': _plain(told, takes),
-                  'matmul_precision': matmul_precision('float32' if analysis.float32 else dtype)}
+  # The record names the batch size that was used, not that it was left to the program.
+  options = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
+  result = analysis.module.measure(run, inputs, options)
+  if keys := find_not_finite(result):
+    raise not_finite(run, f'{name}: {".".join(map(str, keys))}', options.dtype)
+  dtype = options.dtype if 'dtype' in takes else run.config.dtype
+  return result | {'checkpoint': checkpoint(run), 'options': _plain(options, takes),
+                   'matmul_precision': matmul_precision('float32' if analysis.float32 else dtype)}
 
 
-def checkpoint(run: Run) -> dict:
-  """Which model a result is of: folder (its own name alone), step, dtype, number of parameters.
+def checkpoint(run: Run) -> dict[str, str | int | None]:
+  """Identifies the model of a result: folder, step, dtype and number of parameters.
 
-  A snapshot of the hub has the folder of its repository, and its revision.
+  The folder is its last part alone, since results are published and paths of a machine are not.
+  A snapshot of the Hugging Face hub has the folder of its repository, and its revision.
   """
-  found = {'folder': None, 'step': run.step, 'dtype': run.config.dtype,
+  identity: dict[str, str | int | None] = {'folder': None, 'step': run.step, 'dtype': run.config.dtype,
            'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
   if run.folder is not None:
     folder = Path(run.folder).absolute()
-    found['folder'] = folder.name
+    identity['folder'] = folder.name
     if re.fullmatch('[0-9a-f]{40}', folder.name):
-      found |= {'folder': folder.parents[1].name if folder.parent.name == 'snapshots'
-                else folder.name, 'revision': folder.name}
-  return found
+      identity |= {'folder': folder.parents[1].name if folder.parent.name == 'snapshots'
+                   else folder.name, 'revision': folder.name}
+  return identity
 
 
-def analyse(name: str, run: Run, tokens=None, *, plot=None, **options) -> dict:
-  """One analysis of one model, such as `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
+def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
+            plot: PictureFile | None = None, **options: Any) -> Result:
+  """Carries out one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
   Args:
-    name: of `python -m sink_jax.analyses --list`.
-    tokens: (S, T) to look at; by default the inputs that the options ask for.
-    plot: a path to draw to (PNG).
+    name: one that `python -m sink_jax analyses --list` prints.
+    run: the model.
+    tokens: (S, T), integers; by default the inputs that the options ask for.
+    plot: the file to draw to (PNG).
     options: fields of `sink_jax.analyses.options.Options`.
 
   Returns:
-    What the analysis found, ready for JSON; its module says what is in it.
+    What was measured, ready for JSON; the `measure` of the analysis's module lists the keys.
 
   Raises:
     ValueError: the name, an option, the tokens or the model do not fit; names the remedy.
     TypeError: there is no such option; names the nearest.
   """
   analysis = find(name)
-  options = analysis.options(analysis.takes(tokens=tokens is not None), **options)
-  subject, given = LoadedModel.of_run(run), None
+  chosen = analysis.options(analysis.takes(tokens=tokens is not None), **options)
+  model, inputs = LoadedModel.of_run(run), None
   if tokens is not None:
-    if getattr(analysis.module(), 'OWN_INPUTS', False):
+    if analysis.compares_inputs:
       raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
                        'inputs=, source=, sequences= and length=.')
-    given = _given(subject, tokens, getattr(analysis.module(), 'ANY_LENGTH', False))
-    sequences, length = given.tokens.shape
-    options = dataclasses.replace(options, sequences=sequences, length=length)
-  result = measure(analysis, subject, options, given)
+    inputs = _inputs_of(model, np.asarray(tokens), analysis.any_length)
+    sequences, length = inputs.tokens.shape
+    chosen = dataclasses.replace(chosen, sequences=sequences, length=length)
+  result = measure(analysis, model, chosen, inputs)
   if plot is not None:
-    analysis.module().draw([result], plot)
+    analysis.module.draw([result], plot)
   return result
 
 
 def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
             options: Options) -> list[tuple[str, Callable[[], LoadedModel]]]:
-  """Names of published models and of runs of ours, and what loads each."""
-  companions = getattr(analysis.module(), 'companions', list)
+  """Pairs the names of published models and of runs with the functions that load them."""
   published = lambda name: lambda: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
   trained = lambda name: lambda: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
-  return [*((name, published(name)) for name in companions(checkpoints)),
+  return [*((name, published(name)) for name in analysis.companions(checkpoints)),
           *((name, trained(name)) for name in workdirs)]
 
 
-def _given(subject, tokens, any_length):
-  """Tokens of a caller as inputs of a model; a ValueError where they do not fit it."""
-  run, tokens = subject.run, np.asarray(tokens)
+def _inputs_of(model: LoadedModel, tokens: np.ndarray, any_length: bool) -> Inputs:
+  """Makes inputs of a caller's tokens; raises a ValueError where they do not fit the model."""
+  run = model.run
   if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
     raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
                      f'{tokens.shape}.')
@@ -156,20 +179,21 @@ def _given(subject, tokens, any_length):
     loaded_models.check_length(run, tokens.shape[1])
   made = stored(tokens, size, 'tokens of the caller')
   bos = made.description['bos'] | {'protocol': 'as given'}
-  return dataclasses.replace(made, tokenizer=subject.tokenizer,
+  return dataclasses.replace(made, tokenizer=model.tokenizer,
                              description=made.description | {'kind': 'given', 'bos': bos})
 
 
-def _plain(options, names):
-  """Options of these names for JSON: lists for tuples, files by their own names."""
-  found = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
-           if field.name in names}
-  found |= {name: _without_path(found[name]) for name in ('source', 'hellaswag') if name in found}
+def _plain(options: Options, names: Collection[str]) -> dict[str, Any]:
+  """The options of these names for JSON: tuples as lists, files without their folders."""
+  values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
+            if field.name in names}
+  values |= {name: _without_path(values[name]) for name in ('source', 'hellaswag')
+             if name in values}
   return {name: list(value) if isinstance(value, tuple) else value
-          for name, value in found.items()}
+          for name, value in values.items()}
 
 
-def _without_path(name):
-  """A name as it is, and of a path on this machine its last part."""
+def _without_path(name: str) -> str:
+  """A name as it is; of an absolute path its last part."""
   path = os.path.expanduser(name)
   return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else name

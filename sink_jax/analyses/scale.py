@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -34,30 +35,26 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def panel(ax, results: list[dict], key: str, title: str, y: str) -> None:
   """One number in percent against the number of parameters, a line per family."""
-  from sink_jax.evaluate.plots import COLOURS, label
-
   families = list(dict.fromkeys(result['family'] for result in results))
   for i, family in enumerate(families):
     points = sorted((r['parameters'], r[key]) for r in results if r['family'] == family)
     # No line between models that have nothing to do with each other.
-    style = 'os^Dv<>'[(i + i // len(COLOURS)) % 7] + ('' if family == 'other' else '-')
-    ax.plot(*zip(*points), style, color=COLOURS[i % len(COLOURS)], linewidth=2, markersize=6,
-            label=family)
+    style = 'os^Dv<>'[(i + i // len(plots.COLOURS)) % 7] + ('' if family == 'other' else '-')
+    ax.plot(*zip(*points), style, color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
+            markersize=6, label=family)
   ax.set_xscale('log')
   ax.set_ylim(-4, 104)
   ax.grid(alpha=0.25)
-  label(ax, title, 'parameters', y)
+  plots.label(ax, title, 'parameters', y)
 
 
 def draw(results: list[dict], path) -> None:
   """Sink_1 in percent against the number of parameters, a line per family (PNG)."""
-  from sink_jax.evaluate.plots import SINK_1, canvas, save
-
-  figure, axes = canvas(6.0, 4.2)
+  figure, axes = plots.canvas(6.0, 4.2)
   panel(axes[0, 0], results, 'sink_1', f'ε = {results[0]["epsilon"]:g}, '
-        f'T = {results[0]["inputs"]["length"]}', f'{SINK_1} (% of heads)')
+        f'T = {results[0]["inputs"]["length"]}', f'{plots.SINK_1} (% of heads)')
   axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  save(figure, path)
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

@@ -10,18 +10,19 @@ import math
 import time
 
 import numpy as np
+from matplotlib.ticker import ScalarFormatter
 
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.decode import check_policy, state_bytes
 from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.models.run import Run
 
-ANY_LENGTH = True  # a cache may count positions of its own
 _POINTS = 64  # of a curve
 
 
@@ -88,18 +89,14 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
 
 def draw(results: list[dict], path) -> None:
   """Running perplexity against tokens read, a line per cache and a panel per model (PNG)."""
-  from matplotlib.ticker import ScalarFormatter
-
-  from sink_jax.evaluate.plots import COLOURS, canvas, label, save
-
-  figure, axes = canvas(1.4 + 4.6 * len(results), 3.9, columns=len(results))
+  figure, axes = plots.canvas(1.4 + 4.6 * len(results), 3.9, columns=len(results))
   names = list(dict.fromkeys(name for result in results for name in result['caches']))
   for ax, result in zip(axes[0], results):
     for name, cache in result['caches'].items():
       points = [(t, y) for t, y in zip(cache['tokens'], cache['running']) if y is not None]
       if points:
         number = names.index(name)  # the first line may lie below the second
-        ax.plot(*zip(*points), linewidth=2 if number else 4.5, color=COLOURS[number],
+        ax.plot(*zip(*points), linewidth=2 if number else 4.5, color=plots.COLOURS[number],
                 label=name, linestyle='--' if name == 'all tokens' else '-')
     ax.axvline(result['cache_size'], color='#555555', linewidth=1.2, linestyle=':')
     ax.set_yscale('log')
@@ -107,8 +104,8 @@ def draw(results: list[dict], path) -> None:
       axis(ScalarFormatter())
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False, title='cache', title_fontsize=9)
-    label(ax, result['model'] or 'model', 'tokens read', 'perplexity so far')
-  save(figure, path)
+    plots.label(ax, result['model'] or 'model', 'tokens read', 'perplexity so far')
+  plots.save(figure, path)
 
 
 def rows(results: list[dict]) -> list[list[str]]:

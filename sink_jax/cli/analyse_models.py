@@ -35,8 +35,8 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
     CheckpointError: no usable checkpoint in a workdir, where that is the only model.
   """
   analysis = registry.find(name)
-  module = analysis.module()
-  check_all = getattr(module, 'check_all', None)
+  module = analysis.module
+  check_all = analysis.check_all
   if not (checkpoints or workdirs or check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs of ours.')
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))

@@ -6,8 +6,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 import sink_jax
 from sink_jax.io.files import read_text_limited
@@ -47,10 +46,19 @@ class Failed:
   error: str
 
 
-class Analysis(Protocol):
-  """What this room needs of an analysis: the module that draws its results."""
+class AnalysisModule(Protocol):
+  """The module of an analysis, as far as this room needs it."""
 
-  def module(self) -> ModuleType: ...
+  def draw(self, results: list[dict[str, Any]], path: IO[bytes]) -> None: ...
+
+  def rows(self, results: list[dict[str, Any]]) -> list[list[str]]: ...
+
+
+class Analysis(Protocol):
+  """An analysis of `sink_jax.analyses.registry`, a room above this one."""
+
+  @property
+  def module(self) -> AnalysisModule: ...
 
 
 @dataclasses.dataclass(frozen=True)

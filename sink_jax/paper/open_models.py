@@ -85,7 +85,7 @@ def figure_of(figure: dict, analysed: Analysed) -> tuple[dict | None, bytes, str
   shown, beside = _together(figure, analysed)
   if not shown:
     return None, b'', '; '.join([needs_models(figure), *beside])
-  module, raw = analysed.analyses[figure['analysis']].module(), io.BytesIO()
+  module, raw = analysed.analyses[figure['analysis']].module, io.BytesIO()
   drawn = [_named(figure, result) for result in shown]
   try:
     module.draw(drawn, raw)

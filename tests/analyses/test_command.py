@@ -58,7 +58,7 @@ def workdir(folder, **changes):
 
 def test_every_analysis_is_a_module():
   for name, analysis in registry.ANALYSES.items():
-    module = analysis.module()
+    module = analysis.module
     assert module.measure.__doc__ and module.draw.__doc__ and module.__doc__, name
     assert analysis.figure and analysis.line and name in registry.as_text()
     assert analysis.options().epsilons  # its own defaults are options

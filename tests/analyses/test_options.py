@@ -7,7 +7,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import hellaswag, registry, runner
-from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
+from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.text_tokenizer import TextTokenizer
@@ -47,7 +47,7 @@ def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monke
     (tmp_path / domain).mkdir()
     (tmp_path / domain / 'a.txt').write_text(f'text of the domain {domain} ' * 9)
   analysis = registry.find(name)
-  module = analysis.module()
+  module = analysis.module
   replace = dataclasses.replace
   monkeypatch.setattr(dataclasses, 'replace', lambda x, **changes: Watched.of(
       x.__dict__['seen'], {**x.__dict__, **changes}, changes) if isinstance(x, Watched)
@@ -60,8 +60,7 @@ def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monke
   for kind in ('natural', 'random', 'repeat') if 'inputs' in analysis.inputs else ('natural',):
     own = vars(Options(inputs=kind, sequences=2, length=8, lengths=(4, 8), source=str(tmp_path),
                        cache_size=6, sinks=2, batch_size=2))
-    make = getattr(module, 'make_inputs', make_inputs)
-    inputs = make(LoadedModel(run, subject.tokenizer), Watched.of(made, own))
+    inputs = analysis.make_inputs(LoadedModel(run, subject.tokenizer), Watched.of(made, own))
   module.measure(run, inputs, Watched.of(read, own))
   made, read = made - {'say'}, read - {'say'}
   assert made == set(analysis.inputs) and read == set(analysis.reads)

@@ -83,7 +83,8 @@ def test_rates_are_those_of_the_edited_maps():
       if row['change'] == 'swapped':
         table[row['position'] - 1] = first
     edited = dataclasses.replace(run, params=run.params | {'positions': table})
-    maps = np.asarray(edited.record(inputs.tokens, record).layers.maps_BxHxTxT, float)
+    layers = edited.record(inputs.tokens, sj.RecordOptions(maps=True)).layers
+    maps = np.asarray(layers.maps_BxHxTxT, float)
     alpha = maps.sum(-2) / np.arange(9, 0, -1)
     rate = 100 * (alpha > 0.2).mean((0, 1, 2))
     assert row['sink_1'] == pytest.approx(rate[0], abs=1e-4)
