@@ -152,7 +152,6 @@ def test_a_page_that_cannot_be_written_leaves_the_older_one_and_ends_nothing(
     monkeypatch, tmp_path, capsys):
   run = Scripted(monkeypatch, tmp_path, correctness=(WRITE + 'write("ok")', 1))
   (tmp_path / 'report.md').write_text('older')
-  write_atomically = check.write_atomically
 
   def full(path, text):
     path.with_name('.report.md.partial').write_text(text[:9])
