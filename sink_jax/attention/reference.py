@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
-from sink_jax.attention.spec import AttentionSpec, Dims, extra_key_logit, repeat_heads, transform_qk
+from sink_jax.attention.spec import (
+    AttentionSpec, Dims, TransformedQK, extra_key_logit, repeat_heads, transform_qk)
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
 PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
@@ -84,16 +85,11 @@ def safe_power(f, power):
   return jnp.maximum(f, 1e-30) ** power
 
 
-def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
-  """Attention output (B, T, H, Dh) by the definition; materialises T x T."""
-  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  tokens = jnp.arange(q.shape[1])
-  return attend_transformed(spec, q, k, v_BxTxHkvxDh, params, tokens, tokens)
+def attend(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, i_L, j_T):
+  """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T.
 
-
-def attend_transformed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
-                       i_L, j_T):
-  """Output (B, L, H, Dh) of prepared queries at positions i_L and prepared keys at j_T."""
+  Materialises L x T scores.
+  """
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   heads, head_dim = q_BxLxHxDh.shape[2:]
   v = repeat_heads(v_BxTxHkvxDh, heads)
@@ -108,10 +104,10 @@ def attend_transformed(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvx
   return out.astype(q_BxLxHxDh.dtype)
 
 
-def last_row(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
-  """Normalised (proxy) scores (B, H, T) of the last of the prepared queries."""
-  tokens = jnp.arange(q_BxTxHxDh.shape[1])
-  a = rows(spec, q_BxTxHxDh[:, -1:], k_BxTxHkvxDh, params, tokens[-1:], tokens)
+def last_row(spec: AttentionSpec, qk: TransformedQK, params):
+  """Normalised (proxy) scores (B, H, T) of the last of the queries."""
+  tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
+  a = rows(spec, qk.q_BxTxHxDh[:, -1:], qk.k_BxTxHkvxDh, params, tokens[-1:], tokens)
   return a.proxy_BxHxLxT[:, :, 0]
 
 
@@ -123,7 +119,11 @@ def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
     proxy: return the row-normalised proxy scores instead (the same for softmax).
   """
   params = params or {}
-  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  tokens = jnp.arange(q.shape[1])
-  a = rows(spec, q, k, params, tokens, tokens)
+  a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
   return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT
+
+
+def maps(spec: AttentionSpec, qk: TransformedQK, params) -> Rows:
+  """All rows of tokens 0..T-1, with L = T."""
+  tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
+  return rows(spec, *qk, params, tokens, tokens)

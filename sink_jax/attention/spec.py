@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -96,16 +98,41 @@ class AttentionSpec:
     return {name: repr(getattr(self, name)) for name in COMPONENTS}
 
 
-def transform_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
+class TransformedQK(NamedTuple):
   """Queries and keys of tokens 0..T-1 as the scores see them: normalised, rotated, mapped.
 
-  Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
+  Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads. The two are made
+  once and handed to whatever needs scores of them: an implementation of attention, its
+  importance, its maps.
   """
+
+  q_BxTxHxDh: jax.Array
+  k_BxTxHkvxDh: jax.Array
+
+
+def transform_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params) -> TransformedQK:
+  """The transformed queries and keys of projected ones.
+
+  Raises:
+    ValueError: shapes that do not fit together, parameters that are not those of the spec.
+  """
+  return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
+
+
+def normalize_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
+  """The first step of `transform_qk`, before positions come in: what a cache keeps of a key."""
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
   check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
-  own, tokens = params.get('qk_norm', {}), np.arange(q_BxTxHxDh.shape[1])
-  return (apply_position_and_features(spec, spec.qk_norm.queries(q_BxTxHxDh, own), tokens, params),
-          apply_position_and_features(spec, spec.qk_norm.keys(k_BxTxHkvxDh, own), tokens, params))
+  norm_params = params.get('qk_norm', {})
+  return (spec.qk_norm.queries(q_BxTxHxDh, norm_params),
+          spec.qk_norm.keys(k_BxTxHkvxDh, norm_params))
+
+
+def position_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params) -> TransformedQK:
+  """The second step of `transform_qk`, of normalised queries and keys."""
+  tokens = np.arange(q_BxTxHxDh.shape[1])
+  return TransformedQK(apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
+                       apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params))
 
 
 def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh, positions_T, params):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
-from sink_jax.attention.spec import AttentionSpec, transform_qk, transposed
+from sink_jax.attention.spec import AttentionSpec, TransformedQK, transform_qk, transposed
 from sink_jax.kernels import flash
 from sink_jax.kernels.implementations import ALL
 
@@ -57,15 +57,22 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
-  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  out = attend_transformed(spec, qk, v_BxTxHkvxDh, params, implementation=implementation)
+  return out.astype(q_BxTxHxDh.dtype)
+
+
+def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh, params, *,
+                       implementation: str | None = None) -> jax.Array:
+  """`attend` of queries and keys that are transformed already, whose shapes are known to fit."""
+  q, k = qk
   name = implementation or choose(spec, q, k)
   reason = unsupported(name, spec, q, k)
   if reason:
     raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
   if not compiled(name):
     _log_once(f"attention: '{name}' is interpreted on {platform()}, and very slow")
-  out = ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params)
-  return out.astype(q_BxTxHxDh.dtype)
+  return ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params).astype(q.dtype)
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str:

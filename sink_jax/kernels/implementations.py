@@ -53,8 +53,7 @@ class Reference(Implementation):
 
   def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
     tokens = jnp.arange(q_BxTxHxDh.shape[1])
-    return reference.attend_transformed(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
-                                        tokens, tokens)
+    return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, tokens, tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sink_jax.arguments import explained
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, transform_qk
+from sink_jax.attention.spec import AttentionSpec, TransformedQK, transform_qk
 from sink_jax.kernels import chunked, flash
 from sink_jax.kernels.dispatch import choose_importance
 from sink_jax.kernels.epilogue import row_weights
@@ -53,7 +53,15 @@ def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=N
     NotImplementedError: an implementation that does not run this case, with the reason.
   """
   params = params or {}
-  q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+  return transformed_importance(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params,
+                                keys=keys, implementation=implementation)
+
+
+def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params, *,
+                           keys: int | None = None,
+                           implementation: str | None = None) -> Importance:
+  """`streaming_importance` of queries and keys that are transformed already."""
+  q, k = qk
   length = q.shape[1]
   keys = length if keys is None else keys
   if not 1 <= keys <= length:

@@ -6,12 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import attention_map, last_row
-from sink_jax.attention.spec import AttentionSpec, transform_qk
+from sink_jax.attention.reference import last_row, maps
+from sink_jax.attention.spec import AttentionSpec, normalize_qk, position_qk
 from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
-from sink_jax.kernels.dispatch import attend, choose, unsupported
-from sink_jax.kernels.importance import Importance, streaming_importance
+from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
+from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.kv_cache import DecodePositions, KVCache
@@ -53,17 +53,18 @@ class Attention(nn.Module):
                                            p.shape, jnp.float32)
                           for name, p in parameters.items()}
               for component, parameters in spec.params(dims).items()}
+    q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     if cache is not None:
       entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
       # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
-      # token. Keys are stored before rotation, because their positions may still change.
-      cache = KVCache(
-          cache.k_BxCxHkvxDh.at[:, entries_L].set(
-              spec.qk_norm.keys(k_BxTxHkvxDh, params.get('qk_norm', {}))),
-          cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
+      # token. Keys are stored before rotation: a position may change as older tokens drop out.
+      cache = KVCache(cache.k_BxCxHkvxDh.at[:, entries_L].set(k_BxTxHkvxDh),
+                      cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
+    transformed = None
     if cache is None or positions is None:
-      o_BxTxHxDh = attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params,
-                          implementation=config.implementation)
+      transformed = position_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+      o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params,
+                                      implementation=config.implementation)
     else:
       o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, positions.queries_L,
                                  positions.keys_C)
@@ -75,44 +76,43 @@ class Attention(nn.Module):
     out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
     if record_options is None:
       return out, None, cache
-    return out, self._record(record_options, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params), cache
+    assert transformed is not None, 'a decoding step records nothing'
+    normalized = q_BxTxHxDh, k_BxTxHkvxDh
+    return out, self._record(record_options, normalized, transformed, v_BxTxHkvxDh, params), cache
 
-  def _record(self, options: RecordOptions, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-              v_BxTxHkvxDh: jax.Array, params: ComponentParams) -> AttentionRecord:
+  def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
+              transformed: tuple[jax.Array, jax.Array], v_BxTxHkvxDh: jax.Array,
+              params: ComponentParams) -> AttentionRecord:
+    """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     config, spec = self.config, self.spec
     tokens = slice(config.sink_tokens, None)
     # Importance has two implementations; under any other one it takes the platform's default.
     implementation = (config.implementation if config.implementation in ('chunked', 'pallas')
                       else None)
-    importance = streaming_importance(spec, q_BxTxHxDh, k_BxTxHkvxDh, params,
-                                      implementation=implementation)
+    importance = transformed_importance(spec, transformed, params, implementation=implementation)
     if config.sink_tokens:
       # A learned sink token is an ordinary key, reported where an extra key would be. Its row,
       # which gives it weight one, is counted by the official implementation
       # (sail-sg/Attention-Sink), and left out of the mean.
-      released, rows = importance.normalized[..., 0], q_BxTxHxDh.shape[1]
+      released, rows = importance.normalized[..., 0], v_BxTxHkvxDh.shape[1]
       importance = Importance(importance.raw[..., tokens], importance.normalized[..., tokens],
                               (released * rows - 1) / (rows - 1), released)
-    maps = lambda proxy: attention_map(
-        spec, q_BxTxHxDh, k_BxTxHkvxDh, params, proxy=proxy)[..., tokens, tokens]
-    q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-    last = angles = None
+    weights = proxy = last = angles = None
+    if options.maps:
+      rows = maps(spec, transformed, params)
+      weights, proxy = (x[..., tokens, tokens] for x in (rows.weights_BxHxLxT, rows.proxy_BxHxLxT))
+    q, k = transformed
     if options.last_query:
-      last = last_row(spec, q, k, params)[..., tokens]
+      last = last_row(spec, transformed, params)[..., tokens]
     if options.angles:
       angles = query_key_angles(q[:, tokens], k[:, tokens])
-    qk_norm = params.get('qk_norm', {})
-    heads_first = lambda x: jnp.swapaxes(norm(x), 1, 2)[..., tokens]
+    norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens] for x in (*normalized, v_BxTxHkvxDh)]
     recorded = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
     return AttentionRecord(
-        importance=importance,
-        query_norm_BxHxT=heads_first(spec.qk_norm.queries(q_BxTxHxDh, qk_norm)),
-        key_norm_BxHxT=heads_first(spec.qk_norm.keys(k_BxTxHkvxDh, qk_norm)),
-        value_norm_BxHxT=heads_first(v_BxTxHkvxDh),
-        maps_BxHxTxT=maps(proxy=False) if options.maps else None,
-        proxy_maps_BxHxTxT=maps(proxy=True) if options.maps else None,
-        last_query_BxHxT=last, angles=angles,
-        queries_BxTxHxDh=recorded(q), keys_BxTxHkvxDh=recorded(k))
+        importance=importance, query_norm_BxHxT=norms[0], key_norm_BxHxT=norms[1],
+        value_norm_BxHxT=norms[2], maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
+        last_query_BxHxT=last, angles=angles, queries_BxTxHxDh=recorded(q),
+        keys_BxTxHkvxDh=recorded(k))
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.kernels import dispatch
+from sink_jax.models.attention import Attention
 from sink_jax.models.config import FFNS
 from sink_jax.models.sizes import flops_per_token, parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
@@ -308,3 +309,17 @@ def test_full_sizes_trace_with_every_slot():
   for spec in (sj.AttentionSpec(), sj.AttentionSpec('Linear()', 'AbsFloor()', 'Mlp()')):
     shapes = parameter_shapes(sj.sized('60m', vocab_size=50432, attention=spec))
     assert shapes['blocks']['attention']['query']['kernel'].shape == (10, 768, 768)
+
+
+def test_queries_and_keys_are_transformed_once_while_everything_is_recorded(monkeypatch):
+  rotated = []
+  rotate = sj.Rope.rotate
+  monkeypatch.setattr(sj.Rope, 'rotate', lambda self, x, positions: (
+      rotated.append(x.shape) or rotate(self, x, positions)))
+  config = sj.ModelConfig(layers=1, d_model=16, heads=4, kv_heads=2, ffn_hidden=16, vocab_size=11)
+  block, x = Attention(config, config.attention), jnp.zeros((1, 5, 16))
+  every = sj.RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
+  params = jax.eval_shape(block.init, jax.random.key(0), x)
+  del rotated[:]
+  jax.eval_shape(lambda params: block.apply(params, x, every), params)
+  assert rotated == [(1, 5, 4, 4), (1, 5, 2, 4)]
