@@ -12,21 +12,15 @@ else. Names are imported when first used, so that the metrics need NumPy, JAX an
 
 import importlib
 import warnings
+from pathlib import Path
 
 from sink_jax.arguments import explained
+from sink_jax.component import components_in
 
 _EXPORTS = {
     'sink_jax.component': ['from_string'],
     'sink_jax.attention.spec': ['AttentionSpec'],
     'sink_jax.attention.param': ['Dims', 'Param'],
-    'sink_jax.attention.similarity': ['Exp', 'Sigmoid', 'Linear'],
-    'sink_jax.attention.normalizer': ['RowSum', 'PNorm', 'Unnormalized', 'AbsFloor'],
-    'sink_jax.attention.feature_map': ['Identity', 'EluPlusOne', 'Mlp'],
-    'sink_jax.attention.position': ['Rope', 'Llama3Rope', 'YarnRope', 'Nope', 'Sinusoidal',
-                                    'Learned', 'Alibi', 'Relative'],
-    'sink_jax.attention.mask': ['Causal', 'Window', 'Prefix'],
-    'sink_jax.attention.extra_key_value': ['NoBias', 'KBias', 'KVBias', 'VBias', 'SinkLogit'],
-    'sink_jax.attention.qk_norm': ['NoQKNorm', 'QKNorm'],
     'sink_jax.attention.reference': ['attention_map'],
     'sink_jax.kernels.dispatch': ['attend'],
     'sink_jax.kernels.importance': ['Importance', 'streaming_importance'],
@@ -40,9 +34,12 @@ _EXPORTS = {
     'sink_jax.pretrained.load': ['load_run', 'load_pretrained', 'tokenize'],
     'sink_jax.analyses.runner': ['analyse'],
 }
+# Every component of attention is public without an entry above.
+_COMPONENTS = {name: f'sink_jax.attention.{file}' for name, file in components_in(
+    Path(__file__).parent / 'attention').items()}
 # Names of version 0.1 that have become others; they go with the next version.
 _DEPRECATED = {'build': 'from_string', 'Want': 'RecordOptions'}
-_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+_HOME = _COMPONENTS | {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = sorted(_HOME)
 __version__ = '0.1.0'
@@ -54,9 +51,9 @@ def __getattr__(name):
     name = _DEPRECATED[name]
   if name not in _HOME:
     raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
-  found = getattr(importlib.import_module(_HOME[name]), name)
+  value = getattr(importlib.import_module(_HOME[name]), name)
   # Functions are explained where they are defined.
-  return explained(found) if isinstance(found, type) else found
+  return explained(value) if isinstance(value, type) else value
 
 
 def __dir__():

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from pathlib import Path
 
 from sink_jax.arguments import explained
 
@@ -32,6 +33,27 @@ def registry(base: type[Component]) -> dict[str, type[Component]]:
   for cls in base.__subclasses__():
     found |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
   return dict(sorted(found.items()))
+
+
+def components_in(folder: Path) -> dict[str, str]:
+  """{class: file without its ending} of the concrete components that a folder's files define.
+
+  The files are parsed and not imported, so that asking for the names of components that run on
+  JAX does not import JAX. A class counts whose bases, by name, lead to a kind: a direct
+  subclass of `Component`.
+  """
+  bases, home = {}, {}
+  for path in sorted(folder.glob('*.py')):
+    for node in ast.parse(path.read_text()).body:
+      if isinstance(node, ast.ClassDef):
+        bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        home[node.name] = path.stem
+
+  def is_component(name: str) -> bool:
+    return name == Component.__name__ or any(map(is_component, bases.get(name, ())))
+
+  return {name: home[name] for name, its_bases in bases.items()
+          if Component.__name__ not in its_bases and is_component(name)}
 
 
 @explained

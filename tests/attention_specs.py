@@ -8,24 +8,12 @@ import numpy as np
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
-
-# Values of a slot class beside its default one.
-MORE = {
-    'RowSum': [sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3)],
-    'PNorm': [sj.PNorm(p=2.0)],
-    'Relative': [sj.Relative(decreasing=True, buckets=4, max_distance=5)],
-    'Window': [sj.Window(size=1), sj.Window(size=3)],
-    'Prefix': [sj.Prefix(length=1), sj.Prefix(length=3)],
-    'KBias': [sj.KBias(shared=True), sj.KBias(learnable_dims=2),
-              sj.KBias(value='first', value_norm=2.0), sj.KBias(value='uniform', shared=True)],
-    'KVBias': [sj.KVBias(shared=True)],
-    'VBias': [sj.VBias(shared=True)],
-}
+from tests.attention_variants import variant
 
 
 def slot_values():
   """{slot: every value to test}; new slot classes are picked up by themselves."""
-  return {slot: [x for name, cls in registry(base).items() for x in [cls(), *MORE.get(name, [])]]
+  return {slot: [x for cls in registry(base).values() for x in [cls(), *variant(slot, cls()).more]]
           for slot, base in COMPONENTS.items()}
 
 

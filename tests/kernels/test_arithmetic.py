@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.kernels import flash, gpu_layout
+from sink_jax.kernels import gpu_layout
 from sink_jax.kernels.arithmetic import EXACT, LOG2E, MASKED, Approximate
 from sink_jax.kernels.score_tile import ScoreTile
 from tests.attention_specs import PAPER, random_inputs

@@ -1,0 +1,84 @@
+"""Names of `sink_jax`: every component is one by itself, in the package and in the README."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sink_jax as sj
+from sink_jax.attention.spec import COMPONENTS
+from sink_jax.component import components_in, registry
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_component_is_a_public_name():
+  classes = {name: cls for base in COMPONENTS.values() for name, cls in registry(base).items()}
+  public = components_in(ROOT / 'sink_jax' / 'attention')
+  assert {name: f'sink_jax.attention.{file}' for name, file in public.items()} == {
+      name: cls.__module__ for name, cls in classes.items()
+      if cls.__module__.startswith('sink_jax.')}
+  assert set(public) < set(sj.__all__) and sj.__dir__() == sj.__all__
+  for name in public:
+    assert getattr(sj, name) is classes[name]
+
+
+def test_a_class_that_a_file_gains_is_a_component_at_once(tmp_path):
+  (tmp_path / 'mask.py').write_text(
+      'class Mask(Component): ...\nclass Causal(Mask): ...\nclass Strict(Causal): ...\n'
+      'class Rows(NamedTuple): ...\nclass Plain: ...\n')
+  assert components_in(tmp_path) == {'Causal': 'mask', 'Strict': 'mask'}
+
+
+def test_no_name_costs_an_import_before_it_is_used():
+  program = '''
+import sys
+import sink_jax as sj
+assert 'Window' in dir(sj) and 'attend' in sj.__all__ and not hasattr(sj, 'Windw')
+assert 'jax' not in sys.modules and 'numpy' not in sys.modules
+assert sj.AttentionSpec(mask='Window(size=3)').mask == sj.Window(size=3)
+from sink_jax import *
+assert AttentionSpec(mask=Prefix(length=2)).mask == Prefix(length=2)
+'''
+  done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_lists_those_that_exist():
+  with pytest.raises(AttributeError, match=r"no 'Windw'; it exports .*Prefix, .*Window, .*attend"):
+    sj.Windw
+
+
+@pytest.mark.parametrize('old, new', [('build', 'from_string'), ('Want', 'RecordOptions')])
+def test_an_old_name_warns_and_gives_the_new_object(old, new):
+  assert old not in sj.__all__ and old in sj._DEPRECATED
+  with pytest.warns(DeprecationWarning, match=f'sink_jax.{old} is now sink_jax.{new}') as caught:
+    value = getattr(sj, old)
+  assert value is getattr(sj, new) and caught[0].filename == __file__
+
+
+def test_every_old_name_is_tested():
+  assert set(sj._DEPRECATED) == {'build', 'Want'}
+
+
+@pytest.mark.parametrize('component', COMPONENTS)
+def test_the_readme_lists_every_component(component):
+  """What fails ends with the line to paste into the README's table."""
+  readme = (ROOT / 'README.md').read_text()
+  head, values = re.search(rf'^(\| `{component}`[^|]*\|) (.*) \|$', readme, re.M).groups()
+  listed = re.findall(r'`(\w+)', values)
+  classes = {name: cls for name, cls in registry(COMPONENTS[component]).items()
+             if cls.__module__.startswith('sink_jax.')}
+  # In the order of the README; what is new comes last.
+  names = [name for name in listed if name in classes]
+  names += [name for name in classes if name not in names]
+  line = f'{head} {", ".join(f"`{_signature(classes[name])}`" for name in names)} |'
+  assert f'{head} {values} |' == line, f'paste into README.md:\n{line}'
+
+
+def _signature(cls):
+  fields = ', '.join(f'{field.name}=' for field in dataclasses.fields(cls))
+  return f'{cls.__name__}({fields})' if fields else cls.__name__
