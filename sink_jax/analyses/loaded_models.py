@@ -49,7 +49,9 @@ class LoadedModel:
     """A model that is loaded already."""
     task = _task(run)
     try:
-      return cls(run, run.tokenizer, task=task)
+      tokenizer = run.tokenizer
+      assert isinstance(tokenizer, TextTokenizer)  # what both loaders read
+      return cls(run, tokenizer, task=task)
     except (ValueError, OSError) as error:  # matters to text alone
       problem = str(error).rstrip('.')
       return cls(run, problem=problem, task=task)

@@ -161,6 +161,7 @@ def first_token(run, experiment=None, data=None) -> dict[str, Any]:
 
 def _probe(run: Run, experiment: Experiment) -> SinkReport:
   """As during training, a part of the sequences at a time."""
+  assert run.probe_tokens is not None  # a training run has them
   size = max(1, _TOKENS_AT_A_TIME // run.probe_tokens.shape[1])
   return probe(run, run.probe_tokens, dtype=experiment.probe.dtype, batch_size=size)
 

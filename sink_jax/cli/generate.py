@@ -41,11 +41,11 @@ _FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.',
 
 command.answer_help(__name__)  # the imports below take seconds
 
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import state_bytes
 from sink_jax.models.generate import stream
 from sink_jax.models.kv_cache import CachePolicy
+from sink_jax.models.run import RunTokenizer
 from sink_jax.pretrained.load import load_pretrained, load_run
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
@@ -120,7 +120,7 @@ def _given_prompt():
   return sys.stdin.read()
 
 
-def _first_tokens(tokenizer: TextTokenizer, prompt: str):
+def _first_tokens(tokenizer: RunTokenizer, prompt: str):
   tokens = tokenizer.begun(tokenizer.encode(prompt), _BOS.value)
   if not len(tokens):
     raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '

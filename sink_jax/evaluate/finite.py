@@ -1,4 +1,4 @@
-"""The error for a model whose results are no numbers, with the reason where there is one to see."""
+"""The error for a model whose results are not finite, with the reason where it can be seen."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from sink_jax.models.run import Run
 
 
 class NotFinite(ValueError):
-  """What a model computes is not finite."""
+  """The error for a result of a model that is not finite; see `not_finite`."""
 
 
 def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
-  """The error for a result of a model that is not finite: names a parameter, or a remedy.
+  """Makes the error for a result of a model that is not finite, which names a parameter or a remedy.
 
   Args:
-    what: the result, such as 'importance in block 3, head 2'. dtype: of the activations.
+    what: the result, such as 'importance in block 3, head 2'.
+    dtype: of the activations.
   """
   parameter = first_not_finite(run.params)
   if parameter:
@@ -29,10 +30,10 @@ def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
   return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')
 
 
-def find_not_finite(value) -> tuple | None:
+def find_not_finite(value: object) -> tuple[str | int, ...] | None:
   """The keys that lead to the first float that is not finite, in a tree of dicts and lists.
 
-  Such as ('sink', 0, 3); None where all are finite.
+  They are such as ('sink', 0, 3), for value['sink'][0][3]; None where all are finite.
   """
   if isinstance(value, float):
     return None if math.isfinite(value) else ()

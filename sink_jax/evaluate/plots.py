@@ -1,4 +1,4 @@
-"""Pictures of a probe, a run's metrics and a model's attention, as PNG files.
+"""Pictures of a probe, of a run's metrics and of a model's attention, as PNG files.
 
 Figures are made without pyplot, so that nothing global changes and no display is needed.
 """
@@ -6,28 +6,40 @@ Figures are made without pyplot, so that nothing global changes and no display i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 import numpy as np
 from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.models.run import ModelInputs, Run
 
-# Okabe and Ito (2008): told apart with any colour vision, and in print by their lightness.
+# Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
-SINK_SLOT = r'$\mathrm{Sink}_*^{\epsilon}$'
+SINK_EXTRA_KEY = r'$\mathrm{Sink}_*^{\epsilon}$'
+# A path, on a disk or gs://, or a binary stream.
+File = str | os.PathLike | IO[bytes]
+# Events of metrics.jsonl: kind, step, and the numbers of that kind.
+Rows = Sequence[Mapping[str, Any]]
 _CELLS_WITH_NUMBERS = 128  # more would be too small to read
 _FONT = 11
 
 
-def importance_map(values_NxH, path, *, rate: float, blocks: list[int], name: str = '',
-                   epsilon: float = EPSILON) -> None:
-  """Importance of the first token over blocks and heads (Figures 19 to 24).
+def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: list[int],
+                   name: str = '', epsilon: float = EPSILON) -> None:
+  """Draws the importance of the first token over blocks and heads (Figures 19 to 24).
 
   rate: Sink_1 at epsilon, a share. blocks: numbers of the N blocks. name: of the model.
   """
@@ -51,8 +63,8 @@ def importance_map(values_NxH, path, *, rate: float, blocks: list[int], name: st
   save(figure, path)
 
 
-def training_curves(rows, path, epsilon: float = EPSILON) -> None:
-  """Loss, Sink_1 and the largest importance against step (Figure 4 middle).
+def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
+  """Draws loss, Sink_1 and the largest importance against step (Figure 4 middle).
 
   rows: the events of `read_metrics`. The largest importance of the first token over heads
   moves long before Sink_1 leaves 0 %, or without it ever doing so.
@@ -66,8 +78,9 @@ def training_curves(rows, path, epsilon: float = EPSILON) -> None:
   for colour, key in zip(COLOURS, sets):
     _curve(loss, valid, key, 'valid' if key == 'valid' else f'valid: {key}', colour)
   _curve(rate, probed, 'sink_1', f'{SINK_1}, first token', COLOURS[0])
-  _curve(rate, probed, 'sink_bias_slot', f'{SINK_SLOT}, bias slot', COLOURS[1], dashed=True)
+  _curve(rate, probed, 'sink_bias_slot', f'{SINK_EXTRA_KEY}, extra key', COLOURS[1], dashed=True)
   _curve(importance, probed, 'largest_importance', 'largest over heads', COLOURS[0])
+  # With a single head the mean is the largest, and one curve suffices.
   if any(row['mean_importance'] != row['largest_importance'] for row in probed):
     _curve(importance, probed, 'mean_importance', 'mean over heads', COLOURS[5], dashed=True)
   threshold(importance, epsilon)
@@ -83,8 +96,8 @@ def training_curves(rows, path, epsilon: float = EPSILON) -> None:
   save(figure, path)
 
 
-def attention_maps(run, tokens, path) -> None:
-  """Maps of the strongest and the weakest sink head, averaged over the sequences.
+def attention_maps(run: Run, tokens: ModelInputs, path: File) -> None:
+  """Draws maps of the strongest and the weakest sink head, averaged over the sequences.
 
   tokens: (S, T); the first 64 positions are shown. Where the rows of the attention weights
   do not sum to one, the row-normalised proxy and the weights themselves get a panel each.
@@ -103,9 +116,9 @@ def attention_maps(run, tokens, path) -> None:
   save(figure, path)
 
 
-def norm_ratios(ratios: Mapping[str, np.ndarray], path, *, blocks: list[int],
+def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[int],
                 name: str = '') -> None:
-  """l2 norm of the first token over the mean of the others, by block (Figures 7 and 8).
+  """Draws the l2 norm of the first token over the mean of the others, by block (Figures 7 and 8).
 
   ratios: 'value' and 'key' of the N blocks with attention, 'hidden' of the embedding and of every
   block, 'hidden_before_norm' of every block. blocks: numbers of the N. name: of the model.
@@ -135,35 +148,36 @@ def norm_ratios(ratios: Mapping[str, np.ndarray], path, *, blocks: list[int],
   save(figure, path)
 
 
-def head_panel(figure, ax, maps: HeadMaps, head: tuple[int, int], proxy: bool, name: str) -> None:
-  """One head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
+def head_panel(figure: Figure, ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool,
+               name: str) -> None:
+  """Draws one head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
   kind = 'raw weights' if not proxy else 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
   alpha = f'{maps.importance[head]:.2f}' + ('*' if maps.proxy else '')
-  slot = '' if maps.slot is None else f', bias slot {maps.slot[head]:.2f}'
+  extra = '' if maps.extra_key_weight is None else f', extra key {maps.extra_key_weight[head]:.2f}'
   attention_panel(figure, ax, (maps.normalized if proxy else maps.raw)[head],
                   f'{name}: block {maps.blocks[head[0]]}, head {head[1] + 1}\n'
-                  f'importance: first token {alpha}{slot}', kind)
+                  f'importance: first token {alpha}{extra}', kind)
 
 
-def attention_panel(figure, ax, map_TxT, title: str, kind: str) -> None:
-  """One map, queries down and keys across, with `kind` beside its colours.
+def attention_panel(figure: Figure, ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None:
+  """Draws one map, queries down and keys across, with `kind` beside its colours.
 
   Weights that are never negative get a square-root scale, which shows the small ones.
   """
-  shown = np.array(map_TxT, float)
-  length = len(shown)
-  if not np.triu(shown, 1).any():  # causal: nothing to show above the diagonal
-    shown[np.triu_indices(length, 1)] = np.nan
-  low, high, ticks = np.nanmin(shown), np.nanmax(shown), None
+  weights_TxT = np.array(map_TxT, float)
+  length = len(weights_TxT)
+  if not np.triu(weights_TxT, 1).any():  # causal: above the diagonal nothing is drawn
+    weights_TxT[np.triu_indices(length, 1)] = np.nan
+  low, high, ticks = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT)), None
   if low < 0:
     limit = max(-low, high)
-    colours = dict(cmap='RdBu_r', vmin=-limit, vmax=limit)
+    colours: dict[str, Any] = dict(cmap='RdBu_r', vmin=-limit, vmax=limit)
   elif high > 1:
     colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, high))
   else:
     colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, 1))
     ticks = [0, 0.1, 0.3, 0.6, 1]
-  image = ax.imshow(shown, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
+  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
                     **colours)
   ax.set_facecolor('#e8e8e8')
   _colour_bar(figure, ax, image, kind, ticks)
@@ -173,50 +187,57 @@ def attention_panel(figure, ax, map_TxT, title: str, kind: str) -> None:
   ax.title.set_fontsize(_FONT - 1)
 
 
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1):
-  """A white figure in inches and its axes (rows, columns)."""
-  figure = Figure(figsize=(width, height), layout='constrained', facecolor='white')
-  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
+           ) -> tuple[Figure, np.ndarray]:
+  """A white figure of a size in inches, and its axes (rows, columns)."""
+  figure = Figure(figsize=(width, height), facecolor='white',
+                  layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def label(ax, title: str, x: str, y: str) -> None:
+def label(ax: Axes, title: str, x: str, y: str) -> None:
+  """Sets the title and the names of both axes."""
   ax.set_title(title, fontsize=_FONT + 1)
   ax.set_xlabel(x, fontsize=_FONT)
   ax.set_ylabel(y, fontsize=_FONT)
   ax.tick_params(labelsize=_FONT - 1)
 
 
-def threshold(ax, epsilon: float) -> None:
-  """The line above which a head counts as a sink."""
+def threshold(ax: Axes, epsilon: float) -> None:
+  """Draws the line above which a head counts as a sink."""
   ax.axhline(epsilon, color='#555555', linewidth=1.2, linestyle=':')
   ax.annotate(f'ε = {epsilon:g}', (1, epsilon), (-3, 3), ha='right', fontsize=_FONT - 2,
               color='#555555', xycoords=('axes fraction', 'data'), textcoords='offset points')
 
 
-def importance_limits(ax, epsilon: float) -> None:
-  """From 0 to what is drawn, epsilon always in sight."""
-  drawn = [y for line in ax.lines for y in line.get_ydata()]
+def importance_limits(ax: Axes, epsilon: float) -> None:
+  """Limits the axis to 0 up to the largest value that is drawn, and shows epsilon in any case."""
+  drawn = [y for line in ax.lines for y in np.asarray(line.get_ydata())]
   ax.set_ylim(0, max(1.5 * epsilon, 1.08 * max(drawn, default=0)))
 
 
-def save(figure, file) -> None:
+def save(figure: Figure, file: File) -> None:
   """Writes a figure as PNG to a path, on a disk or gs://, or to a binary stream."""
-  with contextlib.nullcontext(file) if hasattr(file, 'write') else epath.Path(file).open('wb') as to:
-    # Colour bars lie outside the axes that the layout knows of.
+  opened = (epath.Path(file).open('wb') if isinstance(file, (str, os.PathLike)) else
+            contextlib.nullcontext(file))
+  with opened as to:
+    # 'tight', because colour bars lie outside the axes that the layout arranges. Without the name
+    # of the software, equal figures are equal files under any version of Matplotlib.
     figure.savefig(to, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
 
 
-def _colour_bar(figure, ax, image, name, ticks=None):
-  """As high as the picture beside it."""
-  bar = figure.colorbar(image, cax=ax.inset_axes([1.03, 0, 0.05, 1]), ticks=ticks)
+def _colour_bar(figure: Figure, ax: Axes, image: AxesImage, name: str,
+                ticks: Sequence[float] | None = None) -> Colorbar:
+  """A colour bar as high as the picture beside it."""
+  bar = figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)), ticks=ticks)
   bar.set_label(name, fontsize=_FONT - 1)
   bar.ax.tick_params(labelsize=_FONT - 2)
   return bar
 
 
-def _curve(ax, rows, key, name, colour, marker='o', dashed=False):
-  """A key of metric rows against step; nothing where no row has it."""
+def _curve(ax: Axes, rows: Rows, key: str, name: str, colour: str, marker: str = 'o',
+           dashed: bool = False) -> None:
+  """Draws a key of metric rows against step; nothing where no row has it."""
   points = [(row['step'], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
   if points:
     ax.plot(*zip(*points), color=colour, linewidth=2, label=name, marker=marker, markersize=3.5,

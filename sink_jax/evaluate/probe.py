@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from sink_jax.arguments import explained
 from sink_jax.evaluate import sinks
@@ -15,65 +18,80 @@ from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record
-from sink_jax.models.run import Run
+from sink_jax.models.run import ModelInputs, Run
 
 
 @dataclasses.dataclass(frozen=True)
 class SinkReport:
-  """What the probe saw: S sequences, N layers, H heads, T tokens.
+  """The results of a probe: S sequences, N layers with attention, H heads, T tokens.
 
   importance: alpha of every token, of row-normalised scores (S, N, H, T): softmax
     itself, and the paper's proxy scores where attention is not normalised.
-  raw_importance: the same of the attention weights that multiply the values; the raw
-    mass a token receives. They differ where rows do not sum to one.
-  bias_slot: mean normalised weight of the bias slot or learned sink token (S, N, H);
-    None without one. bias_slot_released counts the release's dummy row too.
-  norms: l2 norms 'query', 'key', 'value' (S, N, H, T), 'hidden' (S, N + 1, T) where
-    entry 0 is the embedding, and 'hidden_before_norm' (S, N, T); with a learned sink
-    token 'sink_token' (S, N + 1), of its own hidden states, which no other entry counts.
-  protocol: how it was made; see `probe`.
+  raw_importance: the same of the attention weights that multiply the values, which is the raw
+    mass that a token receives. The two differ where rows do not sum to one.
+  bias_slot: mean normalised weight of the extra key or the learned sink token (S, N, H); None
+    without one. bias_slot_released: the same as the official implementation
+    (sail-sg/Attention-Sink) computes it, which counts a dummy row of weight one too.
+  norms: l2 norms 'query', 'key', 'value' (S, N, H, T), for keys and values of their own heads;
+    'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
+    'hidden_before_norm' (S, M, T); with a learned sink token 'sink_token' (S, M + 1), of its
+    hidden states, which no other array counts.
+  protocol: how the report was made: metric, scores, sequences, length, dtype and others, as
+    plain values for JSON; see `probe`.
   """
 
-  importance: np.ndarray
-  raw_importance: np.ndarray
-  bias_slot: np.ndarray | None
-  bias_slot_released: np.ndarray | None
-  norms: dict[str, np.ndarray]
+  importance: Float[np.ndarray, 'S N H T']
+  raw_importance: Float[np.ndarray, 'S N H T']
+  bias_slot: Float[np.ndarray, 'S N H'] | None
+  bias_slot_released: Float[np.ndarray, 'S N H'] | None
+  norms: dict[str, Float[np.ndarray, 'S ...']]
   protocol: dict[str, Any]
 
   @property
   def blocks(self) -> list[int]:
-    """The blocks that N counts, from 1: those with attention."""
+    """Numbers of the N blocks, from 1: those with attention."""
     return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
 
   @explained
-  def sink_rates(self, epsilon: float = EPSILON) -> np.ndarray:
-    """Sink_k^epsilon of every token (T,); entry 0 is Sink_1."""
+  def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
+    """Sink_k^epsilon of every token (T,), shares; entry 0 is Sink_1."""
     return sinks.sink_rate(self.importance, epsilon)
 
   @explained
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
-    """Sink_k^epsilon of the token at a 1-based position."""
+    """Sink_k^epsilon of the token at a 1-based position, a share.
+
+    Raises:
+      ValueError: a position outside 1..T, or epsilon outside (0, 1).
+    """
     _check_position(position, self.importance)
     return float(self.sink_rates(epsilon)[position - 1])
 
   @explained
   def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
-    """Sink_*^epsilon, the share of heads whose bias slot exceeds epsilon; None without one."""
-    slot = self.bias_slot_released if released else self.bias_slot
-    return None if slot is None else float(sinks.sink_rate(slot[..., None], epsilon)[0])
+    """Sink_*^epsilon, the share of heads whose extra key exceeds epsilon; None without one.
+
+    released: whether to count as the official implementation does.
+    """
+    weight_SxNxH = self.bias_slot_released if released else self.bias_slot
+    if weight_SxNxH is None:
+      return None
+    return float(sinks.sink_rate(weight_SxNxH[..., None], epsilon)[0])
 
   @explained
-  def head_importance(self, position: int = 1) -> np.ndarray:
+  def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
     """Importance of one token per layer and head (N, H), averaged over sequences."""
     _check_position(position, self.importance)
     return self.importance[..., position - 1].mean(0)
 
   @explained
-  def norm_ratio(self, kind: str, position: int = 1) -> np.ndarray:
-    """Mean norm at a position over the mean norm at all others, per layer (N,).
+  def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
+    """Mean norm at a position over the mean norm at all others, per layer (Figures 7 and 8).
 
-    Not finite where all others are zero.
+    kind: a key of `norms`, whose layers are counted. Not finite where all others are zero.
+
+    Raises:
+      ValueError: there are no such norms, or a position outside 1..T.
     """
     if kind not in self.norms:
       raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
@@ -85,10 +103,10 @@ class SinkReport:
     with np.errstate(divide='ignore', invalid='ignore'):
       return at.mean(axes) / others.mean(axes)
 
-  def sink_token_ratio(self) -> np.ndarray | None:
-    """Mean norm of the learned sink token over that of the tokens (N + 1,); None without one.
+  def sink_token_ratio(self) -> Float[np.ndarray, ' layers'] | None:
+    """Mean norm of the learned sink token over that of the tokens (M + 1,); None without one.
 
-    Entry 0 is of the embeddings (Figure 7 middle).
+    Entry 0 is that of the embeddings (Figure 7 middle).
     """
     if 'sink_token' not in self.norms:
       return None
@@ -97,22 +115,22 @@ class SinkReport:
           (0, 2), np.float64)
 
   def raw_row_mass(self) -> float:
-    """Mean over rows of sum_j A_ij between tokens: 1 for softmax without a bias slot."""
+    """Mean over rows of sum_j A_ij between tokens: 1 for softmax without an extra key."""
     length = self.raw_importance.shape[-1]
     rows_seeing_k = length - np.arange(length)
     return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
 
   @explained
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
-    """The signature as plain numbers, for logs and JSON; rates are in percent.
+    """The report as plain numbers, for logs and JSON; rates are in percent.
 
-    A ratio of norms is None where the tokens it is relative to have none.
+    A ratio of norms is None where the norms that it divides by are zero.
     """
     finite = lambda ratios: [float(x) if np.isfinite(x) else None for x in ratios]
     percent = lambda x: None if x is None else 100 * x
     rates = self.sink_rates(epsilon)
     ratios = {f'{kind}_ratio': finite(self.norm_ratio(kind))
-                   for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
+              for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
     sink_token = self.sink_token_ratio()
     return {
         'sink_1': percent(float(rates[0])),
@@ -129,7 +147,7 @@ class SinkReport:
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
     }
 
-  def plot(self, path: str, epsilon: float = EPSILON) -> None:
+  def plot(self, path: str | os.PathLike, epsilon: float = EPSILON) -> None:
     """Writes a heat map of the first token's importance over layers and heads (PNG)."""
     from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
 
@@ -137,7 +155,7 @@ class SinkReport:
         self.head_importance(), path, rate=self.sink_rate(epsilon=epsilon), blocks=self.blocks,
         name=self.protocol.get('run', ''), epsilon=epsilon)
 
-  def plot_norm_ratios(self, path: str) -> None:
+  def plot_norm_ratios(self, path: str | os.PathLike) -> None:
     """Writes the norms of the first token relative to the others, by block (PNG)."""
     from sink_jax.evaluate import plots
 
@@ -147,25 +165,29 @@ class SinkReport:
 
 
 @explained
-def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype: str = 'float32',
-          batch_size: int | None = None) -> SinkReport:
+def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
+          length: int | None = None, dtype: str = 'float32', batch_size: int | None = None,
+          ) -> SinkReport:
   """Records a model on tokens (S, T), or on texts, and returns its SinkReport.
 
   Importance is computed per sequence; rates threshold each sequence and then average
-  over sequences, layers and heads (the release's order).
+  over sequences, layers and heads, in the order of the official implementation.
 
   Args:
+    tokens: ids (S, T), or features (S, T, F) of a model of continuous inputs.
     texts: S strings in place of tokens, which the tokenizer of the run reads; see
-      `sink_jax.tokenize`. length: T of them, by default that of the shortest.
+      `sink_jax.tokenize`.
+    length: T of the texts, by default that of the shortest.
     dtype: of activations during the probe; with 'float32' matrix products are float32 on every
-      device. The release probes its own models in 'bfloat16', which lowers importances near the
-      threshold by rounding.
+      device. The official implementation probes its models in 'bfloat16', which lowers
+      importances near the threshold by rounding.
     batch_size: sequences at a time, to bound memory; all at once by default.
 
   Raises:
     ValueError: tokens are not (S, T), or exceed the vocabulary; a text is shorter than `length`,
-      or there is no tokenizer. NotFinite, one of them: what the model computes is not finite,
-      with the block, and the parameter or the remedy.
+      or there is no tokenizer.
+    NotFinite: a ValueError; a result of the model is not finite. The message names the block, and
+      the parameter at fault or the remedy.
   """
   if texts is not None:
     tokens, run = _of_texts(run, tokens, texts, length)
@@ -183,8 +205,8 @@ def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype
   size = batch_size or len(tokens)
   parts = [_to_host(run.record(tokens[i:i + size])) for i in range(0, len(tokens), size)]
   joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-  if found := _first_not_finite(joined, config):
-    raise not_finite(run, found, dtype)
+  if what := _first_not_finite(joined, config):
+    raise not_finite(run, what, dtype)
   return SinkReport(**joined, protocol={
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
@@ -203,15 +225,19 @@ def probe(run: Run, tokens=None, *, texts=None, length: int | None = None, dtype
 
 
 def probed(config: ModelConfig, dtype: str) -> ModelConfig:
-  """The model as `probe` runs it."""
-  # The libraries' kernels run neither short sequences nor float32: a probe does without them.
-  own = config.implementation in ('reference', 'chunked', 'pallas')
-  return dataclasses.replace(config, dtype=dtype, unroll=1,  # nothing is kept for a backward pass
-                             implementation=config.implementation if own else None)
+  """The config of a model as `probe` runs it."""
+  # The libraries' kernels (cuDNN, splash) run neither float32 nor sequences as short as a probe's,
+  # and give no statistics of rows, which importance needs: a probe runs without them.
+  implementation = config.implementation
+  if implementation not in ('reference', 'chunked', 'pallas'):
+    implementation = None
+  # Unrolling saves copies for the backward pass, and a probe has none.
+  return dataclasses.replace(config, dtype=dtype, unroll=1, implementation=implementation)
 
 
-def _of_texts(run, tokens, texts, length):
-  """(tokens (S, T), the run with the BOS that they have)."""
+def _of_texts(run: Run, tokens: ModelInputs | None, texts: str | Sequence[str],
+              length: int | None) -> tuple[list[np.ndarray] | np.ndarray, Run]:
+  """Tokens (S, T), and the run with `bos` as these texts begin."""
   if tokens is not None:
     raise ValueError('give either tokens or texts.')
   tokens = run.tokenizer.tokens(texts, length)
@@ -223,9 +249,11 @@ def _of_texts(run, tokens, texts, length):
 
 
 def _to_host(record: Record) -> dict[str, Any]:
-  """A record as NumPy arrays, sequences first, in the fields of SinkReport."""
+  """A record as NumPy arrays, sequences first, by the fields of SinkReport."""
   layers = record.layers
-  first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
+  # A record has its layers first; a report has its sequences first, to join batches along them.
+  first = lambda x: np.moveaxis(np.asarray(x), 1, 0)
+  optional = lambda x: None if x is None else first(x)
   after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], first(h)], 1)
   norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
                value=first(layers.value_norm_BxHxT),
@@ -236,13 +264,13 @@ def _to_host(record: Record) -> dict[str, Any]:
   return dict(
       importance=first(layers.importance.normalized),
       raw_importance=first(layers.importance.raw),
-      bias_slot=first(layers.importance.bias_slot),
-      bias_slot_released=first(layers.importance.bias_slot_released),
+      bias_slot=optional(layers.importance.bias_slot),
+      bias_slot_released=optional(layers.importance.bias_slot_released),
       norms=norms)
 
 
-def _first_not_finite(joined, config) -> str | None:
-  """What of a record on the host is not finite, by block and head from 1; None if all is."""
+def _first_not_finite(joined: Mapping[str, Any], config: ModelConfig) -> str | None:
+  """The first result that is not finite, by block and head from 1; None where all are finite."""
   norms = joined['norms']
   of_heads = {name: joined[name] for name in ('importance', 'raw_importance', 'bias_slot',
                                               'bias_slot_released')}
@@ -258,7 +286,7 @@ def _first_not_finite(joined, config) -> str | None:
   return None
 
 
-def _check_position(position, values):
+def _check_position(position: int, values: np.ndarray) -> None:
   length = values.shape[-1]
   if not 1 <= position <= length:
     raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')

@@ -1,12 +1,20 @@
-"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2)."""
+"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2).
+
+This module needs NumPy, JAX and jaxtyping alone, so that it serves maps of any origin.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from sink_jax.arguments import explained
 
@@ -14,59 +22,65 @@ EPSILON = 0.3  # the paper's threshold of a sink
 
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
-_PART = 2**22  # numbers
+_PART = 2**22  # numbers that are summed at a time
 _AXES = ('sequence', 'block', 'head')
+
+# What comes in as a NumPy array goes out as one, and likewise for JAX.
+_Array = TypeVar('_Array', Array, np.ndarray)
 
 
 @explained
-def importance(attention, raw: bool = False):
+def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence,
+               raw: bool = False) -> Float[_Array, '*lead T']:
   """Importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
   Sums are in float32, or in the dtype of the maps where it is wider; whole numbers and booleans
   count as the weights they are. The values of arrays are checked, those of tracers cannot be.
 
   Args:
-    attention: (..., T, T), rows are queries. Rows i < k are zero under a causal
-      mask; where they are not (a prefix), they count too, as in the release.
-    raw: the maps hold unnormalised masses, which may be negative, in rows of any sum.
+    attention: (..., T, T), rows are queries; an array, or nested lists. Rows i < k are zero under
+      a causal mask; where they are not (a prefix), they count too, as in the official
+      implementation (sail-sg/Attention-Sink).
+    raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
 
   Returns:
-    (..., T), of the same library as the input.
+    (..., T), of the same library as the input; NumPy for lists.
 
   Raises:
     ValueError: not square, empty, or not of real and finite numbers; without `raw` also a
-      negative weight, or a row that sums to more than 1.01. Says where.
+      negative weight, or a row that sums to more than 1.01. The message names the first of them.
   """
   xp = _library(attention)
-  attention = _real(xp, attention, 'attention')
-  if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
+  maps = _real(xp, attention, 'attention')
+  if maps.ndim < 2 or maps.shape[-1] != maps.shape[-2]:
     raise ValueError('attention must have shape (..., T, T), queries then keys, not '
-                     f'{attention.shape}.')
+                     f'{maps.shape}.')
   columns = []
-  for part in _parts(xp, attention):
+  for part in _parts(xp, maps):
     columns.append(_sums(xp, part, -2))
-    if isinstance(attention, jax.core.Tracer):
+    if isinstance(maps, Tracer):
       continue
-    # A NaN fails every comparison.
+    # Written so that a NaN, which fails every comparison, counts as unsound.
     sound = (xp.isfinite(columns[-1]).all() if raw else
              _sums(xp, part, -1).max() <= _ROW_LIMIT and part.min() >= 0)
     if not sound:
-      raise ValueError(_fault_of_maps(np.asarray(attention), raw))
-  length = attention.shape[-1]
-  return xp.concatenate(columns).reshape(attention.shape[:-1]) / (length - xp.arange(length))
+      raise ValueError(_fault_of_maps(np.asarray(maps), raw))
+  length = maps.shape[-1]
+  return xp.concatenate(columns).reshape(maps.shape[:-1]) / (length - xp.arange(length))
 
 
 @explained
-def sink_rate(importance, epsilon: float = 0.3, raw: bool = False):
+def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float = 0.3,
+              raw: bool = False) -> Float[_Array, ' T']:
   """Sink_k^epsilon: the share of heads whose importance of token k exceeds epsilon.
 
   The threshold is applied to every sequence; then the mean is taken over sequences,
-  layers and heads, in the release's order.
+  layers and heads, in the order of the official implementation.
 
   Args:
     importance: (S, N, H, T): sequences, layers, heads, keys; or of the first keys alone.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
-    raw: the importance is of unnormalised masses, which may be negative or large.
+    raw: whether the importance is of unnormalised masses, which may be negative or large.
 
   Returns:
     (T,), of the same library as the input; entry 0 is Sink_1.
@@ -74,30 +88,35 @@ def sink_rate(importance, epsilon: float = 0.3, raw: bool = False):
   Raises:
     ValueError: another shape, empty, not of real and finite numbers, or epsilon outside (0, 1);
       without `raw` also an importance below 0 or above T / (T - k + 1), which a key k reaches
-      that all queries see, under a prefix. Says where.
+      that all queries attend to, under a prefix. The message names the first of them.
   """
   xp = _library(importance)
-  importance = _real(xp, importance, 'importance')
-  if importance.ndim != 4:
+  alpha = _real(xp, importance, 'importance')
+  if alpha.ndim != 4:
     raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, '
-                     f'keys, not {importance.shape}.')
+                     f'keys, not {alpha.shape}.')
   check_epsilon(epsilon)
-  if not isinstance(importance, jax.core.Tracer):
-    keys = importance.shape[-1]
+  if not isinstance(alpha, Tracer):
+    keys = alpha.shape[-1]
     # Of the first keys alone, this is above the bound of the whole text.
-    highest = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
-    sound = (xp.isfinite(importance).all() if raw else
-             importance.min() >= 0 and (importance.max((0, 1, 2)) <= highest).all())
+    highest_T = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
+    sound = (xp.isfinite(alpha).all() if raw else
+             alpha.min() >= 0 and (alpha.max((0, 1, 2)) <= highest_T).all())
     if not sound:
-      raise ValueError(_fault_of_importance(np.asarray(importance), highest))
-  # The dtype of the importance may not hold epsilon.
-  above = importance.astype(_wide(xp, importance)) > epsilon
-  return xp.count_nonzero(above, axis=(0, 1, 2)) / math.prod(importance.shape[:3])
+      raise ValueError(_fault_of_importance(np.asarray(alpha), highest_T))
+  # The dtype of the importance may not hold epsilon: bfloat16 rounds 0.3 to 0.3008.
+  above = alpha.astype(_wide(xp, alpha)) > epsilon
+  # A count of whole numbers is exact, where a mean of float32 stops counting at 2^24.
+  return xp.count_nonzero(above, axis=(0, 1, 2)) / math.prod(alpha.shape[:3])
 
 
-def check_epsilon(epsilon, name: str = 'epsilon') -> None:
-  """Raises a ValueError unless epsilon is a number between 0 and 1; a tracer is not checked."""
-  if isinstance(epsilon, jax.core.Tracer):
+def check_epsilon(epsilon: float | Array, name: str = 'epsilon') -> None:
+  """Checks that a threshold lies between 0 and 1; a tracer is not checked.
+
+  Raises:
+    ValueError: it does not, or is no number.
+  """
+  if isinstance(epsilon, Tracer):
     return
   try:
     number = float(epsilon)
@@ -108,7 +127,9 @@ def check_epsilon(epsilon, name: str = 'epsilon') -> None:
 
 
 @explained
-def emergence_step(steps, rate, level: float = 0.1):
+def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
+                   rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
+                   level: float = 0.1) -> int | None:
   """The first probed step from which `rate` stays at or above `level`; None if it never does.
 
   steps, rate: one-dimensional and equally long, in order of time.
@@ -116,22 +137,22 @@ def emergence_step(steps, rate, level: float = 0.1):
   Raises:
     ValueError: they are not, or a rate is not finite.
   """
-  rate = np.asarray(rate, np.float64)
-  if rate.ndim != 1 or np.shape(steps) != rate.shape or not np.isfinite(rate).all():
+  rates_P = np.asarray(rate, np.float64)
+  if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
     raise ValueError('steps and rate must be one-dimensional and equally long, with finite '
-                     f'rates; they are {np.shape(steps)} and {rate.shape}.')
-  above = rate >= level
+                     f'rates; they are {np.shape(steps)} and {rates_P.shape}.')
+  above = rates_P >= level
   if not len(above) or not above[-1]:
     return None
   below = np.flatnonzero(~above)
   return int(np.asarray(steps)[below[-1] + 1 if len(below) else 0])
 
 
-def _library(x):
+def _library(x) -> ModuleType:
   return jnp if isinstance(x, jax.Array) else np
 
 
-def _real(xp, x, name):
+def _real(xp: ModuleType, x, name: str):
   """x as an array of real numbers that is not empty."""
   x = xp.asarray(x)
   if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
@@ -144,12 +165,15 @@ def _real(xp, x, name):
   return x
 
 
-def _wide(xp, x):
+def _wide(xp: ModuleType, x) -> np.dtype:
   return xp.promote_types(x.dtype, xp.float32)
 
 
-def _parts(xp, maps):
-  """The maps, in NumPy a part at a time: it stays in the cache, and a wider copy of it is small."""
+def _parts(xp: ModuleType, maps) -> Iterator:
+  """The maps, a part at a time where they are NumPy's.
+
+  A part stays in the processor's cache between its two sums, and its wider copy is small.
+  """
   if xp is jnp or maps.ndim == 2:
     yield maps
     return
@@ -158,16 +182,16 @@ def _parts(xp, maps):
     yield maps[i:i + size].astype(_wide(np, maps), copy=False)
 
 
-def _sums(xp, maps, axis):
+def _sums(xp: ModuleType, maps, axis: int):
   """Sums over one of the last two axes."""
-  if xp is np:  # which is faster than np.sum
+  if xp is np:  # einsum is faster than np.sum
     return np.einsum('...ij->...j' if axis == -2 else '...ij->...i', maps, dtype=_wide(np, maps))
   return maps.sum(axis, dtype=_wide(xp, maps))
 
 
-def _fault_of_maps(maps, raw):
-  """What `importance` refuses, and where."""
-  at = lambda bad, last: _place('attention', bad, (*_AXES, 'row', 'key')[:5 if last else 4])
+def _fault_of_maps(maps: np.ndarray, raw: bool) -> str:
+  """Why `importance` refuses maps, with the first weight or row that is at fault."""
+  at = lambda bad, last: _position('attention', bad, (*_AXES, 'row', 'key')[:5 if last else 4])
   if (bad := ~np.isfinite(maps)).any():
     return f'{at(bad, True)} is {maps[_first(bad)]}: attention weights are finite numbers.'
   if not raw and (bad := maps < 0).any():
@@ -180,25 +204,25 @@ def _fault_of_maps(maps, raw):
   return f'attention: the sums over its rows are beyond what {_wide(np, maps)} holds.'
 
 
-def _fault_of_importance(alpha, highest_T):
-  """What `sink_rate` refuses, and where."""
+def _fault_of_importance(alpha: np.ndarray, highest_T: np.ndarray) -> str:
+  """Why `sink_rate` refuses an importance, with the first that is at fault."""
   bad = ~np.isfinite(alpha)
   if bad.any():
-    return (f'{_place("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]}: an importance '
-            'is a finite number.')
+    return (f'{_position("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]}: an '
+            'importance is a finite number.')
   bad = (alpha < 0) | (alpha > highest_T)
   keys, key = alpha.shape[-1], _first(bad)[-1]
-  return (f'{_place("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]:.4g}, outside 0 to '
-          f'{keys / (keys - key):.4g}: the rows of its attention are no shares of one; raw=True '
+  return (f'{_position("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]:.4g}, outside 0 '
+          f'to {keys / (keys - key):.4g}: the rows of its attention are no shares of one; raw=True '
           'takes unnormalised masses.')
 
 
-def _first(bad):
+def _first(bad: np.ndarray) -> tuple[int, ...]:
   return tuple(int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
 
 
-def _place(name, bad, axes):
-  """'attention[0, 2, 1] (block, head, row; from 0)': the first bad place, by the last axes."""
+def _position(name: str, bad: np.ndarray, axes: tuple[str, ...]) -> str:
+  """'attention[0, 2, 1] (block, head, row; from 0)': the first bad entry, by the last axes."""
   index = _first(bad)
   names = ', '.join(('...', *axes) if len(index) > len(axes) else axes[-len(index):])
   return f'{name}[{", ".join(map(str, index))}] ({names}; from 0)'

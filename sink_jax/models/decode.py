@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sink_jax.models.arrays import Params
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache, MambaCache
+from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
@@ -38,7 +38,7 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def prefill(config: ModelConfig, params: Mapping[str, Any], tokens_BxT: jax.Array,
+def prefill(config: ModelConfig, params: Params, tokens_BxT: jax.Array,
             policy: CachePolicy) -> tuple[jax.Array, DecodeState]:
   """Reads the beginning of B texts, and returns the logits (B, V) of the last token, and the state.
 
@@ -46,8 +46,8 @@ def prefill(config: ModelConfig, params: Mapping[str, Any], tokens_BxT: jax.Arra
   from the cache must come after all tokens that still attend to the dropped one.
   """
   fits = policy.size - config.sink_tokens
-  carry = Transformer(config).apply(
-      {'params': params}, tokens_BxT[:, :fits],
+  carry = apply(
+      Transformer(config), params, tokens_BxT[:, :fits],
       state=empty_state(config, policy, tokens_BxT.shape[0]))
   if tokens_BxT.shape[1] <= fits:
     return carry
@@ -58,11 +58,11 @@ def prefill(config: ModelConfig, params: Mapping[str, Any], tokens_BxT: jax.Arra
   return jax.lax.scan(read, carry, tokens_BxT[:, fits:].T)[0]
 
 
-def decode_step(config: ModelConfig, params: Mapping[str, Any], tokens_B: jax.Array,
+def decode_step(config: ModelConfig, params: Params, tokens_B: jax.Array,
                 policy: CachePolicy, state: DecodeState) -> tuple[jax.Array, DecodeState]:
   """Reads one more token of every text, and returns its logits (B, V), and the state."""
-  return Transformer(config).apply(
-      {'params': params}, tokens_B[:, None], state=state,
+  return apply(
+      Transformer(config), params, tokens_B[:, None], state=state,
       positions=policy.next_token_positions(state.tokens_read))
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
+from sink_jax.models.arrays import Params
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.layers import FeedForward, Linear, Norm
+from sink_jax.models.layers import FeedForward, Linear, Norm, apply
 
 
-def first_token_chain(config: ModelConfig, params, inputs):
+def first_token_chain(config: ModelConfig, params: Params, inputs: ArrayLike) -> jax.Array:
   """Hidden states (N, B, D) of the first tokens after every block, without attention.
 
-  A token that sees itself alone, with a weight of one, gets the projection of its own
-  value: o = LN(h) W_V W_O; no queries, keys or scores. That is what a causal model of
+  A token that attends to itself alone, with a weight of one, gets the projection of its
+  value: o = LN(h) W_V W_O, without queries, keys or scores. That is what a causal model of
   normalised attention without biases does with its first token.
 
   inputs: (B, T) token ids, or (B, T, F) continuous ones; the first of each is used.
@@ -22,35 +24,38 @@ def first_token_chain(config: ModelConfig, params, inputs):
   Raises:
     ValueError: a model of unlike blocks.
   """
-  if len(config.pattern) > 1 or config.pattern[0].mamba or config.pattern[0].experts:
+  layer, *unlike = config.pattern
+  if unlike or layer.mamba or layer.experts:
     raise ValueError('first_token_chain needs blocks of attention and one feed-forward network.')
   first = jnp.asarray(inputs)[:, 0]
   h_BxD = params['embed'][first] if config.vocab_size else first @ params['embed']['kernel']
   if config.embedding_dim:
     h_BxD = h_BxD @ params['embed_in']['kernel']
   position = config.attention.position
-  own = {name: params['positions'] for name in position.embedding_params(config.d_model)}
-  added_1xD = position.embedding(np.arange(1), config.d_model, own)
+  table = {name: params['positions'] for name in position.embedding_params(config.d_model)}
+  added_1xD = position.embedding(np.arange(1), config.d_model, table)
   h_BxD = (h_BxD if added_1xD is None else h_BxD + added_1xD).astype(config.dtype)
 
-  def block(h, own):
-    ln = lambda name, x: Norm(config).apply({'params': own.get(name, {})}, x)
-    ffn = lambda x: FeedForward(config).apply({'params': own.get('ffn', {})}, x)
+  def block(h, layer):
+    ln = lambda name, x: apply(Norm(config), layer.get(name, {}), x)
+    ffn = lambda x: apply(FeedForward(config), layer.get('ffn', {}), x)
     if config.norm_location == 'pre':
-      x = h + _own_value(config, own['attention'], ln('norm1', h))
+      x = h + _projected_value(config, layer['attention'], ln('norm1', h))
       h = x + ffn(ln('norm2', h if config.parallel_residual else x))
     else:
-      x = ln('norm1', h + _own_value(config, own['attention'], h))
+      x = ln('norm1', h + _projected_value(config, layer['attention'], h))
       h = ln('norm2', x + ffn(x))
     return h, h
 
+  # The blocks' parameters are stacked along a layer axis, which the scan takes apart.
   return jax.lax.scan(block, h_BxD, params['blocks'])[1]
 
 
-def _own_value(config, params, x_BxD):
+def _projected_value(config: ModelConfig, params: Params, x_BxD: jax.Array) -> jax.Array:
+  """x W_V W_O, with the key/value heads repeated for their groups of queries."""
   dims = config.dims
-  linear = lambda features, group, name, x: Linear(features, config, group=group).apply(
-      {'params': params[name]}, x)
+  linear = lambda features, group, name, x: apply(
+      Linear(features, config, group=group), params[name], x)
   v = linear(dims.kv_heads * dims.head_dim, 'qkv', 'value', x_BxD)
   v_BxHkvxDh = v.reshape(-1, dims.kv_heads, dims.head_dim)
   v_BxHxDh = jnp.repeat(v_BxHkvxDh, dims.heads // dims.kv_heads, axis=1)

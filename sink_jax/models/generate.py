@@ -4,38 +4,50 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, Integer
 
 from sink_jax.arguments import explained
 from sink_jax.kernels.shard import mesh_context, mesh_of
+from sink_jax.models.arrays import AnyArray, Params
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import check_policy, decode_step, prefill
 from sink_jax.models.kv_cache import CachePolicy, DecodeState
 from sink_jax.models.precision import precise
 
-_CHUNK = 32  # tokens that the device makes between two words to the host
+_CHUNK = 32  # tokens that the device makes between two transfers to the host
 _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 _SCORED = 512  # tokens that are scored in one call
 
+Tokens = Integer[AnyArray, 'S T'] | Sequence
+# Logits (S, V) of the last token that was read, and the state after it.
+_Carry = tuple[jax.Array, DecodeState]
 
+
+@runtime_checkable
 class Model(Protocol):
   """What generation needs of a model; `sink_jax.Run` has it."""
 
-  config: ModelConfig
-  params: Any
-  name: str
-  first_token: int | None
+  @property
+  def config(self) -> ModelConfig: ...
+  @property
+  def params(self) -> Params: ...
+  @property
+  def name(self) -> str: ...
+  @property
+  def first_token(self) -> int | None: ...
 
 
 @explained
-def stream(run: Model, tokens, length: int, *, policy: CachePolicy | None = None,
+def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | None = None,
            temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
-           chunk: int = _CHUNK) -> Iterator[np.ndarray]:
+           chunk: int = _CHUNK) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
   The first token of a run that was trained with one is put before texts that do not begin with
@@ -44,7 +56,9 @@ def stream(run: Model, tokens, length: int, *, policy: CachePolicy | None = None
   Args:
     policy: what the cache keeps; everything by default.
     temperature: 0 takes the most likely token, 1 samples from the model.
-    top_k: sample among so many of the most likely tokens.
+    top_k: sample among the top_k most likely tokens; among all by default.
+    seed: of the random numbers; the same seed gives the same tokens.
+    chunk: tokens of a piece.
 
   Raises:
     ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
@@ -64,16 +78,18 @@ def stream(run: Model, tokens, length: int, *, policy: CachePolicy | None = None
   return _pieces(run, tokens, length, policy, (float(temperature), top_k), seed, chunk)
 
 
-def generate(run: Model, tokens, length: int, **options) -> np.ndarray:
+def generate(run: Model, tokens: Tokens, length: int, **options,
+             ) -> Integer[np.ndarray, 'S {length}']:
   """Continues texts (S, T) by `length` tokens (S, length); the options are those of `stream`."""
   return np.concatenate(list(stream(run, tokens, length, **options)), 1)
 
 
-def text_losses(run: Model, tokens, policy: CachePolicy) -> Iterator[np.ndarray]:
+def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
+                ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
-  T - 1 losses in all, in nats; tokens are read one at a time as when generating, so memory
-  is that of the cache, however long the text.
+  There are T - 1 losses in all, in nats. Tokens are read one at a time as when generating, so
+  the memory needed is that of the cache, however long the text.
 
   Raises:
     ValueError: as `stream`.
@@ -85,24 +101,26 @@ def text_losses(run: Model, tokens, policy: CachePolicy) -> Iterator[np.ndarray]
   return _losses(run, tokens, policy)
 
 
-def _pieces(run, tokens, length, policy, sampling, seed, chunk):
+def _pieces(run: Model, tokens: jax.Array, length: int, policy: CachePolicy,
+            sampling: tuple[float, int | None], seed: int, chunk: int) -> Iterator[np.ndarray]:
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, tokens)
   key = jax.random.key(seed)
   for start in range(0, length, chunk):
     count = min(chunk, length - start)
-    # All pieces are made with the same program; what is too much of the last is cut off.
+    # All pieces are made by the same program, which is compiled once for one length; tokens of
+    # the last piece that are too many are cut off.
     state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
                              state, key, start)
     yield np.asarray(piece)[:, :count]
 
 
-def _losses(run, tokens, policy):
+def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.ndarray]:
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
   count = tokens.shape[1] - 1
   piece = min(_SCORED, count)
-  # All pieces are scored with the same program; what pads the last is cut off.
+  # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
   rest = jnp.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
   for start in range(0, count, piece):
     state, losses = _score(run.config, mesh, policy, run.params, state,
@@ -111,17 +129,21 @@ def _losses(run, tokens, policy):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _begin(config, mesh, policy, params, tokens):
+def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: Params,
+           tokens: jax.Array) -> _Carry:
   with mesh_context(mesh), precise(config.dtype):
     return prefill(config, params, tokens, policy)
 
 
+# The carry is donated: its caches are the largest arrays of generation, and the program writes
+# the new ones into their memory instead of holding both. The caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
-def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Array, DecodeState],
-              key, start):
+def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
+              sampling: tuple[float, int | None], count: int, params: Params, state: _Carry,
+              key: jax.Array, start: int | jax.Array) -> tuple[_Carry, jax.Array]:
   def step(carry, number):
     logits, decode_state = carry
-    # By the number of the token, so that the size of the pieces changes nothing.
+    # The key depends on the number of the token alone, so the size of the pieces changes nothing.
     token = _sample(logits, *sampling, jax.random.fold_in(key, number))
     return decode_step(config, params, token, policy, decode_state), token
 
@@ -131,7 +153,8 @@ def _continue(config, mesh, policy, sampling, count, params, state: tuple[jax.Ar
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
-def _score(config, mesh, policy, params, state, tokens):
+def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: Params,
+           state: _Carry, tokens: jax.Array) -> tuple[_Carry, jax.Array]:
   def step(carry, token_S):
     logits, decode_state = carry
     picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
@@ -143,7 +166,8 @@ def _score(config, mesh, policy, params, state, tokens):
   return state, losses_TxS.T
 
 
-def _sample(logits_SxV, temperature, top_k, key):
+def _sample(logits_SxV: jax.Array, temperature: float, top_k: int | None, key: jax.Array,
+            ) -> jax.Array:
   if temperature < _COLDEST:
     return jnp.argmax(logits_SxV, -1)
   if top_k is None:
@@ -153,7 +177,8 @@ def _sample(logits_SxV, temperature, top_k, key):
   return jnp.take_along_axis(ids_SxK, chosen_S[:, None], -1)[:, 0]
 
 
-def _begun(run, tokens):
+def _begun(run: Model, tokens: jax.Array) -> jax.Array:
+  """The texts with the first token of the run before them, where it has one."""
   begins = np.asarray(tokens[:, 0] == run.first_token)
   if run.first_token is None or begins.all():
     return tokens
@@ -164,7 +189,8 @@ def _begun(run, tokens):
   return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=run.first_token)
 
 
-def _checked(run, tokens):
+def _checked(run: Model, tokens: Tokens) -> jax.Array:
+  """The texts as an int32 array, or an error that names what they should be."""
   tokens, config = np.asarray(tokens), run.config
   if not config.vocab_size:
     raise ValueError('a model of continuous inputs has no tokens to generate or to score.')

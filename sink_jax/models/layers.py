@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sink_jax.attention.param import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
+from sink_jax.models.arrays import Params
 from sink_jax.models.config import ModelConfig
 
 _ACTIVATIONS = {
@@ -19,11 +23,11 @@ _ACTIVATIONS = {
     'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
     'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
 }
-_CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit
+_CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code
 
 
-def initializer(kind: str, config: ModelConfig):
-  """The function (key, shape, dtype) -> array that starts a parameter of a `Param.init` kind."""
+def initializer(kind: str, config: ModelConfig) -> Callable[..., jax.Array]:
+  """The function (key, shape, dtype) -> array that initialises a parameter of a `Param.init` kind."""
   if kind == 'zeros':
     return nn.initializers.zeros
   if kind == 'ones':
@@ -33,7 +37,8 @@ def initializer(kind: str, config: ModelConfig):
   if config.init == 'tinyllama':
     if kind == 'ffn_out' and config.ffn == 'swiglu':
       return nn.initializers.normal(1 / (math.sqrt(config.ffn_hidden) * config.layers))
-    # PyTorch's weight.size(1): the input of a linear layer, the width of an embedding.
+    # The variance has PyTorch's weight.size(1) in it: the inputs of a linear layer, whose weight
+    # PyTorch stores transposed, but the width of an embedding.
     axis = -1 if kind == 'embedding' else 0
     return lambda key, shape, dtype=jnp.float32: (
         math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype))
@@ -43,9 +48,18 @@ def initializer(kind: str, config: ModelConfig):
       key, shape, dtype, -1, 1) / math.sqrt(shape[0])
 
 
-def activate(ffn: str, h, linear=None):
+def apply(module: nn.Module, params: Params, *inputs, **options) -> Any:
+  """What a module returns for its parameters.
+
+  The types of Flax's `apply` allow for collections that change, which no module here has.
+  """
+  return module.apply({'params': params}, *inputs, **options)
+
+
+def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Array:
   """act(h), or act(h) * linear for the gated kinds of feed-forward networks."""
   if ffn == 'clamped_swiglu':
+    assert linear is not None
     h, linear = jnp.minimum(h, _CLAMP), jnp.clip(linear, -_CLAMP, _CLAMP)
     return h * jax.nn.sigmoid(_STEEPNESS * h) * (linear + 1)
   h = _ACTIVATIONS[ffn](h)
@@ -53,19 +67,21 @@ def activate(ffn: str, h, linear=None):
 
 
 class Linear(nn.Module):
-  """x W, plus a bias where `config.biases` names its group; weights in the dtype of x.
+  """x W, plus a bias where `config.biases` names the layer's group.
 
-  group: one of BIASED; 'dt' always has a bias.
+  Parameters are float32 and are rounded to the dtype of x for the product. group: one of BIASED;
+  'dt' always has a bias. out_dtype: of the result, which the product is accumulated in; by
+  default that of x.
   """
 
   features: int
   config: ModelConfig
   group: str = ''
   init_kind: str = 'linear'
-  out_dtype: jnp.dtype | None = None
+  out_dtype: DTypeLike | None = None
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     w = self.param('kernel', initializer(self.init_kind, self.config),
                    (x.shape[-1], self.features), jnp.float32)
     dtype = self.out_dtype or x.dtype
@@ -82,7 +98,7 @@ class Norm(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x_BxTxD):
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     if self.config.norm == 'none':
       return x_BxTxD
     gain = self.param('gain', nn.initializers.ones, (x_BxTxD.shape[-1],), jnp.float32)
@@ -100,7 +116,7 @@ class FeedForward(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x_BxTxD):
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     config = self.config
     if config.ffn == 'none':
       return jnp.zeros_like(x_BxTxD)

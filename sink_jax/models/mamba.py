@@ -42,7 +42,8 @@ class MambaMixer(nn.Module):
     # The K - 1 inputs before these tokens, or zeros, make the convolution causal, and yield as
     # many outputs as there are tokens.
     inputs = jnp.concatenate([before, x], 1)
-    x = sum(inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv))
+    x = sum((inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
+            start=jnp.zeros((), x.dtype))
     x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
 
     parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),

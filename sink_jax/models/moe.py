@@ -11,17 +11,18 @@ from sink_jax.models.layers import Linear, activate, initializer
 
 
 class MixtureOfExperts(nn.Module):
-  """sum over the active experts e of weight_e FFN_e(x), the weights from a softmax router.
+  """The sum over the active experts e of weight_e FFN_e(x), with weights from a softmax router.
 
-  All experts run on all tokens, one after the other, and idle ones count nothing: exact,
-  in the memory of one expert, and wasteful of time; fit for evaluation.
+  All experts run on all tokens, one after the other, and those that are not active get a weight
+  of zero. That is exact, and needs the memory of one expert, but the time of all: it is meant
+  for evaluation. X counts experts.
   """
 
   config: ModelConfig
   experts: Experts
 
   @nn.compact
-  def __call__(self, x_BxTxD):
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     config, experts = self.config, self.experts
     logits_BxTxX = Linear(experts.count, config, group='ffn', out_dtype=jnp.float32,
                           name='router')(x_BxTxD)
@@ -37,8 +38,8 @@ class MixtureOfExperts(nn.Module):
     sizes = {'w1': (width, hidden), 'w_out': (hidden, width)}
     if gated:
       sizes['w2'] = sizes['w1']
-    own = {name: _Stack((experts.count, *size), config, name=name)()
-           for name, size in sizes.items()}
+    weights = {name: _Stack((experts.count, *size), config, name=name)()
+               for name, size in sizes.items()}
 
     def add(total, expert):
       w, weight_BxT = expert
@@ -47,8 +48,9 @@ class MixtureOfExperts(nn.Module):
       out = linear('w_out', h).astype(jnp.float32)
       return total + weight_BxT[..., None] * out, None
 
+    # The scan takes one expert's matrices and weights at a time, and adds up in float32.
     total = jnp.zeros(x_BxTxD.shape, jnp.float32)
-    total, _ = jax.lax.scan(add, total, (own, jnp.moveaxis(weights_BxTxX, -1, 0)))
+    total, _ = jax.lax.scan(add, total, (weights, jnp.moveaxis(weights_BxTxX, -1, 0)))
     return total.astype(x_BxTxD.dtype)
 
 
@@ -59,8 +61,8 @@ class _Stack(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self):
-    # One expert starts as the linear layer that it is.
+  def __call__(self) -> tuple[jax.Array, jax.Array]:
+    # Each expert is initialised by itself: the scale depends on a matrix's inputs, not on X.
     init = initializer('linear', self.config)
     kernel = self.param('kernel', lambda key, shape, dtype: jax.vmap(
         lambda k: init(k, shape[1:], dtype))(jax.random.split(key, shape[0])),

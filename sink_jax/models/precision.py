@@ -1,4 +1,4 @@
-"""How precisely the matrix products of a model are computed when it is looked at."""
+"""How precisely the matrix products of a model are computed when it is evaluated."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def matmul_precision(dtype: str) -> str:
 
 
 def precise(dtype: str) -> contextlib.AbstractContextManager:
-  """A context in which products of float32 are traced in float32, and others as anywhere else.
+  """A context in which products of float32 are traced in float32, and others as by default.
 
-  It belongs inside of what jit traces: around a call it would be a part of the key by which jit
-  finds a compiled program again.
+  It belongs inside of the function that jit traces: around its call it would be a part of the
+  key of the compiled program, and the program would be compiled again where the context is not.
   """
   if matmul_precision(dtype) == 'highest':
     return jax.default_matmul_precision('highest')

@@ -1,4 +1,4 @@
-"""A model without the bias it was trained with (Section 7.3)."""
+"""A model without the attention biases that it was trained with (Section 7.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sink_jax.models.run import Run
 
 
 def learned_bias(config: ModelConfig) -> str:
-  """What `without_bias` takes away, in words; empty where there is nothing."""
+  """The parameters that `without_bias` removes, in words; empty where there are none."""
   parts = ['the learned sink token x*'] * config.sink_tokens
   parts.append(config.attention.kv_bias.description)
   return ' and '.join(filter(None, parts))
@@ -22,14 +22,14 @@ def without_bias(run: Run) -> Run:
   Nothing else changes: a prefix or a window keeps its length.
 
   Raises:
-    ValueError: it has none of them.
+    ValueError: the model has none of them.
   """
   if not learned_bias(run.config):
     raise ValueError('The model has no bias in attention and no learned sink token to remove.')
   config = dataclasses.replace(
       run.config, sink_tokens=0,
       attention=dataclasses.replace(run.config.attention, kv_bias=NoBias()))
-  params = {name: own for name, own in run.params.items() if name != 'sink_tokens'}
+  params = {name: x for name, x in run.params.items() if name != 'sink_tokens'}
   attention = {name: x for name, x in params['blocks']['attention'].items()
                if not name.startswith('kv_bias_')}
   params['blocks'] = params['blocks'] | {'attention': attention}

@@ -4,19 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Integer
 
 from sink_jax.kernels.shard import mesh_context, mesh_of
+from sink_jax.models.arrays import AnyArray, Params
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import generate
+from sink_jax.models.layers import apply
 from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.transformer import Transformer
+
+# Token ids, or the features of a model of continuous inputs.
+ModelInputs = Integer[AnyArray, 'S T'] | Float[AnyArray, 'S T F'] | Sequence
+_Tree = TypeVar('_Tree')
+
+
+@runtime_checkable
+class RunTokenizer(Protocol):
+  """What a model's texts are read and written with; `sink_jax.data` has the one class of it."""
+
+  @property
+  def prefix(self) -> tuple[int, ...]:
+    """Ids that are put before every text."""
+    ...
+
+  def encode(self, text: str, special: bool = False) -> np.ndarray:
+    """int32 ids of a text; special: with the prefix."""
+    ...
+
+  def begun(self, ids: Sequence[int], bos: str) -> np.ndarray:
+    """The ids of a text with what stands before it."""
+    ...
+
+  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
+             ) -> list[np.ndarray] | np.ndarray:
+    """Token ids of texts, see `sink_jax.tokenize`."""
+    ...
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """The text of token ids."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,67 +59,74 @@ class Run:
   """A trained or imported model.
 
   Where its activations are float32, so are its matrix products, on GPUs and TPUs too.
-  name: where it came from. step: training steps done, None if unknown. bos: how its
-  inputs begin: 'none', or 'tokenizer' where the tokenizer prepends a BOS.
-  probe_tokens: the fixed probe inputs of a training run (S, T), None otherwise.
-  folder: where it was loaded from. first_token: id that every sequence of its training began
-  with, None where they differed. read_tokenizer: reads `tokenizer`; set by what loads the run.
+
+  params: nested dicts of arrays, as `Transformer` made them. name: the name of its workdir or
+  checkpoint. step: training steps done, None if unknown. bos: how its inputs begin: 'none', or
+  'tokenizer' where the tokenizer prepends a BOS. probe_tokens: the fixed probe inputs of a
+  training run (S, T), None otherwise. folder: the folder that it was loaded from.
+  first_token: the id that every sequence of its training began with, None where they differed.
+  read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
   """
 
   config: ModelConfig
-  params: Any
+  params: Params
   name: str = ''
   step: int | None = None
   bos: str = 'none'
-  probe_tokens: Any = None
+  probe_tokens: AnyArray | None = None
   folder: str | None = None
   first_token: int | None = None
-  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(default=None, repr=False)
+  read_tokenizer: Callable[[Run], RunTokenizer] | None = dataclasses.field(
+      default=None, repr=False)
 
   @functools.cached_property
-  def tokenizer(self):
-    """The `TextTokenizer` of its texts.
+  def tokenizer(self) -> RunTokenizer:
+    """The tokenizer of its texts, read when it is first used.
 
     Raises:
-      ValueError: it has none, or none that can be read here; with the remedy.
+      ValueError: it has none, or none that can be read on this machine; with the remedy.
     """
     if self.read_tokenizer is None:
       raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no tokenizer '
                        'is known: pass token ids.')
     return self.read_tokenizer(self)
 
-  def logits(self, tokens):
-    """Next-token logits (S, T, V) in float32 of tokens (S, T)."""
+  def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
+    """Next-token logits (S, T, V), float32, of tokens (S, T)."""
     return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
-  def record(self, tokens, options: RecordOptions = RecordOptions()) -> Record:
+  def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
     """What the model records of its forward pass on tokens (S, T)."""
     return record(self.config, options, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
-  def generate(self, tokens, length: int, **options):
+  def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,
+               ) -> Integer[np.ndarray, 'S {length}']:
     """Continues texts (S, T) by `length` tokens (S, length).
 
-    They begin with `first_token`, which is put before them where they do not. For the options
-    see `sink_jax.models.generate.stream`.
+    Texts begin with `first_token`, which is put before them where they do not. The options
+    are those of `sink_jax.models.generate.stream`.
     """
     return generate(self, tokens, length, **options)
 
 
+# Static arguments are the key of the compiled program: configs and options are frozen and
+# hashable, so that equal ones share it.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits(config, mesh, params, tokens):
+def _logits(config: ModelConfig, mesh: Mesh | None, params: Params, tokens: jax.Array) -> jax.Array:
   with mesh_context(mesh), precise(config.dtype):
-    return _readable(mesh, Transformer(config).apply({'params': params}, tokens))
+    return _readable(mesh, apply(Transformer(config), params, tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def record(config, options, mesh, params, tokens):
-  """`Run.record` of parameters that lie on a mesh, None for those of one device."""
+def record(config: ModelConfig, options: RecordOptions, mesh: Mesh | None, params: Params,
+           tokens: jax.Array) -> Record:
+  """`Run.record` of parameters that lie on a mesh; mesh is None for those of one device."""
   with mesh_context(mesh), precise(config.dtype):
-    return _readable(mesh, Transformer(config).apply({'params': params}, tokens, options)[1])
+    return _readable(mesh, apply(Transformer(config), params, tokens, options)[1])
 
 
-def _readable(mesh, results):
-  """Whole on every device, where a process does not reach all devices."""
+def _readable(mesh: Mesh | None, results: _Tree) -> _Tree:
+  """Results that this process can read: replicated, where it does not reach all devices."""
   if mesh is None or jax.process_count() == 1:
     return results
   return jax.lax.with_sharding_constraint(results, PartitionSpec())

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
+from sink_jax.models.arrays import Params
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
 # '60m' and '1b' are the paper's (Section 4, Section 7.4), '7b' and '13b' LLaMA-2's (Touvron et
 # al. 2023); 'tiny' is for two CPU cores.
-SIZES = {
+SIZES: dict[str, dict[str, int]] = {
     'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
     '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
     '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
@@ -24,21 +26,26 @@ SIZES = {
 }
 
 
-def sized(size: str, **overrides) -> ModelConfig:
+def sized(size: str, **overrides: Any) -> ModelConfig:
   """The ModelConfig of a named size.
+
+  Args:
+    size: one of 'tiny', '60m', '1b', '7b' and '13b'.
+    overrides: fields of ModelConfig, such as vocab_size, which has no default.
 
   Raises:
     ValueError: unknown size; lists the choices.
   """
   if size not in SIZES:
     raise ValueError(f'Unknown model size {size!r}. Choices: {", ".join(SIZES)}.')
-  return ModelConfig(**SIZES[size] | overrides)
+  fields: dict[str, Any] = SIZES[size] | overrides
+  return ModelConfig(**fields)
 
 
 @functools.lru_cache
-def parameter_shapes(config: ModelConfig):
-  """The parameter tree as shapes, without allocating anything."""
-  # The libraries refuse one token.
+def parameter_shapes(config: ModelConfig) -> Params:
+  """The parameter tree with a `jax.ShapeDtypeStruct` for every array; allocates nothing."""
+  # One token suffices to trace the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
   if config.vocab_size:
     inputs = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -48,12 +55,13 @@ def parameter_shapes(config: ModelConfig):
 
 
 def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
-  """Bytes per token and block that wait for the backward pass, as `ModelConfig.remat` says.
+  """Bytes per token and block that are kept for the backward pass, as `ModelConfig.remat` lists.
 
   Args:
-    remat: any but 'none', of which the compiler decides.
+    remat: any but 'none', with which the compiler decides what is kept.
     tensor: devices that split heads and hidden units; the residual stream is whole on each.
   """
+  # In values per token: `whole` is held by every device, `split` is divided by `tensor`.
   heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
   hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
   whole, split = {'save_matmuls': (2 * config.d_model, 2 * (heads + keys) + hidden),
@@ -64,12 +72,19 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
 @explained
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
-  """Number of parameters of a config, or of a named size at a vocabulary.
+  """Number of parameters of a config, or of a named size with a vocabulary.
 
   Args:
-    embeddings: count token embedding, unembedding and position embeddings too.
+    size, vocab_size: of the model, where no config is given; see `sized`.
+    embeddings: whether token embedding, unembedding and position embeddings count too.
+
+  Raises:
+    ValueError: neither a config nor a size, or an unknown size.
   """
-  config = config or sized(size, vocab_size=vocab_size)
+  if config is None:
+    if size is None:
+      raise ValueError('parameter_count needs a config or a size, such as size=\'60m\'.')
+    config = sized(size, vocab_size=vocab_size)
   shapes = dict(parameter_shapes(config))
   if not embeddings:
     for name in ('embed', 'unembed', 'positions'):
@@ -78,14 +93,16 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
-  """Matrix-multiplication FLOPs per token of one training step (forward, twice backward).
+  """FLOPs of matrix products per token of one training step.
 
-  Counts every linear layer, and attention over the keys that the mask lets a query
-  see, on average over `length` queries. Look-ups, feature maps and biases are left out.
+  The forward pass counts once and the backward pass twice. Every linear layer counts, and
+  attention to the keys that the mask leaves a query, on average over `length` queries; look-ups,
+  feature maps and biases do not.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
   linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
-  seen = sum(hi - lo for lo, hi in (config.attention.mask.key_range(i, i, length)
+  keys = sum(hi - lo for lo, hi in (config.attention.mask.key_range(i, i, length)
                                     for i in range(length)))
-  attention = 4 * config.layers * config.d_model * seen / length
+  # Two products (scores and outputs) of two FLOPs per multiplication and addition.
+  attention = 4 * config.layers * config.d_model * keys / length
   return 3 * (2 * linear + attention)

@@ -14,6 +14,7 @@ import numpy as np
 
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
+from sink_jax.models.arrays import Params
 from sink_jax.models.attention import Attention, norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.kv_cache import DecodePositions, DecodeState, KVCache, MambaCache
@@ -218,10 +219,11 @@ class Transformer(nn.Module):
     Its arguments are those of a block: hidden states, record options, caches, positions.
     """
     config = self.config
+    arguments: dict[str, Any]
     if len(config.pattern) == 1:
-      body, options = Block, {'layer': config.pattern[0]}
+      body, arguments = Block, {'layer': config.pattern[0]}
     else:
-      body, options = Period, {}
+      body, arguments = Period, {}
     if config.remat != 'none':
       # The loop already keeps a block from being merged with its recomputation, so the barriers
       # that prevent_cse puts around it would only stop XLA from fusing.
@@ -233,8 +235,9 @@ class Transformer(nn.Module):
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern),
                       unroll=config.periods_per_turn,
-                      in_axes=(nn.broadcast, 0, nn.broadcast))
-    return scanned(config, **options, name='blocks')
+                      # Flax annotates in_axes as a number, and documents a tuple.
+                      in_axes=(nn.broadcast, 0, nn.broadcast))  # pyright: ignore[reportArgumentType]
+    return scanned(config, **arguments, name='blocks')
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
              ) -> tuple[jax.Array, jax.Array | None]:
@@ -251,7 +254,7 @@ class Transformer(nn.Module):
       if config.embedding_dim:
         h = Linear(config.d_model, config, name='embed_in')(h)
     else:
-      h = Linear(config.d_model, config, name='embed')(inputs)
+      h = Linear(config.d_model, config, name='embed')(jnp.asarray(inputs))
     position = config.attention.position
     params = {name: self.param('positions', initializer(p.init, config), p.shape, jnp.float32)
               for name, p in position.embedding_params(config.d_model).items()}
@@ -272,7 +275,7 @@ class Transformer(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def init_params(config: ModelConfig, seed: int | jax.Array) -> dict[str, Any]:
+def init_params(config: ModelConfig, seed: int | jax.Array) -> Params:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)

@@ -71,7 +71,7 @@ def rates(names: list[str], rows: list[dict]) -> bytes:
   ax, places = axes[0, 0], np.arange(len(names))
   for shift, (measure, name, colour, marker) in zip((-0.13, 0.13), (
       ('sink_1', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      ('sink_star', plots.SINK_SLOT + ', bias slot', plots.COLOURS[1], 'D'))):
+      ('sink_star', plots.SINK_EXTRA_KEY + ', bias slot', plots.COLOURS[1], 'D'))):
     found = [(place, row[measure]) for place, row in zip(places, rows) if row.get(measure)]
     if not found:
       continue

@@ -23,7 +23,7 @@ def sink_curves(runs: list[dict], path) -> None:
     name = run['name'] + ('*' if run['proxy'] else '')
     rate.plot(curves['step'], curves['sink_1'], label=name, **style)
     if run['sink_bias_slot'] is not None:
-      rate.plot(curves['step'], curves['sink_bias_slot'], label=f'{name}: {plots.SINK_SLOT}',
+      rate.plot(curves['step'], curves['sink_bias_slot'], label=f'{name}: {plots.SINK_EXTRA_KEY}',
                 **style | dict(linestyle=':', marker=''))
     importance.plot(curves['step'], curves['largest_importance'], **style)
   for epsilon in sorted({run['epsilon'] for run in runs}):

@@ -71,9 +71,9 @@ def test_maps_are_what_the_probe_measured(probed):
   np.testing.assert_allclose(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0),
                              rtol=1e-4, atol=1e-5)
   assert maps.proxy == (name == 'sigmoid')
-  assert (maps.slot is None) == (name not in ('bias slot', 'sink token'))
+  assert (maps.extra_key_weight is None) == (name not in ('bias slot', 'sink token'))
   if name == 'bias slot':
-    np.testing.assert_allclose(maps.slot, report.bias_slot.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(maps.extra_key_weight, report.bias_slot.mean(0), rtol=1e-4)
   assert maps.importance[maps.head(strongest=True)] == maps.importance.max()
   assert maps.importance[maps.head(strongest=False)] == maps.importance.min()
 

@@ -1,0 +1,13 @@
+"""Names for the types of arrays that models take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+AnyArray = Array | np.ndarray
+# A tree of parameters as Flax makes it: nested mappings from names to arrays, or to their shapes.
+Params = Mapping[str, Any]
