@@ -16,7 +16,7 @@ from sink_jax.benchmark.table import column, document
 from sink_jax.benchmark.timing import Countdown, reason
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
-from sink_jax.train.group_steps import STEPS, Inputs, make_group_steps
+from sink_jax.train.group_steps import STEPS, GroupInputs, make_group_steps
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
@@ -86,7 +86,7 @@ def _timed(config, width, batch, length, steps, seed):
   states = [init_state(config, optimizer, seed + i, mesh) for i in range(width)]
   stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *states)
   together = make_group_steps(config, optimizer, mesh)
-  inputs = Inputs(rows, Rates(*(np.full((steps, width), x) for x in rates)),
+  inputs = GroupInputs(rows, Rates(*(np.full((steps, width), x) for x in rates)),
                   np.ones((steps, width), bool))
   on_device = jnp.asarray(corpus)
 

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.kernels.dispatch import platform
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import provenance
 from sink_jax.train.throughput import measured_matmul_rate
 
 
 def describe(seed: int) -> dict[str, object]:
   """Hardware, versions, date, command and seed, ready for JSON."""
   device = jax.devices()[0]
-  return here_and_now() | {
+  return provenance() | {
       'device_kind': device.device_kind,
       'device_count': jax.device_count(),
       'jaxlib': importlib.metadata.version('jaxlib'),

@@ -18,7 +18,7 @@ from sink_jax.benchmark.timing import Countdown, reason, summary
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation, choose, platform
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
-from sink_jax.train.defaults import Share, device_memory, with_defaults
+from sink_jax.train.defaults import device_memory, DeviceLoad, with_defaults
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
@@ -55,7 +55,7 @@ def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slo
   plain = sized(size, vocab_size=vocab, dtype=dtype, attention=spec)
 
   def config(name, batch):
-    share = Share(platform(), device_memory(), batch * length / devices)
+    share = DeviceLoad(platform(), device_memory(), batch * length / devices)
     return with_defaults(dataclasses.replace(plain, implementation=name), share, remat, unroll)
 
   devices = jax.device_count()

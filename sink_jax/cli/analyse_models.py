@@ -13,7 +13,7 @@ from sink_jax.analyses import registry, runner
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import to_path
 from sink_jax.report.jsontext import rounded, to_json
-from sink_jax.train.provenance import hardware, now
+from sink_jax.train.provenance import hardware, provenance
 
 
 def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
@@ -76,7 +76,7 @@ def _made(out):
 
 
 def _record(analysis, results, failed):
-  return {'analysis': analysis.name, 'figure': analysis.figure, **now(), 'hardware': hardware(),
+  return {'analysis': analysis.name, 'figure': analysis.figure, **provenance(devices=False), 'hardware': hardware(),
           'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
                        'numpy': np.__version__, 'python': platform.python_version()},
           'results': results, 'failed': failed}

@@ -14,7 +14,7 @@ from sink_jax.pretrained.load import load_run
 from sink_jax.report.jsontext import to_json
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import provenance
 from sink_jax.train.run_dir import read_config
 
 _TOKENS_AT_A_TIME = 16384
@@ -93,7 +93,7 @@ def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out) -> list:
 
 
 def _written(result: dict, out):
-  result['provenance'] = here_and_now()
+  result['provenance'] = provenance()
   path = out / 'sink_report.json'
   path.write_text(to_json(result))
   return path

@@ -35,7 +35,7 @@ from sink_jax.paper.page import as_html
 from sink_jax.paper.summary import OPEN, in_short, open_lines
 from sink_jax.paper.tables import tables
 from sink_jax.report.jsontext import finite, rounded, to_json
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import provenance
 
 CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
 _PICTURES = 2_600_000  # bytes on the page, which holds them in base64
@@ -62,7 +62,7 @@ def paper_report(runs: list[dict], out, analysed: Analysed = Analysed()) -> dict
   """
   report, pictures = build(runs, analysed)
   told = lambda key: sorted({run[key] for run in runs if run[key]}) or ['unknown']
-  now = here_and_now()
+  now = provenance()
   report['provenance'] = without_paths(_analysed_by(analysed) | {
       'trained by': told('trained_by'), 'trained on': told('trained_on'),
       'trained with': told('trained_with'), 'reported by': [now['command']], 'date': [now['date']],

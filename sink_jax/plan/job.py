@@ -19,7 +19,7 @@ from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
 from sink_jax.plan.chips import SHARE, Slice
-from sink_jax.train.defaults import Share, with_defaults
+from sink_jax.train.defaults import DeviceLoad, with_defaults
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
@@ -71,7 +71,7 @@ class Job:
     """The same with these values, or with those that a run chooses where they are empty."""
     data, fsdp, tensor = self.mesh
     tokens = self.tokens / (self.microbatches * data * fsdp)
-    share = Share('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor, self.microbatches,
+    share = DeviceLoad('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor, self.microbatches,
                   self.loss_logits)
     return dataclasses.replace(self, model=with_defaults(self.model, share, remat, unroll))
 

@@ -14,7 +14,7 @@ from sink_jax.plan.chips import GIB, SHARE, SOURCE, parse
 from sink_jax.plan.compiler import CompilerMissing
 from sink_jax.plan.job import Job, plan
 from sink_jax.train.optimizer import OptimizerConfig
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import provenance
 from sink_jax.train.sharding import mesh_sizes
 
 CONTEXT, VOCAB = 2048, 50432
@@ -55,7 +55,7 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
       say(f'{name} ...')
       began = time.monotonic()
       try:
-        there[name] = plan(_job(name, *case)) | {'where': here_and_now()}
+        there[name] = plan(_job(name, *case)) | {'where': provenance()}
       except CompilerMissing:
         raise
       except (ValueError, RuntimeError) as error:  # what the compiler refuses is a result too

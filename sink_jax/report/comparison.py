@@ -21,7 +21,7 @@ from sink_jax.report.records import (
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import as_text as table_text
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.provenance import here_and_now
+from sink_jax.train.provenance import provenance
 
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
 
@@ -39,7 +39,7 @@ def compare(directory, out, with_maps: bool = True) -> dict:
   report = build(read_runs(directory))
   told = lambda key: ' and '.join(sorted(
       {run[key] for run in report['runs'].values() if run[key]})) or 'unknown'
-  now = here_and_now()
+  now = provenance()
   report['provenance'] = {
       'trained by': told('trained_by'), 'trained on': told('trained_on'),
       'trained with': told('trained_with'), 'reported by': now['command'], 'date': now['date'],

@@ -14,7 +14,7 @@ from sink_jax.io.paths import files_named, is_local, to_path
 from sink_jax.report.jsontext import finite
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.record import problem
+from sink_jax.train.record import metrics_problem
 from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
@@ -78,7 +78,7 @@ def read_run(folder, name: str) -> dict:
   run = {'name': name, 'label': _label(status), 'status': status['status'],
          'error': status.get('error'), 'reason': status.get('reason'),
          'loss': status.get('loss'), 'record_whole_from': status.get('record_whole_from'),
-         'record_problem': problem(folder), 'trained_on': _trained_on(status),
+         'record_problem': metrics_problem(folder), 'trained_on': _trained_on(status),
          'trained_by': status.get('command'), 'trained_with': status.get('code'),
          'step': max([row['step'] for row in rows] + [status.get('step') or 0]),
          'courses': {kind: _course([row for row in rows if row['kind'] == kind])

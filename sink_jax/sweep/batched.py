@@ -28,8 +28,8 @@ from sink_jax.sweep.trials import ENDED, Trial
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import differences
 from sink_jax.train.group import Group, train_group
-from sink_jax.train.loop import Job, prepared
 from sink_jax.train.optimizer import compiled_part
+from sink_jax.train.prepare import PreparedRun, prepare_run
 from sink_jax.train.run_dir import has_ended, in_use, read_status
 
 # What trials of a group may differ in: what is computed beside the steps, and how long.
@@ -60,14 +60,14 @@ def run_batched(trials: Mapping[str, Trial], root,
   groups = _groups(jobs, root, width)
   with contextlib.closing(_compiled(groups)) as compiled:
     for group, problem in compiled:
-      print(f'{len(group.jobs)} trials in a group of {len(group.names)}: {", ".join(group.jobs)}',
+      print(f'{len(group.runs)} trials in a group of {len(group.names)}: {", ".join(group.runs)}',
             file=sys.stderr, flush=True)
       begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
-      ended = dict.fromkeys(group.jobs, problem) if problem else train_group(group, root, begun)
+      ended = dict.fromkeys(group.runs, problem) if problem else train_group(group, root, begun)
       for name, error in ended.items():
         yield name, concluded(trials[name], root, functools.partial(
             _raise, error, len(group.names), groups[group]))
-  together = {name for group in groups for name in group.jobs}
+  together = {name for group in groups for name in group.runs}
   for name, trial in trials.items():
     if name not in together:
       yield name, run_trial(trial, root)
@@ -95,7 +95,7 @@ def _jobs(trials, root):
   for name, trial in trials.items():
     try:
       if trial.config and not has_ended(root / name, trial.config):
-        jobs[name] = prepared(trial.config, root / name, opened)
+        jobs[name] = prepare_run(trial.config, root / name, opened)
     except Exception:  # whatever it is, `run_trial` has it again
       continue
   return jobs
@@ -131,7 +131,7 @@ def _groups(jobs, root, width):
   return groups
 
 
-def _shared(job: Job) -> dict[str, Any]:
+def _shared(job: PreparedRun) -> dict[str, Any]:
   """What the trials of a group have in common, as a config dict.
 
   Keys that are not known to be free are a part of it, and so is the content of the data.

@@ -28,7 +28,7 @@ from sink_jax.models.config import CHOICES, ModelConfig
 from sink_jax.models.sizes import kept_bytes, parameter_count
 from sink_jax.train.loss import default_logits
 
-KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
+CHOSEN_KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
 # Blocks that are compiled one after another at most: the time of compiling grows with them.
 _MOST_BLOCKS = 24
 _SHARE = 0.9  # of the memory that an estimate may fill
@@ -36,7 +36,7 @@ _SMALLEST = 15 * 2**30  # bytes of a device that does not say how many it has
 _log = logging.getLogger('sink_jax')
 
 
-class Kept(NamedTuple):
+class MemoryFactors(NamedTuple):
   """Bytes in the memory, over the bytes of `kept_bytes`.
 
   laid_out: what the backward pass finds of a block with remat 'none' and no loop over the blocks,
@@ -49,11 +49,11 @@ class Kept(NamedTuple):
   again: float
 
 
-_TABLE = {'cuda': Kept(1.4, 1.02, 1.8), 'tpu': Kept(1.25, 1.15, 3.2)}
+_TABLE = {'cuda': MemoryFactors(1.4, 1.02, 1.8), 'tpu': MemoryFactors(1.25, 1.15, 3.2)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class DeviceLoad:
   """What one device has to hold of a training step.
 
   platform: 'cpu', 'cuda', 'tpu', as `kernels.dispatch.platform` has it.
@@ -76,7 +76,7 @@ def device_memory() -> float | None:
   return (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
 
 
-def completed(config: Mapping[str, Any], model: ModelConfig, share: Share) -> dict[str, Any]:
+def with_chosen_keys(config: Mapping[str, Any], model: ModelConfig, share: DeviceLoad) -> dict[str, Any]:
   """The config with its empty KEYS filled.
 
   Where both `model.unroll` and `model.remat` are set, one line says that the loop over the
@@ -95,21 +95,21 @@ def completed(config: Mapping[str, Any], model: ModelConfig, share: Share) -> di
               gradient_reduction=config['gradient_reduction'] or 'step')
 
 
-def filled(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None = None,
+def filled_from(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None = None,
            section: str = '') -> dict[str, Any]:
   """The config with its empty keys, or those of them in `keys`, as another config has them."""
   other = other if isinstance(other, dict) else {}  # a config.json that somebody changed
   values = {}
   for key, value in config.items():
     if isinstance(value, Mapping):
-      value = filled(value, other.get(key), keys, f'{section}{key}.')
+      value = filled_from(value, other.get(key), keys, f'{section}{key}.')
     elif value is None and (keys is None or section + key in keys):
       value = other.get(key)
     values[key] = value
   return values
 
 
-def with_defaults(model: ModelConfig, share: Share, remat: str | None,
+def with_defaults(model: ModelConfig, share: DeviceLoad, remat: str | None,
                   unroll: int | None) -> ModelConfig:
   """The model with these values of `remat` and `unroll`, or those for its size and a device."""
   few = share.platform in _TABLE and model.layers <= _MOST_BLOCKS
@@ -133,7 +133,7 @@ def _remat(laid_out, share):
   return next(filter(fits, policies), policies[-1]).remat
 
 
-def needed_bytes(model: ModelConfig, share: Share) -> float:
+def needed_bytes(model: ModelConfig, share: DeviceLoad) -> float:
   """An estimate of what a training step with AdamW takes of the memory of a device.
 
   Parameters, two moments, gradients, and their sum over micro-batches; what waits for the backward

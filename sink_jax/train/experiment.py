@@ -230,7 +230,8 @@ def _same(name: str, a: Any, b: Any) -> bool:
   """Whether two values of a key mean the same: two names of one component do."""
   if a == b:
     return True
-  bases = {'data.source': Source, 'data.valid_source': Source, 'data.tokenizer': Tokenizer}
+  bases = {'data.source': Source, 'data.valid_source': Source, 'data.tokenizer': Tokenizer,
+           'optimizer.rule': UpdateRule}
   if name not in bases or not (a and b):
     return False
   try:

@@ -1,19 +1,20 @@
 """Training a group of trials that share a program: one loop, and a workdir for each.
 
-A trial of a group is what `loop.train` trains, with the same batches, rates and events; only its
-steps are computed along with those of the others, as slices of larger arrays, and equal those of
-the trial alone to rounding. Every trial goes on from its own newest checkpoint: its slot rests
-until the group has come to that step, and again when it has ended or diverged, while the program
-and its width stay. So no bit depends on which trials are left, or on where the group was stopped.
+A member of a group is a trial, which `loop.train` would train alone with the same batches, rates
+and events; only its steps are computed along with those of the others, as slices of larger arrays,
+and equal those of the trial alone to rounding. Every member resumes from its own newest
+checkpoint: it is inactive until the group has come to that step, and again when it has ended or
+diverged, while the program and its width stay. So no bit depends on which members are left, or on
+where the group was stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -21,13 +22,19 @@ import numpy as np
 from sink_jax.io.paths import to_path
 from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
-from sink_jax.train.group_steps import compiled_group_steps, compiled_stack_and_slice, empty_inputs
+from sink_jax.train.group_steps import (
+  GroupInputs,
+  compiled_group_steps,
+  compiled_stack_and_slice,
+  empty_inputs,
+)
 from sink_jax.train.optimizer import learning_rates
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.recorder import Evaluation, held
+from sink_jax.train.prepare import PreparedRun
+from sink_jax.train.recorder import Evaluation, Recorder, open_recorder
 from sink_jax.train.run_dir import PATIENCE, WorkdirLocked
 from sink_jax.train.sharding import replicated
-from sink_jax.train.step import init_state
+from sink_jax.train.step import TrainState, init_state
 from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
@@ -35,50 +42,49 @@ _SECONDS = 5  # of a call, about, so that a stop signal need not wait longer
 
 
 class Group:
-  """Trials by slot, and the program that trains them.
+  """Trials by their index in a group, and the program that trains them.
 
-  names: of all slots, in order. jobs: {name: `loop.Job`} of those to be trained, at least one.
-  They must share a program: the same model, optimiser but for `Rates`, shape of the batches and
+  names: of all members, in order. runs: {name: PreparedRun} of those to be trained, at least one.
+  They must share a program: the same model, optimizer but for `Rates`, shape of the batches and
   micro-batches, and the same `Dataset.training_table`.
   """
 
-  def __init__(self, names: Sequence[str], jobs: Mapping[str, Any]):
-    self.names, self.jobs = tuple(names), dict(jobs)
-    self.any_job = next(iter(self.jobs.values()))
+  def __init__(self, names: Sequence[str], runs: Mapping[str, PreparedRun]):
+    self.names, self.runs = tuple(names), dict(runs)
+    self.any_run = next(iter(self.runs.values()))
 
   def compile(self) -> None:
     """Compiles all programs and reads the corpus; takes long, and can be done in a thread."""
-    job, width = self.any_job, len(self.names)
-    self.corpus = job.data.training_table()
-    self.program = compiled_group_steps(job, width, self.corpus)
-    self.stack, self.slice = compiled_stack_and_slice(job, width)
-    state = init_state(job.model, job.experiment.optimizer, job.experiment.seed, job.mesh)
-    Evaluation(job.experiment, job.model, job.data, job.mesh, job.probe_tokens, '').compile(
-        state.params)
+    run, width = self.any_run, len(self.names)
+    self.corpus = run.data.training_table()
+    self.program = compiled_group_steps(run, width, self.corpus)
+    self.stack, self.slice = compiled_stack_and_slice(run, width)
+    state = init_state(run.model, run.experiment.optimizer, run.experiment.seed, run.mesh)
+    Evaluation(run, name='').compile(state.params)
 
 
-def train_group(group: Group, root, begun: Callable[[list[str]], None],
-                show_progress: bool = True) -> dict[str, Exception | None]:
-  """Trains the trials of a compiled group in ROOT/NAME; says how each ended.
+def train_group(group: Group, root: str | os.PathLike, on_begin: Callable[[list[str]], None],
+                show_progress: bool = True) -> dict[str, BaseException | None]:
+  """Trains the members of a compiled group in ROOT/NAME; returns how each ended.
 
   That is None for one that is done, or what `loop.train` would have raised. What is wrong with
-  one trial, such as its workdir, ends that trial alone.
+  one member, such as its workdir, ends that member alone.
 
   Args:
-    begun: is called before the first step, with the names of the trials that have steps left,
-      while their workdirs are held.
+    on_begin: is called before the first step, with the names of the members that have steps left,
+      while their workdirs are locked.
 
   Raises:
     Interrupted: the process was asked to stop; all states are saved.
   """
-  members = [_Member(slot, name, group.jobs[name])
-             for slot, name in enumerate(group.names) if name in group.jobs]
+  members = [_Member(index, name, group.runs[name])
+             for index, name in enumerate(group.names) if name in group.runs]
   with StopHandler() as stop, contextlib.ExitStack() as closing:
     try:
-      states = _begun(group, members, to_path(root))
+      states = _open_workdirs(group, members, to_path(root))
       if running := [member for member in members if member.running]:
-        begun([member.name for member in running])
-        _go_on(group, running, states, stop, closing, show_progress)
+        on_begin([member.name for member in running])
+        _train_members(group, running, states, stop, closing, show_progress)
     except BaseException as error:
       for member in members:
         member.end(error)
@@ -90,31 +96,31 @@ def train_group(group: Group, root, begun: Callable[[list[str]], None],
   return {member.name: member.error for member in members}
 
 
-def _begun(group, members, root):
-  """Opens the workdirs; returns the states of all slots, (G, ...), or None where none has work.
+def _open_workdirs(group, members, root):
+  """Opens the workdirs; returns the states of all members, (G, ...), or None where all are done.
 
-  A slot without work holds the state of another one, and rests.
+  A member that is done has the state of another one in its place, and stays inactive.
   """
-  checked, states = {}, {}  # the files of the data are checked once for all that read them
+  checks, states = {}, {}  # the files of the data are checked once for all that read them
   until = time.monotonic() + PATIENCE
   for member in members:
-    data = member.job.data
-    if data not in checked:
-      checked[data] = data.check_files()
-    state = member.begin(root / member.name, len(group.names), checked[data], until)
+    data = member.run.data
+    if data not in checks:
+      checks[data] = data.check_files()
+    state = member.begin(root / member.name, len(group.names), checks[data], until)
     if state is not None:
-      states[member.slot] = state
+      states[member.index] = state
   if not states:
     return None
-  some = next(iter(states.values()))
-  return group.stack(*(states.get(slot, some) for slot in range(len(group.names))))
+  some_state = next(iter(states.values()))
+  return group.stack(*(states.get(index, some_state) for index in range(len(group.names))))
 
 
-def _go_on(group, members, stacked, stop, closing, show_progress):
-  """Takes all members from where they are to their ends, or to where the group has to stop."""
-  job, running = group.any_job, lambda: [m for m in members if m.running]
-  corpus = None if group.corpus is None else jax.device_put(group.corpus, replicated(job.mesh))
-  supply = _Supply(group)
+def _train_members(group, members, states, stop, closing, show_progress):
+  """Takes all members from their checkpoints to their ends, or to where the group has to stop."""
+  run, running = group.any_run, lambda: [m for m in members if m.running]
+  corpus = None if group.corpus is None else jax.device_put(group.corpus, replicated(run.mesh))
+  supply = _InputSupply(group)
   progress = closing.enter_context(Progress(
       f'{group.names[0]} and others', max(m.steps for m in members),
       min(m.start for m in members), unit='step', enabled=show_progress))
@@ -124,33 +130,34 @@ def _go_on(group, members, stacked, stop, closing, show_progress):
       if stop.poll(wait=True):
         raise Interrupted(member.start, member.steps)
       if member.start == 0:
-        member.recorder.begin(group.slice(stacked, np.int32(member.slot)))
+        member.recorder.begin(group.slice(states, np.int32(member.index)))
   most = 1  # until it is known how long a step takes
   while running():
     left = running()
-    count = _count(left, at, min(most, supply.steps))
+    count = _steps_until_due(left, at, min(most, supply.steps))
     inputs = supply.inputs(left, at, count)
     began = time.perf_counter()
-    stacked, values = group.program(stacked, corpus, inputs, np.int32(count))
-    supply.prepare(left, at + count)  # while the device is at work
-    values = jax.device_get(values)
+    states, metrics = group.program(states, corpus, inputs, np.int32(count))
+    # The call above returns at once: the host makes the next inputs while the device is at work.
+    supply.prepare(left, at + count)
+    metrics = jax.device_get(metrics)
     seconds = (time.perf_counter() - began) / count
     most, at = max(1, int(_SECONDS / seconds)), at + count
     stopping = stop.poll()
     for member in left:
       with member.attempt():
-        mine = {key: x[:count, member.slot] for key, x in values.items()}
-        member.report(at - count, mine, seconds)
+        of_member = {key: x[:count, member.index] for key, x in metrics.items()}
+        member.report(at - count, of_member, seconds)
         if member.start < at and (stopping or member.recorder.due(at)):
-          state = group.slice(stacked, np.int32(member.slot))
-          member.settle(at, state, mine['loss'][-1], stopping)
+          state = group.slice(states, np.int32(member.index))
+          member.settle(at, state, of_member['loss'][-1], stopping)
         elif stopping:
           raise Interrupted(member.start, member.steps)
-    tokens = job.experiment.batch_size * job.experiment.data.context * len(left)
-    progress.update(at, trials=len(left), **{'tokens/s': f'{tokens / seconds:,.0f}'})
+    progress.update(at, trials=len(left),
+                    **{'tokens/s': f'{run.tokens_per_step * len(left) / seconds:,.0f}'})
 
 
-def _count(members, at, most):
+def _steps_until_due(members, at, most):
   """Steps until one of the members needs its state, at most so many."""
   for count in range(1, most):
     if any(m.start < at + count and m.recorder.due(at + count) for m in members):
@@ -159,53 +166,60 @@ def _count(members, at, most):
 
 
 class _Member:
-  """A trial in its slot: what is open of its workdir, and how it ended."""
+  """A trial of the group: what is open of its workdir, and how it ended.
 
-  def __init__(self, slot, name, job):
-    self.slot, self.name, self.job = slot, name, job
-    self.steps, self.running, self.error = job.experiment.steps, False, None
-    optimizer = job.experiment.optimizer
+  index: its place on the group's leading axis.
+  """
+
+  recorder: Recorder
+  start: int  # the step that it resumes from
+
+  def __init__(self, index: int, name: str, run: PreparedRun):
+    self.index, self.name, self.run = index, name, run
+    self.steps, self.running = run.experiment.steps, False
+    self.error: BaseException | None = None
+    optimizer = run.experiment.optimizer
     self.learning_rate = learning_rates(optimizer, self.steps)
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir, width, intact, until):
+  def begin(self, workdir, width, wait_for_file_check, until) -> TrainState | None:
     """Opens the workdir; returns the state, or None where nothing is left to do.
 
-    until: when to stop waiting for another process that holds the workdir, `time.monotonic`.
+    until: when to stop waiting for another process that has the workdir, `time.monotonic`.
     """
     self.running = True
     with self.attempt():
-      self.recorder = self._held(workdir, intact, until)
-      state = self.recorder.restored()
+      self.recorder = self._open_recorder(workdir, wait_for_file_check, until)
+      state = self.recorder.restore()
       self.start = self.recorder.start
       if self.recorder.has_finished():
         self.end()
         return None
       self._open.enter_context(self.recorder.recording(width))
-      if self.start == self.steps:  # killed after its last save, before its status said so
+      if self.start == self.steps:  # killed after its last save, before its status was written
         self.end()
         return None
-      experiment, model = self.job.experiment, self.job.model
-      self._clock = Throughput(experiment.batch_size * experiment.data.context,
-                               flops_per_token(model, experiment.data.context),
+      model, context = self.run.model, self.run.experiment.data.context
+      self._clock = Throughput(self.run.tokens_per_step, flops_per_token(model, context),
                                _matmul_rate(model.dtype))
       return state
     return None
 
-  def _held(self, workdir, intact, until):
+  def _open_recorder(self, workdir, wait_for_file_check, until):
     while True:
       try:
-        return self._open.enter_context(held(self.job, workdir, self.name, lambda: intact))
+        return self._open.enter_context(
+            open_recorder(self.run, workdir, self.name, lambda: wait_for_file_check))
       except WorkdirLocked:
         if time.monotonic() > until:
           raise
         time.sleep(0.5)
 
-  def report(self, before, values, seconds):
+  def report(self, before, metrics, seconds):
     """Checks and logs the metrics of the steps after `before`."""
-    for step in range(max(before, self.start) + 1, before + len(values['loss']) + 1):
-      row = {key: float(x[step - before - 1]) for key, x in values.items()}
+    for step in range(max(before, self.start) + 1, before + len(metrics['loss']) + 1):
+      row = {key: float(x[step - before - 1]) for key, x in metrics.items()}
       self._clock.timed(seconds)
       self.recorder.check(step, row)
       if self.recorder.logs(step):
@@ -213,7 +227,7 @@ class _Member:
     self.recorder.poll()
 
   def settle(self, step, state, loss, stopping):
-    """Evaluates and saves what is due; ends the trial after its last step."""
+    """Evaluates and saves what is due; ends the member after its last step."""
     self.recorder.settle(step, state, loss, saving=stopping)
     if step == self.steps:
       self.end()
@@ -221,14 +235,14 @@ class _Member:
       raise Interrupted(step, self.steps)
 
   @contextlib.contextmanager
-  def attempt(self):
-    """A context of which any error ends this trial alone."""
+  def attempt(self) -> Iterator[None]:
+    """A context in which any error ends this member alone."""
     try:
       yield
     except Exception as error:
       self.end(error)
 
-  def end(self, error=None):
+  def end(self, error: BaseException | None = None) -> None:
     """Closes the workdir, with the status that the error makes, unless that is done."""
     if not self.running:
       return
@@ -241,42 +255,42 @@ class _Member:
       self.error = raised
 
 
-class _Supply:
-  """The inputs of the steps; trials of a seed that read the same data share what is made."""
+class _InputSupply:
+  """The inputs of the steps; members with the same seed and data share what is made."""
 
-  def __init__(self, group):
-    self._empty = functools.partial(empty_inputs, group.any_job, len(group.names), group.corpus)
+  def __init__(self, group: Group):
+    self._empty = functools.partial(empty_inputs, group.any_run, len(group.names), group.corpus)
     self._from_table = group.corpus is not None
     self.steps = len(self._empty().active)
     self._made = {}  # {(data, seed): {step: rows or batch}}
 
-  def inputs(self, members, at, count):
+  def inputs(self, members: Sequence[_Member], at: int, count: int) -> GroupInputs:
     """Inputs whose first `count` steps are those after step `at`."""
     inputs = self._empty()
     for member in members:
       for i in range(max(0, member.start - at), count):
-        put = lambda array, x, at=(i, member.slot): array.__setitem__(at, x)
-        jax.tree.map(put, inputs.given, self._given(member.job, at + i))
-        inputs.rates.learning_rate[i, member.slot] = member.learning_rate(at + i)
-        inputs.rates.weight_decay[i, member.slot] = member.weight_decay
-        inputs.active[i, member.slot] = True
+        put = lambda array, x, at=(i, member.index): array.__setitem__(at, x)
+        jax.tree.map(put, inputs.data, self._data(member.run, at + i))
+        inputs.rates.learning_rate[i, member.index] = member.learning_rate(at + i)
+        inputs.rates.weight_decay[i, member.index] = member.weight_decay
+        inputs.active[i, member.index] = True
     return inputs
 
-  def prepare(self, members, at):
+  def prepare(self, members: Sequence[_Member], at: int) -> None:
     """Makes what the next call may need, and forgets what came before it."""
     for made in self._made.values():
       for step in [step for step in made if step < at]:
         del made[step]
     for member in members:
       for step in range(max(at, member.start), min(at + self.steps, member.steps)):
-        self._given(member.job, step)
+        self._data(member.run, step)
 
-  def _given(self, job, step):
-    data, seed = job.data, job.experiment.seed
+  def _data(self, run, step):
+    data, seed = run.data, run.experiment.seed
     made = self._made.setdefault((data, seed), {})
     if step not in made:
       make = data.table_rows if self._from_table else data.batch
-      made[step] = make(step, job.experiment.batch_size, seed)
+      made[step] = make(step, run.experiment.batch_size, seed)
     return made[step]
 
 

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: the order in which the events of a run happen."""
 
 from __future__ import annotations
 
@@ -6,41 +6,34 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import absl.logging
 import jax
 import numpy as np
 
 from sink_jax.data.cache_check import DamagedCache
-from sink_jax.data.dataset import DataConfig, Dataset, open_data
 from sink_jax.data.token_edits import first_token
-from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.progress import Progress
-from sink_jax.kernels.dispatch import platform
-from sink_jax.kernels.shard import mesh_context
-from sink_jax.models.attention import training_implementation
-from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
-from sink_jax.models.sizes import flops_per_token, parameter_shapes
+from sink_jax.models.sizes import flops_per_token
 from sink_jax.train import run_dir as runs
-from sink_jax.train.defaults import KEYS, Share, completed, device_memory, filled
-from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.global_batch import GlobalBatches
-from sink_jax.train.multihost import broadcast_from_process0, check_same, is_first, on_all_processes
-from sink_jax.train.old_keys import with_update_rule
+from sink_jax.train.multihost import check_same, is_first
 from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.recorder import held
-from sink_jax.train.sharding import make_mesh
-from sink_jax.train.step import batch_layout, make_train_step, make_validation_step
+from sink_jax.train.prepare import PreparedRun, prepare_run
+from sink_jax.train.recorder import Recorder, open_recorder
+from sink_jax.train.step import TrainState, make_train_step
 from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 
-def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: bool = True) -> Run:
+def train(config: Mapping[str, Any], workdir: str | os.PathLike, *, name: str = '',
+          show_progress: bool = True) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
   A run is a pure function of its config: interrupted and resumed it gives the same
@@ -55,17 +48,18 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any
-      compute, and nothing is lost. Busy, one of them: another job has the workdir, or has
-      taken it since.
+      compute, and nothing is lost. WorkdirLocked, one of them: another job trains in the workdir,
+      or has begun to since.
     Diverged: a step was not finite. Interrupted: a signal asked it to stop; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  job, name = prepared(config, workdir), name or PurePath(workdir).name
+  run, name = prepare_run(config, workdir), name or PurePath(workdir).name
+  # Processes with other programs would wait for each other in the first collective for ever.
   check_same('config, data or jax', json.dumps(
-      [job.config, job.data_summary, jax.__version__], sort_keys=True))
-  with StopHandler() as stop, held(job, workdir, name, job.data.check_files) as recorder:
+      [run.config, run.data_summary, jax.__version__], sort_keys=True))
+  with StopHandler() as stop, open_recorder(run, workdir, name, run.data.check_files) as recorder:
     try:
-      params = _train(job, recorder, show_progress, stop)
+      params = _train(run, recorder, stop, show_progress)
     except (runs.WorkdirLocked, DamagedCache):
       raise
     except ValueError as error:
@@ -73,138 +67,108 @@ def train(config: Mapping[str, Any], workdir, *, name: str = '', show_progress: 
         raise
       # What breaks between processes is a ValueError too, and no fault of the config.
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
-  model = dataclasses.replace(job.model, implementation=None, unroll=1)  # of training; see load_run
-  return Run(model, params, name, job.experiment.steps, probe_tokens=job.probe_tokens,
-             first_token=first_token(job.experiment.data.interventions))
-
-
-class Job(NamedTuple):
-  """A config as typed objects, with its data, the devices and the inputs of the probe."""
-  config: Mapping[str, Any]  # with what the data and the platform decide
-  data_summary: Mapping[str, Any]
-  experiment: Experiment
-  model: ModelConfig
-  data: Dataset
-  mesh: jax.sharding.Mesh
-  attention: str  # the implementation
-  probe_tokens: np.ndarray
-  encoder: Encoder | None
-
-
-def prepared(config: Mapping[str, Any], workdir,
-             opened: Callable[[DataConfig], Dataset] = open_data) -> Job:
-  """What a run needs. What does not fit is found before any file is made.
-
-  All processes of a job call it. opened: how the data are opened, after all other checks.
-
-  Raises:
-    ValueError: as `train` does.
-  """
-  config = with_update_rule(config)
-  job = on_all_processes(lambda: _prepared(config, workdir, opened))
-  data = job.data
-  chosen = broadcast_from_process0(
-      lambda: _completed(runs.as_begun(workdir, config), job), ValueError)
-  config = filled(config, chosen, KEYS)  # all else may differ between processes
-  experiment = from_dict(config)
-  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  return job._replace(config=resolved(config, data), experiment=experiment, model=model)
-
-
-def _prepared(config, workdir, opened):
-  """The Job without what `_completed` chooses."""
-  experiment = from_dict(config)
-  experiment.check_devices()
-  mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
-  _trace(experiment, mesh)
-  if is_first():
-    runs.check_unlocked(workdir, config)
-  data = opened(experiment.data)
-  model = experiment.model_config(data.vocab_size, data.input_features, data.output_features)
-  return Job(config, data.summary(), experiment, model, data, mesh,
-             training_implementation(model, experiment.data.context),
-             data.probe_tokens(experiment.probe.sequences, experiment.probe.length),
-             data.encoder)
-
-
-def _completed(config, job):
-  """The config with the empty keys that these devices decide."""
-  experiment, (data, fsdp, tensor) = job.experiment, job.mesh.shape.values()
-  tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
-  with mesh_context(job.mesh):
-    share = Share(platform(), device_memory(), tokens, fsdp * tensor, tensor,
-                  experiment.microbatches, experiment.loss_logits)
-  return completed(config, job.model, share)
-
-
-def _trace(experiment, mesh):
-  """Raises a ValueError if the model cannot be built or run; the data play no part in it."""
-  model, context = experiment.model_before_data(), experiment.data.context
-  training_implementation(model, context)
-  jax.eval_shape(make_validation_step(model, mesh), parameter_shapes(model),
-                 batch_layout(model, experiment.microbatch_size, context, mesh))
-
-
-def _train(job, recorder, show_progress, stop):
-  """From the newest checkpoint to the last step, or to where the run has to stop."""
-  experiment, model, data, mesh = job.experiment, job.model, job.data, job.mesh
-  optimizer, decay = experiment.optimizer, np.float32(experiment.optimizer.weight_decay)
-  learning_rate = learning_rates(optimizer, experiment.steps)
-  train_step = make_train_step(model, optimizer, mesh, experiment.microbatches,
-                               loss_logits=experiment.loss_logits,
-                               gradient_reduction=experiment.gradient_reduction)
-  state = recorder.restored()
-  if recorder.has_finished():
-    return state.params
-  clock = Throughput(experiment.batch_size * experiment.data.context,
-                     flops_per_token(model, experiment.data.context),
-                     measured_matmul_rate(model.dtype))
-  feed = GlobalBatches(mesh, experiment.batch_size)
-  batches = data.batches(recorder.start, experiment.batch_size, experiment.seed, feed.rows)
-  progress = Progress(recorder.name, experiment.steps, recorder.start, unit='step',
-                      enabled=show_progress and is_first())
-
-  def report(step, values):
-    """Checks and logs the metrics of an update; waits for the device to finish it."""
-    values = {k: float(v) for k, v in values.items()}
-    clock.step()
-    recorder.check(step, values)
-    if recorder.logs(step):
-      speed = clock.read()
-      recorder.log(step, values, learning_rate(step - 1), speed)
-      show = lambda x, form: x if isinstance(x, str) else format(x, form)
-      progress.update(step, loss=f'{values["loss"]:.3f}',
-                      **{'tokens/s': show(speed['tokens_per_second'], ',.0f'),
-                         'MFU': show(speed['mfu'], '.0%'), 'Sink_1': recorder.sink_1})
-
-  with contextlib.closing(progress), recorder.recording():
-    if stop.poll(wait=True) and recorder.start < experiment.steps:
-      raise Interrupted(recorder.start, experiment.steps)
-    if recorder.start == 0:
-      recorder.begin(state)
-      if stop.poll(wait=True):  # before the step is compiled, which can take minutes
-        raise Interrupted(recorder.start, experiment.steps)
-    pending = None  # metrics are read one step late, so that the device never waits
-    for step in range(recorder.start + 1, experiment.steps + 1):
-      rates = Rates(np.float32(learning_rate(step - 1)), decay)
-      state, values = train_step(state, feed.put(next(batches)), rates)
-      if pending is not None:
-        report(*pending)
-      pending = (step, values)
-      recorder.poll()
-      # Asked once: it may change at any moment.
-      stopping = stop.poll() and step < experiment.steps
-      if stopping or recorder.due(step):
-        report(*pending)
-        pending = None
-        recorder.settle(step, state, values['loss'], saving=stopping)
-        clock.pause()
-      if stopping:
-        raise Interrupted(step, experiment.steps)
-  return state.params
+  model = dataclasses.replace(run.model, implementation=None, unroll=1)  # of training; see load_run
+  return Run(model, params, name, run.experiment.steps, probe_tokens=run.probe_tokens,
+             first_token=first_token(run.experiment.data.interventions))
 
 
 def quiet_logs() -> None:
   """Keeps the libraries' own progress reports out of a command's output."""
   absl.logging.set_verbosity(absl.logging.ERROR)
   logging.getLogger('sink_jax').setLevel(logging.INFO)
+
+
+def _train(run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool):
+  """Trains from the newest checkpoint to the last step; returns the parameters."""
+  state = recorder.restore()
+  if recorder.has_finished():
+    return state.params
+  loop = _Loop(run, recorder, stop, show_progress)
+  with contextlib.closing(loop.progress), recorder.recording():
+    return loop.run(state).params
+
+
+class _Loop:
+  """The steps of one run that are left, and the metrics that no step has read yet.
+
+  Each update goes through these events, in this order:
+
+    1. the step is dispatched, which returns before the devices have computed it;
+    2. the metrics of the step before are read, checked and logged: they are there by now, or
+       almost, and the devices have the next step to go on with;
+    3. if the probe, the validation, a checkpoint or a request to stop wants the state of this very
+       step, its metrics are read too, which waits for the devices;
+    4. the state is checked for numbers that are not finite, then probed and validated, then saved.
+
+  Nothing is saved that was not found finite, so the newest checkpoint is always one to resume
+  from. The probe comes before the save because a save vouches for the metrics up to its step: a
+  run that resumes there finds the rows of that step's probe in metrics.jsonl, and writes none of
+  them twice. The state is saved before the next step is dispatched, which donates its memory.
+  """
+
+  def __init__(self, run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool):
+    experiment, model = run.experiment, run.model
+    self._recorder, self._stop = recorder, stop
+    self._last_step = experiment.steps
+    self._learning_rate = learning_rates(experiment.optimizer, experiment.steps)
+    self._weight_decay = np.float32(experiment.optimizer.weight_decay)
+    self._train_step = make_train_step(
+        model, experiment.optimizer, run.mesh, experiment.microbatches,
+        loss_logits=experiment.loss_logits, gradient_reduction=experiment.gradient_reduction)
+    self._global_batches = GlobalBatches(run.mesh, experiment.batch_size)
+    self._batches = run.data.batches(recorder.start, experiment.batch_size, experiment.seed,
+                                     self._global_batches.rows)
+    self._clock = Throughput(run.tokens_per_step, flops_per_token(model, experiment.data.context),
+                             measured_matmul_rate(model.dtype))
+    self._unread: tuple[int, Mapping[str, jax.Array]] | None = None  # (step, its metrics)
+    self.progress = Progress(recorder.name, experiment.steps, recorder.start, unit='step',
+                             enabled=show_progress and is_first())
+
+  def run(self, state: TrainState) -> TrainState:
+    """Trains from a restored or fresh state; returns the state after the last step."""
+    start = self._recorder.start
+    if start < self._last_step:
+      self._end_if_stopped(start)
+    if start == 0:
+      self._recorder.begin(state)
+      self._end_if_stopped(0)  # before the step is compiled, which can take minutes
+    for step in range(start + 1, self._last_step + 1):
+      state = self._take_step(step, state)
+    return state
+
+  def _end_if_stopped(self, step):
+    if self._stop.poll(wait=True):
+      raise Interrupted(step, self._last_step)
+
+  def _take_step(self, step, state):
+    rates = Rates(np.float32(self._learning_rate(step - 1)), self._weight_decay)
+    batch = self._global_batches.put(next(self._batches))
+    state, metrics = self._train_step(state, batch, rates)  # the old state's memory is gone
+    self._read_metrics()
+    self._unread = (step, metrics)
+    self._recorder.poll()
+    # Asked once in a step: with one process the answer may change at any moment.
+    stopping = self._stop.poll() and step < self._last_step
+    if stopping or self._recorder.due(step):
+      self._read_metrics()
+      self._recorder.settle(step, state, metrics['loss'], saving=stopping)
+      self._clock.pause()  # the probe and the save are no part of the tokens per second
+    if stopping:
+      raise Interrupted(step, self._last_step)
+    return state
+
+  def _read_metrics(self):
+    """Waits for the step whose metrics are unread, if there is one; checks and logs them."""
+    if self._unread is None:
+      return
+    (step, metrics), self._unread = self._unread, None
+    values = {key: float(x) for key, x in metrics.items()}
+    self._clock.step()
+    self._recorder.check(step, values)
+    if self._recorder.logs(step):
+      speed = self._clock.read()
+      self._recorder.log(step, values, self._learning_rate(step - 1), speed)
+      text = lambda x, form: x if isinstance(x, str) else format(x, form)
+      self.progress.update(step, loss=f'{values["loss"]:.3f}',
+                           **{'tokens/s': text(speed['tokens_per_second'], ',.0f'),
+                              'MFU': text(speed['mfu'], '.0%'), 'Sink_1': self._recorder.sink_1})

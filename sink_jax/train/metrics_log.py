@@ -12,7 +12,7 @@ from typing import Any
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import is_local, to_path
 from sink_jax.train.multihost import is_first
-from sink_jax.train.record import lines_of, settle_metrics
+from sink_jax.train.record import read_rows, settle_metrics
 from sink_jax.train.tensorboard import Board
 
 _SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
@@ -27,16 +27,16 @@ class MetricsWriter:
   interrupted. In an object store the file is written anew twice a minute, and TensorBoard's at
   each `flush`.
 
-  whole_from, line: what was found of the file, see `record.Kept`.
+  whole_from, remark: of the rows that were there, see `record.SettledMetrics`.
   """
 
   def __init__(self, workdir, step: int = 0):
     self._file = self._board = None
-    self.whole_from, self.line = 0, ''
+    self.whole_from, self.remark = 0, ''
     if not is_first():
       return
     workdir = to_path(workdir)
-    content, self.whole_from, self.line = settle_metrics(workdir, step)
+    content, self.whole_from, self.remark = settle_metrics(workdir, step)
     self._bytes, self._digest = len(content), hashlib.sha256(content)
     self._path = workdir / 'metrics.jsonl'
     if is_local(workdir):
@@ -106,5 +106,5 @@ class _Rewritten:
 
 def read_metrics(workdir, kind: str | None = None) -> list[dict]:
   """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
-  return [row for _, row in lines_of(to_path(workdir) / 'metrics.jsonl')
+  return [row for _, row in read_rows(to_path(workdir) / 'metrics.jsonl')
           if kind in (None, row['kind'])]

@@ -1,14 +1,17 @@
-"""How a run ends, and what its status says of that."""
+"""How a run ends, and what its status records of that."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from sink_jax.train import run_dir as runs
-from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.stop_handler import Unsaved
 
 _log = logging.getLogger('sink_jax')
@@ -17,10 +20,11 @@ _log = logging.getLogger('sink_jax')
 class Diverged(RuntimeError):
   """The loss, the gradient or the state of a step was not finite, or what its model computes.
 
-  reason: in words, in place of the loss; nothing for a loss, a gradient or a state.
+  step, loss: where, and what the loss was.
   """
 
-  def __init__(self, step: int, loss, reason: str = ''):
+  def __init__(self, step: int, loss: jax.Array | float, reason: str = ''):
+    """reason: in words, in place of the loss; nothing for a loss, a gradient or a state."""
     self.step, self.loss = step, float(loss)
     reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
                         'after it are not finite.')
@@ -37,10 +41,13 @@ class Interrupted(RuntimeError):
     super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
 
 
-def group_widths(workdir, start: int, width: int) -> dict[str, int]:
-  """In groups of how many slots a run was trained that goes on from `start`: {first step: slots}.
+def group_widths(workdir: str | os.PathLike, start: int, width: int) -> dict[str, int]:
+  """Members of the groups that a run was trained in, by the first step in each: {step: members}.
 
-  1 stands for a run alone, whose bits are others; {} where all of it is.
+  1 stands for a run alone, whose last bits differ from those of a group; {} where all of it is.
+
+  Args:
+    start: the step that the run resumes from now. width: members of its group from there on.
   """
   before = runs.read_status(workdir).get('group_widths') or {'0': 1}
   widths = {step: w for step, w in before.items() if int(step) < start}
@@ -50,14 +57,18 @@ def group_widths(workdir, start: int, width: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def recorded(workdir, checkpoints, start, steps, whole_from, attention, width=1):
-  """Leaves a status behind whatever happens, when what is being saved is on the disk.
+def recorded_outcome(workdir: str | os.PathLike, checkpoints: Checkpoints, start: int, steps: int,
+                     whole_from: int, attention: str, width: int = 1) -> Iterator[None]:
+  """A context that leaves a status behind, however it ends, once what it saves is on the disk.
 
-  whole_from: the step from which on no row of metrics is missing.
-  attention: name of the implementation, a part of how the result was made.
-  width: slots of the group that it is trained in, see `group_widths`.
+  Args:
+    whole_from: the step from which on no row of metrics is missing.
+    attention: name of the implementation, a part of how the result was made.
+    width: members of the group that it is trained in, see `group_widths`.
   """
-  always = {'attention': attention} | ({'record_whole_from': whole_from} if whole_from else {})
+  always: dict[str, Any] = {'attention': attention}
+  if whole_from:
+    always['record_whole_from'] = whole_from
   if widths := group_widths(workdir, start, width):
     always['group_widths'] = widths
   runs.write_status(workdir, 'running', step=start, **always)
@@ -93,6 +104,7 @@ def recorded(workdir, checkpoints, start, steps, whole_from, attention, width=1)
         raise
       _log.warning(error)
     finally:
+      # After the save: a status 'done' whose checkpoint is lost would never be trained again.
       if status is not None:
         with contextlib.suppress(OSError):  # on a full disk the error itself has to do
           runs.write_status(workdir, status, **details, **always,

@@ -14,7 +14,7 @@ from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import to_path
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.multihost import broadcast_from_process0
-from sink_jax.train.record import stored
+from sink_jax.train.record import stored_digests
 
 _REMEDY = 'Training again with the same command makes it anew from the data.'
 _log = logging.getLogger('sink_jax')
@@ -38,7 +38,7 @@ def _write_probe_tokens(path, tokens):
   np.save(content, tokens, allow_pickle=False)
   made = hashlib.sha256(content.getvalue()).hexdigest()
   there = sha256(path) if path.is_file() else None
-  wanted = stored(path.parent, path.name, 'sha256')
+  wanted = stored_digests(path.parent, path.name, 'sha256')
   if there is not None and (there in wanted or not wanted and saved_steps(path.parent)):
     return there  # the latter is of a version that kept no digest
   if wanted and made not in wanted:
@@ -69,7 +69,7 @@ def read_probe_tokens(workdir):
   except (OSError, EOFError, ValueError, OverflowError, TypeError, MemoryError,
           tokenize.TokenError) as error:
     raise ValueError(f'{path} is damaged ({error}). {_REMEDY}') from None
-  wanted = stored(workdir, path.name, 'sha256')
+  wanted = stored_digests(workdir, path.name, 'sha256')
   if wanted and hashlib.sha256(content).hexdigest() not in wanted:
     raise ValueError(f'{path} is not the file that this run was probed with: its digest differs. '
                      f'{_REMEDY}')

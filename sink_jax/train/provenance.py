@@ -70,20 +70,19 @@ def _digest(package):
   return contents.hexdigest()[:16]
 
 
-def now() -> dict[str, str]:
-  """Date, command and source code of this process; asks no device."""
-  return {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+def provenance(devices: bool = True) -> dict[str, str]:
+  """The date, the command and the source code of this process, and what it runs on.
+
+  Args:
+    devices: with the hardware and the versions of jax and Python. Without them no device is
+      asked for, which a process that only starts others must not do: it would occupy it.
+  """
+  made = {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
           'command': command(), 'code': code()}
-
-
-def here_and_now() -> dict[str, str]:
-  """What `now` says, with the hardware and the versions of jax and Python of this process."""
-  return {
-      **now(),
-      'hardware': hardware(),
-      'jax': jax.__version__,
-      'python': platform.python_version(),
-  }
+  if not devices:
+    return made
+  return made | {'hardware': hardware(), 'jax': jax.__version__,
+                 'python': platform.python_version()}
 
 
 def hardware() -> str:

@@ -21,16 +21,16 @@ _LONGEST = 1 << 20  # bytes of a line of metrics; what is longer is none of ours
 _BLOCK = 1 << 20
 
 
-class Kept(NamedTuple):
+class SettledMetrics(NamedTuple):
   """The content of `metrics.jsonl` with which a run goes on.
 
   whole_from: the step from which on no row is missing; 0 unless rows were left out.
-  line: what a person has to know of it, or ''.
+  remark: what a person has to know of it, or ''.
   """
 
   content: bytes
   whole_from: int
-  line: str
+  remark: str
 
 
 def write_record(workdir, step: int, record: dict[str, Any]) -> None:
@@ -51,13 +51,13 @@ def read_record(workdir, step: int) -> dict[str, dict[str, Any]]:
   return {name: entry for name, entry in record.items() if isinstance(entry, dict)}
 
 
-def stored(workdir, name: str, key: str) -> list:
+def stored_digests(workdir, name: str, key: str) -> list:
   """What the records of all saved steps have as `key` of the file `name`, newest first."""
   entries = (read_record(workdir, step).get(name, {}) for step in saved_steps(workdir))
   return [entry[key] for entry in entries if key in entry]
 
 
-def settle_metrics(workdir, step: int) -> Kept:
+def settle_metrics(workdir, step: int) -> SettledMetrics:
   """Cuts `metrics.jsonl` back to a saved step from which a run goes on.
 
   Where the rows up to the step are not those that were written, the file is copied to
@@ -70,28 +70,28 @@ def settle_metrics(workdir, step: int) -> Kept:
   size, whole_from = (0, 0) if sound is None else (
       marks[sound]['bytes'], marks[sound]['whole_from'])
   if not step:
-    kept = Kept(b'', 0, '')
+    kept = SettledMetrics(b'', 0, '')
   elif sound == newest == step:
-    kept = Kept(_head(path, size), whole_from, '')
+    kept = SettledMetrics(_head(path, size), whole_from, '')
   elif sound == newest:
-    kept = Kept(_rows_up_to(path, step, size), whole_from,
+    kept = SettledMetrics(_rows_up_to(path, step, size), whole_from,
                 f'metrics.jsonl has no digest of step {step} (saved by an older version, or killed '
                 'right after that): its rows are taken as they are')
   else:
-    kept = Kept(_head(path, size), step, _set_aside(workdir, step, sound))
+    kept = SettledMetrics(_head(path, size), step, _set_aside(workdir, step, sound))
   write_atomically(path, kept.content)
-  if kept.whole_from == step > 0 and kept.line:  # a second start finds nothing wrong
+  if kept.whole_from == step > 0 and kept.remark:  # a second start finds nothing wrong
     write_record(workdir, step, read_record(workdir, step) | {
-        'metrics.jsonl': described(kept.content) | {'whole_from': step}})
+        'metrics.jsonl': size_and_sha256(kept.content) | {'whole_from': step}})
   return kept
 
 
-def described(content: bytes) -> dict[str, Any]:
+def size_and_sha256(content: bytes) -> dict[str, Any]:
   """{'bytes', 'sha256'} of a file's content."""
   return {'bytes': len(content), 'sha256': hashlib.sha256(content).hexdigest()}
 
 
-def lines_of(path, first: int = 0) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def read_rows(path, first: int = 0) -> Iterator[tuple[bytes, dict[str, Any]]]:
   """The lines of a metrics file from a byte on, and their rows.
 
   Lines that a kill or a fault made unreadable are left out.
@@ -110,13 +110,13 @@ def lines_of(path, first: int = 0) -> Iterator[tuple[bytes, dict[str, Any]]]:
         continue
 
 
-def problem(workdir) -> str:
+def metrics_problem(workdir) -> str:
   """How the metrics of a run differ from what its newest checkpoint knows of them, or ''."""
   path = to_path(workdir) / 'metrics.jsonl'
   step, mark = next(((step, mark) for step in saved_steps(workdir)
                      if (mark := _mark(workdir, step))), (0, None))
   if mark is None or _sound(path, {step: mark}) == step and all(
-      row['step'] > step for _, row in lines_of(path, mark['bytes'])):
+      row['step'] > step for _, row in read_rows(path, mark['bytes'])):
     return ''
   return f'metrics.jsonl does not fit its digest of step {step}'
 
@@ -154,7 +154,7 @@ def _head(path, size):
 def _rows_up_to(path, step, first):
   """The first bytes of the file, and after them the lines of steps up to this one."""
   kept = [_head(path, first)]
-  for line, row in lines_of(path, first):
+  for line, row in read_rows(path, first):
     if row['step'] <= step:
       kept.append(line if line.endswith(b'\n') else line + b'\n')
   return b''.join(kept)

@@ -5,71 +5,73 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from sink_jax.data.batches import Batch
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.experiment import Experiment
 from sink_jax.train.global_batch import GlobalBatches
 from sink_jax.train.metrics_log import MetricsWriter
 from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
-from sink_jax.train.outcome import Diverged, recorded
+from sink_jax.train.outcome import Diverged, recorded_outcome
+from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
-from sink_jax.train.step import init_state, make_validation_step, state_layout
+from sink_jax.train.step import Params, TrainState, init_state, make_validation_step, state_layout
 
 _log = logging.getLogger('sink_jax')
 
 
 @contextlib.contextmanager
-def held(job, workdir, name: str, check_files: Callable[[], Callable[[], None]]):
-  """Holds a workdir for one run and yields its Recorder.
-
-  All processes of a job call it, with what `loop.prepared` returned.
+def open_recorder(run: PreparedRun, workdir: str | os.PathLike, name: str,
+                  check_files: Callable[[], Callable[[], None]]) -> Iterator[Recorder]:
+  """Locks a workdir for one run and yields its Recorder; all processes of a job call it.
 
   Args:
     check_files: as `Dataset.check_files`.
 
   Raises:
-    ValueError: as `workdir.claimed` does.
+    ValueError: as `run_dir.lock_workdir` does.
   """
-  with runs.locked(workdir, job.config, job.data_summary) as claim:
-    for line in job.data.remarks():
-      _tell(line)
-    intact = check_files()  # in a thread, while the step is compiled and first steps run
-    claim.digests['probe_tokens.npy'] = {
-        'sha256': write_probe_tokens(workdir, job.probe_tokens)}
-    write_tokenizer(workdir, job.encoder)
-    yield Recorder(job, claim, intact, name)
+  with runs.lock_workdir(workdir, run.config, run.data_summary) as lock:
+    for remark in run.data.remarks():
+      _warn_once(remark)
+    wait_for_file_check = check_files()  # in a thread, while the step is compiled
+    lock.digests['probe_tokens.npy'] = {
+        'sha256': write_probe_tokens(workdir, run.probe_tokens)}
+    write_tokenizer(workdir, run.encoder)
+    yield Recorder(run, lock, wait_for_file_check, name)
 
 
 class Recorder:
-  """Writes down a run: everything that its steps leave in the workdir.
+  """Writes everything that the steps of a run leave in its workdir.
 
-  Between `restored` and `recording` the workdir keeps what it says.
-  start: the step of the newest checkpoint, 0 without one; known once the state is `restored`.
-  sink_1: that of the last probe, as text.
+  Nothing in the workdir changes between `restore` and `recording`.
+  start: the step of the newest checkpoint, 0 without one; known after `restore`.
+  sink_1: the Sink_1 of the last probe, as text.
   """
 
-  def __init__(self, job, claim, intact, name):
+  def __init__(self, run: PreparedRun, lock: runs.RunLock,
+               wait_for_file_check: Callable[[], None], name: str):
     self.name, self.start, self.sink_1 = name, 0, 'n/a'
-    self._job, self._claim, self._intact = job, claim, intact
-    self._experiment = job.experiment
-    self._checkpoints = Checkpoints(claim.workdir, job.experiment.checkpoints_kept)
+    self._run, self._lock, self._wait_for_file_check = run, lock, wait_for_file_check
+    self._experiment = run.experiment
+    self._checkpoints = Checkpoints(lock.workdir, run.experiment.checkpoints_kept)
 
-  def restored(self):
+  def restore(self) -> TrainState:
     """The newest saved state, or a fresh one."""
-    model, optimizer, mesh = self._job.model, self._experiment.optimizer, self._job.mesh
+    model, optimizer, mesh = self._run.model, self._experiment.optimizer, self._run.mesh
     state = self._checkpoints.restore(state_layout(model, optimizer, mesh))
-    for line in self._checkpoints.damaged:
-      _tell(line)
+    for remark in self._checkpoints.damaged:
+      _warn_once(remark)
     if state is None:
       state = init_state(model, optimizer, self._experiment.seed, mesh)
     self.start = int(state.step)
@@ -77,82 +79,89 @@ class Recorder:
 
   def has_finished(self) -> bool:
     """Whether nothing is left to do; its record stays: when, where and by what it was trained."""
-    workdir, step = self._claim.workdir, self.start
+    workdir, step = self._lock.workdir, self.start
     if step != self._experiment.steps or not broadcast_from_process0(
         lambda: runs.read_status(workdir)['status'] == 'done'):
       return False
     self._checkpoints.close()
-    if line := broadcast_from_process0(lambda: runs.settle_finished(workdir, step)):
-      _tell(line)
+    if remark := broadcast_from_process0(lambda: runs.settle_finished(workdir, step)):
+      _warn_once(remark)
     return True
 
   @contextlib.contextmanager
-  def recording(self, width: int = 1):
-    """Opens the metrics; whatever ends this, the status says how the run ended.
+  def recording(self, width: int = 1) -> Iterator[None]:
+    """Opens the metrics; whatever ends this context, the status has how the run ended.
 
-    width: slots of the group that the run is trained in.
+    Args:
+      width: members of the group that the run is trained in.
     """
-    experiment, workdir = self._experiment, self._claim.workdir
+    experiment, workdir = self._experiment, self._lock.workdir
     if self.start:
-      _tell(f'resuming from step {self.start} of {experiment.steps}')
+      _warn_once(f'resuming from step {self.start} of {experiment.steps}')
     with contextlib.closing(MetricsWriter(workdir, self.start)) as self._metrics:
-      if self._metrics.line:
-        _tell(self._metrics.line)
-      self._evaluation = Evaluation(
-          experiment, self._job.model, self._job.data, self._job.mesh, self._job.probe_tokens,
-          self.name, self._metrics)
-      with recorded(workdir, self._checkpoints, self.start, experiment.steps,
-                    self._metrics.whole_from, attention=self._job.attention, width=width):
+      if self._metrics.remark:
+        _warn_once(self._metrics.remark)
+      self._evaluation = Evaluation(self._run, self.name, self._metrics)
+      with recorded_outcome(workdir, self._checkpoints, self.start, experiment.steps,
+                            self._metrics.whole_from, attention=self._run.attention, width=width):
         yield
 
-  def begin(self, state) -> None:
+  def begin(self, state: TrainState) -> None:
     """Evaluates the state before the first step."""
     self._evaluate(0, state)
 
   def due(self, step: int) -> bool:
-    """Does anything need the state of this step?"""
+    """Whether the probe, the validation or a checkpoint needs the state of this step."""
     return self._saves(step) or self._evaluation.due(step)
 
   def logs(self, step: int) -> bool:
-    """Are the metrics of this step written?"""
+    """Whether the metrics of this step are written."""
     return step % self._experiment.log_every == 0 or step == self._experiment.steps
 
-  def check(self, step: int, values: dict[str, float]) -> None:
+  def check(self, step: int, values: Mapping[str, float]) -> None:
     """Raises Diverged where the metrics of a step are not finite."""
     if not all(map(math.isfinite, values.values())):
       raise Diverged(step, values['loss'])
 
-  def log(self, step: int, values: dict[str, float], learning_rate: float, speed: dict) -> None:
-    """Writes the metrics of a step; speed: those of `Throughput.read`."""
+  def log(self, step: int, values: Mapping[str, float], learning_rate: float,
+          speed: Mapping[str, float | str]) -> None:
+    """Writes the metrics of a step; `speed` is what `Throughput.read` returns."""
     self._metrics.write('train', step, {**values, 'learning_rate': learning_rate, **speed})
 
   def poll(self) -> None:
-    """Completes a save that has been committed; cheap, to be called often."""
+    """Completes a save that has been committed; cheap, to be called at every step."""
     self._checkpoints.poll()
 
-  def settle(self, step: int, state, loss, saving: bool = False) -> None:
+  def settle(self, step: int, state: TrainState, loss: jax.Array | float,
+             saving: bool = False) -> None:
     """Evaluates and saves the state after a step, as far as that is due.
 
-    loss: of that step. saving: saves the state in any case; it may be donated afterwards.
+    Args:
+      loss: of that step.
+      saving: saves the state in any case; it may be donated afterwards.
 
     Raises:
-      Diverged: the state is not finite. Busy: another job has taken the workdir over.
+      Diverged: the state is not finite. LockLost: another job has begun to train in the workdir.
       DamagedCache: the files of the data are damaged. CheckpointError: as `Checkpoints.save`.
     """
-    if not _all_finite(state):  # before the probe, which refuses such parameters
+    # A finite loss can come with parameters that are not: those of the update after it. Checked
+    # before the probe, which refuses such parameters with an error of another kind.
+    if not _all_finite(state):
       raise Diverged(step, loss)
     self._evaluate(step, state)
     if not (saving or self._saves(step)):
       return
     try:
-      self._claim.check()
+      self._lock.check()
     except runs.WorkdirLocked:
       self._metrics.abandon()
       raise
-    _all_intact(self._intact)
+    # What was trained on damaged files is not saved: the checkpoint before it is still good.
+    _check_files_everywhere(self._wait_for_file_check)
+    # The digest of metrics.jsonl goes with the checkpoint, so the file is on the disk first.
     self._metrics.flush()
     self._checkpoints.save(
-        step, state, self._claim.digests | {'metrics.jsonl': self._metrics.record()})
+        step, state, self._lock.digests | {'metrics.jsonl': self._metrics.record()})
 
   def _evaluate(self, step, state):
     self._evaluation(step, state.params)
@@ -163,67 +172,83 @@ class Recorder:
 
 
 class Evaluation:
-  """The sink probe and the validation loss, each at its steps and after the last one."""
+  """The sink probe and the validation loss, each at its steps and after the last one.
 
-  def __init__(self, experiment: Experiment, model, data, mesh, probe_tokens, name, metrics=None):
-    self._experiment, self._model = experiment, model
-    self._probe_tokens, self._name, self._metrics = probe_tokens, name, metrics
-    self._validation_step = make_validation_step(model, mesh,
-                                                 loss_logits=experiment.loss_logits)
+  sink_1: the Sink_1 of the last probe, as text.
+  """
+
+  def __init__(self, run: PreparedRun, name: str, metrics: MetricsWriter | None = None):
+    """metrics: where the results are written; None for an evaluation that is only compiled."""
+    self._experiment, self._model, self._name = run.experiment, run.model, name
+    self._probe_tokens, self._metrics = run.probe_tokens, metrics
+    self._validation_step = make_validation_step(run.model, run.mesh,
+                                                 loss_logits=run.experiment.loss_logits)
     # As many sequences at a time as a training step has: the memory of a device is its bound.
-    size = experiment.microbatch_size
-    self._feed = GlobalBatches(mesh, size)
-    self._sets = data.validation(
-        size, experiment.validation.batches * experiment.microbatches, self._feed.rows)
+    size, count = run.experiment.microbatch_size, run.experiment.validation.batches
+    self._global_batches = GlobalBatches(run.mesh, size)
+    self._sets = run.data.validation(size, count * run.experiment.microbatches,
+                                     self._global_batches.rows)
     self.sink_1 = 'n/a'
 
-  def compile(self, params) -> None:
+  def compile(self, params: Params) -> None:
     """Compiles what a call needs, by running each of it once; writes nothing."""
     probe(Run(self._model, params), self._probe_tokens, dtype=self._experiment.probe.dtype)
-    first = next(iter(self._sets.values()))[0]
-    jax.block_until_ready(self._validation_step(params, self._feed.put(first)))
+    batch = next(iter(self._sets.values()))[0]
+    jax.block_until_ready(self._validation_step(params, self._global_batches.put(batch)))
 
   def due(self, step: int) -> bool:
+    """Whether the probe or the validation is due at this step."""
     return _due(step, self._experiment.probe.every) or _due(step, self._experiment.validation.every)
 
-  def __call__(self, step: int, params) -> None:
-    """Writes what is due at `step`; everything is due before the first and after the last."""
+  def __call__(self, step: int, params: Params) -> None:
+    """Writes what is due at `step`; everything is due before the first and after the last.
+
+    Raises:
+      Diverged: the probe or a validation loss is not finite.
+    """
     always = step in (0, self._experiment.steps)
-    settings = self._experiment.probe
-    if always or _due(step, settings.every):
-      run = Run(self._model, params, self._name, step)
-      try:
-        report = probe(run, self._probe_tokens, dtype=settings.dtype)
-      except NotFinite as error:  # of parameters that are finite, and huge
-        raise Diverged(step, math.nan, str(error)) from error
-      summary = report.summary(settings.epsilon)
-      self._metrics.write('probe', step, summary)
-      self.sink_1 = f'{summary["sink_1"]:.1f}%'
+    if always or _due(step, self._experiment.probe.every):
+      self._write('probe', step, self._probe(step, params))
     if always or _due(step, self._experiment.validation.every):
       losses = {key: self._loss(params, batches) for key, batches in self._sets.items()}
       for key, loss in losses.items():
         if not math.isfinite(loss):
           raise Diverged(step, loss, f'the validation loss {key!r} is {loss:g}.')
-      self._metrics.write('valid', step, losses)
+      self._write('valid', step, losses)
 
-  def _loss(self, params, batches):
+  def _write(self, kind, step, values):
+    assert self._metrics is not None, 'an evaluation without metrics is only compiled'
+    self._metrics.write(kind, step, values)
+
+  def _probe(self, step, params):
+    settings = self._experiment.probe
+    run = Run(self._model, params, self._name, step)
+    try:
+      report = probe(run, self._probe_tokens, dtype=settings.dtype)
+    except NotFinite as error:  # of parameters that are finite, and huge
+      raise Diverged(step, math.nan, str(error)) from error
+    summary = report.summary(settings.epsilon)
+    self.sink_1 = f'{summary["sink_1"]:.1f}%'
+    return summary
+
+  def _loss(self, params, batches: list[Batch]) -> float:
     totals = []
     for batch in batches:
-      totals.append(self._validation_step(params, self._feed.put(batch)))
+      totals.append(self._validation_step(params, self._global_batches.put(batch)))
       jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
     return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 
 @jax.jit
 def _all_finite(state):
-  """Are all floating-point numbers of a state finite?"""
+  """Whether all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
 
 
-def _all_intact(intact):
-  """Raises DamagedCache in all processes where the data of one is damaged."""
+def _check_files_everywhere(wait_for_file_check):
+  """Raises DamagedCache in all processes where the data of one are damaged."""
   try:
-    on_all_processes(intact)
+    on_all_processes(wait_for_file_check)
   except ValueError as error:
     raise DamagedCache(str(error)) from None
 
@@ -232,7 +257,7 @@ def _due(step, every):
   return every > 0 and step % every == 0
 
 
-def _tell(line):
-  """Of what concerns the job, one process tells."""
+def _warn_once(remark):
+  """Logs what concerns the whole job, in one of its processes."""
   if is_first():
-    _log.warning(line)
+    _log.warning(remark)

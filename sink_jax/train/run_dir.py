@@ -15,12 +15,12 @@ from typing import Any
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import is_local, to_path
 from sink_jax.train.checksums import saved_steps
-from sink_jax.train.defaults import KEYS, filled
+from sink_jax.train.defaults import CHOSEN_KEYS, filled_from
 from sink_jax.train.experiment import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.old_keys import with_update_rule
-from sink_jax.train.provenance import here_and_now, now
-from sink_jax.train.record import problem, settle_metrics, stored
+from sink_jax.train.provenance import provenance
+from sink_jax.train.record import metrics_problem, settle_metrics, stored_digests
 
 PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
 _CONTENT = ('content', 'valid_content')  # of Data.summary(): hashes that must not change
@@ -55,7 +55,7 @@ class RunLock:
     write_atomically(self.workdir / 'owner', self._name)
 
   def check(self) -> None:
-    """Raises TakenOver in all processes if another job has taken the workdir over."""
+    """Raises LockLost in all processes if another job has begun to train in the workdir."""
     broadcast_from_process0(self._check, LockLost)
 
   def _check(self):
@@ -69,7 +69,7 @@ class RunLock:
 
 
 def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
-  """What `locked` will refuse, as far as it is known before the data are opened.
+  """What `lock_workdir` will refuse, as far as it is known before the data are opened.
 
   Raises:
     ValueError: the workdir holds a run of another config, or cannot be written.
@@ -78,7 +78,7 @@ def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
   _check_config_is_there(path)
   if (path / 'config.json').exists():
     saved = read_config(path)
-    _refuse(path, differences(saved, filled(config, saved)))
+    _refuse(path, differences(saved, filled_from(config, saved)))
   elif is_local(path):
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -87,40 +87,40 @@ def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def locked(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
+def lock_workdir(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
   """Holds a workdir for one run: makes it, or checks that it holds this very run.
 
-  All processes of a job call it, the first one acts. Yields a Claim.
+  All processes of a job call it, the first one acts. Yields the RunLock.
 
   Args:
     data: `Dataset.summary()`; what it says of the content of the data must not change.
 
   Raises:
     ValueError: it holds a run of another config or other data (what differs is listed), or
-      it cannot be written. Busy: another process is training in it.
+      it cannot be written. WorkdirLocked: another process is training in it.
   """
-  claim = RunLock(to_path(workdir), data)
-  with contextlib.ExitStack() as held:
+  lock = RunLock(to_path(workdir), data)
+  with contextlib.ExitStack() as resources:
 
     def begin():
-      held.enter_context(_locked(claim.workdir))
-      _check_same(claim.workdir, config, data)
+      resources.enter_context(_file_lock(lock.workdir))
+      _check_same(lock.workdir, config, data)
       for name in ('', 'checksums', 'tokenizer', 'damaged'):
-        remove_temporaries(claim.workdir / name)
-      write_atomically(claim.workdir / 'config.json', json.dumps(config, indent=2))
-      write_atomically(claim.workdir / 'data.json', json.dumps(data, indent=2))
-      claim.begin()
+        remove_temporaries(lock.workdir / name)
+      write_atomically(lock.workdir / 'config.json', json.dumps(config, indent=2))
+      write_atomically(lock.workdir / 'data.json', json.dumps(data, indent=2))
+      lock.begin()
 
     try:
       broadcast_from_process0(begin, WorkdirLocked, ValueError, OSError)
     except OSError as error:
       raise ValueError(f'Cannot use {workdir} as a workdir: {error}. Choose another --workdir, or '
                        'make room and give yourself the right to write.') from None
-    yield claim
+    yield lock
 
 
 @contextlib.contextmanager
-def _locked(workdir):
+def _file_lock(workdir):
   workdir.mkdir(parents=True, exist_ok=True)
   if not is_local(workdir):
     yield
@@ -166,7 +166,7 @@ def _refuse(workdir, changed):
                      + '\nUse another --workdir, or the old values to resume it.')
 
 
-def as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
+def with_keys_as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
   """The config with the empty ones of `defaults.KEYS` as they were when the run began, if it did.
 
   Raises:
@@ -174,14 +174,14 @@ def as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
   """
   if not (to_path(workdir) / 'config.json').exists():
     return dict(config)
-  return filled(config, read_config(workdir), KEYS)
+  return filled_from(config, read_config(workdir), CHOSEN_KEYS)
 
 
 def _known_data(workdir):
   """The hashes of the data that a run began with, as far as they are known."""
   known = read_data_summary(workdir)
   if 'content' not in known and saved_steps(workdir):
-    known = {key: value for key in _CONTENT for value in stored(workdir, 'data', key)[:1]}
+    known = {key: value for key in _CONTENT for value in stored_digests(workdir, 'data', key)[:1]}
     _log.warning(f'data.json of {workdir} is missing or damaged: ' + (
         'the hash of the data that its newest checkpoint knows is taken in its place' if known else
         'whether the data have changed since the run began cannot be checked'))
@@ -229,7 +229,7 @@ def read_data_summary(workdir) -> dict[str, Any]:
 
 def write_status(workdir, status: str, **details) -> None:
   """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
-  record = {'status': status, **details, **here_and_now()}
+  record = {'status': status, **details, **provenance()}
   if is_first():
     _write_status(workdir, record)
 
@@ -239,18 +239,18 @@ def settle_finished(workdir, step: int) -> str:
 
   Returns a line of what was wrong, or ''. The status keeps when, where and by what it was made.
   """
-  line = settle_metrics(workdir, step).line if problem(workdir) else ''
-  whole_from = next(iter(stored(workdir, 'metrics.jsonl', 'whole_from')), 0)
+  remark = settle_metrics(workdir, step).remark if metrics_problem(workdir) else ''
+  whole_from = next(iter(stored_digests(workdir, 'metrics.jsonl', 'whole_from')), 0)
   status = read_status(workdir)
   if whole_from != status.get('record_whole_from', 0):  # also after a kill before this line
     _write_status(workdir, status | {'record_whole_from': whole_from})
-  return line
+  return remark
 
 
 def write_outcome(workdir, status: str, **details) -> None:
   """Records what became of a trial that did not train; asks no device, makes the folder."""
   to_path(workdir).mkdir(parents=True, exist_ok=True)
-  _write_status(workdir, {'status': status, **details, **now()})
+  _write_status(workdir, {'status': status, **details, **provenance(devices=False)})
 
 
 def in_use(workdir) -> bool:
@@ -286,7 +286,7 @@ def has_ended(workdir, config: Mapping[str, Any]) -> bool:
       status.get('step')]):
     return False
   saved = read_config(workdir)
-  return not differences(saved, filled(config, saved))
+  return not differences(saved, filled_from(config, saved))
 
 
 def _write_status(workdir, record):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,19 @@ from sink_jax.train.optimizer import (
 )
 from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
 
+Params: TypeAlias = Mapping[str, Any]  # dicts of dicts of arrays, as Flax has them
 _PROGRAMS = 8  # of each kind that a process keeps: trials of a sweep come and go
 
 
 class TrainState(NamedTuple):
-  step: jax.Array  # updates done
-  params: Any
-  opt_state: Any
+  """All that an update reads and writes, and all that a checkpoint holds.
+
+  step: updates done, int32. opt_state: that of `make_optimizer`.
+  """
+
+  step: jax.Array
+  params: Params
+  opt_state: optax.OptState
 
 
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh):

@@ -26,7 +26,7 @@ from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_dir import locked
+from sink_jax.train.run_dir import lock_workdir
 from tests.analyses.small import check_png, small_run
 from tests.pretrained import tiny
 from tests.train import runs
@@ -47,7 +47,7 @@ def workdir(folder, **changes):
   """A run at step 2, as training leaves it."""
   config = runs.config(model__d_model=8, model__ffn_hidden=8, **changes)
   config['model']['vocab_size'] = config['model']['vocab_size'] or 64
-  with locked(folder, config, {'content': 'random'}):
+  with lock_workdir(folder, config, {'content': 'random'}):
     pass
   write_probe_tokens(folder, np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(folder)

@@ -28,7 +28,7 @@ from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
 
 try:
-  from sink_jax.train.defaults import Share, with_defaults
+  from sink_jax.train.defaults import DeviceLoad, with_defaults
   from sink_jax.train.optimizer import peak_rates
 except ImportError:  # 877ade5 chooses nothing, and the schedule is a part of its program
   with_defaults = peak_rates = None
@@ -111,7 +111,7 @@ def _model(step):
                 implementation='pallas' if step.where == 'h200' else None)
   if with_defaults is None:
     return model
-  share = Share(step.platform, None, step.sequences * step.length)
+  share = DeviceLoad(step.platform, None, step.sequences * step.length)
   return with_defaults(model, share, remat='none', unroll=None)
 
 

@@ -17,7 +17,7 @@ from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_dir import locked
+from sink_jax.train.run_dir import lock_workdir
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def workdir(tmp_path_factory):
   config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
              'probe': config['probe'] | {'epsilon': 0.2}}
   path = tmp_path_factory.mktemp('runs') / 'a run'
-  with locked(path, config, {'content': 'random'}):
+  with lock_workdir(path, config, {'content': 'random'}):
     pass
   write_probe_tokens(path, np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(path)

@@ -19,7 +19,7 @@ from sink_jax.train import group
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.loop import train
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.run_dir import locked, read_config, read_data_summary, read_status
+from sink_jax.train.run_dir import lock_workdir, read_config, read_data_summary, read_status
 from tests.train import runs
 
 THREE = {name: dict(seed=i % 2, optimizer__learning_rate=rate)
@@ -166,8 +166,8 @@ def trained(monkeypatch):
 
   def train_group(group, root, begun):
     trained.append(group.names)
-    begun(list(group.jobs))
-    return dict.fromkeys(group.jobs)
+    begun(list(group.runs))
+    return dict.fromkeys(group.runs)
 
   monkeypatch.setattr('sink_jax.sweep.batched.train_group', train_group)
   monkeypatch.setattr('sink_jax.sweep.batched.run_trial', lambda trial, root: (
@@ -209,7 +209,7 @@ def test_a_group_that_begins_voids_the_records_that_overlap_it_and_have_not_begu
 def test_a_group_that_another_process_trains_keeps_its_record(tmp_path, trained):
   list(run_batched(trials(), tmp_path))
   record = (tmp_path / 'a.group.json').read_bytes()
-  with locked(tmp_path / 'c', trials()['c'].config, {}):  # nothing is saved there so far
+  with lock_workdir(tmp_path / 'c', trials()['c'].config, {}):  # nothing is saved there so far
     list(run_batched(trials(), tmp_path, width=2))
   assert trained == [('a', 'b', 'c')] * 2
   assert (tmp_path / 'a.group.json').read_bytes() == record
@@ -221,7 +221,7 @@ def test_a_group_waits_for_workdirs_that_a_killed_sweep_still_holds(
     shutil.copytree(whole / name, tmp_path / name)
   shutil.copy(whole / 'a.group.json', tmp_path)
   with contextlib.ExitStack() as other:
-    other.enter_context(locked(
+    other.enter_context(lock_workdir(
         tmp_path / 'c', read_config(whole / 'c'), read_data_summary(whole / 'c')))
     monkeypatch.setattr('time.sleep', lambda seconds: other.close())
     assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'done')
@@ -230,13 +230,13 @@ def test_a_group_waits_for_workdirs_that_a_killed_sweep_still_holds(
 
 def test_whatever_is_wrong_with_one_trial_leaves_the_others_their_group(
     tmp_path, monkeypatch, trained):
-  def prepared(config, workdir, *rest):
+  def prepare_or_fail(config, workdir, *rest):
     if workdir.name == 'b':
       raise TypeError('b')
-    return whole_prepared(config, workdir, *rest)
+    return prepare_run(config, workdir, *rest)
 
-  whole_prepared = batched.prepared
-  monkeypatch.setattr(batched, 'prepared', prepared)
+  prepare_run = batched.prepare_run
+  monkeypatch.setattr(batched, 'prepare_run', prepare_or_fail)
   list(run_batched(trials(), tmp_path))
   assert trained == [('a', 'c'), 'b']
 
@@ -246,7 +246,7 @@ def test_a_group_is_recorded_once_its_workdirs_are_held(tmp_path, monkeypatch):
   monkeypatch.setattr(group, 'PATIENCE', 0)
   with contextlib.ExitStack() as others:
     for name in 'abc':
-      others.enter_context(locked(tmp_path / name, trials()[name].config, {}))
+      others.enter_context(lock_workdir(tmp_path / name, trials()[name].config, {}))
     assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'busy')
   assert not list(tmp_path.glob('*.group.json'))
 

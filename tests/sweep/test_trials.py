@@ -8,7 +8,7 @@ import pytest
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import read_states
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
-from sink_jax.train.run_dir import locked, read_config, read_status, write_outcome
+from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -52,7 +52,7 @@ def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, ca
 
 def test_a_trial_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
   monkeypatch.setattr('sink_jax.sweep.runner.PATIENCE', 0.1)
-  with locked(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
+  with lock_workdir(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
     assert run(tmp_path, a=runs.config(**FAST)) == {'a': 'busy'}
   assert not (tmp_path / 'a' / 'status.json').exists()
 

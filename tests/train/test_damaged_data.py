@@ -13,7 +13,7 @@ from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.run_dir import locked
+from sink_jax.train.run_dir import lock_workdir
 from tests.train import runs
 
 
@@ -54,18 +54,18 @@ def test_a_validation_source_belongs_to_a_run(tmp_path):
   assert from_dict(config).data.valid_source is None
   data = {'content': 'a', 'valid_content': 'b'}
   workdir = tmp_path / 'run'
-  with locked(workdir, config, data):
+  with lock_workdir(workdir, config, data):
     pass
   older = json.loads((workdir / 'config.json').read_text())
   del older['data']['valid_source']  # as it was before there was such a key
   (workdir / 'config.json').write_text(json.dumps(older))
-  with locked(workdir, config, data):
+  with lock_workdir(workdir, config, data):
     pass
   with pytest.raises(ValueError, match=r"data.valid_source: '' -> .Jsonl"):
-    with locked(workdir, other, data):
+    with lock_workdir(workdir, other, data):
       pass
   with pytest.raises(ValueError, match='the content of the data, since the run began'):
-    with locked(workdir, config, data | {'valid_content': 'c'}):
+    with lock_workdir(workdir, config, data | {'valid_content': 'c'}):
       pass
 
 

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from sink_jax.models.sizes import sized
-from sink_jax.train import loop
-from sink_jax.train.defaults import Share, completed, needed_bytes, with_defaults
+from sink_jax.train import loop, prepare
+from sink_jax.train.defaults import DeviceLoad, needed_bytes, with_chosen_keys, with_defaults
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.run_dir import has_ended, read_config
 from tests.train import runs
@@ -18,28 +18,28 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize('size, share, remat, unroll, expected', [
-    ('60m', Share('cpu', None, 2**20), None, None, ('none', 1)),
-    ('60m', Share('cuda', 139 * GIB, 32 * 2048), None, None, ('none', 10)),
-    ('60m', Share('tpu', 15.75 * GIB, 8 * 2048), None, None, ('none', 10)),
-    ('60m', Share('tpu', None, 8 * 2048), None, None, ('none', 10)),
-    ('60m', Share('tpu', 15.75 * GIB, 64 * 2048), None, None, ('save_attention', 1)),
-    ('60m', Share('tpu', 15.75 * GIB, 1024 * 2048), None, None, ('blocks', 1)),
-    ('1b', Share('cuda', 139 * GIB, 8 * 2048), None, None, ('none', 22)),
-    ('1b', Share('cuda', 78 * GIB, 20 * 2048), None, None, ('save_matmuls', 1)),
-    ('1b', Share('tpu', 15.75 * GIB, 2 * 2048, 16), None, None, ('none', 22)),
-    ('7b', Share('tpu', 95 * GIB, 2048, 64), None, None, ('save_matmuls', 1)),
-    ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', None, ('blocks', 1)),
-    ('60m', Share('tpu', 15.75 * GIB, 2048), 'blocks', 5, ('blocks', 5)),
-    ('60m', Share('tpu', 15.75 * GIB, 2048), None, 1, ('save_matmuls', 1)),
-    ('60m', Share('cuda', 15.75 * GIB, 2048), None, 5, ('none', 5)),
-    ('60m', Share('cuda', 15.75 * GIB, 2048), 'none', 5, ('none', 5))], ids=str)
+    ('60m', DeviceLoad('cpu', None, 2**20), None, None, ('none', 1)),
+    ('60m', DeviceLoad('cuda', 139 * GIB, 32 * 2048), None, None, ('none', 10)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 8 * 2048), None, None, ('none', 10)),
+    ('60m', DeviceLoad('tpu', None, 8 * 2048), None, None, ('none', 10)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 64 * 2048), None, None, ('save_attention', 1)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 1024 * 2048), None, None, ('blocks', 1)),
+    ('1b', DeviceLoad('cuda', 139 * GIB, 8 * 2048), None, None, ('none', 22)),
+    ('1b', DeviceLoad('cuda', 78 * GIB, 20 * 2048), None, None, ('save_matmuls', 1)),
+    ('1b', DeviceLoad('tpu', 15.75 * GIB, 2 * 2048, 16), None, None, ('none', 22)),
+    ('7b', DeviceLoad('tpu', 95 * GIB, 2048, 64), None, None, ('save_matmuls', 1)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 2048), 'blocks', None, ('blocks', 1)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 2048), 'blocks', 5, ('blocks', 5)),
+    ('60m', DeviceLoad('tpu', 15.75 * GIB, 2048), None, 1, ('save_matmuls', 1)),
+    ('60m', DeviceLoad('cuda', 15.75 * GIB, 2048), None, 5, ('none', 5)),
+    ('60m', DeviceLoad('cuda', 15.75 * GIB, 2048), 'none', 5, ('none', 5))], ids=str)
 def test_what_is_chosen_for_a_size_and_a_device(size, share, remat, unroll, expected):
   model = with_defaults(sized(size, vocab_size=50432), share, remat, unroll)
   assert (model.remat, model.unroll) == expected
 
 
-V5E = Share('tpu', None, 8 * 2048, logits=2**26)
-H200 = [Share('cuda', None, sequences * 2048) for sequences in (4, 8, 16, 32)]
+V5E = DeviceLoad('tpu', None, 8 * 2048, logits=2**26)
+H200 = [DeviceLoad('cuda', None, sequences * 2048) for sequences in (4, 8, 16, 32)]
 
 
 @pytest.mark.parametrize('size, options, share, compiled', [
@@ -64,7 +64,7 @@ def test_a_loop_that_remat_keeps_costs_one_line(caplog):
   config = runs.config(model__unroll=2, model__remat='blocks')
   model = from_dict(config).model_config(64)
   with caplog.at_level(logging.WARNING, 'sink_jax'):
-    assert completed(config, model, Share('cuda', 80e9, 128))['model']['unroll'] == 2
+    assert with_chosen_keys(config, model, DeviceLoad('cuda', 80e9, 128))['model']['unroll'] == 2
   assert [record.message for record in caplog.records] == [
       'model.unroll = 2 has no effect with model.remat = blocks: the loop over the blocks is kept']
 
@@ -80,7 +80,7 @@ def begun(tmp_path_factory):
   """A run as a GPU begins it."""
   workdir = tmp_path_factory.mktemp('begun')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(loop, 'Share', lambda *_: Share('cuda', 80e9, 128))
+    patch.setattr(prepare, 'DeviceLoad', lambda *_: DeviceLoad('cuda', 80e9, 128))
     run = loop.train(runs.config(), workdir, show_progress=False)
   return workdir, run
 

@@ -1,5 +1,6 @@
 """Runs from the outside: resuming, stopping, diverging, refusing."""
 
+import functools
 import json
 import shutil
 import signal
@@ -410,7 +411,8 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
 ])
 def test_what_needs_no_data_is_checked_before_they_are_touched(
     tmp_path, monkeypatch, changes, words):
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+  monkeypatch.setattr(loop, 'prepare_run', functools.partial(
+      loop.prepare_run, opener=lambda config: pytest.fail('the data were opened')))
   with pytest.raises(ValueError, match=words):
     go(runs.config(**{'data__source': 'Stdlib()', **changes}), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
@@ -418,7 +420,8 @@ def test_what_needs_no_data_is_checked_before_they_are_touched(
 
 def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
     whole, tmp_path, monkeypatch):
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+  monkeypatch.setattr(loop, 'prepare_run', functools.partial(
+      loop.prepare_run, opener=lambda config: pytest.fail('the data were opened')))
   with pytest.raises(ValueError, match='steps: 8 -> 9'):
     go(runs.config(steps=9), whole[0])
   (tmp_path / 'file').write_text('')
@@ -504,10 +507,10 @@ def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tm
 def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monkeypatch):
   check = loop.runs.RunLock.check
 
-  def displaced(claim):
+  def displaced(lock):
     (tmp_path / 'owner').write_text('another')
     (tmp_path / 'status.json').write_text('{"status": "running", "of": "another"}')
-    check(claim)
+    check(lock)
 
   monkeypatch.setattr(loop.runs.RunLock, 'check', displaced)
   with pytest.raises(loop.runs.LockLost, match='Another job .another. has begun'):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.train.provenance import now
+from sink_jax.train.provenance import provenance
 
 PACKAGE = Path(__file__).parents[2] / 'sink_jax'
 
@@ -56,4 +56,4 @@ def test_a_checkout_has_its_commit_and_whether_the_package_or_a_config_differs(c
 
 
 def test_every_record_has_it():
-  assert now()['code'].startswith(('commit ', 'sink_jax '))
+  assert provenance(devices=False)['code'].startswith(('commit ', 'sink_jax '))

@@ -14,7 +14,7 @@ from sink_jax.train import record, run_dir as runs_files
 from sink_jax.train.checksums import forget_checksums, write_checksums
 from sink_jax.train.metrics_log import MetricsWriter, read_metrics
 from sink_jax.train.probe_tokens import read_probe_tokens, write_probe_tokens
-from sink_jax.train.record import problem, read_record, settle_metrics, write_record
+from sink_jax.train.record import metrics_problem, read_record, settle_metrics, write_record
 from tests.train import runs
 
 TOKENS = np.arange(64, dtype=np.int32).reshape(4, 16)
@@ -48,9 +48,9 @@ def lines(workdir):
 def test_rows_as_they_were_written_are_cut_and_keep_their_bytes(workdir):
   before = lines(workdir)
   kept = settle_metrics(workdir, 8)
-  assert (kept.whole_from, kept.line) == (0, '') and lines(workdir) == before[:8]
-  assert settle_metrics(workdir, 4).line == '' and lines(workdir) == before[:4]
-  assert not (workdir / 'damaged').exists() and problem(workdir)  # of step 8, which is cut away
+  assert (kept.whole_from, kept.remark) == (0, '') and lines(workdir) == before[:8]
+  assert settle_metrics(workdir, 4).remark == '' and lines(workdir) == before[:4]
+  assert not (workdir / 'damaged').exists() and metrics_problem(workdir)  # of step 8, which is cut away
 
 
 CHANGES = {
@@ -65,15 +65,15 @@ CHANGES = {
 def test_rows_that_do_not_fit_are_set_aside(workdir, how):
   harmed = b''.join(CHANGES[how](lines(workdir)))
   (workdir / 'metrics.jsonl').write_bytes(harmed)
-  assert 'digest of step 8' in problem(workdir)
+  assert 'digest of step 8' in metrics_problem(workdir)
   kept = settle_metrics(workdir, 8)
-  assert kept.whole_from == 8 and 'the record is whole from step 8 on' in kept.line
-  assert 'remove checkpoints/8' in kept.line  # and 5 to 8 are made again
+  assert kept.whole_from == 8 and 'the record is whole from step 8 on' in kept.remark
+  assert 'remove checkpoints/8' in kept.remark  # and 5 to 8 are made again
   assert steps_of(workdir) == [1, 2, 3, 4]
   assert (workdir / 'damaged' / 'metrics.jsonl').read_bytes() == harmed
   # A second start finds what the first has left; a later checkpoint remembers the gap.
   metrics = MetricsWriter(workdir, 8)
-  assert (metrics.whole_from, metrics.line) == (8, '') and problem(workdir) == ''
+  assert (metrics.whole_from, metrics.remark) == (8, '') and metrics_problem(workdir) == ''
   assert metrics.record()['whole_from'] == 8
   metrics.close()
   assert len(list((workdir / 'damaged').iterdir())) == 1
@@ -93,8 +93,8 @@ def test_runs_without_digests_go_on_with_one_line(workdir):
   for step in (4, 8):
     forget_checksums(workdir, step)
   kept = settle_metrics(workdir, 8)
-  assert kept.whole_from == 0 and 'has no digest of step 8' in kept.line
-  assert steps_of(workdir) == list(range(1, 9)) and problem(workdir) == ''
+  assert kept.whole_from == 0 and 'has no digest of step 8' in kept.remark
+  assert steps_of(workdir) == list(range(1, 9)) and metrics_problem(workdir) == ''
 
 
 def test_a_kill_right_after_a_save_leaves_the_older_digest_to_check(workdir):
@@ -110,7 +110,7 @@ def test_a_kill_right_after_a_save_leaves_the_older_digest_to_check(workdir):
 def test_records_that_are_damaged_are_no_records(workdir, content):
   for step in (4, 8):
     (workdir / 'checksums' / f'{step}.record.json').write_bytes(content)
-  assert 'no digest' in settle_metrics(workdir, 8).line
+  assert 'no digest' in settle_metrics(workdir, 8).remark
   read_probe_tokens(workdir)
 
 
@@ -196,23 +196,23 @@ def test_a_finished_run_without_its_last_checkpoint_has_not_ended(workdir):
 def test_rows_that_were_added_after_the_end_are_seen(workdir):
   with open(workdir / 'metrics.jsonl', 'ab') as file:
     file.write(lines(workdir)[3])
-  assert problem(workdir)
+  assert metrics_problem(workdir)
 
 
 def test_a_run_whose_config_is_gone_is_not_resumed_by_another(workdir):
   data = {'content': 'abc'}
   for name in ('checkpoints', 'metrics.jsonl', 'probe_tokens.npy'):
     with pytest.raises(ValueError, match='config.json is missing.*another --workdir'):
-      with runs_files.locked(workdir, runs.config(optimizer__learning_rate=0.5), data):
+      with runs_files.lock_workdir(workdir, runs.config(optimizer__learning_rate=0.5), data):
         pass
     assert not (workdir / 'config.json').exists() and not (workdir / 'data.json').exists()
     path = workdir / name
     path.rename(workdir / f'{name}.gone')
-  with runs_files.locked(workdir, runs.config(), data):  # a folder with nothing of a run in it
+  with runs_files.lock_workdir(workdir, runs.config(), data):  # a folder with nothing of a run in it
     pass
   (workdir / 'config.json').unlink()
   with pytest.raises(ValueError, match='data.json'):
-    with runs_files.locked(workdir, runs.config(), data):
+    with runs_files.lock_workdir(workdir, runs.config(), data):
       pass
 
 
@@ -222,15 +222,15 @@ def test_checkpoints_know_the_data_where_data_json_is_gone(workdir, content, cap
   if content is not None:
     (workdir / 'data.json').write_text(content)
   with pytest.raises(ValueError, match='the content of the data'):
-    with runs_files.locked(workdir, runs.config(), {'content': 'other'}):
+    with runs_files.lock_workdir(workdir, runs.config(), {'content': 'other'}):
       pass
-  with runs_files.locked(workdir, runs.config(), {'content': 'abc'}):
+  with runs_files.lock_workdir(workdir, runs.config(), {'content': 'abc'}):
     pass
   assert 'data.json' in caplog.text and 'is taken in its place' in caplog.text
   for step in (4, 8):
     forget_checksums(workdir, step)
   (workdir / 'data.json').unlink()
-  with runs_files.locked(workdir, runs.config(), {'content': 'other'}):
+  with runs_files.lock_workdir(workdir, runs.config(), {'content': 'other'}):
     pass
   assert 'cannot be checked' in caplog.text
 
@@ -241,7 +241,7 @@ def test_files_that_a_kill_left_half_written_are_cleaned(workdir):
   others = [workdir / '.hidden', workdir / 'checksums' / '.gitignore']
   for path in left + others:
     path.write_text('')
-  with runs_files.locked(workdir, runs.config(), {'content': 'abc'}):
+  with runs_files.lock_workdir(workdir, runs.config(), {'content': 'abc'}):
     pass
   assert not any(path.exists() for path in left) and all(path.exists() for path in others)
 
@@ -249,4 +249,4 @@ def test_files_that_a_kill_left_half_written_are_cleaned(workdir):
 def test_a_record_is_read_from_bounded_files(workdir):
   with open(workdir / 'checksums' / '8.record.json', 'wb') as file:
     file.truncate(1 << 28)
-  assert read_record(workdir, 8) == {} and record.stored(workdir, 'data', 'content') == ['abc']
+  assert read_record(workdir, 8) == {} and record.stored_digests(workdir, 'data', 'content') == ['abc']
