@@ -130,7 +130,8 @@ def _batch(corpus, data):
     return data
   # The corpus lies on the device once, for all members: a step brings the rows' numbers alone.
   chunks = corpus[data].astype(jnp.int32)
-  return Batch(chunks[..., :-1], chunks[..., 1:], jnp.ones(chunks[..., 1:].shape, jnp.float32))
+  weights = jnp.ones(chunks[..., 1:].shape, jnp.float32)
+  return Batch._make([chunks[..., :-1], chunks[..., 1:], weights])
 
 
 def _broadcast(flags_G, x):

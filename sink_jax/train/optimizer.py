@@ -1,4 +1,8 @@
-"""AdamW with the release's semantics, and its relatives."""
+"""The optimizer: an update rule, its schedule, decoupled weight decay and clipping.
+
+The semantics are those of PyTorch's AdamW and clip_grad_norm_, which the official implementation
+(sail-sg/Attention-Sink) uses.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -15,6 +19,7 @@ import optax
 from sink_jax.train.update_rule import AdamW, UpdateRule
 
 _BLOCK = 1024  # updates whose learning rates are computed at a time
+Rate: TypeAlias = float | np.floating | np.ndarray | jax.Array
 _CHOICES = {
     'schedule': ('cosine', 'constant'),
     'decay': ('all', 'matrices'),
@@ -23,16 +28,16 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """Optimiser, schedule and clipping.
+  """Everything of `optimizer` in a config: the rule, the schedule, the decay and the clipping.
 
   rule: how gradients are scaled into an update; weight decay is decoupled from it, as in
     PyTorch's AdamW: an update takes lr * weight_decay of every parameter away.
   schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
-    after the last step (what the paper says) or 'constant' (what all of its release's
-    configs amount to).
-  decay: 'all' parameters, embeddings, gains and biases included, as released; or
-    'matrices' only, the textbook form: the weights of linear layers and of the MLP feature
-    map, not embeddings, gains, k*, v* and sink logits.
+    after the last step (as the paper has it) or 'constant' (the effect of all configs of the
+    official implementation).
+  decay: 'all' parameters, embeddings, gains and biases included, as in the official
+    implementation; or 'matrices' only, the textbook form: the weights of linear layers and of the
+    MLP feature map, not embeddings, gains, k*, v* and sink logits.
   clip: largest global gradient norm; 0 does not clip.
   """
 
@@ -58,20 +63,21 @@ class OptimizerConfig:
 
 
 class Rates(NamedTuple):
-  """What may differ from update to update and from trial to trial: arguments of the step.
+  """What may differ from update to update and from run to run: arguments of the step.
 
-  Runs that differ in them and in the seed alone share a compiled program.
+  They are float32 scalars; in the inputs of a group, arrays of them. Runs that differ in them and
+  in the seed alone share a compiled program, for they are no constants of it.
   """
 
-  learning_rate: Any  # a float32 scalar
-  weight_decay: Any  # a float32 scalar; the decay of an update is this times the learning rate
+  learning_rate: Rate
+  weight_decay: Rate  # the decay of an update is this times the learning rate
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
   """Learning rate of update 0, 1, ..., steps - 1.
 
-  The warm-up reaches update s with (s + 1) / warmup_steps of the learning rate. (The
-  release raises it with every micro-batch from 0: (s + 1 - 1/m) / warmup_steps with m
+  The warm-up reaches update s with (s + 1) / warmup_steps of the learning rate. (The official
+  implementation raises it with every micro-batch from 0: (s + 1 - 1/m) / warmup_steps with m
   micro-batches.)
   """
   peak, warmup = config.learning_rate, config.warmup_steps
@@ -86,9 +92,9 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 
 def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
-  """The learning rate of an update, 0, 1, ..., steps - 1, on the host.
+  """Returns a function of an update, 0, 1, ..., steps - 1, to its learning rate, on the host.
 
-  It computes them a block at a time: a run may have more steps than fit the memory.
+  The rates are computed a block at a time: a run may have more steps than fit the memory.
   """
   # The schedules are linear in their peak: runs of other learning rates compile nothing new.
   fractions = jax.jit(learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps))
@@ -99,19 +105,19 @@ def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float
     return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
 
   def learning_rate(update):
-    number, place = divmod(update, _BLOCK)
-    return config.learning_rate * float(block(number)[place])
+    number, offset = divmod(update, _BLOCK)
+    return config.learning_rate * float(block(number)[offset])
 
   return learning_rate
 
 
 def peak_rates(config: OptimizerConfig) -> Rates:
-  """The rates of an update at the peak of the schedule."""
+  """The learning rate at the peak of the schedule, and the weight decay."""
   return Rates(np.float32(config.learning_rate), np.float32(config.weight_decay))
 
 
 def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
-  """The config without what `Rates` hold: equal for runs that share a compiled step."""
+  """The config without the parts of `Rates`: equal for runs that share a compiled step."""
   return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,
                              warmup_steps=0, weight_decay=0.0)
 
@@ -125,14 +131,16 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
   if (scaling := config.rule.transformation()) is not None:
     parts.append(scaling)
   mask = None if config.decay == 'all' else _is_matrix
-  # As a schedule, so that the state counts the updates: checkpoints hold that count.
+  # The rates are arguments of the step, not of a schedule in optax. The learning rate passes
+  # through a schedule all the same, so that the state counts the updates: checkpoints have that
+  # count.
   parts += [optax.add_decayed_weights(rates.weight_decay, mask),
             optax.scale_by_learning_rate(lambda _: rates.learning_rate)]
   return optax.chain(*parts)
 
 
-def init_optimizer(config: OptimizerConfig, params):
-  """The state of the optimiser before the first update."""
+def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
+  """The state of the optimizer before the first update."""
   return make_optimizer(config, Rates(0.0, 0.0)).init(params)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -231,7 +231,7 @@ class Evaluation:
     self.sink_1 = f'{summary["sink_1"]:.1f}%'
     return summary
 
-  def _loss(self, params, batches: list[Batch]) -> float:
+  def _loss(self, params, batches: Sequence[Batch]) -> float:
     totals = []
     for batch in batches:
       totals.append(self._validation_step(params, self._global_batches.put(batch)))

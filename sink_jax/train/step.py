@@ -1,4 +1,4 @@
-"""One training step."""
+"""One training step, and one of the validation: what is compiled, and how it lies on the mesh."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
@@ -26,7 +27,11 @@ from sink_jax.train.optimizer import (
 from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
 
 Params: TypeAlias = Mapping[str, Any]  # dicts of dicts of arrays, as Flax has them
-_PROGRAMS = 8  # of each kind that a process keeps: trials of a sweep come and go
+Metrics: TypeAlias = dict[str, jax.Array]  # 'loss' and 'grad_norm', float32 scalars
+
+# Compiled programs of each kind that a process keeps. The functions that make them are cached by
+# their arguments, so that trials of a sweep that share a program compile it once.
+_PROGRAMS = 8
 
 
 class TrainState(NamedTuple):
@@ -40,48 +45,52 @@ class TrainState(NamedTuple):
   opt_state: optax.OptState
 
 
-def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh):
+def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
   """The state as shapes with shardings: what a checkpoint is restored into.
 
   Raises:
     ValueError: the tensor axis of the mesh does not divide the heads or hidden units.
   """
   check_tensor(config, mesh.shape['tensor'])
-  shapes = jax.eval_shape(lambda: _fresh(config, optimizer, 0))
+  shapes = jax.eval_shape(lambda: _fresh_state(config, optimizer, 0))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))
 
 
-def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh) -> Batch:
+def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh: Mesh) -> Batch:
   """A batch as shapes with shardings, as `state_layout`: what a step is traced for."""
-  def one(dtype, *features):
+  def array(dtype, *features):
     return jax.ShapeDtypeStruct((batch_size, context, *features), dtype,
                                 sharding=batch_sharding(mesh))
 
   if config.vocab_size:
-    return Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32))
-  return Batch(one(jnp.float32, config.input_features), one(jnp.float32, config.output_features),
-               one(jnp.float32))
+    return Batch._make([array(jnp.int32), array(jnp.int32), array(jnp.float32)])
+  return Batch._make([array(jnp.float32, config.input_features),
+                      array(jnp.float32, config.output_features), array(jnp.float32)])
 
 
-def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int, mesh):
-  """A fresh state, made where it belongs on the mesh."""
+def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
+               mesh: Mesh) -> TrainState:
+  """A fresh state; each device computes the part of it that it will hold."""
   return _compiled_init(config, compiled_part(optimizer), mesh)(jnp.int32(seed))
 
 
 @functools.lru_cache(_PROGRAMS)
 def _compiled_init(config, optimizer, mesh):
+  # With the shardings of the outputs each device draws its own part: a whole model need not fit
+  # one. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
   shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  return jax.jit(lambda seed: _fresh(config, optimizer, seed), out_shardings=shardings)
+  return jax.jit(lambda seed: _fresh_state(config, optimizer, seed), out_shardings=shardings)
 
 
-def _fresh(config, optimizer, seed):
+def _fresh_state(config, optimizer, seed):
   params = init_params(config, seed)
   return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
 
 
-def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh, microbatches: int = 1,
-                    *, loss_logits: int | None = None, gradient_reduction: str = 'step'):
+def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
+                    microbatches: int = 1, *, loss_logits: int | None = None,
+                    gradient_reduction: str = 'step') -> jax.stages.Wrapped:
   """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
 
   It is `make_update`, and the same function for runs that differ in learning rate, schedule,
@@ -96,6 +105,9 @@ def _compiled_step(config, optimizer, mesh, microbatches, loss_logits, gradient_
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
                                         gradient_reduction=gradient_reduction))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
+  # memory: without donation a device would hold parameters and both moments twice. Whoever calls
+  # the step must not touch the old state again. Metrics are replicated: every process reads them.
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
                  out_shardings=(state_sharding, replicated(mesh)))
@@ -103,7 +115,7 @@ def _compiled_step(config, optimizer, mesh, microbatches, loss_logits, gradient_
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
                 loss_logits: int | None = None, gradient_reduction: str = 'step',
-                ) -> Callable[[TrainState, Batch, Rates], tuple]:
+                ) -> Callable[[TrainState, Batch, Rates], tuple[TrainState, Metrics]]:
   """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
@@ -120,41 +132,49 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
   """
 
+  # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
+  # mean of the slices' means would be another loss.
   def loss(params, batch, total):
     weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights, loss_logits) / total
 
-  def accumulated(whole, batch):
-    params, total = whole
-    # Every slice takes every m-th sequence, so that each stays spread over the devices.
+  def accumulated(params_and_total, batch):
+    params, total = params_and_total
+    # Every slice takes every m-th sequence, so that each stays spread over the devices: slices of
+    # neighbours would lie on a few devices, and the others would wait.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
         x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
 
-    def accumulate(so_far, part):
-      return jax.tree.map(jnp.add, so_far,
-                          jax.value_and_grad(loss)(params, part, total)), None
+    def accumulate(sums, microbatch):
+      return jax.tree.map(jnp.add, sums,
+                          jax.value_and_grad(loss)(params, microbatch, total)), None
 
-    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    return jax.lax.scan(accumulate, zero, slices)[0]
+    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(accumulate, zeros, slices)[0]
 
-  def to_send(whole, batch):
-    value, grads = accumulated(whole, batch)
+  def accumulated_to_send(params_and_total, batch):
+    # On its way between devices a gradient has half the bytes where the model is bfloat16.
+    value, grads = accumulated(params_and_total, batch)
     return value, jax.tree.map(lambda x: x.astype(config.dtype), grads)
 
   def update(state, batch, rates):
     total = jnp.sum(training_weights(batch.weights, config))
     total = jnp.maximum(total, 1)
     if microbatches == 1:
+      # One backward pass: XLA inserts the sums over devices, where they overlap with it best.
       value, grads = jax.value_and_grad(loss)(state.params, batch, total)
     elif gradient_reduction == 'microbatch' or axis_size('data') == 1:
+      # Here XLA inserts them too, and inside the scan: after each micro-batch.
       value, grads = accumulated((state.params, total), batch)
     else:
+      # The scan runs per device of 'data' on its own sequences, and the sum comes after it.
       _check_divides(batch, axis_size('data') * microbatches)
-      value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
+      value, grads = sum_over_axis('data', accumulated_to_send, (state.params, total), batch)
       grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, state.params)
     updates, opt_state = make_optimizer(optimizer, rates).update(
         grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    assert isinstance(params, Mapping)  # as state.params; optax allows any tree
     metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -168,13 +188,16 @@ def _check_divides(batch, parts):
                      f'{-(-len(batch.tokens) // parts) * parts} sequences.')
 
 
-def make_validation_step(config: ModelConfig, mesh, *, loss_logits: int | None = None):
+def make_validation_step(config: ModelConfig, mesh: Mesh | None, *,
+                         loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
-  The blocks are looped over, whatever `config.unroll` says: nothing is kept of them.
-  mesh: None for parameters on one device, such as those of `load_run`.
-  """
+  The blocks are looped over, whatever `config.unroll` is: there is no backward pass, for which a
+  loop would copy what it keeps, and the program compiles sooner.
 
+  Args:
+    mesh: None for parameters on one device, such as those of `load_run`.
+  """
   return _compiled_validation(dataclasses.replace(config, unroll=1), mesh, loss_logits)
 
 

@@ -115,6 +115,14 @@ def test_an_unknown_key_on_the_command_line_is_named(key):
   assert ('optimizer.rule=' in done.stderr) == (key == 'optimizer.beta2')
 
 
+def test_another_spelling_of_a_rule_is_no_difference():
+  spelled = ('AdamW()', 'AdamW(b1=0.9, b2=0.95, eps=1e-8)', 'AdamW(eps=1e-08, b2=0.95)')
+  old, *others = (runs.config(optimizer__rule=rule) for rule in spelled)
+  assert [differences(old, other) for other in others] == [[], []]
+  assert differences(old, runs.config(optimizer__rule='Sgd()')) == [
+      "optimizer.rule: 'AdamW()' -> 'Sgd()'"]
+
+
 def test_a_renamed_component_is_no_difference():
   old, new = (runs.config(data__source=f"{name}(path='a')", data__valid_source=f"{name}(path='b')")
               for name in ('Prepared', 'PackedDataset'))
