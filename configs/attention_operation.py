@@ -1,9 +1,12 @@
 """Attention operations (Section 7.4, Tables 6 and 15, Figure 8); softmax is the default."""
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 
-def _operation(similarity='Linear()', normalizer='Unnormalized()', feature_map='Identity()'):
+def _operation(similarity: str = 'Linear()', normalizer: str = 'Unnormalized()',
+               feature_map: str = 'Identity()') -> dict[str, str]:
   return {'attention.similarity': similarity, 'attention.normalizer': normalizer,
           'attention.feature_map': feature_map}
 
@@ -23,5 +26,5 @@ TRIALS = {
 }
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -3,10 +3,16 @@
 An experiment of the paper is a table of changes to this one: see `trial`.
 """
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 from ml_collections import ConfigDict, config_dict
 
+Trials: TypeAlias = Mapping[str, Mapping[str, Any]]  # {trial: {dotted key: value}}
 
-def get_config(name=''):
+
+def get_config(name: str = '') -> ConfigDict:
+  """The defaults; this file has no trials to name."""
   if name:
     raise ValueError(f'configs/base.py has no trials, so none that is called {name!r}.')
   config = ConfigDict()
@@ -15,7 +21,8 @@ def get_config(name=''):
   config.steps = 20_000
   config.batch_size = 512  # sequences per step
   config.microbatches = 1  # slices of a batch whose gradients are accumulated
-  # When those are summed over the devices of mesh.data: 'step', once (empty: so), or 'microbatch'.
+  # When those are summed over the devices of mesh.data: 'step' (and where it is empty), once after
+  # the last slice, or 'microbatch', after each.
   config.gradient_reduction = config_dict.placeholder(str)
   # Most logits that a device computes at a time; empty: 2**28 on a GPU or TPU, else 2**26.
   config.loss_logits = config_dict.placeholder(int)
@@ -50,7 +57,7 @@ def get_config(name=''):
   # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 
-  # One variant of attention; the README explains the slots.
+  # One variant of attention; the README explains its components.
   config.attention = ConfigDict()
   config.attention.similarity = 'Exp()'  # Exp, Sigmoid, EluPlusOne, Linear
   config.attention.normalizer = 'RowSum()'  # RowSum, PNorm, Unnormalized, AbsFloor
@@ -75,13 +82,16 @@ def get_config(name=''):
   config.data.cache_dir = ''  # of packed chunks; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax
 
   config.optimizer = ConfigDict()
-  config.optimizer.rule = 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'  # AdamW, Sgd(momentum=0.0)
+  # How gradients are scaled: AdamW, Sgd(momentum=0.0). Runs are compared by this text, so trials
+  # that change it write all arguments, as the repr of the rule has them.
+  config.optimizer.rule = 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'
   config.optimizer.learning_rate = 4e-4
-  config.optimizer.schedule = 'cosine'  # cosine (the paper), constant (its release)
+  # cosine (the paper), constant (the official implementation, sail-sg/Attention-Sink)
+  config.optimizer.schedule = 'cosine'
   config.optimizer.final_fraction = 0.1  # of the learning rate, after the cosine
   config.optimizer.warmup_steps = 100
   config.optimizer.weight_decay = 0.1  # decoupled: times the learning rate
-  config.optimizer.decay = 'all'  # all (the release), matrices
+  config.optimizer.decay = 'all'  # all (the official implementation), matrices
   config.optimizer.clip = 1.0  # largest global gradient norm; 0: none
 
   config.probe = ConfigDict()  # Sink_k during training
@@ -89,7 +99,7 @@ def get_config(name=''):
   config.probe.sequences = 100
   config.probe.length = 64
   config.probe.epsilon = 0.3  # a head is a sink head above it
-  config.probe.dtype = 'float32'  # the release probes in bfloat16
+  config.probe.dtype = 'float32'  # the official implementation probes in bfloat16
 
   config.validation = ConfigDict()
   config.validation.every = 1_000  # steps; 0: only before the first and after the last
@@ -109,8 +119,11 @@ def get_config(name=''):
   return config
 
 
-def trial(trials, name, config=None):
-  """The config of one trial of a table {name: {dotted key: value}}.
+def trial(trials: Trials, name: str, config: ConfigDict | None = None) -> ConfigDict:
+  """The config of one trial of a table: the defaults with the trial's changes.
+
+  Args:
+    config: in place of the defaults; it is changed.
 
   Raises:
     ValueError: no trial is named, or an unknown one; lists the choices.
@@ -123,6 +136,5 @@ def trial(trials, name, config=None):
   if name not in trials:
     raise ValueError(f'Unknown trial {name!r}. Choices: {", ".join(trials)}.')
   config = config or get_config()
-  config.update_from_flattened_dict(trials[name])
-  config.label.trial = name
+  config.update_from_flattened_dict({**trials[name], 'label.trial': name})
   return config

@@ -1,5 +1,7 @@
 """A learned sink token, and key and value biases per head (Table 4, Figure 7 middle)."""
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 TRIALS = {
@@ -10,5 +12,5 @@ TRIALS = {
 }
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
 from configs import base
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
@@ -18,13 +20,13 @@ _PAPER_DATA = {
 PROTOCOLS = {
     'paper': {  # as the paper says
         'optimizer.schedule': 'cosine', 'model.init': 'tinyllama', 'probe.dtype': 'float32'},
-    'released': {  # as its release does
+    'released': {  # as the official implementation (sail-sg/Attention-Sink) does
         'optimizer.schedule': 'constant', 'model.init': 'torch_default',
         'probe.dtype': 'bfloat16'},
 }
 
 
-def config(trials, argument):
+def config(trials: base.Trials, argument: str) -> ConfigDict:
   """The config that e.g. 'window-32,budget=smoke,protocol=released' names.
 
   The budget is 'full' and the protocol 'paper' unless given.
@@ -34,28 +36,30 @@ def config(trials, argument):
     NotExpressible: the trial has no counterpart at the budget.
   """
   name, *options = argument.split(',')
-  options = dict(part.partition('=')[::2] for part in options)
-  budget, protocol = options.pop('budget', 'full'), options.pop('protocol', 'paper')
-  if options:
-    raise ValueError(f'Unknown option {next(iter(options))!r}. Choices: budget, protocol.')
+  given = {key: value for key, _, value in (option.partition('=') for option in options)}
+  budget, protocol = given.pop('budget', 'full'), given.pop('protocol', 'paper')
+  if given:
+    raise ValueError(f'Unknown option {next(iter(given))!r}. Choices: budget, protocol.')
   if protocol not in PROTOCOLS:
     raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(PROTOCOLS)}.')
   result = base.get_config()
   result.update_from_flattened_dict(_PAPER_DATA | PROTOCOLS[protocol])
   result = base.trial(trials, name, result)
+  values = result.to_dict()
   if protocol == 'released':
-    result.data.interventions = _below_padding(result.data.interventions, result.model.vocab_size)
-  result.label.update(budget=budget, protocol=protocol)
+    result.update_from_flattened_dict({'data.interventions': _below_padding(
+        values['data']['interventions'], values['model']['vocab_size'])})
+  result.update_from_flattened_dict({'label.budget': budget, 'label.protocol': protocol})
   try:
     result.update_from_flattened_dict(scaled(result.to_dict(), budget))
   except NotExpressible as error:
-    error.label = result.label.to_dict()
+    error.label = result.to_dict()['label']  # a sweep records it where the trial would be
     raise
   return result
 
 
-def _below_padding(interventions, vocab_size):
-  """Random tokens are any ids of the padded vocabulary, as in the release."""
+def _below_padding(interventions: str, vocab_size: int) -> str:
+  """Draws random tokens from the padded vocabulary, as the official implementation does."""
   parts = [part.strip() for part in interventions.split(';') if part.strip()]
   for i, part in enumerate(parts):
     edit = from_string(TokenEdit, part)

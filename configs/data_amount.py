@@ -3,6 +3,8 @@
 The default run sees all of its data, 5B tokens in the paper; `data-5b` sees so many of any data.
 """
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 TRIALS = {f'data-{name}': {'data.max_tokens': tokens} for name, tokens in (
@@ -10,5 +12,5 @@ TRIALS = {f'data-{name}': {'data.max_tokens': tokens} for name, tokens in (
     ('200m', 200_000_000), ('100m', 100_000_000), ('50m', 50_000_000))}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -6,6 +6,8 @@ once, and too little data hides the sink (Figure 5 right), so the report says ho
 worth most comes first, for a machine that is there for half an hour.
 """
 
+from ml_collections import ConfigDict
+
 from configs import attention_operation, base, biases, budget, fixed_token, window
 
 _SHORT = budget.PROTOCOLS['paper'] | {
@@ -31,5 +33,5 @@ _TRIALS = {
 TRIALS = {f'emergence-{name}': _SHORT | changes for name, changes in _TRIALS.items()}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return base.trial(TRIALS, argument)

@@ -1,5 +1,7 @@
 """K biases with a fixed value m v' or m v'' (Table 5, Figure 7 right)."""
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 TRIALS = {f'value-{value}-{norm}': {
@@ -7,5 +9,5 @@ TRIALS = {f'value-{value}-{norm}': {
           for value in ('first', 'uniform') for norm in (1, 5, 20)}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -1,5 +1,7 @@
 """K and KV biases that all heads of a layer share (Table 12 right)."""
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 TRIALS = {
@@ -8,5 +10,5 @@ TRIALS = {
 }
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -1,5 +1,7 @@
 """The 1B models: softmax, and sigmoid without normalisation (Section 7.4, Figure 8 right)."""
 
+from ml_collections import ConfigDict
+
 from configs import attention_operation, budget
 
 _LARGE = {'model.size': '1b', 'steps': 40_000}
@@ -9,5 +11,5 @@ TRIALS = {
 }
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

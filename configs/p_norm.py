@@ -1,7 +1,9 @@
 """p-normalised softmax and sigmoid (Equations 43 and 44, Figure 29).
 
-The text gives p for softmax alone; the p of sigmoid are in the figure only, so these are ours.
+The text gives p for softmax alone; the p of sigmoid are in the figure only, so sigmoid has the same here.
 """
+
+from ml_collections import ConfigDict
 
 from configs import budget
 
@@ -11,5 +13,5 @@ TRIALS = {f'{name}-p-{word}': similarity | {'attention.normalizer': f'PNorm(p={p
           for name, similarity in _SIMILARITIES.items() for word, p in _P.items()}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -3,6 +3,8 @@
 Figures 4, 7, 8, 28 and 29 show how these same runs went; they have no trials of their own.
 """
 
+from ml_collections import ConfigDict
+
 from configs import (
     attention_operation,
     batch_size,
@@ -38,5 +40,5 @@ TRIALS = {name: changes for experiment in EXPERIMENTS
           for name, changes in experiment.TRIALS.items()}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -1,8 +1,11 @@
 """Position encodings (Table 3); rotary is the default.
 
-`relative` adds the bucket number of the distance, as released: it grows with the distance.
-`relative-decreasing` subtracts it, which is what Proposition 2 speaks of.
+`relative` adds the bucket number of the distance, which grows with it, as the official
+implementation (sail-sg/Attention-Sink) does. `relative-decreasing` subtracts it: the bias that
+Proposition 2 assumes.
 """
+
+from ml_collections import ConfigDict
 
 from configs import budget
 
@@ -16,5 +19,5 @@ TRIALS = {
 }
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

@@ -5,6 +5,8 @@ every sequence (Table 10 right): softmax and its two cures of Tables 4 and 6, an
 control, sigmoid with normalisation. Then Bigram-Backcopy, where one head suffices.
 """
 
+from ml_collections import ConfigDict
+
 from configs import base
 
 _TEXT = {
@@ -53,5 +55,5 @@ TRIALS = {
 }
 
 
-def get_config(name=''):
+def get_config(name: str = '') -> ConfigDict:
   return base.trial(TRIALS, name)

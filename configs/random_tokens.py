@@ -4,6 +4,8 @@ The last three are the paper's "more random tokens", whose number it does not gi
 drawn from the tokenizer's vocabulary; protocol `released` draws below the padded one, 50432.
 """
 
+from ml_collections import ConfigDict
+
 from configs import budget
 
 TRIALS = {name: {'data.interventions': f'RandomTokens(first={first}, last={last})'}
@@ -12,5 +14,5 @@ TRIALS = {name: {'data.interventions': f'RandomTokens(first={first}, last={last}
                                     ('random-1-64', 1, 64))}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

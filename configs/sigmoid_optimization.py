@@ -1,5 +1,7 @@
 """Sigmoid without normalisation: weight decay and learning rate (Table 14 right)."""
 
+from ml_collections import ConfigDict
+
 from configs import attention_operation, budget
 
 _SIGMOID = attention_operation.TRIALS['sigmoid']
@@ -9,5 +11,5 @@ TRIALS |= {f'sigmoid-lr-{name}': _SIGMOID | {'optimizer.learning_rate': float(na
            for name in ('1e-3', '1e-4')}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return budget.config(TRIALS, argument)

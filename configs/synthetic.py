@@ -5,6 +5,8 @@ has work at triggers only, so a sink tells how it rests. Names are those of the 
 trials where there is one; run it with --seeds=0,1,2.
 """
 
+from ml_collections import ConfigDict
+
 from configs import (
     attention_operation,
     base,
@@ -23,8 +25,8 @@ _BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {
 }
 
 
-def _attention(**slots):
-  return {f'attention.{name}': value for name, value in slots.items()}
+def _attention(**components: str) -> dict[str, str]:
+  return {f'attention.{name}': value for name, value in components.items()}
 
 
 _SIGMOID = dict(similarity='Sigmoid()')
@@ -69,5 +71,5 @@ _VARIANTS = {
 TRIALS = {f'synthetic-{name}': _BACKCOPY | changes for name, changes in _VARIANTS.items()}
 
 
-def get_config(argument=''):
+def get_config(argument: str = '') -> ConfigDict:
   return base.trial(TRIALS, argument)

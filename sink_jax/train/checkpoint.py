@@ -91,7 +91,7 @@ class Checkpoints:
       CheckpointError: the checkpoint holds another tree, or other shapes.
     """
     while self.latest is not None:
-      state, problem = self._restored(target)
+      state, problem = self._restore_step(self.latest, target)
       if not any(process_allgather(problem is not None)):
         return state
       self._manager.close()
@@ -113,27 +113,27 @@ class Checkpoints:
         item_handlers={'state': ocp.StandardCheckpointHandler()},
         options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True))
 
-  def _restored(self, target):
-    """(state, None) of the newest step; (None, problem) of one that cannot be read.
+  def _restore_step(self, step, target):
+    """(state, None) of a saved step; (None, problem) of one that cannot be read.
 
     A step that is as it was written can be read, so only one without checksums may have a
     problem: its job was killed, or its machine lost power, right after the commit.
     """
     try:
-      _check_shapes(step_folder(self._workdir, self.latest),
-                    self._manager.item_metadata(self.latest)['state'], target)
+      _check_shapes(step_folder(self._workdir, step),
+                    self._manager.item_metadata(step)['state'], target)
       return self._manager.restore(
-          self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
+          step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
     except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
       raise
     except Exception as error:  # Orbax raises bare Exceptions, and others' own
       if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         raise  # the disk or the network, not the checkpoint
-      told = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
-      if has_checksums(self._workdir, self.latest):
-        raise CheckpointError(f'Checkpoint {self.latest} of {self._workdir} is as it was written, '
-                              f'and still cannot be read: {told}') from error
-      return None, f'it has no checksums and cannot be read: {told}'
+      reason = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+      if has_checksums(self._workdir, step):
+        raise CheckpointError(f'Checkpoint {step} of {self._workdir} is as it was written, '
+                              f'and still cannot be read: {reason}') from error
+      return None, f'it has no checksums and cannot be read: {reason}'
 
   @contextlib.contextmanager
   def _explained(self, step):

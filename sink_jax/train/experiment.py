@@ -38,14 +38,18 @@ REDUCTIONS = ('step', 'microbatch')  # of the gradients over the data axis, see 
 RESUMABLE = ('data.cache_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'log_every',
              'checkpoint_every', 'checkpoints_kept', 'label.trial', 'label.budget',
              'label.protocol')
+_LARGEST_VOCABULARY = 2**31  # no token id exceeds it; where the tokenizer decides the vocabulary
 
-
-_UNKNOWN = 2**31  # a vocabulary that no token id exceeds
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig:
-  """The sink probe: every `every` steps (0: never) on a fixed set of sequences."""
+  """The sink probe, on a fixed set of sequences.
+
+  every: steps between two of them; 0 probes before the first and after the last step only.
+  length: tokens of a sequence. epsilon: a head is a sink head above it. dtype: of the probe's
+  activations.
+  """
 
   every: int = 100
   sequences: int = 100
@@ -63,7 +67,11 @@ class ProbeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationConfig:
-  """Validation loss: every `every` steps (0: never), at most `batches` per set."""
+  """The validation loss.
+
+  every: steps between two of them; 0 validates before the first and after the last step only.
+  batches: of a validation set, at most.
+  """
 
   every: int = 1000
   batches: int = 50
@@ -76,7 +84,7 @@ class ValidationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Device mesh; -1 takes the devices that remain."""
+  """The sizes of the axes of the device mesh; -1 takes the devices that remain."""
 
   data: int = -1
   fsdp: int = 1
@@ -141,7 +149,7 @@ class Experiment:
       raise ValueError(f'data.max_tokens = {self.data.max_tokens} must be 0 (all) or at least '
                        f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
-      intervention.check(chunk, self.model.vocab_size or _UNKNOWN)
+      intervention.check(chunk, self.model.vocab_size or _LARGEST_VOCABULARY)
     self.model_before_data()
 
   @property
@@ -185,7 +193,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
   """Builds the Experiment that a (JSON) dict describes.
 
   Raises:
-    ValueError: an unknown or missing key, an unknown slot or value; lists the choices.
+    ValueError: an unknown or missing key, an unknown component or value; lists the choices.
   """
   try:
     return _from_dict(config)
@@ -195,23 +203,23 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 def _from_dict(config):
   top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
-  data = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
+  data: dict[str, Any] = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
   data['source'] = from_string(Source, data['source'])
   data['valid_source'] = from_string(Source, data['valid_source']) if data['valid_source'] else None
   data['tokenizer'] = from_string(Tokenizer, data['tokenizer'])
   data['domain_weights'] = _domain_weights(data['domain_weights'])
   data['interventions'] = tuple(
       from_string(TokenEdit, part) for part in data['interventions'].split(';') if part.strip())
-  return Experiment(**dict(
-      top,
-      model=_section(ModelOptions, top, 'model'),
-      attention=_section(AttentionSpec, top, 'attention'),
-      data=DataConfig(**data),
-      optimizer=_optimizer(top['optimizer']),
-      probe=_section(ProbeConfig, top, 'probe'),
-      validation=_section(ValidationConfig, top, 'validation'),
-      mesh=_section(MeshConfig, top, 'mesh'),
-      label=_section(Label, top, 'label')))
+  sections: dict[str, Any] = {
+      'model': _section(ModelOptions, top, 'model'),
+      'attention': _section(AttentionSpec, top, 'attention'),
+      'data': DataConfig(**data),
+      'optimizer': _optimizer(top['optimizer']),
+      'probe': _section(ProbeConfig, top, 'probe'),
+      'validation': _section(ValidationConfig, top, 'validation'),
+      'mesh': _section(MeshConfig, top, 'mesh'),
+      'label': _section(Label, top, 'label')}
+  return Experiment(**{**top, **sections})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> list[str]:
@@ -256,8 +264,9 @@ def _section(cls, top, name):
 
 def _optimizer(section):
   keys = [f.name for f in dataclasses.fields(OptimizerConfig)]
-  options = dict(_checked(section, 'optimizer.', keys))
-  return OptimizerConfig(**options | {'rule': from_string(UpdateRule, options['rule'])})
+  options: dict[str, Any] = dict(_checked(section, 'optimizer.', keys))
+  options['rule'] = from_string(UpdateRule, options['rule'])
+  return OptimizerConfig(**options)
 
 
 def _checked(section, prefix, keys):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from sink_jax.train.sharding import batch_sharding
+
+_Arrays = TypeVar('_Arrays')  # a tree of arrays, such as a Batch
 
 
 class GlobalBatches:
@@ -16,20 +22,24 @@ class GlobalBatches:
     devices in the mesh; processes whose devices share rows make the same.
   """
 
-  def __init__(self, mesh, batch_size: int):
+  def __init__(self, mesh: Mesh, batch_size: int):
     self._sharding, self._batch_size = batch_sharding(mesh), batch_size
-    held = self._sharding.addressable_devices_indices_map((batch_size,)).values()
-    self.rows = np.unique(np.concatenate([np.arange(batch_size)[part] for part, in held]))
+    all_rows = np.arange(batch_size)
+    indices = self._sharding.addressable_devices_indices_map((batch_size,)).values()
+    # Unique: the devices of a tensor group all have the same rows.
+    self.rows = np.unique(np.concatenate([all_rows[i] for i in indices if i is not None]))
 
-  def put(self, batch):
+  def put(self, batch: _Arrays) -> _Arrays:
     """This process's rows of a batch -> the global batch, spread over the mesh."""
-    return jax.tree.map(self._global, batch)
+    return jax.tree.map(self._to_global, batch)
 
-  def _global(self, x):
-    def part(index):
+  def _to_global(self, x: np.ndarray) -> jax.Array:
+    def part(index: Sequence[slice]) -> np.ndarray:
+      # JAX asks for rows by their numbers in the global batch; x has those of `rows` alone.
       start, stop, _ = index[0].indices(self._batch_size)
       first = np.searchsorted(self.rows, start)
       return x[first:first + stop - start]
 
+    # Each process hands over what its own devices hold: no rows travel between processes.
     return jax.make_array_from_callback(
         (self._batch_size, *x.shape[1:]), self._sharding, part)

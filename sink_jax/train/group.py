@@ -28,7 +28,7 @@ from sink_jax.train.group_steps import (
   compiled_stack_and_slice,
   empty_inputs,
 )
-from sink_jax.train.optimizer import learning_rates
+from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.recorder import Evaluation, Recorder, open_recorder
@@ -271,8 +271,7 @@ class _InputSupply:
       for i in range(max(0, member.start - at), count):
         put = lambda array, x, at=(i, member.index): array.__setitem__(at, x)
         jax.tree.map(put, inputs.data, self._data(member.run, at + i))
-        inputs.rates.learning_rate[i, member.index] = member.learning_rate(at + i)
-        inputs.rates.weight_decay[i, member.index] = member.weight_decay
+        jax.tree.map(put, inputs.rates, Rates(member.learning_rate(at + i), member.weight_decay))
         inputs.active[i, member.index] = True
     return inputs
 

@@ -114,7 +114,8 @@ class _Loop:
     self._weight_decay = np.float32(experiment.optimizer.weight_decay)
     self._train_step = make_train_step(
         model, experiment.optimizer, run.mesh, experiment.microbatches,
-        loss_logits=experiment.loss_logits, gradient_reduction=experiment.gradient_reduction)
+        loss_logits=experiment.loss_logits,
+        gradient_reduction=experiment.gradient_reduction or 'step')
     self._global_batches = GlobalBatches(run.mesh, experiment.batch_size)
     self._batches = run.data.batches(recorder.start, experiment.batch_size, experiment.seed,
                                      self._global_batches.rows)

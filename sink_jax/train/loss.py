@@ -61,7 +61,7 @@ def cross_entropy(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits: int | N
   logits: most that exist at a time on a device; by default `default_logits` of this platform.
   """
   def share(h, targets, weights, kernel):
-    chunk = lambda *chunks: (_chunk_loss(*chunks, kernel)[0], None)
+    chunk = lambda h, targets, weights: (_chunk_loss(h, targets, weights, kernel)[0], None)
     return _over_chunks(chunk, _positions(logits, h, kernel), h, targets, weights)[:1]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.

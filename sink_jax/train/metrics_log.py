@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from etils import epath
 
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import is_local, to_path
@@ -25,86 +29,117 @@ class MetricsWriter:
   'valid' and 'probe'. Opened at a step, it first drops lines beyond it, and those that are not
   as they were written, so that a resumed run leaves the same file as one that was never
   interrupted. In an object store the file is written anew twice a minute, and TensorBoard's at
-  each `flush`.
+  each `flush`. In the other processes of a job every method does nothing: metrics are the same in
+  all, and two writers would damage the file.
 
   whole_from, remark: of the rows that were there, see `record.SettledMetrics`.
   """
 
-  def __init__(self, workdir, step: int = 0):
-    self._file = self._board = None
+  def __init__(self, workdir: str | os.PathLike, step: int = 0):
+    """step: that of the checkpoint that the run resumes from, 0 without one."""
+    self._outputs: _Outputs | None = None
     self.whole_from, self.remark = 0, ''
     if not is_first():
       return
-    workdir = to_path(workdir)
+    folder = to_path(workdir)
     content, self.whole_from, self.remark = settle_metrics(workdir, step)
-    self._bytes, self._digest = len(content), hashlib.sha256(content)
-    self._path = workdir / 'metrics.jsonl'
-    if is_local(workdir):
-      self._file = open(self._path, 'a', buffering=1)
-    else:
-      self._file = _Rewritten(self._path, content.decode())
-    self._board = Board(workdir / 'tensorboard', step)
+    path = folder / 'metrics.jsonl'
+    file = _AppendedFile(path) if is_local(folder) else _RewrittenFile(path, content.decode())
+    # The board comes last: it makes a file of its own, which nothing would close.
+    self._outputs = _Outputs(file, Board(folder / 'tensorboard', step))
+    # The digest grows with the file, so that a checkpoint never has to read it again.
+    self._size, self._digest = len(content), hashlib.sha256(content)
 
-  def write(self, kind: str, step: int, values: dict) -> None:
+  def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
     """Appends one event; values are numbers, strings, or lists of numbers."""
-    if self._file is None:
+    if self._outputs is None:
       return
     line = json.dumps({'kind': kind, 'step': step, **values}) + '\n'
-    with named_in_errors(self._path):
-      self._file.write(line)
-    self._bytes += len(line)  # JSON is ASCII
+    self._outputs.file.write(line)
+    self._size += len(line)  # JSON is ASCII
     self._digest.update(line.encode())
     for name, value in values.items():
       if isinstance(value, (int, float)) and math.isfinite(value):
-        self._board.write(f'{kind}/{name}', value, step)
+        self._outputs.board.write(f'{kind}/{name}', value, step)
 
   def record(self) -> dict[str, Any]:
-    """What a checkpoint's record says of all rows so far; {} but for the first process."""
-    if self._file is None:
+    """The entry in a checkpoint's record for all rows so far; {} but for the first process."""
+    if self._outputs is None:
       return {}
-    return {'bytes': self._bytes, 'sha256': self._digest.hexdigest(),
+    return {'bytes': self._size, 'sha256': self._digest.hexdigest(),
             'whole_from': self.whole_from}
 
   def flush(self) -> None:
     """Puts everything so far where a lost machine does not take it along."""
-    if self._file is not None:
-      with named_in_errors(self._path):
-        self._file.flush()
-      if is_local(self._path):
-        os.fsync(self._file.fileno())
-      self._board.flush()
+    if self._outputs is not None:
+      self._outputs.file.flush()
+      self._outputs.board.flush()
 
   def abandon(self) -> None:
     """Writes nothing more: the file is another job's by now."""
-    self._file = self._board = None
+    self._outputs = None
 
   def close(self) -> None:
-    if self._file is not None:
+    """Flushes and closes the files; called more than once it does nothing."""
+    if self._outputs is not None:
       self.flush()
-      self._file.close()
-      self._board.close()
+      self._outputs.file.close()
+      self._outputs.board.close()
+      self._outputs = None
 
 
-class _Rewritten:
-  """A text file that is written as a whole each time."""
+class _AppendedFile:
+  """A text file on a disk that grows by whole lines: each is in the system's hands once written."""
 
-  def __init__(self, path, content):
+  def __init__(self, path: epath.Path):
+    self._path, self._file = path, open(path, 'a', buffering=1)
+
+  def write(self, line: str) -> None:
+    with named_in_errors(self._path):
+      self._file.write(line)
+
+  def flush(self) -> None:
+    with named_in_errors(self._path):
+      self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    self._file.close()
+
+
+class _RewrittenFile:
+  """A text file in an object store, which cannot append: it is written as a whole each time."""
+
+  def __init__(self, path: epath.Path, content: str):
     self._path, self._lines, self._written = path, [content], time.monotonic()
 
-  def write(self, line):
+  def write(self, line: str) -> None:
     self._lines.append(line)
     if time.monotonic() > self._written + _SECONDS_BETWEEN_WRITES:
       self.flush()
 
-  def flush(self):
-    write_atomically(self._path, ''.join(self._lines))
+  def flush(self) -> None:
+    with named_in_errors(self._path):
+      write_atomically(self._path, ''.join(self._lines))
     self._written = time.monotonic()
 
-  def close(self):
-    pass
+  def close(self) -> None:
+    """Nothing: what is flushed is in the store."""
 
 
-def read_metrics(workdir, kind: str | None = None) -> list[dict]:
-  """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+  """What the first process writes to."""
+
+  file: _AppendedFile | _RewrittenFile
+  board: Board
+
+
+def read_metrics(workdir: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
+  """The events of a run in order; lines that a kill or a fault made unreadable are left out.
+
+  Args:
+    kind: 'train', 'valid' or 'probe'; None for all of them.
+  """
   return [row for _, row in read_rows(to_path(workdir) / 'metrics.jsonl')
           if kind in (None, row['kind'])]

@@ -10,16 +10,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from sink_jax.train.update_rule import AdamW, UpdateRule
 
 _BLOCK = 1024  # updates whose learning rates are computed at a time
-Rate: TypeAlias = float | np.floating | np.ndarray | jax.Array
 _CHOICES = {
     'schedule': ('cosine', 'constant'),
     'decay': ('all', 'matrices'),
@@ -69,8 +70,8 @@ class Rates(NamedTuple):
   in the seed alone share a compiled program, for they are no constants of it.
   """
 
-  learning_rate: Rate
-  weight_decay: Rate  # the decay of an update is this times the learning rate
+  learning_rate: ArrayLike
+  weight_decay: ArrayLike  # the decay of an update is this times the learning rate
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -134,8 +135,8 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
   # The rates are arguments of the step, not of a schedule in optax. The learning rate passes
   # through a schedule all the same, so that the state counts the updates: checkpoints have that
   # count.
-  parts += [optax.add_decayed_weights(rates.weight_decay, mask),
-            optax.scale_by_learning_rate(lambda _: rates.learning_rate)]
+  parts += [optax.add_decayed_weights(jnp.asarray(rates.weight_decay), mask),
+            optax.scale_by_learning_rate(lambda _: jnp.asarray(rates.learning_rate))]
   return optax.chain(*parts)
 
 

@@ -23,12 +23,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.models.config import ModelConfig
+
+Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings in their place
 
 # How a parameter's path ends, its number of axes with that of the layers (experts have one
 # more), and the axis that 'tensor' splits.
@@ -44,7 +48,8 @@ _TENSOR = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
+              devices: Sequence | None = None) -> Mesh:
   """A (data, fsdp, tensor) mesh over all devices, or these; -1 takes the devices that remain.
 
   Devices of a tensor group are neighbours: of one process, or on a TPU of one another.
@@ -55,8 +60,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(data, fsdp, tensor, len(devices))
   # jax.make_mesh has no mesh for some sizes on a TPU whose axes are larger than they are.
-  devices = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-  return Mesh(devices, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+  grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+  return Mesh(grid, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
 
 
 def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int, int]:
@@ -67,7 +72,8 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int,
   if min(sizes) < 1 or math.prod(sizes) != count:
     raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
                      f'fit {count} devices: their product must be {count} (-1: the rest).')
-  return tuple(sizes)
+  data, fsdp, tensor = sizes
+  return data, fsdp, tensor
 
 
 def check_tensor(config: ModelConfig, tensor: int) -> None:
@@ -83,6 +89,7 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+  """The same whole array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -91,7 +98,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
 
 
-def state_shardings(mesh: Mesh, state):
+def state_shardings(mesh: Mesh, state: Tree) -> Tree:
   """Shardings of parameters and optimiser state, from their paths and shapes alone.
 
   'fsdp' splits the largest of the last two axes that divides and is not split yet; small and

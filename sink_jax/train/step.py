@@ -26,7 +26,7 @@ from sink_jax.train.optimizer import (
 )
 from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
 
-Params: TypeAlias = Mapping[str, Any]  # dicts of dicts of arrays, as Flax has them
+Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss' and 'grad_norm', float32 scalars
 
 # Compiled programs of each kind that a process keeps. The functions that make them are cached by

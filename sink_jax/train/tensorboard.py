@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+# protobuf makes the two classes while it is imported, where no type checker sees them.
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors
