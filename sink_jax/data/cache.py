@@ -1,4 +1,20 @@
-"""A chunk cache on disk, opened for reading: manifest, memory-mapped chunks, probe prompts."""
+"""A chunk cache on disk, opened for reading: manifest, memory-mapped chunks, probe prompts.
+
+A cache is a folder, named after a hash of all that decides its content, and never changed again:
+
+    manifest.json    settings of the build; per domain and split the file, its documents, tokens
+                     and chunks; sizes and SHA-256 of all other files. Written last: a folder
+                     without it is no cache.
+    train.000.npy    (chunks, context + 1) uint16 or uint32, one file for each domain and split,
+    valid.000.npy    numbered in the order in which the domains first occurred
+    probe.npz        beginnings of validation documents, see `ProbePrompts`
+    tokenizer.json   what the ids mean; missing where they are bytes
+    verified.json    which files were found right, see cache_check.py; not a part of the build
+
+Rows of one length need no index: a row number is a place in the file. The arrays are mapped, not
+read, so that a process starts at once, holds what it touches, and shares it with the others of its
+host; a batch of a shuffled order costs one seek for each row.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +40,23 @@ SPLITS = ('train', 'valid')
 
 
 def _largest(ids: np.ndarray) -> int:
-  """Of int32 ids; a negative one counts as larger than all others, so one pass finds both."""
+  """The largest of int32 ids, where a negative id counts as larger than all others.
+
+  So one pass over a batch finds ids on both sides of the vocabulary.
+  """
   return int(ids.view(np.uint32).max())
 
 
 class ChunkTable:
-  """The chunks of several domains as one table of rows; reading a row costs one seek."""
+  """The chunks of several domains as one table of rows; reading a row costs one seek.
+
+  Attributes:
+    offsets: rows offsets[d], ..., offsets[d + 1] - 1 are those of domain d.
+  """
 
   def __init__(self, arrays: list[np.ndarray]):
     self._arrays = arrays
-    self.offsets = np.cumsum([0] + [len(a) for a in arrays])  # domain d: rows [d], ..., [d + 1] - 1
+    self.offsets = np.cumsum([0] + [len(a) for a in arrays])
 
   def __len__(self) -> int:
     return int(self.offsets[-1])
@@ -45,13 +68,20 @@ class ChunkTable:
     chunks = np.empty((len(rows), self._arrays[0].shape[1]), np.int32)
     domain = np.searchsorted(self.offsets, rows, side='right') - 1
     for d in np.unique(domain):
-      here = domain == d
-      chunks[here] = self._arrays[d][rows[here] - self.offsets[d]]
+      of_domain = domain == d
+      chunks[of_domain] = self._arrays[d][rows[of_domain] - self.offsets[d]]
     return chunks
 
 
 class Cache:
-  """One complete cache directory.
+  """One complete cache folder.
+
+  Opening it checks the manifest and the sizes of the files. Their content is compared with the
+  digests by `cache_check`, since reading all of it would hold up the start of every run.
+
+  Attributes:
+    manifest: what manifest.json holds. domains: names of the domains, sorted.
+    tables: the chunks of 'train' and of 'valid'.
 
   Raises:
     ValueError: the directory is no cache, of another version, or damaged.
@@ -86,6 +116,11 @@ class Cache:
 
   @functools.cached_property
   def encoder(self) -> Encoder:
+    """The encoder that made the ids.
+
+    Raises:
+      ValueError: the tokenizer's file is damaged, or not the one of the build.
+    """
     try:
       ids = [int(self.manifest['special_ids'][name]) for name in ('eos', 'bos', 'pad')]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -98,9 +133,13 @@ class Cache:
     return load_encoder(self.folder, *ids)
 
   def probes(self, length: int) -> np.ndarray:
-    """(n, length) first tokens of all stored validation documents that are long enough.
+    """The first tokens (n, length) of all stored validation documents that are long enough.
 
-    The domains take turns, each in the order of its documents.
+    The domains take turns, each in the order of its documents, so that the first few prompts are
+    of all domains.
+
+    Raises:
+      ValueError: the file is damaged; names it.
     """
     path = self.folder / 'probe.npz'
     try:
@@ -111,7 +150,7 @@ class Cache:
             MemoryError, zlib.error, NotImplementedError, RuntimeError, tokenize.TokenError,
             zipfile.BadZipFile) as error:
       raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
-    rank = np.zeros(len(domains), np.int64)
+    rank = np.zeros(len(domains), np.int64)  # of a prompt among those of its domain
     for d in np.unique(domains):
       rank[domains == d] = np.arange((domains == d).sum())
     probes = tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
@@ -128,18 +167,19 @@ class Cache:
     """
     chunks = self.tables[split].take(rows)
     if chunks.size and _largest(chunks) >= self.manifest['vocab_size']:
-      self._refuse(split, rows, chunks)
+      raise self._outside_vocabulary(split, rows, chunks)
     return chunks
 
-  def _refuse(self, split, rows, chunks):
+  def _outside_vocabulary(self, split: str, rows: np.ndarray, chunks: np.ndarray) -> ValueError:
+    """The error that names the file and the row of the first wrong one of these chunks."""
     ids = chunks.view(np.uint32)
-    place = int((ids >= self.manifest['vocab_size']).any(1).argmax())
+    first = int((ids >= self.manifest['vocab_size']).any(1).argmax())
     offsets = self.tables[split].offsets
-    domain = int(np.searchsorted(offsets, rows[place], side='right')) - 1
+    domain = int(np.searchsorted(offsets, rows[first], side='right')) - 1
     file = self.manifest['domains'][self.domains[domain]][split]['file']
-    raise ValueError(f'{self.folder / file}, row {rows[place] - offsets[domain]} holds the token '
-                     f'{ids[place].max()}, outside its vocabulary of '
-                     f'{self.manifest["vocab_size"]}; {self._remedy()}')
+    return ValueError(f'{self.folder / file}, row {rows[first] - offsets[domain]} holds the token '
+                      f'{ids[first].max()}, outside its vocabulary of '
+                      f'{self.manifest["vocab_size"]}; {self._remedy()}')
 
   def remarks(self) -> list[str]:
     """What the validation set and the digests of this cache cannot promise, a line each."""
@@ -163,15 +203,15 @@ class Cache:
     return [name for name, entry in self.manifest['domains'].items()
             if entry.get('split_by') == 'chunks']
 
-  def _check_sizes(self):
+  def _check_sizes(self) -> None:
     for name, file in self.manifest.get('files', {}).items():
       path = self.folder / self._inside(name)
-      found = path.stat().st_size if path.is_file() else None
-      if found != file['bytes']:
-        raise ValueError(f'{path} is missing or damaged ({found or 0} bytes, not {file["bytes"]}); '
+      size = path.stat().st_size if path.is_file() else None
+      if size != file['bytes']:
+        raise ValueError(f'{path} is missing or damaged ({size or 0} bytes, not {file["bytes"]}); '
                          f'{self._remedy()}')
 
-  def _chunks(self, domain, split):
+  def _chunks(self, domain: str, split: str) -> np.ndarray:
     entry = self.manifest['domains'][domain][split]
     path = self.folder / self._inside(entry['file'])
     try:
@@ -185,25 +225,38 @@ class Cache:
                        f'{self.manifest["dtype"]} {wanted}; {self._remedy()}')
     return np.asarray(chunks)  # the same mapped pages, without memmap's slow indexing
 
-  def _inside(self, name):
-    if os.path.basename(name) != name:  # it must not lead out of the folder
+  def _inside(self, name: str) -> str:
+    """The name, unless it leads out of the folder: a manifest may be from anywhere."""
+    if os.path.basename(name) != name:
       raise ValueError(f'{self.folder / "manifest.json"} names the file {name!r}; '
                        f'{self._remedy()}')
     return name
 
-  def _remedy(self):
+  def _remedy(self) -> str:
     return f'delete {self.folder} and build it again.'
 
 
 def file_digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """{name: {'bytes', 'sha256'}} of the files that a finished cache has beside its manifest."""
+  """{name: {'bytes', 'sha256'}} of the files that a finished cache has beside its manifest.
+
+  The digests cover whole files, headers of arrays included. They find a flipped bit, a file that
+  was cut off, and one of another build; they are no protection against somebody who can rewrite
+  the manifest as well.
+  """
   paths = [*folder.glob('*.np[yz]'), *folder.glob('tokenizer.json')]
   return {path.name: {'bytes': path.stat().st_size, 'sha256': sha256(path)}
           for path in sorted(paths)}
 
 
 def content_hash(files: dict[str, dict[str, Any]]) -> str:
-  """Identifies the chunks by what they hold, from what `file_digests` returns."""
+  """Identifies the chunks of a cache by what they hold.
+
+  A run records it, and is resumed only with data of the same content. It covers the token arrays
+  alone, in the order of their names.
+
+  Args:
+    files: what `file_digests` returns.
+  """
   digest = hashlib.sha256()
   for name in sorted(files):
     if name.endswith('.npy'):

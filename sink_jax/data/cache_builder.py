@@ -1,4 +1,16 @@
-"""Writes one chunk cache: tokenizes, packs, finishes; goes on where it was stopped."""
+"""Writes one chunk cache: tokenizes, packs, finishes; a build that was stopped is continued.
+
+A build of a large corpus takes hours and may be killed at any moment. These files let the next
+process continue, and give the same cache as a build in one go:
+
+    train.000.npy, valid.000.npy   token streams, which only grow; see `AppendLog`
+    work/prompts.000               probe prompts of a domain, so far
+    work/commit.json               how many documents are done, and how long each file was then
+
+A commit first makes the files outlast a power cut and then replaces commit.json, so it never names
+bytes that are not there. Whatever a kill leaves behind the committed lengths is cut off, and the
+documents after the commit are tokenized again: a kill costs a few seconds of work.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +24,7 @@ import numpy as np
 
 from sink_jax.data.cache import SPLITS, content_hash, file_digests
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.encoding import encoded
+from sink_jax.data.encoding import encode_documents
 from sink_jax.data.packing import AppendLog, TokenStream, delimited, npy_size, seal, write_npy
 from sink_jax.data.probe_prompts import ProbePrompts
 from sink_jax.data.tokenizer import Encoder
@@ -25,11 +37,13 @@ _SECONDS_BETWEEN_COMMITS = 5
 
 
 class CacheBuilder:
-  """A cache while it is made in `folder`.
+  """A cache while it is built in `folder`, by one process at a time.
 
-  Streams of tokens grow, and every few seconds a commit records how long they are and how
-  many documents are behind them. A new process cuts them back to the commit and goes on.
-  Everything after the last document can be done again without harm.
+  Everything after the last document (sealing, probe prompts, digests, manifest) can be done again
+  without harm, so that no commits are needed there.
+
+  Args:
+    settings: what the key of the cache is made of; it becomes the head of the manifest.
   """
 
   def __init__(self, folder: pathlib.Path, source: DocumentSource, encoder: Encoder,
@@ -42,6 +56,9 @@ class CacheBuilder:
   def run(self, workers: int = 0) -> None:
     """Makes the cache complete.
 
+    Args:
+      workers: processes that tokenize; 0 is this one alone.
+
     Raises:
       ValueError: the corpus is unfit. DiskFull: names the space that is needed.
     """
@@ -52,12 +69,14 @@ class CacheBuilder:
       self._finish(commit)
     shutil.rmtree(self._work, ignore_errors=True)
 
-  def _last_commit(self):
+  def _last_commit(self) -> dict[str, Any]:
+    """What the last process has committed; a first commit of nothing where there is none."""
     try:
       commit = json.loads((self._work / 'commit.json').read_text())
     except (OSError, ValueError):
       commit = {}
-    if commit.get('encoder') != self._encoder.fingerprint():  # another one would be mixed in
+    # Ids of another encoder, such as one trained by another version, must not be mixed in.
+    if commit.get('encoder') != self._encoder.fingerprint():
       for path in self._folder.glob('*.*'):  # all but the lock
         path.unlink()
       shutil.rmtree(self._work, ignore_errors=True)
@@ -67,7 +86,8 @@ class CacheBuilder:
     self._encoder.save(self._folder)
     return commit
 
-  def _tokenize(self, commit, workers):
+  def _tokenize(self, commit: dict[str, Any], workers: int) -> dict[str, Any]:
+    """Writes the documents after a commit into the streams; returns the last commit."""
     domains = {entry['name']: _Domain(self._folder, number, self._length, self._dtype, entry)
                for number, entry in enumerate(commit['domains'])}
     bos_id = self._encoder.bos_id if self._settings['bos'] else None
@@ -78,7 +98,7 @@ class CacheBuilder:
     documents = self._source.documents_from(commit['documents'])
     with (Progress('tokenizing', size, commit['position']) as progress,
           disk_full_named(self._folder, lambda: _needed(domains, state['position'], size))):
-      for group, ids in encoded(documents, self._encoder, self._folder, workers):
+      for group, ids in encode_documents(documents, self._encoder, self._folder, workers):
         for document, tokens in zip(group.documents, ids, strict=True):
           if document.domain not in domains:
             _check_domain(document.domain, domains)
@@ -86,6 +106,7 @@ class CacheBuilder:
                                                self._dtype, _new_entry(document.domain))
           held = self._source.held_out(document.name, self._settings['valid_fraction'])
           domains[document.domain].add(tokens, delimited(tokens, bos_id, eos_id), held)
+        # Between groups only: a commit counts documents, and half a group is none.
         state |= {'documents': state['documents'] + group.count, 'position': group.position}
         progress.update(group.position, documents=state['documents'],
                         tokens=sum(d.tokens for d in domains.values()))
@@ -96,17 +117,19 @@ class CacheBuilder:
         raise ValueError(f'{self._source!r} has no documents with any text.')
       return self._commit(state | {'complete': True}, domains)
 
-  def _commit(self, state, domains):
+  def _commit(self, state: dict[str, Any], domains: dict[str, _Domain]) -> dict[str, Any]:
+    # The streams are on the disk before the file that counts on them is.
     commit = state | {'domains': [domain.commit() for domain in domains.values()]}
     write_atomically(self._work / 'commit.json', json.dumps(commit))
     return commit
 
-  def _finish(self, commit):
-    entries, pools = {}, {}
+  def _finish(self, commit: dict[str, Any]) -> None:
+    entries, prompts = {}, {}
     for number, domain in enumerate(commit['domains']):
-      entries[domain['name']], pools[domain['name']] = self._finish_domain(number, domain)
+      name = domain['name']
+      entries[name], prompts[name] = self._finish_domain(number, domain)
     names = sorted(entries)
-    ProbePrompts.save(self._folder / 'probe.npz', [pools[n] for n in names], self._encoder.pad_id)
+    ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.pad_id)
     files = file_digests(self._folder)
     manifest = self._settings | {
         'vocab_size': self._encoder.vocab_size, 'dtype': self._dtype.name,
@@ -116,80 +139,90 @@ class CacheBuilder:
         'domains': {name: entries[name] for name in names}}
     write_atomically(self._folder / 'manifest.json', json.dumps(manifest, indent=1) + '\n')
 
-  def _finish_domain(self, number, domain):
-    """Seals the files; returns the entry of the manifest and the probe prompts."""
+  def _finish_domain(self, number: int, domain: dict[str, Any]
+                     ) -> tuple[dict[str, Any], ProbePrompts]:
+    """Seals the files of a domain; returns its entry of the manifest and its probe prompts."""
     paths = _paths(self._folder, number)
     rows = {s: domain['tokens'][s] // self._length for s in SPLITS}
-    whole = {0: ['train'], 1: ['valid']}.get(self._settings['valid_fraction'])
-    split_by = 'documents' if all(rows[s] for s in whole or SPLITS) else 'chunks'
-    if whole and split_by == 'chunks':
+    # One of a pair of caches, of training or of validation text alone, may have an empty split.
+    only = {0: ['train'], 1: ['valid']}.get(self._settings['valid_fraction'])
+    split_by = 'documents' if all(rows[s] for s in only or SPLITS) else 'chunks'
+    if only and split_by == 'chunks':
       raise ValueError(f'{self._too_few(domain)} a chunk of context + 1 = {self._length}; add '
                        'text, lower the context, or merge the domain into another.')
     if split_by == 'documents':
       for split in SPLITS:
         seal(paths[split], rows[split], self._length, self._dtype)
-      pool = _stored_pool(self._folder, number, self._length)
+      prompts = _stored_prompts(self._folder, number, self._length)
     else:
       rows = self._split_chunks(domain, paths, rows)
-      pool = ProbePrompts(self._length)
+      prompts = ProbePrompts(self._length)
       for chunk in np.load(paths['valid'], mmap_mode='r'):
-        pool.add(chunk)
+        prompts.add(chunk)
     entry = {s: {'file': paths[s].name, 'documents': domain['documents'][s],
                  'tokens': domain['tokens'][s], 'chunks': rows[s]} for s in SPLITS}
-    return {'split_by': split_by} | entry, pool
+    return {'split_by': split_by} | entry, prompts
 
-  def _too_few(self, domain):
+  def _too_few(self, domain: dict[str, Any]) -> str:
     return (f'{self._settings["source"]}: domain {domain["name"]!r} has '
             f'{sum(domain["tokens"].values())} tokens in {sum(domain["documents"].values())} '
             'documents, too few for')
 
-  def _split_chunks(self, domain, paths, rows):
-    """Few, long documents can leave one split empty: then the last chunks are for validation."""
+  def _split_chunks(self, domain: dict[str, Any], paths: dict[str, pathlib.Path],
+                    rows: dict[str, int]) -> dict[str, int]:
+    """Splits the chunks where all documents are on one side: the last ones are for validation.
+
+    That is so with few, long documents. Returns the chunks of each split.
+    """
     total = sum(rows.values())
     if total < 2:
       raise ValueError(
           f'{self._too_few(domain)} a training and a validation chunk of context + 1 = '
           f'{self._length}; add text, lower the context, or merge the domain into another.')
     valid = max(1, min(total - 1, round(total * self._settings['valid_fraction'])))
-    rows, (full, empty) = {'train': total - valid, 'valid': valid}, (
-        SPLITS if rows['train'] else reversed(SPLITS))
+    full, empty = SPLITS if rows['train'] else SPLITS[::-1]
+    rows = {'train': total - valid, 'valid': valid}
     done = npy_size(rows[full] * self._length, self._length, self._dtype)
-    if paths[full].stat().st_size != done:  # else an earlier process came as far as this
+    if paths[full].stat().st_size != done:  # else a process that was killed has done it
       seal(paths[full], total, self._length, self._dtype)
       chunks = np.load(paths[full], mmap_mode='r')
       parts = {'train': chunks[:total - valid], 'valid': chunks[total - valid:]}
       write_npy(paths[empty], parts[empty])
-      write_npy(paths[full], parts[full])  # last, since all chunks are in it until now
+      write_npy(paths[full], parts[full])  # last, since it holds all chunks until now
     return rows
 
 
 class _Domain:
   """The two token streams of one domain while they grow, and its probe prompts."""
 
-  def __init__(self, folder, number, length, dtype, entry):
+  def __init__(self, folder: pathlib.Path, number: int, length: int, dtype: np.dtype,
+               entry: dict[str, Any]):
     self._name, self._documents = entry['name'], dict(entry['documents'])
     self._streams = {s: TokenStream(path, length, dtype, entry['tokens'][s])
                      for s, path in _paths(folder, number).items()}
     self._prompts = AppendLog(_prompts_path(folder, number), entry['probes'])
-    self._pool = _stored_pool(folder, number, length)
+    self._kept = _stored_prompts(folder, number, length)
 
   @property
-  def tokens(self):
+  def tokens(self) -> int:
     return sum(stream.tokens for stream in self._streams.values())
 
   @property
-  def size(self):
+  def size(self) -> int:
+    """Bytes of both streams."""
     return sum(stream.size for stream in self._streams.values())
 
-  def add(self, tokens, stream_tokens, held):
+  def add(self, tokens: np.ndarray, stream_tokens: np.ndarray, held: bool) -> None:
+    """Appends a document: its ids, those with BOS and EOS, and whether it is for validation."""
     split = 'valid' if held else 'train'
     self._documents[split] += 1
     self._streams[split].add(stream_tokens)
-    prompt = self._pool.add(tokens) if held else None
+    prompt = self._kept.add(tokens) if held else None
     if prompt is not None:
       self._prompts.append(np.uint32(len(prompt)).tobytes() + prompt.tobytes())
 
-  def commit(self):
+  def commit(self) -> dict[str, Any]:
+    """Makes what was added outlast a power cut; returns the entry of the commit."""
     for file in (*self._streams.values(), self._prompts):
       file.commit()
     return {'name': self._name, 'documents': dict(self._documents),
@@ -197,31 +230,33 @@ class _Domain:
             'probes': self._prompts.size}
 
 
-def _new_entry(name):
+def _new_entry(name: str) -> dict[str, Any]:
   return {'name': name, 'documents': dict.fromkeys(SPLITS, 0),
           'tokens': dict.fromkeys(SPLITS, 0), 'probes': 0}
 
 
-def _paths(folder, number):
+def _paths(folder: pathlib.Path, number: int) -> dict[str, pathlib.Path]:
   return {split: folder / f'{split}.{number:03}.npy' for split in SPLITS}
 
 
-def _prompts_path(folder, number):
+def _prompts_path(folder: pathlib.Path, number: int) -> pathlib.Path:
   return folder / 'work' / f'prompts.{number:03}'
 
 
-def _stored_pool(folder, number, length):
-  pool = ProbePrompts(length)
+def _stored_prompts(folder: pathlib.Path, number: int, length: int) -> ProbePrompts:
+  """The committed prompts of a domain: in the file each follows its length, all as uint32."""
+  prompts = ProbePrompts(length)
   stored = np.fromfile(_prompts_path(folder, number), np.uint32)
   start = 0
   while start < len(stored):
     stop = start + 1 + int(stored[start])
-    pool.add(stored[start + 1:stop])
+    prompts.add(stored[start + 1:stop])
     start = stop
-  return pool
+  return prompts
 
 
-def _check_domain(name, domains):
+def _check_domain(name: str, domains: dict[str, _Domain]) -> None:
+  """Raises a ValueError where a new domain of this name cannot be."""
   if name == 'valid':
     raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
                      'validation set; rename it.')
@@ -230,7 +265,7 @@ def _check_domain(name, domains):
                      'name a domain, or the documents?')
 
 
-def _needed(domains, position, size):
-  """Bytes that the rest of the source will take; 0 where nobody knows."""
+def _needed(domains: dict[str, _Domain], position: int, size: int) -> float:
+  """The bytes that the rest of the source will take; 0 where its size is not known."""
   written = sum(domain.size for domain in domains.values())
   return written * (size - position) / position if position and size else 0

@@ -1,4 +1,9 @@
-"""Whether the files of a chunk cache are those that were built; checked while work goes on."""
+"""Whether the files of a chunk cache are those that were built; checked while a run trains.
+
+Reading a large cache takes minutes. So it is done once for each copy of a cache and each change of
+its files, in a thread, and a run only waits for it before it saves its first checkpoint: what was
+trained on damaged data must not outlast the process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import logging
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sink_jax.data.cache import Cache
@@ -18,7 +23,7 @@ from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import cache_root
 
-_PATIENCE = 3  # seconds before a wait is explained
+_PATIENCE = 3  # seconds of waiting after which a line explains it
 _log = logging.getLogger('sink_jax')
 
 
@@ -29,14 +34,16 @@ class DamagedCache(ValueError):
 class CacheCheck:
   """Compares the files of a cache with the digests in its manifest, in a thread.
 
-  Files that were right at an earlier check and have not changed since are not read again.
+  Files that an earlier check found right, and that have not changed since, are not read again.
   """
 
   def __init__(self, cache: Cache):
-    self._cache, self._error = cache, None
+    self._cache = cache
+    self._error: Exception | None = None
     self._thread = threading.Thread(target=self._run, daemon=True)
 
   def start(self) -> CacheCheck:
+    """Begins, and returns the check itself."""
     self._thread.start()
     return self
 
@@ -44,7 +51,7 @@ class CacheCheck:
     """Returns once all files are known to be right.
 
     Raises:
-      DamagedCache: names those that are not, or that cannot be read.
+      DamagedCache: names those that differ, or that cannot be read.
     """
     self._thread.join(_PATIENCE)
     if self._thread.is_alive():
@@ -54,7 +61,7 @@ class CacheCheck:
     if self._error is not None:
       raise self._error
 
-  def _run(self):
+  def _run(self) -> None:
     try:
       check(self._cache)
     except OSError as error:
@@ -67,12 +74,12 @@ def check(cache: Cache, afresh: bool = False, on_read: Callable[[int], object] =
           ) -> None:
   """Compares the files of a cache with the digests in its manifest, if it holds some.
 
-  What is found goes into a stamp: size, time of change, inode and digest of every file that
-  is right. Processes of a host that check one cache at once do it one after the other, so
-  that the first reads the files, and the others its stamp.
+  The result goes into a stamp: size, time of change, inode and digest of every file that is right.
+  Processes of a host that check one cache at the same time do it one after the other, so that the
+  first reads the files, and the others its stamp.
 
   Args:
-    afresh: reads all files, whatever a stamp says.
+    afresh: whether all files are read, even those with a valid stamp.
     on_read: is called with the size of every block that was read, in bytes.
 
   Raises:
@@ -95,49 +102,50 @@ def check(cache: Cache, afresh: bool = False, on_read: Callable[[int], object] =
                        'folder; the next run builds or copies it again.')
 
 
-def _unknown(folder, files: Mapping[str, Any]) -> list[str]:
+def _unknown(folder: pathlib.Path, files: Mapping[str, Any]) -> list[str]:
   """Names of the files that no stamp holds as they are now."""
-  stamps = [_read(place) for place in _places(folder)]
+  stamps = [_read(path) for path in _stamp_paths(folder)]
   return [name for name in files
           if not any(s.get(name) == _identity(folder, name, files) for s in stamps)]
 
 
-def _identity(folder, name, files):
+def _identity(folder: pathlib.Path, name: str, files: Mapping[str, Any]) -> dict[str, Any]:
+  # The inode changes where a file is replaced by one of the same size and time.
   stat = os.stat(folder / name)
   return {'bytes': stat.st_size, 'mtime_ns': stat.st_mtime_ns, 'inode': stat.st_ino,
           'sha256': files[name].get('sha256')}
 
 
-def _places(folder) -> list[pathlib.Path]:
+def _stamp_paths(folder: pathlib.Path) -> list[pathlib.Path]:
   """Where a stamp may be: with the cache, or in the user's folder where that is read-only."""
-  places = [folder / 'verified.json']
+  paths = [folder / 'verified.json']
   with contextlib.suppress(RuntimeError, ValueError):  # a user without a home
     key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    places.append(cache_root() / 'verified' / f'{key}.json')
-  return places
+    paths.append(cache_root() / 'verified' / f'{key}.json')
+  return paths
 
 
-def _read(place):
+def _read(path: pathlib.Path) -> dict[str, Any]:
   try:
-    found = json.loads(read_text_limited(place))
+    stamp = json.loads(read_text_limited(path))
   except (OSError, ValueError, RecursionError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return stamp if isinstance(stamp, dict) else {}
 
 
-def _write(folder, right):
-  for place in _places(folder):
+def _write(folder: pathlib.Path, right: Mapping[str, Any]) -> None:
+  for path in _stamp_paths(folder):
     with contextlib.suppress(OSError):
-      place.parent.mkdir(parents=True, exist_ok=True)
-      write_atomically(place, json.dumps(right, indent=1) + '\n')
+      path.parent.mkdir(parents=True, exist_ok=True)
+      write_atomically(path, json.dumps(right, indent=1) + '\n')
       return
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder):
+def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
   """Holds the lock of a stamp; without locks every process reads the files for itself."""
-  for place in _places(folder):
-    lock = place.with_suffix('.lock')
+  for path in _stamp_paths(folder):
+    lock = path.with_suffix('.lock')
     try:
       lock.parent.mkdir(parents=True, exist_ok=True)
       file = open(lock, 'a')

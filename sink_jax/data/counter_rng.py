@@ -1,22 +1,26 @@
 """Counter-based random numbers: every draw is a pure function of its integer keys.
 
-NumPy only, vectorised, and independent of NumPy's own generators, so that a
-draw can be repeated at random access, on any host and with any NumPy version.
+There is no generator with a state, which would have to be advanced through all earlier draws, saved
+with a checkpoint, and kept apart in several processes: the draw for row 10**9 is computed from that
+number. It needs NumPy alone, and none of NumPy's generators, so that a draw is the same on any host
+and with any version.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, made odd: SplitMix64's step
 
 
-def bits(*keys) -> np.ndarray:
-  """64 random bits for each tuple of integer keys; keys broadcast like arrays.
+def bits(*keys: ArrayLike) -> np.ndarray:
+  """64 random bits (uint64) for each tuple of integer keys, which broadcast like arrays.
 
-  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key.
+  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key, of which one at least
+  is an array. A key of more is another draw, never a continuation.
   """
-  state = np.uint64(0)
+  state = np.zeros((), np.uint64)
   with np.errstate(over='ignore'):  # the arithmetic is modulo 2**64 on purpose
     for key in keys:
       key = np.asarray(key).astype(np.uint64)
@@ -27,24 +31,29 @@ def bits(*keys) -> np.ndarray:
   return state
 
 
-def uniform(*keys) -> np.ndarray:
+def uniform(*keys: ArrayLike) -> np.ndarray:
   """Uniform float64 in [0, 1)."""
-  return (bits(*keys) >> np.uint64(11)) * 2.0**-53
+  return (bits(*keys) >> np.uint64(11)) * 2.0**-53  # the 53 bits that a float64 has
 
 
-def integers(bound: int, *keys) -> np.ndarray:
+def integers(bound: int, *keys: ArrayLike) -> np.ndarray:
   """Uniform int64 in [0, bound), for bounds below 2**32 (bias at most bound / 2**32)."""
   high = bits(*keys) >> np.uint64(32)
   return (high * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
-def normal(*keys) -> np.ndarray:
+def normal(*keys: ArrayLike) -> np.ndarray:
   """Standard normal float64 (at most 6.7 in size): Box-Muller on the two halves of 64 bits."""
   drawn = bits(*keys)
+  # In (0, 1], since the logarithm of 0 is not finite.
   radius = np.sqrt(-2 * np.log(((drawn >> np.uint64(32)) + 1.0) * 2.0**-32))
   return radius * np.cos((drawn & np.uint64(0xFFFFFFFF)) * (2 * np.pi * 2.0**-32))
 
 
-def permutation(size: int, *keys) -> np.ndarray:
-  """A fixed permutation of range(size); its first n are a subset of its first n + 1."""
+def permutation(size: int, *keys: int) -> np.ndarray:
+  """A permutation of range(size), fixed by the keys.
+
+  Every number has a random key of 64 bits, by which all are sorted; ties, which nearly never
+  occur, stay in their order.
+  """
   return np.argsort(bits(*keys, np.arange(size)), kind='stable')

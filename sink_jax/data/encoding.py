@@ -1,4 +1,8 @@
-"""Documents to token ids, in order: in this process, or by worker processes."""
+"""Documents to token ids, in order: in this process, or by worker processes.
+
+Whichever process encodes a group, groups come out in the order of the documents, so that the cache
+does not depend on the number of workers.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
@@ -19,19 +23,20 @@ from sink_jax.data.documents import Document
 from sink_jax.data.tokenizer import ByteEncoder, Encoder, load_encoder
 from sink_jax.io.parent_process import end_with_parent
 
-_CHARACTERS = 1 << 20  # of a group: large enough for a process, small enough for memory
-_encoder = None  # of a worker process
+_CHARACTERS = 1 << 20  # of a group: worth sending to a process, and small enough for memory
+_encoder: Encoder | None = None  # of a worker process
 
 
 class Group(NamedTuple):
+  """Consecutive documents, which are encoded by one call and committed together."""
   documents: list[Document]  # those with text
-  count: int                 # with those that have none
+  count: int                 # of the documents, those without text included
   position: int              # in the source, behind the last of them
 
 
-def encoded(documents: Iterable[Document], encoder: Encoder, folder: pathlib.Path,
-            workers: int = 0) -> Iterator[tuple[Group, list[np.ndarray]]]:
-  """Groups of documents with their ids, in the order of the documents.
+def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pathlib.Path,
+                     workers: int = 0) -> Iterator[tuple[Group, list[np.ndarray]]]:
+  """Yields groups of documents with their ids, in the order of the documents.
 
   Args:
     folder: where the encoder is saved, for the workers to load it.
@@ -46,51 +51,55 @@ def encoded(documents: Iterable[Document], encoder: Encoder, folder: pathlib.Pat
       yield group, encoder.encode_batch([d.text for d in group.documents])
     return
   ids = encoder.eos_id, encoder.bos_id, encoder.pad_id
-  pool = ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _begin,
+  # 'spawn', since the threads of the tokenizers library do not survive a fork.
+  pool = ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _start_worker,
                              (os.fspath(folder), ids))
-  waiting = collections.deque()
+  pending: collections.deque[tuple[Group, Future]] = collections.deque()
   try:
     for group in groups:
-      waiting.append((group, pool.submit(_encode, [d.text for d in group.documents])))
-      if len(waiting) > workers + 2:
-        yield _first(waiting)
-    while waiting:
-      yield _first(waiting)
+      pending.append((group, pool.submit(_encode, [d.text for d in group.documents])))
+      if len(pending) > workers + 2:  # enough that no worker waits; more would fill the memory
+        yield _oldest(pending)
+    while pending:
+      yield _oldest(pending)
   except BrokenProcessPool:
-    time.sleep(1)  # a signal to all processes reaches some of them first
+    # A Ctrl-C or SIGTERM to all processes ends workers first: leave it the time to end this one.
+    time.sleep(1)
     raise RuntimeError('a process that tokenizes died, perhaps for lack of memory: run the same '
-                       'command with fewer --workers, it goes on where it was.') from None
+                       'command with fewer --workers, it continues from its last commit.') from None
   finally:
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _first(waiting):
-  group, future = waiting.popleft()
+def _oldest(pending: collections.deque[tuple[Group, Future]]) -> tuple[Group, list[np.ndarray]]:
+  group, future = pending.popleft()
   return group, future.result()
 
 
-def _grouped(documents):
-  group, count, size, document = [], 0, 0, None
+def _grouped(documents: Iterable[Document]) -> Iterator[Group]:
+  group, count, size, position = [], 0, 0, 0
   for document in documents:
-    count += 1
+    count, position = count + 1, document.position
     if document.text:
       group.append(document)
       size += len(document.text)
     if size >= _CHARACTERS:
-      yield Group(group, count, document.position)
+      yield Group(group, count, position)
       group, count, size = [], 0, 0
   if count:
-    yield Group(group, count, document.position)
+    yield Group(group, count, position)
 
 
-def _begin(folder: str, special_ids: Sequence[int]) -> None:
+def _start_worker(folder: str, special_ids: tuple[int, int, int]) -> None:
   global _encoder
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
-  os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers share the cores
   _encoder = load_encoder(folder, *special_ids)
   end_with_parent()
 
 
 def _encode(texts: list[str]) -> list[np.ndarray]:
+  """The ids of texts, in a worker; of a small type, since they are sent to the first process."""
+  assert _encoder is not None, '_start_worker comes first'
   kind = np.uint16 if _encoder.vocab_size <= 65536 else np.int32
   return [ids.astype(kind) for ids in _encoder.encode_batch(texts)]

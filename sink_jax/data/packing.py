@@ -1,4 +1,7 @@
-"""Packing (Figure 1, right): join tokenized documents, cut the stream into chunks."""
+"""Packing (Figure 1, right): join tokenized documents, cut the stream into chunks.
+
+No token is padding and none is thrown away, but for the last, incomplete chunk of a stream.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _BUFFER = 1 << 18  # bytes kept before they are written
 
 
 def delimited(tokens: np.ndarray, bos_id: int | None, eos_id: int | None) -> np.ndarray:
-  """One document as it enters the stream: BOS before and EOS after it, where not None."""
+  """One document as it enters the stream, int32: BOS before and EOS after it, where not None."""
   parts = ([] if bos_id is None else [[bos_id]]) + [tokens]
   parts += [] if eos_id is None else [[eos_id]]
   return np.concatenate(parts).astype(np.int32)
@@ -23,7 +26,11 @@ def delimited(tokens: np.ndarray, bos_id: int | None, eos_id: int | None) -> np.
 class AppendLog:
   """A file that only grows: cut back to the size of a commit, it is as it was then.
 
-  It is open only while a buffer is written, so that many of them can grow at once.
+  It is open only while a buffer is written, since a process may have few files open, and a corpus
+  of many domains grows two for each.
+
+  Attributes:
+    size: bytes that were appended, in the file or in the buffer.
 
   Args:
     size: bytes of the last commit; whatever follows them is cut off.
@@ -34,13 +41,15 @@ class AppendLog:
 
   def __init__(self, path: pathlib.Path, size: int = 0):
     self.path, self.size = path, size
-    self._buffer, self._written, self._synced = [], size, size
+    self._buffer: list[bytes] = []
+    self._written = self._synced = size  # bytes in the file; bytes that a power cut leaves in it
     with open(path, 'ab') as file:
       if file.tell() < size:
         raise ValueError(f'{path} has {file.tell()} bytes, fewer than the {size} of its commit.')
       file.truncate(size)
 
   def append(self, content: bytes | np.ndarray) -> None:
+    """Adds bytes to the end; they reach the file with a full buffer, or with `commit`."""
     self._buffer.append(bytes(content))
     self.size += len(self._buffer[-1])
     if self.size - self._written > _BUFFER:
@@ -52,9 +61,9 @@ class AppendLog:
       self._write(sync=True)
       self._synced = self.size
 
-  def _write(self, sync=False):
+  def _write(self, sync: bool = False) -> None:
     with named_in_errors(self.path), open(self.path, 'ab') as file:
-      if file.tell() != self._written:  # removed or written to by somebody else
+      if file.tell() != self._written:  # removed, or written to by another process
         raise ValueError(f'{self.path} was changed while it was written; build again.')
       file.write(b''.join(self._buffer))
       if sync:
@@ -66,8 +75,12 @@ class AppendLog:
 class TokenStream(AppendLog):
   """One endless token stream on its way into an `.npy` file of (n, length) chunks.
 
-  A chunk may begin anywhere in a document and may span several. The tail that is left at
-  the end of the stream is dropped when the file is sealed.
+  A chunk may begin anywhere in a document and may span several. The tail that is left at the end of
+  the stream is dropped when the file is sealed. Until then the header of the file says 0 chunks,
+  since nobody knows how many there will be.
+
+  Args:
+    length: tokens of a chunk. tokens: those of the last commit.
   """
 
   def __init__(self, path: pathlib.Path, length: int, dtype: np.dtype, tokens: int = 0):
@@ -78,17 +91,21 @@ class TokenStream(AppendLog):
       self.append(_header(0, length, dtype))
 
   def add(self, tokens: np.ndarray) -> None:
+    """Appends the tokens of a document, delimiters included."""
     self.tokens += len(tokens)
     self.append(np.asarray(tokens, self._dtype))
 
 
 def npy_size(tokens: int, length: int, dtype: np.dtype) -> int:
-  """Bytes of a file of chunks with so many tokens in it."""
+  """Bytes of an `.npy` file of chunks that holds this many tokens."""
   return len(_header(0, length, dtype)) + tokens * np.dtype(dtype).itemsize
 
 
 def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
-  """Makes the first rows of a stream an ordinary `.npy` file; doing it twice does no harm."""
+  """Makes the first rows of a stream an ordinary `.npy` file, in place.
+
+  A kill in between leaves a file that can be sealed again, for the header has one size.
+  """
   with open(path, 'r+b') as file:
     file.truncate(npy_size(rows * length, length, dtype))
     file.write(_header(rows, length, dtype))
@@ -97,15 +114,15 @@ def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
 
 
 def write_npy(path: pathlib.Path, chunks: np.ndarray) -> None:
-  """Writes chunks, mapped or not, in place of what the path held."""
+  """Writes chunks in place of what the path held, from which they may be mapped."""
   with replace_atomically(path) as file:
     file.write(_header(len(chunks), chunks.shape[1], chunks.dtype))
-    for first in range(0, len(chunks), 4096):
-      file.write(np.ascontiguousarray(chunks[first:first + 4096]))
+    for first in range(0, len(chunks), 4096):  # a part at a time in memory
+      file.write(np.ascontiguousarray(chunks[first:first + 4096]).data)
 
 
-def _header(rows, length, dtype):
-  # NumPy pads the header to one size for any number of rows.
+def _header(rows: int, length: int, dtype: np.dtype) -> bytes:
+  # NumPy leaves room for a larger number of rows, so that all headers of a stream have one size.
   header = io.BytesIO()
   np.lib.format.write_array_header_1_0(header, {
       'descr': np.lib.format.dtype_to_descr(np.dtype(dtype)),

@@ -1,10 +1,16 @@
-"""A corpus, tokenized and packed once into a cache of fixed-length chunks."""
+"""A corpus, tokenized and packed once into a cache of fixed-length chunks.
+
+The folder of a cache is named after a hash of everything that decides its content: the config
+strings of source and tokenizer, their fingerprints, context, delimiters, share of validation. So a
+run finds what an earlier one has built, and a changed corpus or option is another folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 # packages, stdlib: a source is a choice of configs once its module is imported.
 from sink_jax.data import packages, remote, stdlib  # noqa: F401
@@ -21,24 +27,24 @@ from sink_jax.io.progress import Progress
 def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: bool,
                eos: bool = True, valid_fraction: float = 0.05, cache_dir: str = '',
                workers: int = 0, encoder: Encoder | None = None) -> Cache:
-  """The cache of a corpus, built now if it is not there yet.
+  """Opens the cache of a corpus; builds it first where there is none.
 
-  Safe with several processes: one builds, the others wait. A folder appears under its
-  final name only when it is complete, and a build that was killed goes on where it was.
+  Several processes may call it at once: one builds, the others wait. A folder appears under its
+  final name only when it is complete, and a build that was killed is continued.
 
   Args:
     context: C, tokens the model sees; chunks have C + 1.
     bos, eos: whether BOS precedes and EOS follows each document.
-    valid_fraction: share of the documents held out, which the source chooses: 0 for a source
-      of training text alone, 1 for one of validation text.
-    cache_dir: a folder or gs://bucket/folder; what is built is copied there, what is there
-      already is copied here once. '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax.
+    valid_fraction: the share of the documents that are held out, which the source chooses: 0 for a
+      source of training text alone, 1 for one of validation text.
+    cache_dir: a folder, or gs://bucket/folder: a cache that is there is copied to this host once,
+      and one that is built here is copied there. '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax.
     workers: processes that tokenize; 0 is this one alone, with the tokenizer's threads.
-    encoder: of the training text, for the validation text; None to make it of `tokenizer`.
+    encoder: that of the training text, for its validation text; None makes one of `tokenizer`.
 
   Raises:
-    ValueError: the corpus is missing, damaged or too small; says what to change.
-    DiskFull: the same call goes on once there is room.
+    ValueError: the corpus is missing, damaged or too small; names what to change.
+    DiskFull: there is no room; the same call continues once there is.
   """
   settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
   if encoder:
@@ -50,6 +56,8 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
                      'between 0 and 1 (0.05 holds out a twentieth of the documents).')
   if workers < 0:
     raise ValueError(f'workers={workers} must be 0 (this process) or more.')
+  # These, in this spelling, are the key of every cache that was ever built: a new setting is added
+  # only where it differs from what those were built with.
   settings |= {
       'format': FORMAT, 'source': repr(source), 'source_fingerprint': source.fingerprint(),
       'tokenizer_fingerprint': tokenizer.fingerprint(), 'valid_fraction': valid_fraction}
@@ -58,9 +66,9 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   root = cache_root(cache_dir)
   final = root / name
 
-  def make(folder):
-    made = encoder or tokenizer.resolve(source, valid_fraction, root)
-    CacheBuilder(folder, source, made, settings).run(workers)
+  def make(folder: pathlib.Path) -> None:
+    resolved = encoder or tokenizer.resolve(source, valid_fraction, root)
+    CacheBuilder(folder, source, resolved, settings).run(workers)
 
   if not remote.is_remote(cache_dir):
     build_once(final, make)
@@ -75,9 +83,10 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
 def open_pair(source: DocumentSource, valid_source: DocumentSource | None, tokenizer: Tokenizer,
               context: int, bos: bool, eos: bool, valid_fraction: float, cache_dir: str = '',
               workers: int = 0) -> tuple[Cache, Cache]:
-  """The caches of the training and of the validation text, in one encoding; see `open_cache`.
+  """Opens the caches of the training and of the validation text, in one encoding.
 
-  Without a validation source both are one cache, which holds out a part of its documents.
+  Without a validation source both are one cache, which holds out a part of its documents. See
+  `open_cache` for the arguments and errors.
   """
   options = tokenizer, context, bos, eos
   if valid_source is None:
@@ -99,7 +108,8 @@ def packed_folder(source: PackedDataset) -> pathlib.Path:
   return existing_path(source.path, "PackedDataset(path='...')")
 
 
-def _open_packed(source, settings, valid_fraction):
+def _open_packed(source: PackedDataset, settings: dict[str, Any], valid_fraction: float) -> Cache:
+  """Opens a cache that a config names itself, if it was built with these settings."""
   cache = Cache(packed_folder(source))
   if valid_fraction in (0, 1):  # one of a pair
     settings = settings | {'valid_fraction': valid_fraction}
@@ -108,10 +118,10 @@ def _open_packed(source, settings, valid_fraction):
                        'validation source: build both with python -m sink_jax.data.build '
                        '--source=... --valid_source=...')
   for name, wanted in settings.items():
-    found = cache.manifest.get(name)
-    if found != wanted:
-      raise ValueError(f'{cache.folder} was built with {name}={found!r}, not {wanted!r}; '
-                       f'set {name}={found!r} or build another cache.')
+    built = cache.manifest.get(name)
+    if built != wanted:
+      raise ValueError(f'{cache.folder} was built with {name}={built!r}, not {wanted!r}; '
+                       f'set {name}={built!r} or build another cache.')
   return cache
 
 
@@ -128,7 +138,7 @@ def verify(folder: pathlib.Path) -> int:
                      'to have them.')
   read = 0
   with Progress('verifying', sum(file['bytes'] for file in files.values())) as progress:
-    def count(size):
+    def count(size: int) -> None:
       nonlocal read
       read += size
       progress.update(read)

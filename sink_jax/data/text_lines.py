@@ -7,23 +7,26 @@ import io
 import pathlib
 import zlib
 from collections.abc import Iterator
+from typing import BinaryIO
 
 LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as much memory
-# Of a compressed file, once this much was read. Text is compressed ten times, lines that repeat
-# each other some hundred times; gzip cannot do more than a thousand.
+# A compressed file that expands more than this, once this many bytes of text were read, is refused.
+# Text is compressed ten times, lines that repeat each other some hundred times; gzip cannot do more
+# than a thousand.
 _EXPANSION, _UNSUSPICIOUS = 4000, 1 << 23
 _MANY = 1 << 20  # lines
-_PIECE = 1 << 10  # of a zstd file: a block of four bytes can stand for 128 KiB
+_PIECE = 1 << 10  # bytes of a zstd file: a block of four bytes can stand for 128 KiB
 
 
 def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
   """Yields the lines of a file, decompressed by its suffix (.gz, .zst), in bounded memory.
 
-  With each comes how many bytes of the file, as it is stored, were read up to its end.
+  With each line comes the number of bytes of the file, as it is stored, that were read up to the
+  end of the line.
 
   Raises:
-    ValueError: the compressed stream is damaged, ends early or holds next to nothing, or a
-      line is too long.
+    ValueError: the compressed stream is damaged, ends early or holds next to nothing, or a line is
+      too long.
   """
   import zstandard
   kind = {'.gz': 'gzip', '.zst': 'zstd'}.get(path.suffix)
@@ -42,8 +45,8 @@ def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
             raise ValueError(f'{path}: {stored.tell()} bytes of it stand for {read}, so it hardly '
                              'holds text; decompress it, if it does.')
         if kind and number == _MANY and read < 3 * number:  # a flood takes minutes to walk through
-          raise ValueError(f'{path}: nearly all of its first {number} lines are empty, so it hardly '
-                           'holds text; decompress it, if it does.')
+          raise ValueError(f'{path}: nearly all of its first {number} lines are empty, so it '
+                           'hardly holds text; decompress it, if it does.')
         if len(line) > LONGEST:
           raise ValueError(f'{path}, line {number} is longer than {LONGEST} bytes; split the '
                            'document.')
@@ -56,20 +59,20 @@ def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
 class _ZstdFile(io.RawIOBase):
   """The content of all frames of a file.
 
-  The library's file readers take an early end for the end of the file, and its decompressor
-  has no bound on what a piece becomes; so the frames are walked here, in small pieces.
+  The library's file readers take an early end for the end of the file, and its decompressor has no
+  bound on the size that a piece expands to. So the frames are walked here, in small pieces.
   """
 
-  def __init__(self, stored):
+  def __init__(self, stored: BinaryIO):
     import zstandard
     self._stored, self._zstandard = stored, zstandard
     self._decompressor, self._frame = zstandard.ZstdDecompressor(), None
     self._rest, self._ready = b'', memoryview(b'')
 
-  def readable(self):
+  def readable(self) -> bool:
     return True
 
-  def readinto(self, buffer):
+  def readinto(self, buffer) -> int:
     while not self._ready:
       data = self._rest or self._stored.read(_PIECE)
       if not data:
@@ -78,7 +81,7 @@ class _ZstdFile(io.RawIOBase):
         return 0
       self._frame = self._frame or self._decompressor.decompressobj()
       self._ready = memoryview(self._frame.decompress(data))
-      if self._frame.eof:
+      if self._frame.eof:  # the bytes that follow are another frame
         self._rest, self._frame = self._frame.unused_data, None
       else:
         self._rest = b''

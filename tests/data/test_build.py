@@ -94,7 +94,7 @@ def test_probes_are_the_beginnings_of_validation_documents(corpus):
   assert 0 < len(cache.probes(257)) < len(probes)
 
 
-def test_probe_pool_keeps_the_first_of_each_length(monkeypatch):
+def test_probe_prompts_are_the_first_of_each_length(monkeypatch):
   from sink_jax.data import probe_prompts
   monkeypatch.setattr(probe_prompts, '_KEPT', 5)
   lengths = np.random.default_rng(0).integers(1, 40, 400)
