@@ -76,7 +76,7 @@ def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
     ValueError: lm_eval is not installed, or there is no BOS where one is asked for.
   """
   _lm_eval()
-  tokenizer.begun([], bos)  # refuses a BOS that there is not, before the questions are read
+  tokenizer.with_prefix([], bos)  # refuses a BOS that there is not, before the questions are read
   from lm_eval.api.model import TemplateLM
 
   class Model(TemplateLM):
@@ -90,7 +90,7 @@ def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
       """Ids of a text."""
       ids = tokenizer.encode(string)
-      return (ids if add_special_tokens is False else tokenizer.begun(ids, bos)).tolist()
+      return (ids if add_special_tokens is False else tokenizer.with_prefix(ids, bos)).tolist()
 
     def _loglikelihood_tokens(self, requests, **kwargs):
       return loglikelihoods(run, [(context, ending) for _, context, ending in requests],

@@ -1,34 +1,46 @@
-"""The tokenizer of a published model, or of a run of ours, as its probes need it."""
+"""The tokenizer of a published model, or of a run trained with sink_jax, as probes need it.
+
+Unlike an `Encoder`, which makes the ids of training data, it knows the tokens that a model expects
+before a text.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sink_jax.data.tokenizer import Encoder, panics_refused
 from sink_jax.io.files import read_text_limited
 
+if TYPE_CHECKING:
+  import tokenizers
+
 _REMEDY = 'download the model again'
+Ids = Sequence[int] | np.ndarray
 BOS = ('none', 'tokenizer', 'force')
 
 
 class TextTokenizer:
   """Text to ids, and the tokens that a tokenizer puts before every text.
 
-  The text never produces a special token: a document that spells '<s>' is read letter by
-  letter, as it is in training here. What a post-processor adds at the end (EOS, [SEP]) is
-  dropped: a probe is the beginning of a document.
+  The text never produces a special token: a document that spells '<s>' is read letter by letter, as
+  in training. What a post-processor adds at the end (EOS, [SEP]) is dropped, since a probe is the
+  beginning of a document.
 
-  vocab_size: largest id + 1. bos_id: None where the tokenizer has no BOS. prefix: ids that
-  are put before every text; empty, or one BOS, in all models of the paper. name: of the file,
-  for messages and protocols. bos_in_texts: whether the BOS is an ordinary token, which the text
-  may hold as well.
+  Attributes:
+    vocab_size: the largest id + 1.
+    bos_id: None where the tokenizer has no BOS.
+    prefix: the ids that are put before every text; none, or one BOS, in all models of the paper.
+    name: the name of the file, for messages and protocols.
+    bos_in_texts: whether the BOS is an ordinary token, which the text may hold as well.
   """
 
-  def __init__(self, encode: Callable[[str], Sequence[int]], decode: Callable[[list[int]], str],
+  def __init__(self, encode: Callable[[str], Ids], decode: Callable[[list[int]], str],
                *, vocab_size: int, bos_id: int | None, prefix: Sequence[int], name: str,
                bos_in_texts: bool = False):
     self._encode, self._decode = encode, decode
@@ -37,14 +49,14 @@ class TextTokenizer:
     self.prefix = tuple(int(i) for i in prefix)
 
   @classmethod
-  def from_folder(cls, folder) -> TextTokenizer:
+  def from_folder(cls, folder: str | os.PathLike) -> TextTokenizer:
     """Reads the tokenizer of a Hugging Face checkpoint folder.
 
-    From tokenizer.json, or from vocab.json and merges.txt (the older layout of GPT-2 and
-    OPT). The BOS is `bos_token` of tokenizer_config.json or special_tokens_map.json, else
-    what the post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
-    tokenizer_config.json goes before the post-processor, as in the LLaMA-like fast tokenizers
-    of transformers 4, which published the models; transformers 5 ignores it.
+    It is made of tokenizer.json, or of vocab.json and merges.txt (the older layout of GPT-2 and
+    OPT). The BOS is `bos_token` of tokenizer_config.json or special_tokens_map.json, else what the
+    post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
+    tokenizer_config.json outranks the post-processor, as in the LLaMA-like fast tokenizers of
+    transformers 4, with which the models were published; transformers 5 ignores it.
 
     Raises:
       ValueError: no tokenizer, one in another format, or a damaged file; with the remedy.
@@ -69,15 +81,15 @@ class TextTokenizer:
     elif added is False:
       prefix = [i for i in prefix if i != bos_id]
 
-    def encode(text):
+    def encode(text: str) -> list[int]:
       with panics_refused(f'{file} cannot encode this text'):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    def decode(ids):
+    def decode(ids: list[int]) -> str:
       with panics_refused(f'{file} cannot decode these ids'):
         return tokenizer.decode(ids, skip_special_tokens=False)
 
-    # A BOS that no file names is the first token of a run of ours, maybe an ordinary one.
+    # An export of a run names no bos_token where the run's first token is an ordinary one.
     unnamed = bos_id is not None and _content(settings.get('bos_token')) is None
     return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
                name=str(file), bos_in_texts=unnamed and not _is_special(tokenizer, bos_id))
@@ -88,21 +100,25 @@ class TextTokenizer:
     """The tokenizer of a training run.
 
     Args:
-      bos: whether its documents began with BOS. first_token: that every sequence of its training
-        began with, in the place of a BOS.
+      bos: whether its documents began with BOS.
+      first_token: the token that every sequence of its training began with, in place of a BOS.
     """
-    one = encoder.bos_id if first_token is None else first_token
-    return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size, bos_id=one,
-               prefix=[one] if bos or first_token is not None else [],
+    bos_id = encoder.bos_id if first_token is None else first_token
+    return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size, bos_id=bos_id,
+               prefix=[bos_id] if bos or first_token is not None else [],
                name='the tokenizer of the run',
-               bos_in_texts=one not in (encoder.bos_id, encoder.eos_id, encoder.pad_id))
+               bos_in_texts=bos_id not in (encoder.bos_id, encoder.eos_id, encoder.pad_id))
 
   def encode(self, text: str, special: bool = False) -> np.ndarray:
-    """int32 ids of a text; special: with the tokens that the tokenizer puts before it."""
-    return self.begun(self._encode(text), 'tokenizer' if special else 'none')
+    """The ids of a text (T,), int32.
 
-  def begun(self, ids: Sequence[int], bos: str) -> np.ndarray:
-    """The ids of a text (T,) with what stands before it, int32; it is not put there twice.
+    Args:
+      special: whether the tokens that the tokenizer puts before a text are among them.
+    """
+    return self.with_prefix(self._encode(text), 'tokenizer' if special else 'none')
+
+  def with_prefix(self, ids: Ids, bos: str) -> np.ndarray:
+    """The ids of a text with the tokens before it (T,), int32; they are not put there twice.
 
     Args:
       bos: 'none', 'tokenizer' (`prefix`) or 'force' (one BOS).
@@ -113,18 +129,20 @@ class TextTokenizer:
     if bos == 'force' and self.bos_id is None:
       raise ValueError(f'--bos=force: {self.name} has no BOS.')
     first = {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
-    ids = np.asarray(ids, np.int32)
-    return ids if tuple(ids[:len(first)]) == first else np.concatenate([first, ids]).astype(np.int32)
+    text = np.asarray(ids, np.int32)
+    if tuple(text[:len(first)]) == first:
+      return text
+    return np.concatenate([first, text]).astype(np.int32)
 
   def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
              ) -> list[np.ndarray] | np.ndarray:
-    """What a model reads of texts; see `sink_jax.tokenize`."""
+    """The ids that a model reads of each text, int32; see `sink_jax.tokenize`."""
     texts = [texts] if isinstance(texts, str) else list(texts)
     if bos not in BOS:
       raise ValueError(f'bos = {bos!r}: choose {", ".join(BOS)}.')
     if not texts or not all(isinstance(text, str) for text in texts):
       raise ValueError('texts must be a string, or a list of one string or more.')
-    rows = [self.begun(self._encode(text), bos) for text in texts]
+    rows = [self.with_prefix(self._encode(text), bos) for text in texts]
     if length is None:
       return rows
     if length < 1:
@@ -135,7 +153,7 @@ class TextTokenizer:
                          'smaller length, or a longer text.')
     return np.stack([row[:length] for row in rows])
 
-  def decode(self, ids) -> str:
+  def decode(self, ids: Ids) -> str:
     """The text of the ids, special tokens spelled out."""
     return self._decode(np.asarray(ids).ravel().tolist())
 
@@ -146,8 +164,8 @@ class TextTokenizer:
                        f'{vocab_size} tokens: use the tokenizer that belongs to the model.')
 
 
-def _read(folder, settings):
-  """(file, tokenizer) of the first layout that the folder has."""
+def _read(folder: Path, settings: dict[str, Any]) -> tuple[Path, tokenizers.Tokenizer]:
+  """The file and the tokenizer of the first layout that the folder has."""
   import tokenizers
   file, vocab, merges = (folder / n for n in ('tokenizer.json', 'vocab.json', 'merges.txt'))
   if file.exists():
@@ -155,7 +173,7 @@ def _read(folder, settings):
       return file, tokenizers.Tokenizer.from_str(read_text_limited(file))
   if vocab.exists() and merges.exists():
     with panics_refused(f'{vocab} is damaged or not a tokenizer: {_REMEDY}'):
-      return vocab, _byte_level(tokenizers, vocab, merges, settings)
+      return vocab, _byte_level(vocab, merges, settings)
   models = sorted(p.name for p in folder.glob('*.model'))
   if models:
     raise ValueError(
@@ -166,55 +184,61 @@ def _read(folder, settings):
   raise ValueError(f'{folder} has no tokenizer.json, nor vocab.json and merges.txt: {_REMEDY}.')
 
 
-def _byte_level(tokenizers, vocab, merges, settings):
+def _byte_level(vocab: Path, merges: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
   """GPT-2's tokenizer. Whether it adds a BOS is left to add_bos_token, as in OPT."""
-  read_text_limited(vocab), read_text_limited(merges)  # the library would read a device without end
+  import tokenizers
+  for file in (vocab, merges):
+    read_text_limited(file)  # refuses a device, which the library would read without end
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
       add_prefix_space=bool(settings.get('add_prefix_space')))
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  names = {_content(settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'unk', 'pad')}
-  names |= {'<|endoftext|>'}  # GPT-2's own files name none
+  names = {'<|endoftext|>'}  # which GPT-2's files do not name
+  for kind in ('bos', 'eos', 'unk', 'pad'):
+    if (name := _content(settings.get(f'{kind}_token'))) is not None:
+      names.add(name)
   tokenizer.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False)
-                                for name in sorted(names - {None})
+                                for name in sorted(names)
                                 if tokenizer.token_to_id(name) is not None])
   return tokenizer
 
 
-def _prefix(tokenizer):
-  """What the post-processor puts before a text."""
+def _prefix(tokenizer: tokenizers.Tokenizer) -> list[int]:
+  """The ids that the post-processor puts before a text."""
   encoding = tokenizer.encode('a')
   added = encoding.special_tokens_mask
   return encoding.ids[:added.index(0) if 0 in added else len(added)]
 
 
-def _bos_id(folder, file, tokenizer, settings, prefix):
+def _bos_id(folder: Path, file: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any],
+            prefix: list[int]) -> int | None:
   name = _content(settings.get('bos_token'))
   if name is not None:
-    found = tokenizer.token_to_id(name)
-    if found is None:
+    bos_id = tokenizer.token_to_id(name)
+    if bos_id is None:
       raise ValueError(f'{file} has no token {name!r}, which tokenizer_config.json calls the '
                        'bos_token: the two files belong to different models.')
-    return found
-  if prefix or settings.get('bos_token', 0) is None:  # null: it says that there is none
+    return bos_id
+  if prefix or settings.get('bos_token', 0) is None:  # null, not missing: there is no BOS
     return prefix[0] if prefix else None
-  found = _object(folder / 'config.json').get('bos_token_id')
-  known = type(found) is int and 0 <= found < 2**32 and tokenizer.id_to_token(found) is not None
-  return found if known else None
+  # The last resort: a config may name a BOS that its tokenizer never adds.
+  bos_id = _object(folder / 'config.json').get('bos_token_id')
+  known = type(bos_id) is int and 0 <= bos_id < 2**32 and tokenizer.id_to_token(bos_id) is not None
+  return bos_id if known else None
 
 
-def _is_special(tokenizer, id_):
+def _is_special(tokenizer: tokenizers.Tokenizer, id_: int) -> bool:
   token = tokenizer.get_added_tokens_decoder().get(id_)
   return token is not None and token.special
 
 
-def _content(token):
+def _content(token: Any) -> str | None:
   """The string of a special token, which some files wrap into an object."""
   token = token.get('content') if isinstance(token, dict) else token
   return token if isinstance(token, str) else None
 
 
-def _object(path):
+def _object(path: Path) -> dict[str, Any]:
   """A JSON object; {} where there is no file.
 
   Raises:

@@ -1,8 +1,9 @@
 """Edits of the token stream (Section 5): random or fixed tokens at the first positions.
 
-They act on whole chunks of C + 1 tokens, before these are split into inputs and
-targets, in training and validation alike: a replaced token at position p > 1 is
-also the target at p - 1. Positions count from 1, as in the paper.
+They act on whole chunks of C + 1 tokens, before these are split into inputs and targets, in
+training and validation alike: a replaced token at position p > 1 is also the target at p - 1.
+Positions count from 1, as in the paper. An edit has no state: what it writes into a chunk follows from the
+row number of the chunk, so that chunks can be edited in any order and by any process.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 @dataclasses.dataclass(frozen=True)
 class TokenEdit(Component):
-  """A change of chunks that can be applied at random access."""
+  """A change of chunks, at random access."""
 
   def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
             split: str, vocab_size: int) -> np.ndarray:
-    """The changed chunks (a copy), int32.
+    """Returns the changed chunks, int32, in a copy.
 
     Args:
-      rows_B: number of each chunk in the whole split; the same in every epoch.
-      epochs_B: how often the chunk was seen before.
+      rows_B: the row number of each chunk in the whole split; the same in every epoch.
+      epochs_B: the epoch, from 0, in which each chunk is read.
       split: 'train' or 'valid'.
+      vocab_size: ids of the text.
     """
     raise NotImplementedError
 
   def check(self, chunk_length: int, vocab_size: int) -> None:
-    """Raises ValueError where the chunks or the vocabulary are too small for it."""
+    """Raises a ValueError where the chunks or the vocabulary are too small for the edit."""
     raise NotImplementedError
 
   @property
   def frozen(self) -> bool:
-    """Is a chunk changed alike in every epoch?"""
+    """Whether a chunk is changed alike in every epoch."""
     return True
 
   def vocab_size(self, vocab_size: int) -> int:
-    """Ids there are with it, where the text has ids below `vocab_size`."""
+    """The ids that there are after the edit, where the text has ids below `vocab_size`."""
     return vocab_size
 
 
@@ -51,9 +53,9 @@ class TokenEdit(Component):
 class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
-  Drawn once for each chunk and frozen over the epochs, as the paper's release
-  does; `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below): the release
-  draws below its padded vocabulary, ids that no text has among them.
+  They are drawn once for each chunk and frozen over the epochs, as in the official implementation
+  (sail-sg/Attention-Sink); `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below):
+  the official implementation draws below its padded vocabulary, ids that no text has among them.
   """
   first: int = 1
   last: int = 1
@@ -72,8 +74,10 @@ class RandomTokens(TokenEdit):
     if self.seed < 0:
       raise ValueError(f'RandomTokens(seed={self.seed}) must be 0 or more.')
 
-  def apply(self, chunks_BxT, rows_B, epochs_B, split, vocab_size):
+  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+            split: str, vocab_size: int) -> np.ndarray:
     positions = np.arange(self.first, self.last + 1)
+    # The keys of a draw name the place that it is for; a frozen one is of epoch 0 in all epochs.
     epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
     drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
                                  np.asarray(rows_B)[:, None], epochs, positions[None])
@@ -82,20 +86,20 @@ class RandomTokens(TokenEdit):
     return chunks_BxT
 
   @property
-  def frozen(self):
+  def frozen(self) -> bool:
     return not self.fresh
 
-  def check(self, chunk_length, vocab_size):
+  def check(self, chunk_length: int, vocab_size: int) -> None:
     if self.last > chunk_length:
       raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
 
-  def vocab_size(self, vocab_size):
+  def vocab_size(self, vocab_size: int) -> int:
     return max(vocab_size, self.below)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedToken(TokenEdit):
-  """One position always holds the same token (Table 10, right)."""
+  """One position holds the same token in every chunk (Table 10, right)."""
   position: int = 1
   token: int = 1
 
@@ -105,12 +109,13 @@ class FixedToken(TokenEdit):
       raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '
                        'count from 1, token ids from 0.')
 
-  def apply(self, chunks_BxT, rows_B, epochs_B, split, vocab_size):
+  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+            split: str, vocab_size: int) -> np.ndarray:
     chunks_BxT = chunks_BxT.copy()
     chunks_BxT[:, self.position - 1] = self.token
     return chunks_BxT
 
-  def check(self, chunk_length, vocab_size):
+  def check(self, chunk_length: int, vocab_size: int) -> None:
     if self.position > chunk_length:
       raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
     if self.token >= vocab_size:
@@ -118,9 +123,9 @@ class FixedToken(TokenEdit):
 
 
 def first_token(interventions: Sequence[TokenEdit]) -> int | None:
-  """The token that every edited chunk begins with; None where they differ."""
+  """The token that every edited chunk begins with; None where chunks begin differently."""
   token = None
-  for edit in interventions:  # the later one counts
+  for edit in interventions:  # a later edit overwrites an earlier one
     if isinstance(edit, FixedToken) and edit.position == 1:
       token = edit.token
     elif isinstance(edit, RandomTokens) and edit.first == 1:

@@ -1,4 +1,8 @@
-"""Text to token ids. A `Tokenizer` is the choice; `resolve` makes the `Encoder` that works."""
+"""Text to token ids: a `Tokenizer` is the choice in a config, an `Encoder` does the work.
+
+`Tokenizer.resolve` makes the encoder, for which it may read a file or train on the corpus. A cache
+keeps the encoder that made its ids, so that nothing has to be resolved to open it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +23,9 @@ from sink_jax.data.documents import DocumentSource
 from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import expanded
+
+if TYPE_CHECKING:
+  import tokenizers
 
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
 _EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>')
@@ -28,18 +36,22 @@ _log = logging.getLogger('sink_jax')
 
 
 class Encoder:
-  """Ids in [0, vocab_size). The text never produces `eos_id`, `bos_id` or `pad_id`:
-  a document that spells a special token is encoded letter by letter."""
+  """Text to ids in [0, vocab_size), and back.
+
+  The text never produces `eos_id`, `bos_id` or `pad_id`: a document that spells a special token,
+  which would end it in the middle, is encoded letter by letter.
+  """
   vocab_size: int
   eos_id: int
   bos_id: int  # equals eos_id where the tokenizer has no token of its own for it
   pad_id: int
 
   def encode(self, text: str) -> np.ndarray:
-    """One text as int32 ids, without BOS or EOS."""
+    """The ids of a text (T,), int32, without BOS and EOS."""
     return self.encode_batch([text])[0]
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """The ids of each text (T,), int32, without BOS and EOS."""
     raise NotImplementedError
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -47,6 +59,7 @@ class Encoder:
     raise NotImplementedError
 
   def fingerprint(self) -> str:
+    """A string that differs between encoders that make different ids."""
     raise NotImplementedError
 
   def save(self, folder: str | os.PathLike) -> None:
@@ -57,23 +70,23 @@ class ByteEncoder(Encoder):
   """UTF-8 bytes: 0 = end of text (and BOS), 1 = padding, 2 + byte."""
   vocab_size, eos_id, bos_id, pad_id = 258, 0, 0, 1
 
-  def encode_batch(self, texts):
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.frombuffer(t.encode('utf-8', 'replace'), np.uint8).astype(np.int32) + 2
             for t in texts]
 
-  def decode(self, ids):
+  def decode(self, ids: Iterable[int]) -> str:
     special = {0: EOS_TEXT.encode(), 1: PAD_TEXT.encode()}
-    # Ids past the vocabulary (a model may pad it) show as the replacement character.
-    parts = [special.get(i) or (bytes([i - 2]) if i < 258 else b'\xff')
-             for i in np.asarray(ids).ravel().tolist()]
+    # Ids past the vocabulary (a model may pad it) show as the replacement character: no UTF-8 has
+    # the byte 0xff.
+    parts = [special.get(i) or (bytes([i - 2]) if i < 258 else b'\xff') for i in _as_list(ids)]
     return b''.join(parts).decode('utf-8', 'replace')
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return 'bytes'
 
 
 class FileEncoder(Encoder):
-  """A Hugging Face `tokenizer.json`."""
+  """The encoder of a Hugging Face `tokenizer.json`, given as its text."""
 
   def __init__(self, serialized: str, eos_id: int, bos_id: int, pad_id: int):
     self._serialized = serialized
@@ -85,18 +98,19 @@ class FileEncoder(Encoder):
     names = [name for name, id_ in vocabulary.items() if id_ in self._special]
     if not set(self._special) <= set(vocabulary.values()):
       raise ValueError(f'the tokenizer has no token for one of the ids {self._special}.')
-    # The place after the first letter of a special token's name.
+    # Matches, without any letter, behind the first letter of a special token's name.
     self._inside = re.compile('|'.join(f'(?<={re.escape(n[0])})(?={re.escape(n[1:])})'
                                        for n in names if len(n) > 1) or '(?!)')
 
-  def encode_batch(self, texts):
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     with panics_refused('the tokenizer cannot encode a text'):
       encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     ids = [np.asarray(e.ids, np.int32) for e in encoded]
     return [self._encode_apart(text) if np.isin(i, self._special).any() else i
             for text, i in zip(texts, ids, strict=True)]
 
-  def _encode_apart(self, text):
+  def _encode_apart(self, text: str) -> np.ndarray:
+    """The ids of a text that spells a special token."""
     # Unigram and word-level models list their special tokens among the ordinary
     # words, so the name has to be broken up to be read as letters.
     with panics_refused('the tokenizer cannot encode a text'):
@@ -104,25 +118,28 @@ class FileEncoder(Encoder):
                                                  add_special_tokens=False)
     return np.concatenate([np.asarray(p.ids, np.int32) for p in pieces])
 
-  def decode(self, ids):
-    ids = np.asarray(ids).ravel().tolist()
+  def decode(self, ids: Iterable[int]) -> str:
     with panics_refused('the tokenizer cannot decode these ids'):
-      return self._tokenizer.decode([i for i in ids if i < self.vocab_size],
+      return self._tokenizer.decode([i for i in _as_list(ids) if i < self.vocab_size],
                                     skip_special_tokens=False)
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     ids = f'{self.eos_id},{self.bos_id},{self.pad_id}'
     return hashlib.sha256((self._serialized + ids).encode()).hexdigest()[:32]
 
-  def save(self, folder):
+  def save(self, folder: str | os.PathLike) -> None:
     write_atomically(pathlib.Path(folder, 'tokenizer.json'), self._serialized)
 
 
-def parsed(serialized: str):
-  """(tokenizer, its vocabulary) of the text of a tokenizer.json, without cuts and padding.
+def _as_list(ids: Iterable[int]) -> list[int]:
+  return np.asarray(ids).ravel().tolist()
+
+
+def parsed(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+  """The tokenizer of a tokenizer.json, which neither truncates nor pads, and its vocabulary.
 
   Raises:
-    ValueError: it is damaged, or of no use: no token at all, or a text cannot be encoded.
+    ValueError: the text is damaged, or of no use: it has no token, or cannot encode a text.
   """
   import tokenizers
   with panics_refused('not a tokenizer.json'):
@@ -137,8 +154,11 @@ def parsed(serialized: str):
 
 
 @contextlib.contextmanager
-def panics_refused(what: str):
-  """Errors of the tokenizers library as ValueErrors: bare Exceptions, and panics beside them."""
+def panics_refused(what: str) -> Iterator[None]:
+  """Turns errors of the tokenizers library into ValueErrors that begin with `what`.
+
+  The library raises bare Exceptions, and BaseExceptions where its Rust code panics.
+  """
   try:
     yield
   except BaseException as error:
@@ -148,7 +168,11 @@ def panics_refused(what: str):
 
 
 def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: int) -> Encoder:
-  """The encoder that was saved into a chunk cache."""
+  """The encoder that was saved into a chunk cache; that of bytes where there is no file.
+
+  Raises:
+    ValueError: the file is damaged; names the remedy.
+  """
   path = pathlib.Path(folder, 'tokenizer.json')
   if not path.exists():
     return ByteEncoder()
@@ -163,11 +187,19 @@ class Tokenizer(Component):
   """How text becomes ids."""
 
   def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
-    """The encoder; trained on the source's training documents, if it must be (`root` caches)."""
+    """Makes the encoder.
+
+    Args:
+      source, valid_fraction: the corpus, on whose training documents it is trained if it must be.
+      root: the folder of caches, where a trained tokenizer is kept.
+
+    Raises:
+      ValueError: the tokenizer's file is missing, damaged, or lacks a token.
+    """
     raise NotImplementedError
 
   def fingerprint(self) -> str:
-    """What the config string leaves open: the content of a file, the version of a library."""
+    """What the config string leaves open: the content of a file, or the version of a library."""
     return ''
 
 
@@ -175,18 +207,21 @@ class Tokenizer(Component):
 class Bytes(Tokenizer):
   """UTF-8 bytes, vocabulary 258; 0 ends a document and 1 pads, as in GPT-NeoX."""
 
-  def resolve(self, source, valid_fraction, root):
+  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
     return ByteEncoder()
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace(Tokenizer):
-  """Any `tokenizer.json` (or the folder that holds it). `eos`, `bos`: token strings, '' = find."""
+  """Any `tokenizer.json`, or the folder that holds it.
+
+  `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
+  """
   path: str = ''
   eos: str = ''
   bos: str = ''
 
-  def resolve(self, source, valid_fraction, root):
+  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
     serialized = self._read()
     try:
       tokenizer, _ = parsed(serialized)
@@ -199,19 +234,19 @@ class HuggingFace(Tokenizer):
     pad_id = next((special[n] for n in _PAD_NAMES if n in special), eos_id)
     return FileEncoder(serialized, eos_id, bos_id, pad_id)
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return hashlib.sha256(self._read().encode()).hexdigest()[:32]
 
-  def _file(self):
+  def _file(self) -> pathlib.Path:
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     try:
       path = expanded(self.path)
-    except ValueError as error:  # ~ of somebody who is not here
+    except ValueError as error:  # the ~ of an unknown user
       raise ValueError(f'HuggingFace(path={self.path!r}): {error}') from None
     return path / 'tokenizer.json' if path.is_dir() else path
 
-  def _read(self):
+  def _read(self) -> str:
     file = self._file()
     try:
       return read_text_limited(file)
@@ -221,20 +256,22 @@ class HuggingFace(Tokenizer):
     except ValueError as error:  # among them UnicodeDecodeError
       raise ValueError(f'{file}: not a tokenizer.json ({error}).') from None
 
-  def _find(self, tokenizer, special, option, names, default=None):
+  def _find(self, tokenizer: tokenizers.Tokenizer, special: dict[str, int], option: str,
+            names: Iterable[str], default: int | None = None) -> int:
+    """The id of the special token of an option, 'eos' or 'bos'."""
     wanted = getattr(self, option)
     if wanted:
-      found = tokenizer.token_to_id(wanted)
+      id_ = tokenizer.token_to_id(wanted)
     else:
-      found = next((special[n] for n in names if n in special), default)
-    if found is None:
+      id_ = next((special[n] for n in names if n in special), default)
+    if id_ is None:
       reason = f'no token {wanted!r}' if wanted else f'no {option.upper()} token found'
       raise ValueError(f'{self._file()}: {reason}; set HuggingFace({option}=...). '
                        f'Its special tokens: {", ".join(special) or "none"}.')
-    return found
+    return id_
 
 
-def _stored(path):
+def _stored(path: pathlib.Path) -> str | None:
   """The text of a tokenizer that was trained before; None where it is not whole."""
   try:
     digest = read_text_limited(_digest_of(path)).split()[:1]
@@ -246,16 +283,17 @@ def _stored(path):
   return None
 
 
-def _digest_of(path):
+def _digest_of(path: pathlib.Path) -> pathlib.Path:
   return path.with_suffix('.sha256')  # as sha256sum -c reads it
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedBpe(Tokenizer):
-  """Byte-level BPE trained on the corpus's own training documents; 0 = end of text, 1 = padding.
+  """Byte-level BPE, trained on the training documents of the corpus.
 
-  Training reads the first `characters` of them. A small corpus may support fewer
-  merges than `vocab_size` asks for; the encoder then reports the smaller size.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents. A
+  small corpus may support fewer merges than `vocab_size` asks for; the encoder then has the smaller
+  vocabulary.
   """
   vocab_size: int = 4096
   characters: int = 100_000_000
@@ -267,7 +305,7 @@ class TrainedBpe(Tokenizer):
     if self.characters < 1:
       raise ValueError(f'TrainedBpe(characters={self.characters}) must be at least 1.')
 
-  def resolve(self, source, valid_fraction, root):
+  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
     parts = (repr(self), self.fingerprint(), repr(source), source.fingerprint(), valid_fraction)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     cached = pathlib.Path(root, 'tokenizers', f'bpe{self.vocab_size}-{key}.json')
@@ -276,15 +314,16 @@ class TrainedBpe(Tokenizer):
       serialized = self._train(source, valid_fraction)
       cached.parent.mkdir(parents=True, exist_ok=True)
       digest = hashlib.sha256(serialized.encode()).hexdigest()
+      # A kill between the two leaves a tokenizer without its digest, which is trained again.
       write_atomically(cached, serialized)
       write_atomically(_digest_of(cached), f'{digest}  {cached.name}\n')
     return FileEncoder(serialized, eos_id=0, bos_id=0, pad_id=1)
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     import tokenizers
     return tokenizers.__version__
 
-  def _train(self, source, valid_fraction):
+  def _train(self, source: DocumentSource, valid_fraction: float) -> str:
     from tokenizers import Tokenizer as Model
     from tokenizers import decoders, models, pre_tokenizers, trainers
     model = Model(models.BPE())
@@ -296,7 +335,8 @@ class TrainedBpe(Tokenizer):
     model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainer)
     return model.to_str()
 
-  def _texts(self, source, valid_fraction):
+  def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
+    # Held-out text must not leave its words in the vocabulary.
     left = self.characters
     for document in source.documents():
       if left > 0 and not source.held_out(document.name, valid_fraction):
@@ -304,5 +344,5 @@ class TrainedBpe(Tokenizer):
         left -= len(document.text)
       if left <= 0:
         return
-    if left == self.characters:  # a corpus of one document, which is then cut by chunks
+    if left == self.characters:  # all documents are held out: the corpus is split by chunks
       yield from (document.text[:left] for document in source.documents())

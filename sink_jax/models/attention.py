@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps
-from sink_jax.attention.spec import AttentionSpec, normalize_qk, position_qk
+from sink_jax.attention.spec import AttentionSpec, TransformedQK, normalize_qk, position_qk
 from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
@@ -81,7 +81,7 @@ class Attention(nn.Module):
     return out, self._record(record_options, normalized, transformed, v_BxTxHkvxDh, params), cache
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
-              transformed: tuple[jax.Array, jax.Array], v_BxTxHkvxDh: jax.Array,
+              transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
               params: ComponentParams) -> AttentionRecord:
     """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     config, spec = self.config, self.spec
