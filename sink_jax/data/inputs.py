@@ -1,9 +1,13 @@
-"""What a published model is probed with: text, random tokens, one repeated token (Section 3.3)."""
+"""What a published model is probed with: text, random tokens, one repeated token (Section 3.3).
+
+A sink sits on the first token, so what that is decides the result. Every function here takes `bos`,
+the protocol for it, refuses sequences with two BOS tokens, and records what was done.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,19 +19,21 @@ from sink_jax.data.text_tokenizer import BOS, TextTokenizer
 from sink_jax.io.paths import expanded
 
 KINDS = ('natural', 'random', 'repeat')
-_SHOWN = 4  # first tokens in a description
-_CHARACTERS = 64  # per token that is wanted: only the head of a long document is tokenized
+_SHOWN = 4  # first tokens that a description lists
+_CHARACTERS = 64  # per token that is needed: only the head of a long document is tokenized
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """S sequences of T tokens (S, T), int32, and how they were made, ready for JSON.
+  """Sequences of tokens and how they were made.
 
-  description: kind ('natural', 'random', 'repeat'), sequences, length, bos {protocol,
-  applied}, first_token_ids and first_tokens of the first sequence, vocab_size and tokenizer
-  (None without one), source, seed, domains [{domain, sequences, ...}] where there is more
-  than one or one was chosen, skipped_short and skipped_bos: documents that were left out.
-  tokenizer: that they were made with; None where token ids are all there is.
+  Attributes:
+    tokens: (S, T) int32.
+    description: a record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length,
+      bos {protocol, applied}, first_token_ids and first_tokens of the first sequence, vocab_size
+      and tokenizer (None without one), source, seed, domains [{domain, sequences, ...}] where
+      there are several or one was chosen, skipped_short and skipped_bos: documents left out.
+    tokenizer: the tokenizer of the model; None where there are token ids alone.
   """
 
   tokens: np.ndarray
@@ -40,17 +46,17 @@ def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int 
   """The first `length` tokens of the first `sequences` documents that are long enough.
 
   Args:
-    bos: 'none': no BOS. 'tokenizer': what the tokenizer itself puts before a text. 'force':
-      one BOS at position 1, whatever the tokenizer does. No sequence has more than one.
-    domain: of which documents are taken; all by default.
+    bos: 'none': no BOS. 'tokenizer': what the tokenizer itself puts before a text. 'force': one BOS
+      at position 1, whatever the tokenizer does. No sequence has more than one.
+    domain: the domain of which documents are taken; None takes all of them.
 
   Raises:
     ValueError: too few documents; a tokenizer that adds two BOS tokens, or adds one though
       there should be none.
   """
   rows, counts = [], {}
-  for name, row, outcome in _rows(tokenizer, source, length, bos,
-                                  lambda name: domain in (None, name)):
+  for name, row, outcome in _sequences(tokenizer, source, length, bos,
+                                       lambda name: domain in (None, name)):
     _count(counts, name, outcome)
     if row is not None:
       rows.append(row)
@@ -70,18 +76,18 @@ def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   """Up to `sequences` sequences of every domain, one domain after the other (Figure 9).
 
   Args:
-    domains: after which the reading may stop; the source is read to its end without them.
+    domains: reading stops once these have their sequences; without them, at the end of the source.
 
   Returns:
-    Inputs whose description['domains'] says how many sequences each domain has, in the order
-    of tokens; domains that have none are left out of tokens, and are listed with 0.
+    Inputs whose description['domains'] lists the number of sequences of each domain, in the order
+    of `tokens`; a domain without any is listed with 0.
 
   Raises:
     ValueError: no domain has a document of `length` tokens; see also `natural`.
   """
   rows, counts = {}, {}
   lacks = lambda name: len(rows.get(name, ())) < sequences
-  for name, row, outcome in _rows(tokenizer, source, length, bos, lacks):
+  for name, row, outcome in _sequences(tokenizer, source, length, bos, lacks):
     _count(counts, name, outcome)
     if row is not None:
       rows.setdefault(name, []).append(row)
@@ -99,19 +105,19 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
               length: int = 4096, bos: str = 'tokenizer') -> Inputs:
   """Texts longer than a document: documents one after the other, an empty line between them.
 
-  A text begins as `natural` ones do, and goes on where the one before it ended.
+  A sequence begins as those of `natural` do, and continues the text at the end of the one before.
 
   Raises:
     ValueError: too little text; see also `natural`.
   """
-  front = _front(tokenizer, bos)
-  # Of a text that happens to go on with an ordinary first token, one token more is taken.
-  wanted = sequences * (length - (0 if front.bos is None else len(front.ids)))
+  prefix = _prefix(tokenizer, bos)
+  # A text that continues with the ordinary token of the prefix gives one token more; see `before`.
+  wanted = sequences * (length - (0 if prefix.bos is None else len(prefix.ids)))
   parts, count, skipped = [], 0, 0
   for document in source.documents():
-    head = document.text[:_CHARACTERS * (wanted - count)]  # of a book, what is needed
-    ids = tokenizer.encode(head.rstrip() + '\n\n')[front.dropped:]
-    if front.bos is not None and (ids == front.bos).any():  # '<s>' of the text, read as a BOS
+    head = document.text[:_CHARACTERS * (wanted - count)]  # of a book, the part that is needed
+    ids = tokenizer.encode(head.rstrip() + '\n\n')[prefix.dropped:]
+    if prefix.bos is not None and (ids == prefix.bos).any():  # '<s>' of the text, read as a BOS
       skipped += 1
       continue
     parts.append(ids)
@@ -123,22 +129,22 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
                      'wanted: use a smaller --sequences or --length, or another --source.')
   rest, rows = np.concatenate(parts), []
   for _ in range(sequences):
-    begun = front.before(rest)
-    rows.append(begun[:length])
-    rest = rest[length - (len(begun) - len(rest)):]
+    with_prefix = prefix.before(rest)
+    rows.append(with_prefix[:length])
+    rest = rest[length - (len(with_prefix) - len(rest)):]
   return _described(np.stack(rows), tokenizer, 'natural', bos, source=repr(source),
                     skipped_bos=skipped)
 
 
 def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
                   bos: str = 'none', tokenizer: TextTokenizer | None = None) -> Inputs:
-  """Tokens drawn uniformly from the vocabulary; without the BOS where `tokenizer` names it.
+  """Tokens drawn uniformly from the vocabulary, but for the BOS that `tokenizer` names.
 
   Args:
-    tokenizer: needed for a `bos` other than 'none'; makes the description readable.
+    tokenizer: is needed for a `bos` other than 'none', and for texts in the description.
 
   Raises:
-    ValueError: no BOS where one is asked for.
+    ValueError: there is no BOS where one is asked for.
   """
   draw = _uniform(vocab_size, tokenizer, seed)
   return _drawn(draw((sequences, length)), vocab_size, tokenizer, 'random', bos, seed)
@@ -146,28 +152,31 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
 
 def repeated_token(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
                    bos: str = 'none', tokenizer: TextTokenizer | None = None) -> Inputs:
-  """One token per sequence, drawn as in `random_tokens`, again and again.
+  """Sequences of one token that is repeated, drawn as in `random_tokens`.
 
   Raises:
-    ValueError: no BOS where one is asked for.
+    ValueError: there is no BOS where one is asked for.
   """
   drawn = _uniform(vocab_size, tokenizer, seed)((sequences, 1))
   return _drawn(np.repeat(drawn, length, 1), vocab_size, tokenizer, 'repeat', bos, seed)
 
 
 def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
-  """The probe tokens (S, T) of a training run whose task has no text; bos 'as in training'."""
+  """Inputs of the probe tokens (S, T) of a training run whose task has no text.
+
+  Their protocol for the BOS is called 'as in training'.
+  """
   return _described(np.asarray(tokens), None, 'natural', 'as in training', source=source,
                     vocab_size=vocab_size)
 
 
 def open_source(text: str = '') -> DocumentSource:
-  """The source of a command line: a config string, or the path of a folder or a file.
+  """The source that a command line names: a config string, or the path of a folder or a file.
 
-  The default is Python's own documentation, which is always there.
+  The default is the documentation in Python's standard library, which is on every machine.
 
   Raises:
-    ValueError: neither a path nor a source; lists the choices.
+    ValueError: the text is neither a path nor a source; lists the choices.
   """
   if not text:
     return Stdlib(domains='docs')
@@ -180,41 +189,54 @@ def open_source(text: str = '') -> DocumentSource:
     return Jsonl(str(path))
   if '(' not in text and ('/' in text or '.' in text):
     raise ValueError(f'--source={text}: no such file or folder.')
-  return from_string(DocumentSource, text)
+  source = from_string(DocumentSource, text)
+  assert isinstance(source, DocumentSource)
+  return source
 
 
-def _rows(tokenizer, source, length, bos, wanted):
-  """(domain, row (T,) or None, outcome) of the documents of wanted domains, in their order."""
+def _sequences(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,
+               wanted: Callable[[str], bool]) -> Iterator[tuple[str, np.ndarray | None, str]]:
+  """Yields (domain, sequence (T,) or None, outcome) for the documents of wanted domains.
+
+  The outcome is the key of the description that counts it.
+  """
   if length < 2:
     raise ValueError(f'--length={length} must be at least 2.')
-  front = _front(tokenizer, bos)
+  prefix = _prefix(tokenizer, bos)
   for document in source.documents():
     if not wanted(document.domain):
       continue
-    row = front.before(_head(tokenizer, document.text, length)[front.dropped:])[:length]
+    row = prefix.before(_head(tokenizer, document.text, length)[prefix.dropped:])[:length]
     if len(row) < length:
       yield document.domain, None, 'skipped_short'
-    elif front.bos is not None and (row == front.bos).sum() > front.allowed:  # '<s>' of the text
+    elif prefix.bos is not None and (row == prefix.bos).sum() > prefix.allowed:  # '<s>' of the text
       yield document.domain, None, 'skipped_bos'
     else:
       yield document.domain, row, 'sequences'
 
 
-def _count(counts, name, outcome):
+def _count(counts: dict[str, dict[str, int]], name: str, outcome: str) -> None:
   counts.setdefault(name, {'sequences': 0, 'skipped_short': 0, 'skipped_bos': 0})[outcome] += 1
 
 
-def _head(tokenizer, text, length):
-  """The first tokens of a text; the end of what is read is far from what is kept."""
+def _head(tokenizer: TextTokenizer, text: str, length: int) -> np.ndarray:
+  """The first tokens of a text, at least `length` if it has so many.
+
+  A cut text may be tokenized otherwise at its end, which is far behind the tokens that are kept.
+  """
   head = text[:_CHARACTERS * length]
   ids = tokenizer.encode(head)
   return ids if len(ids) >= length or len(head) == len(text) else tokenizer.encode(text)
 
 
-class _Front(NamedTuple):
-  """What comes first. dropped: first ids of a text that give way. allowed: BOS tokens in a row.
+class _Prefix(NamedTuple):
+  """What a sequence begins with.
 
-  bos: None where the token that comes first is an ordinary one, which may come again.
+  Attributes:
+    ids: ids that are put before a text.
+    dropped: first ids of an encoded text that are removed: a BOS of the normalizer.
+    allowed: BOS tokens that a sequence may hold.
+    bos: the BOS; None where the first token is an ordinary one, which the text may hold as well.
   """
 
   ids: tuple[int, ...] = ()
@@ -222,78 +244,88 @@ class _Front(NamedTuple):
   allowed: int = 0
   bos: int | None = -1
 
-  def before(self, ids) -> np.ndarray:
-    """A text's ids behind it, int32; an ordinary token is not put before itself."""
+  def before(self, ids: np.ndarray) -> np.ndarray:
+    """The prefix and then the ids of a text, int32; an ordinary token is not put before itself."""
     if self.bos is None and tuple(ids[:len(self.ids)]) == self.ids:
       return ids
     return np.concatenate([self.ids, ids]).astype(np.int32)
 
 
-def _front(tokenizer, bos):
-  """Raises a ValueError where a sequence would have two BOS tokens, or one too many."""
+def _prefix(tokenizer: TextTokenizer | None, bos: str) -> _Prefix:
+  """What a protocol puts before a text.
+
+  Raises:
+    ValueError: a sequence would have two BOS tokens, or one where there should be none.
+  """
   if bos not in BOS:
     raise ValueError(f'--bos={bos}: choose {", ".join(BOS)}.')
   if tokenizer is None:
     if bos != 'none':
       raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
-    return _Front()
+    return _Prefix()
   if tokenizer.bos_in_texts:
+    assert tokenizer.bos_id is not None
     first = {'none': (), 'tokenizer': tokenizer.prefix, 'force': (tokenizer.bos_id,)}
-    return _Front(first[bos], bos=None)
-  one = -1 if tokenizer.bos_id is None else tokenizer.bos_id
-  # A normalizer, too, can write a BOS into every text.
-  own = tokenizer.encode('a')[:1].tolist().count(one)
+    return _Prefix(first[bos], bos=None)
+  bos_id = -1 if tokenizer.bos_id is None else tokenizer.bos_id  # -1: no token is it
+  # A normalizer can write a BOS into every text, even where no special tokens are asked for.
+  of_normalizer = tokenizer.encode('a')[:1].tolist().count(bos_id)
   if bos == 'force':
     if tokenizer.bos_id is None:
       raise ValueError(f'{tokenizer.name} names no BOS token, so --bos=force has nothing to add: '
                        'set bos_token in tokenizer_config.json, or use --bos=tokenizer.')
-    return _Front((one,), own, 1, one)
+    return _Prefix((bos_id,), of_normalizer, 1, bos_id)
   ids = tokenizer.prefix if bos == 'tokenizer' else ()
-  number = ids.count(one) + own
+  number = ids.count(bos_id) + of_normalizer
   if bos == 'none' and number:
     raise ValueError(f'{tokenizer.name} begins every text with a BOS even where no special tokens '
                      'are asked for (its normalizer does): use --bos=tokenizer, or correct it.')
   if number > 1:
     raise ValueError(f'{tokenizer.name} begins every text with {number} BOS tokens: correct its '
                      'post_processor, or use --bos=force for one or --bos=none for none.')
-  return _Front(ids, 0, number, one)
+  return _Prefix(ids, 0, number, bos_id)
 
 
-def _uniform(vocab_size, tokenizer, seed):
-  one = tokenizer.bos_id if tokenizer else None
+def _uniform(vocab_size: int, tokenizer: TextTokenizer | None, seed: int
+             ) -> Callable[[tuple[int, int]], np.ndarray]:
+  """A function that draws ids of a shape, int32: all ids but the BOS are equally likely."""
+  bos_id = tokenizer.bos_id if tokenizer else None
   random = np.random.default_rng(seed)
 
-  def draw(shape):
-    if one is None:
+  def draw(shape: tuple[int, int]) -> np.ndarray:
+    if bos_id is None:
       return random.integers(0, vocab_size, shape, np.int32)
     ids = random.integers(0, vocab_size - 1, shape, np.int32)
-    return ids + (ids >= one)
+    return ids + (ids >= bos_id)  # leaves out the BOS, and draws no number in vain
 
   return draw
 
 
-def _drawn(tokens, vocab_size, tokenizer, kind, bos, seed):
-  front = _front(tokenizer, bos).ids
-  tokens[:, :len(front)] = front
+def _drawn(tokens: np.ndarray, vocab_size: int, tokenizer: TextTokenizer | None, kind: str,
+           bos: str, seed: int) -> Inputs:
+  first = _prefix(tokenizer, bos).ids
+  tokens[:, :len(first)] = first
   return _described(tokens, tokenizer, kind, bos, vocab_size=vocab_size, seed=seed)
 
 
-def _listed(counts):
+def _listed(counts: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
   return [{'domain': name, **count} for name, count in counts.items()]
 
 
-def _skipped(counts):
+def _skipped(counts: dict[str, dict[str, int]]) -> dict[str, int]:
   return {key: sum(c[key] for c in counts.values()) for key in ('skipped_short', 'skipped_bos')}
 
 
-def _described(tokens, tokenizer, kind, bos, *, source=None, vocab_size=None, **more):
+def _described(tokens: np.ndarray, tokenizer: TextTokenizer | None, kind: str, bos: str, *,
+               source: str | None = None, vocab_size: int | None = None, **more: Any) -> Inputs:
   tokens = tokens.astype(np.int32)
-  one, applied = tokenizer.bos_id if tokenizer else None, 'none'
-  if one is not None:
-    number = (tokens == one).sum(1)
+  bos_id, applied = tokenizer.bos_id if tokenizer else None, 'none'
+  if tokenizer and bos_id is not None:
+    number = (tokens == bos_id).sum(1)
     assert tokenizer.bos_in_texts or (number <= 1).all(), 'a sequence has two BOS tokens'
-    if number.all() and (tokens[:, 0] == one).all():
-      applied = f'bos id {one} at position 1'
+    # What the sequences are, whatever was asked for.
+    if number.all() and (tokens[:, 0] == bos_id).all():
+      applied = f'bos id {bos_id} at position 1'
   first = tokens[0, :_SHOWN].tolist()
   return Inputs(tokens, {
       'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1],
@@ -304,6 +336,6 @@ def _described(tokens, tokenizer, kind, bos, *, source=None, vocab_size=None, **
       **{'seed': None, 'domains': None, 'skipped_short': 0, 'skipped_bos': 0, **more}}, tokenizer)
 
 
-def _short(name):
-  """The file and the folder of it, without what is above."""
+def _short(name: str) -> str:
+  """The file and its folder, without the folders above: a record names no home directory."""
   return '/'.join(name.split('/')[-2:])
