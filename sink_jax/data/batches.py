@@ -40,7 +40,7 @@ class FixedBatches(Sequence):
   Args:
     make: makes the batch of an array of row numbers.
     listed: the row numbers, in their order; `batch_size` consecutive ones are a batch.
-    max_batches: so many batches at most; 0 = all.
+    max_batches: the batches there are at most; 0 = all.
     rows: which rows of each batch this process makes; None for all.
   """
 
@@ -138,5 +138,5 @@ class Dataset:
     raise NotImplementedError
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
-    """The batch of these rows of the endless training stream; row numbers count across epochs."""
+    """The batch of these rows of the endless training stream; row numbers count on across epochs."""
     raise NotImplementedError

@@ -107,8 +107,9 @@ class Cache:
       self.domains = list(self.manifest['domains'])
       self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
                      for split in SPLITS}
-      empty = {0: 'valid', 1: 'train'}.get(self.manifest.get('valid_fraction'))
-      if not all(len(table) for split, table in self.tables.items() if split != empty):
+      # One of a pair of caches, of training or of validation text alone, has an empty split.
+      may_be_empty = {0: 'valid', 1: 'train'}.get(self.manifest.get('valid_fraction', -1))
+      if not all(len(table) for split, table in self.tables.items() if split != may_be_empty):
         raise KeyError('chunks')
     except (KeyError, TypeError, AttributeError) as error:
       raise ValueError(f'{folder / "manifest.json"} is damaged ({type(error).__name__}: {error}); '

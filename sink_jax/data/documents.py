@@ -212,17 +212,18 @@ class Tfds(DocumentSource):
     return digest_of([info.full_name] + [(name, split.num_examples, split.num_bytes)
                                        for name, split in sorted(info.splits.items())])
 
-  def _builder(self):
+  def _builder(self) -> Any:  # a decorator of TFDS hides the arguments of as_data_source
     if not self.name:
       raise ValueError("Tfds(name='') needs the name of a dataset.")
-    import tensorflow_datasets as tfds
-    folder = self.data_dir or tfds.core.constants.DATA_DIR
+    # Imported here, since it takes seconds and most runs do not need it.
+    from tensorflow_datasets.core import constants, read_only_builder, registered
+    folder = self.data_dir or constants.DATA_DIR
     remedy = ('prepare it once with python -m sink_jax.data.build_tfds '
               f'--name={self.name} --data_dir={folder}')
     try:
       # From its files only: tfds.builder would start a download for a known name.
-      builder = tfds.core.read_only_builder.builder_from_files(self.name, data_dir=folder)
-    except tfds.core.registered.DatasetNotFoundError:
+      builder = read_only_builder.builder_from_files(self.name, data_dir=folder)
+    except registered.DatasetNotFoundError:
       raise ValueError(f'{self!r}: no prepared dataset in {folder}; {remedy}.') from None
     file_format = builder.info.file_format
     if file_format is None or file_format.value != 'array_record':

@@ -142,8 +142,8 @@ class BigramBackcopy(SyntheticTask):
 
   @functools.cached_property
   def _steps(self) -> np.ndarray:
-    # All rows' cumulative distributions behind one another, row u shifted by u:
-    # one binary search then draws from the rows of a whole batch.
+    # The cumulative distributions of all rows one after the other, that of row u shifted by u, so
+    # that all are increasing: one binary search then draws from the rows of a whole batch.
     steps = np.cumsum(self.transitions, axis=-1)
     steps /= steps[:, -1:]
     return (steps + np.arange(self.vocab_size)[:, None]).ravel()
@@ -194,11 +194,11 @@ class TriggerAveraging(SyntheticTask):
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
     index = np.asarray(indices_B)[:, None]
     positions, features = np.arange(self.length), np.arange(self.content)
-    stream = _STREAMS[stream]
-    content = counter_rng.normal(stream, seed, index[..., None], positions[:, None], features)
+    key = _STREAMS[stream]
+    content = counter_rng.normal(key, seed, index[..., None], positions[:, None], features)
     content[:, 0] = 0
-    # Position `length` keeps the key apart from those of the contents.
-    trigger = 2 + counter_rng.integers(self.length - 2, stream, seed, index, self.length)
+    # No content has the position `length`, so this draw is independent of all contents.
+    trigger = 2 + counter_rng.integers(self.length - 2, key, seed, index, self.length)
     kind = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
     tokens = np.concatenate([content, np.eye(3)[kind]], -1)
     before = (positions < trigger)[..., None]  # BOS adds its content of 0

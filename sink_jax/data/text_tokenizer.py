@@ -90,9 +90,10 @@ class TextTokenizer:
         return tokenizer.decode(ids, skip_special_tokens=False)
 
     # An export of a run names no bos_token where the run's first token is an ordinary one.
-    unnamed = bos_id is not None and _content(settings.get('bos_token')) is None
+    ordinary = (bos_id is not None and _content(settings.get('bos_token')) is None
+                and not _is_special(tokenizer, bos_id))
     return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
-               name=str(file), bos_in_texts=unnamed and not _is_special(tokenizer, bos_id))
+               name=str(file), bos_in_texts=ordinary)
 
   @classmethod
   def from_encoder(cls, encoder: Encoder, bos: bool = False,

@@ -2,8 +2,8 @@
 
 They act on whole chunks of C + 1 tokens, before these are split into inputs and targets, in
 training and validation alike: a replaced token at position p > 1 is also the target at p - 1.
-Positions count from 1, as in the paper. An edit has no state: what it writes into a chunk follows from the
-row number of the chunk, so that chunks can be edited in any order and by any process.
+Positions count from 1, as in the paper. An edit has no state: what it writes into a chunk follows
+from the row number of the chunk, so that chunks can be edited in any order and by any process.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ import logging
 import os
 import pathlib
 import platform
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 from jax._src import compilation_cache
 from jax._src.lru_cache import LRUCache
 
@@ -32,17 +34,18 @@ def enable() -> None:
   """Makes JAX store every program it compiles, and load those that an earlier process stored.
 
   The folder is $SINK_JAX_COMPILE_CACHE, else `compiled` below that of all caches; an empty value
-  stores nothing. Below it, programs lie apart that another machine could not run; see `kind`.
-  Least recently used programs make room for new ones beyond 4 GiB. In a job of several processes
-  the first one writes.
+  stores nothing. In it, programs that another machine could not run have a folder of their own; see
+  `kind`. Beyond 4 GiB, the least recently used programs make room for new ones. In a job of several
+  processes the first one writes.
 
-  A process calls it once its devices and cores are settled, before it compiles. It asks for the
-  devices. A compilation cache that the user configured in JAX stays as it is. A folder that
-  cannot be used is a warning of one line, and programs are compiled as without it.
+  A process calls it before it compiles, once its devices and cores are settled: it initialises the
+  devices. A compilation cache that the user configured in JAX stays as it is. Where the folder
+  cannot be used, there is a warning of one line, and programs are compiled as without it.
   """
   given = os.environ.get(VARIABLE)
-  if given == '' or not jax.config.jax_enable_compilation_cache or (
-      jax.config.jax_compilation_cache_dir is not None):
+  options: Any = jax.config  # gets its attributes while jax is imported, so that no type has them
+  if given == '' or not options.jax_enable_compilation_cache or (
+      options.jax_compilation_cache_dir is not None):
     return
   try:
     if '://' in (given or ''):
@@ -71,7 +74,7 @@ def kind() -> str:
   how many cores the process may use: programs are machine code for the one, divided for the other.
   """
   platform_name = jax.default_backend()
-  name = f'{jaxlib.__version__}-{platform_name}'
+  name = f'{jaxlib.version.__version__}-{platform_name}'
   if platform_name != 'cpu':
     return name
   digest = hashlib.sha256(f'{_cpu_features()} {usable_cores()}'.encode()).hexdigest()
@@ -80,7 +83,9 @@ def kind() -> str:
 
 def usable_cores() -> int:
   """How many cores of the CPU this process may use."""
-  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+  if hasattr(os, 'sched_getaffinity'):  # a container or `taskset` may leave it fewer than there are
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 class Programs(LRUCache):
@@ -96,36 +101,36 @@ class Programs(LRUCache):
     self._usable = True
 
   def locked(self) -> contextlib.AbstractContextManager:
-    """No other process reads or writes meanwhile; a TimeoutError after ten seconds."""
+    """A context in which no other process reads or writes; a TimeoutError after ten seconds."""
     return self.lock.acquire(timeout=self.lock_timeout_secs)
 
   def get(self, key: str) -> bytes | None:
-    """The entry of a key; None where there is none that is whole."""
+    """The program of a key; None where there is none, or a damaged one."""
     return self._while_usable(functools.partial(self._whole, key))
 
   def put(self, key: str, value: bytes) -> None:
-    """Stores the entry of a key that has none."""
+    """Stores the program of a key that has none."""
     entry = value + hashlib.sha256(value).digest()
     self._while_usable(functools.partial(super().put, key, entry))
 
-  def _while_usable(self, action):
-    """Calls `action()`, and none any more after one that failed.
+  def _while_usable(self, action: Callable[[], bytes | None]) -> bytes | None:
+    """Returns `action()`; after a failure, None without calling anything again.
 
-    A full disk, or a lock that a stopped process holds, would else cost a warning or ten seconds
-    for every program.
+    A full disk, or a lock that a stopped process holds, would otherwise cost a warning or ten
+    seconds for every program.
     """
     if not self._usable:
       return None
     try:
       with self.locked():
         return action()
-    except OSError as error:  # that a lock is not to be had is one, too
+    except OSError as error:  # among them the TimeoutError of the lock
       self._usable = False
       _log.warning('compiled programs are neither kept nor looked for any more: %s; empty %s to '
                    'work without them.', str(error).rstrip('.'), VARIABLE)
       return None
 
-  def _whole(self, key):
+  def _whole(self, key: str) -> bytes | None:
     entry = super().get(key)
     if entry is None:
       return None
@@ -136,29 +141,31 @@ class Programs(LRUCache):
     return None
 
   def _evict_if_needed(self, *, additional_size: int = 0) -> None:
-    # JAX looks at all entries whenever it writes one, which takes 0.1 ms for each of them.
+    # JAX looks at all entries whenever it writes one, which takes 0.1 ms for each of them. Here, room
+    # for many is made at once, and none is looked at until it is used up.
     if additional_size > self._room:
       for entry in self.path.glob('*-cache'):
         key = entry.name.removesuffix('-cache')
-        # Written last; without it JAX 0.10 fails, and the process that wrote the entry was killed.
+        # The time of use is written last. Without it, the process that wrote the entry was killed,
+        # and JAX 0.10 fails.
         if not (self.path / f'{key}-atime').exists():
           self._remove(key)
       self._room = max(additional_size, self.max_size // _PARTS)
       super()._evict_if_needed(additional_size=self._room)
     self._room -= additional_size
 
-  def _remove(self, key):
+  def _remove(self, key: str) -> None:
     for suffix in ('cache', 'atime'):
       (self.path / f'{key}-{suffix}').unlink(missing_ok=True)
 
 
-def _cpu_features():
+def _cpu_features() -> tuple[str, object]:
   """What distinguishes the instructions of this CPU from those of others."""
   with contextlib.suppress(OSError):
     first = pathlib.Path('/proc/cpuinfo').read_text().split('\n\n')[0]
     fields = dict(line.split(':', 1) for line in first.splitlines() if ':' in line)
     values = {name.strip(): sorted(value.split()) for name, value in fields.items()}
-    # Others, such as the frequency, change from one moment to the next.
+    # Other fields, such as the frequency, change from one moment to the next.
     return platform.machine(), [values.get(name) for name in (
         'vendor_id', 'cpu family', 'model', 'flags',  # x86
         'CPU implementer', 'CPU architecture', 'CPU variant', 'CPU part', 'Features')]  # ARM

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from sink_jax.io.paths import is_local
+from sink_jax.io.paths import AnyPath, is_local
 
-SMALL = 1 << 23  # bytes of a file of ours in JSON, which may take thirty times as much memory
+SMALL = 1 << 23  # bytes of a JSON file of a run, which may take thirty times as much memory
 LARGEST = 1 << 27  # bytes; the tokenizers and indices of published models are below 40 MB
 
 _TEMPORARY = re.compile(r'\..+\.[0-9a-f]{12}')
 
 
 @contextlib.contextmanager
-def named_in_errors(path) -> Iterator[None]:
+def named_in_errors(path: str | os.PathLike) -> Iterator[None]:
   """Names the file in errors of the system that do not: a full disk, a limit of sizes."""
   try:
     yield
@@ -52,26 +52,28 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     raise
 
 
-def write_atomically(path, content: str | bytes) -> None:
+def write_atomically(path: AnyPath, content: str | bytes) -> None:
   """Writes a whole file or nothing, also through a power cut; on a disk or in an object store."""
   data = content.encode() if isinstance(content, str) else content
-  if not is_local(path):  # an object appears when it is complete
-    path.write_bytes(data)
-    return
-  with replace_atomically(path) as file:
-    file.write(data)
+  if is_local(path):
+    with replace_atomically(path) as file:
+      file.write(data)
+  else:
+    path.write_bytes(data)  # an object appears when it is complete
 
 
-def remove_temporaries(place) -> None:
+def remove_temporaries(folder: AnyPath) -> None:
   """Removes what killed processes have left of `replace_atomically` in a folder."""
-  if is_local(place) and place.is_dir():
-    for path in place.iterdir():
+  if is_local(folder) and folder.is_dir():
+    for path in folder.iterdir():
       if _TEMPORARY.fullmatch(path.name):
         path.unlink(missing_ok=True)
 
 
-def read_text_limited(path: str | os.PathLike, largest: int = LARGEST) -> str:
-  """The text of a UTF-8 file, given as a path of a disk or of an object store.
+def read_text_limited(path: str | AnyPath, largest: int = LARGEST) -> str:
+  """Reads a text in UTF-8 from a disk or an object store, `largest` bytes at most.
+
+  Files that a user names may be anything: a device without an end, or more than the memory.
 
   Raises:
     ValueError: it is no regular file, too large, or no UTF-8. OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""What a person sees of long work: how far it is, what it counts, time left."""
+"""What a person sees of long work: how far it is, what it counts, and the time left."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 class Progress:
-  """A bar on a terminal; elsewhere a line every ten seconds, and one for steps at the end.
+  """A bar on a terminal; elsewhere a line every ten seconds, and one at the end of steps.
 
   Args:
-    name: of the work.
-    total: bytes or steps there are; 0 where nobody knows.
-    start: those that an earlier process has done.
+    name: what the work is called.
+    total: the bytes or steps that there are; 0 where that is not known.
+    start: those that an earlier process has done; they do not count for the speed.
     unit: 'B' or 'step'.
+    enabled: whether anything is shown.
   """
 
   def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B',
@@ -31,10 +32,10 @@ class Progress:
     self._began = self._last = time.monotonic()
 
   def update(self, done: int, **shown: int | str) -> None:
-    """Shows that so much is done, with what it comes to: numbers, or text."""
+    """Shows that this much is done, with named numbers or texts beside it."""
     text = ''.join(f'  {k} {v if isinstance(v, str) else format(v, ",")}'
                    for k, v in shown.items())
-    self._bar.set_postfix_str(text.strip(), refresh=False)
+    self._bar.set_postfix_str(text.strip(), refresh=False)  # `update` draws both, if it is time
     self._bar.update(done - self._done)
     self._done = done
     now = time.monotonic()
@@ -45,21 +46,23 @@ class Progress:
             file=sys.stderr, flush=True)
 
   def close(self) -> None:
+    """Ends the bar, and leaves it on the terminal."""
     self._bar.close()
 
   def __enter__(self) -> Progress:
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
-  def _amount(self):
+  def _amount(self) -> str:
     if not self._bytes:
       return f'{self._done}/{self._total}'
     of = f' of {self._total / 1e6:.0f}' if self._total else ''
     return f'{self._done / 1e6:.0f}{of} MB'
 
-  def _left(self, seconds):
+  def _left(self, seconds: float) -> str:
+    """The speed of bytes, and the time left, as far as they are known."""
     rate = (self._done - self._start) / seconds
     speed = f'  {rate / 1e6:.2f} MB/s' if self._bytes else ''
     if not (rate and self._total):
