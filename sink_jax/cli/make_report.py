@@ -8,8 +8,9 @@ from sink_jax.analyses.registry import ANALYSES
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
-from sink_jax.report import comparison
-from sink_jax.report.records import find_runs
+from sink_jax.report.comparison import as_text as comparison_text
+from sink_jax.report.read_runs import find_runs
+from sink_jax.report.write import compare
 
 
 def make_report(out, runs: str | None, analyses: Sequence[str] = (), kind: str | None = None,
@@ -41,4 +42,4 @@ def make_report(out, runs: str | None, analyses: Sequence[str] = (), kind: str |
       raise ValueError('--maps is for a comparison of runs, --kind=runs; this is a report of the '
                        'paper: leave it out.')
     return paper.as_text(paper.paper_report(found, out, analysed))
-  return comparison.as_text(comparison.compare(runs, out, maps is not False))
+  return comparison_text(compare(runs, out, maps is not False))

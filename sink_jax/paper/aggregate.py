@@ -55,7 +55,7 @@ def gather(group: Group, measure: str, trials) -> Evidence:
       found[trial] = value
       beside += [f'{trial} ({words})'] if (words := group.not_done(trial)) else []
       continue
-    ended = {run['status'] for run in group.runs(trial)}
+    ended = {run.status for run in group.runs(trial)}
     never = next(filter(None, (impossible(measure, run) for run in done)), '')
     words = f'{trial} ({group.status(trial) if not done else never or "not measured"})'
     (left_out if never or ended and ended <= _ENDED else pending).append(words)

@@ -112,7 +112,7 @@ def _lacking(claim, group, presupposes):
         f'not comparable with the default run: {"; ".join(strange)}')
   for kind in presupposes:
     if kind == 'ordinary text':
-      edits = {run['config']['data']['interventions'] for run in group.done('default')} - {''}
+      edits = {run.known_setup.settings['data.interventions'] for run in group.done('default')} - {''}
       if edits:
         return 'the sequences of the default run are edited', (
             f'at this budget the sequences of the default run are edited ({", ".join(edits)}), '

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.report.records import differing_settings, settings_of
+from sink_jax.report.records import RunRecord, differing_settings
 from sink_jax.train.experiment import RESUMABLE
 
 SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper does not have
@@ -32,7 +32,7 @@ class Group:
 
   budget: str
   protocol: str
-  trials: Mapping[str, tuple[dict, ...]]
+  trials: Mapping[str, tuple[RunRecord, ...]]
 
   @property
   def name(self) -> str:
@@ -53,42 +53,42 @@ class Group:
     """The budget whose rules apply: 'smoke' of 'smoke with steps=50'."""
     return (self.budget.split() or [''])[0]
 
-  def runs(self, trial: str) -> tuple[dict, ...]:
+  def runs(self, trial: str) -> tuple[RunRecord, ...]:
     return self.trials.get(trial, ())
 
-  def done(self, trial: str) -> tuple[dict, ...]:
-    return tuple(run for run in self.runs(trial) if run['status'] == 'done')
+  def done(self, trial: str) -> tuple[RunRecord, ...]:
+    return tuple(run for run in self.runs(trial) if run.status == 'done')
 
-  def measured(self, trial: str) -> tuple[dict, ...]:
+  def measured(self, trial: str) -> tuple[RunRecord, ...]:
     """The runs to show a trial by: those that are done, else those under way."""
     return self.done(trial) or tuple(
-        run for run in self.runs(trial) if run['status'] in _UNDER_WAY)
+        run for run in self.runs(trial) if run.status in _UNDER_WAY)
 
   @functools.cached_property
   def incomparable(self) -> dict[str, str]:
     """Trials that differ from the default run in more than they are about, and in what."""
-    default = next(filter(_known, (*self.done('default'), *self.runs('default'))), None)
+    default = next(iter(_readable((*self.done('default'), *self.runs('default')))), None)
     if default is None:
       return {}
     found = {}
     for trial, runs in self.trials.items():
       keys = list(dict.fromkeys(
-          words for run in filter(_known, runs) for words in _strange(trial, run, default)))
+          words for run in _readable(runs) for words in _strange(trial, run, default)))
       if keys:
         found[trial] = ', '.join(keys)
     return found
 
   def same_as_default(self, trial: str) -> bool:
     """Have a trial and the default equal settings, as fixed-1 where budgets fix token 1?"""
-    runs, defaults = (list(filter(_known, self.runs(t))) for t in (trial, 'default'))
+    runs, defaults = (_readable(self.runs(t)) for t in (trial, 'default'))
     if trial == 'default' or not runs or not defaults:
       return False
-    mine, its = (settings_of(found[0]) for found in (runs, defaults))
+    mine, its = (found[0].known_setup.settings for found in (runs, defaults))
     return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in _FREE)
 
   def not_done(self, trial: str) -> str:
     """The runs of a trial that are not done, in words; '' if all are."""
-    return self._told([run for run in self.runs(trial) if run['status'] != 'done'], True)
+    return self._told([run for run in self.runs(trial) if run.status != 'done'], True)
 
   def status(self, trial: str) -> str:
     """How far a trial is, in words."""
@@ -98,55 +98,55 @@ class Group:
   def _told(self, runs, several):
     seeds = {}
     for run in runs:
-      seeds.setdefault(self._status(run), []).append(run.get('seed'))
+      seeds.setdefault(self._status(run), []).append(run.setup.seed if run.setup else None)
     told = lambda seeds: '' if None in seeds else (
         f', seed{"s" if len(seeds) > 1 else ""} {", ".join(map(str, sorted(seeds)))}')
     return '; '.join(words + (told(of) if several else '') for words, of in seeds.items())
 
   def _status(self, run):
-    step = f'step {run["step"]:,}'
-    of = f'{step} of {run["steps"]:,}' if 'steps' in run else step
-    reason = run['reason'] or run['error'] or 'for an unknown reason'
+    step = f'step {run.step:,}'
+    of = f'{step} of {run.setup.steps:,}' if run.setup else step
+    reason = run.reason or run.error or 'for an unknown reason'
     return {'done': f'done at {self.budget}' if self.budget else 'done', 'not run': 'not run',
             'running': f'running ({of})', 'interrupted': f'interrupted ({of})',
             'diverged': f'diverged ({of})', 'failed': f'failed ({reason})',
             'not expressible': f'not expressible ({reason})',
-            'unreadable': f'unreadable ({reason})'}.get(run['status'], run['status'])
+            'unreadable': f'unreadable ({reason})'}.get(run.status, run.status)
 
 
-def is_of_the_paper(run: dict) -> bool:
+def is_of_the_paper(run: RunRecord) -> bool:
   """Is it a run of one of the paper's trials, at a budget?"""
-  return bool(run['label']['budget']) and run['label']['trial'] in numbers.trials()
+  return bool(run.label.budget) and run.label.trial in numbers.trials()
 
 
-def is_synthetic(run: dict) -> bool:
-  return run['label']['trial'].startswith(SYNTHETIC)
+def is_synthetic(run: RunRecord) -> bool:
+  """Is it a run of a trial of the synthetic axis?"""
+  return run.label.trial.startswith(SYNTHETIC)
 
 
-def groups_of(runs: Iterable[dict]) -> list[Group]:
+def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
   """Large budgets first. A budget without any run of the paper makes no group."""
   found = {}
   for run in filter(is_of_the_paper, runs):
     # A trial without a config may have been asked for without naming a protocol.
-    key = run['label']['budget'], run['label']['protocol'] or 'paper'
-    found.setdefault(key, {}).setdefault(run['label']['trial'], []).append(run)
+    key = run.label.budget, run.label.protocol or 'paper'
+    found.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
   order = {budget: i for i, budget in enumerate(BUDGETS)}
   place = lambda key: order.get((key[0].split() or [''])[0], len(order))
-  by_seed = lambda run: (run.get('seed', -1), run['name'])
-  return [Group(*key, {trial: tuple(sorted(members, key=by_seed))
+  return [Group(*key, {trial: tuple(sorted(members, key=seed_and_name))
                        for trial, members in found[key].items()})
           for key in sorted(found, key=lambda key: (place(key), key))]
 
 
-def synthetic_groups(runs: Iterable[dict]) -> list[Group]:
+def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
   """The synthetic trials under the names of the paper's trials, as one group, if there are any.
 
   Only those of the config file itself: none whose budget says that settings were changed.
   """
   found = {}
   for run in runs:
-    if is_synthetic(run) and not run['label']['budget']:
-      found.setdefault(run['label']['trial'].removeprefix(SYNTHETIC), []).append(run)
+    if is_synthetic(run) and not run.label.budget:
+      found.setdefault(run.label.trial.removeprefix(SYNTHETIC), []).append(run)
   return [Group(SYNTHETIC.rstrip('-'), '', {trial: tuple(members) for trial, members
                                             in found.items()})] if found else []
 
@@ -156,7 +156,7 @@ def inconsistencies(group: Group) -> list[str]:
   lines = [f'{trial} ({group.name}) is not comparable with the default run: {words}. What hangs on '
            'it is not judged.' for trial, words in group.incomparable.items()]
   for trial, runs in group.trials.items():
-    runs = list(filter(_known, runs))
+    runs = _readable(runs)
     if len(runs) < 2:
       continue
     _, different = differing_settings(runs)
@@ -164,21 +164,27 @@ def inconsistencies(group: Group) -> list[str]:
     if keys:
       lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: '
                    f'{", ".join(keys)}. Their mean says little.')
-    elif len({run['seed'] for run in runs}) < len(runs):
+    elif len({run.known_setup.seed for run in runs}) < len(runs):
       lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
   return lines
 
 
-def _known(run):
-  return 'config' in run and run['status'] != 'unreadable'
+def seed_and_name(run: RunRecord) -> tuple[int, str]:
+  """The order of runs in a group; those without a config come first."""
+  return (run.setup.seed if run.setup else -1, run.name)
+
+
+def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
+  return [run for run in runs if run.readable]
 
 
 def _strange(trial, run, default):
   """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
-  mine, its = settings_of(run), settings_of(default)
+  mine, its = run.known_setup.settings, default.known_setup.settings
   for key in _SHARED:
     if key not in swept and mine.get(key) != its.get(key):
       yield f'{key} {mine.get(key)} instead of {its.get(key)}'
-  if None not in (run['content'], default['content']) and run['content'] != default['content']:
+  contents = [one.text.content if one.text else None for one in (run, default)]
+  if None not in contents and contents[0] != contents[1]:
     yield 'other content of its data'

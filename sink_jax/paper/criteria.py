@@ -216,7 +216,7 @@ class Trains(Check):
     numbers, decided, words = [], [], []
     for trial in self.trials:
       runs = group.runs(trial)
-      states = {run['status'] for run in runs}
+      states = {run.status for run in runs}
       words.append(f'{trial} ({group.status(trial)})')
       if value := summary('converges', runs):
         numbers.append({'trial': trial, 'measure': 'converges', **value.as_dict()})
@@ -251,8 +251,8 @@ class Onset(Check):
     sizes = {}
     for trial in seen.found:
       run = group.done(trial)[0]
-      size, probe = window_size(run), run['config']['probe']
-      if size is not None and size > probe['epsilon'] * probe['length']:
+      size, probe = window_size(run), run.known_setup.experiment.probe
+      if size is not None and size > probe.epsilon * probe.length:
         sizes[trial] = size
     if len(set(sizes.values())) < 2:
       return Outcome(None, f'{seen.words()}: {len(sizes)} of the windows can show a sink at all',

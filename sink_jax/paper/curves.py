@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import ALONE, METRICS, summary, window_size
+from sink_jax.report.records import NormRatios, RunRecord
 
 _POINTS = 200  # of a training loss: more could not be told apart
 _FEW = 25  # where lines of several trials cross
 _EMBEDDING = 'block (0: the embedding)'
 _LOSS, _SINK = 'nats per token', 'Sink_1 in % of heads'
 _LONGEST_MAP = 256  # tokens of a map that a page can carry
+_Point = tuple[float | None, float | None]
+_Points = Callable[[RunRecord], Sequence[_Point]]  # of a run
 
 
 def figure_data(figure: dict, group: Group) -> dict | None:
@@ -35,7 +38,7 @@ def figure_data(figure: dict, group: Group) -> dict | None:
                       for trial, words in missing.items()]}
 
 
-def series(name: str, runs: Iterable[dict], points_of: Callable[[dict], list[tuple]],
+def series(name: str, runs: Iterable[RunRecord], points_of: _Points,
            axis: str = 'left', dashed: bool = False) -> dict | None:
   """The mean over runs where all of them have a point; None where there is no such point."""
   runs = list(runs)
@@ -44,7 +47,7 @@ def series(name: str, runs: Iterable[dict], points_of: Callable[[dict], list[tup
   if not shared:
     return None
   values = [[course[x] for course in courses] for x in shared]
-  return {'name': name, 'runs': [run['name'] for run in runs], 'x': shared,
+  return {'name': name, 'runs': [run.name for run in runs], 'x': shared,
           'y': [statistics.fmean(v) for v in values], 'low': [min(v) for v in values],
           'high': [max(v) for v in values], 'axis': axis, 'dashed': dashed}
 
@@ -64,7 +67,7 @@ def _dynamics(figure, group):
   trial = figure['trials'][0]
   runs = group.measured(trial)
   found = [series('training loss', runs, _train_points),
-           series('validation loss', runs, _course('valid', 'valid')),
+           series('validation loss', runs, _valid_points),
            series('Sink_1', runs, _sink_points, 'right', dashed=True)]
   drawn = [trial] if any(found) else []
   return ([_panel(trial, 'step', _LOSS, found, _SINK)],
@@ -75,7 +78,7 @@ def _learning_rates(figure, group):
   """The losses above, Sink_1 below, as long as the default run took."""
   losses, rates, drawn = [], [], []
   default = group.measured('default')
-  end = default[0]['steps'] if default else math.inf
+  end = default[0].known_setup.steps if default else math.inf
   until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure['trials']:
     runs = group.measured(trial)
@@ -94,7 +97,7 @@ def _learning_rates(figure, group):
 def _sweep(figure, group):
   """Ends of runs, of those that are done, against what their trials vary."""
   windows = figure['number'] == '6'
-  x_of = window_size if windows else lambda run: run['config']['data']['max_tokens']
+  x_of = window_size if windows else _max_tokens
   measures = [('valid_loss', 'left'), ('sink_1', 'right')]
   measures += [] if windows else [('train_loss', 'left')]
   found, drawn = [], set()
@@ -121,14 +124,14 @@ def _ratios(figure, group):
   for trial in figure['trials']:
     runs = group.done(trial)
     if trial == 'post-norm' and figure['number'] == '7':
-      parts = [series('post-norm, after the norm', runs, _ratio_points('hidden')),
+      parts = [series('post-norm, after the norm', runs, _ratio_points(lambda ratios: ratios.hidden)),
                series('post-norm, before the norm', runs,
-                      _ratio_points('hidden_before_norm', 1), dashed=True)]
+                      _ratio_points(lambda ratios: ratios.hidden_before_norm, 1), dashed=True)]
     elif trial == 'sink-token':
-      parts = [series('sink-token: the token itself', runs, _ratio_points('sink_token'))]
+      parts = [series('sink-token: the token itself', runs, _ratio_points(lambda ratios: ratios.sink_token))]
     else:
       name = 'default, pre-norm' if 'post-norm' in figure['trials'] else trial
-      parts = [series(name, runs, _ratio_points('hidden'))]
+      parts = [series(name, runs, _ratio_points(lambda ratios: ratios.hidden))]
     found += parts
     drawn += [trial] if any(parts) else []
   return ([_panel('', _EMBEDDING, 'hidden norm ratio', found, log='y')],
@@ -140,8 +143,8 @@ def _prefix(figure, group):
   panels, drawn = [], []
   for trial in figure['trials']:
     for run in group.done(trial)[:1]:
-      seen = run['analyses'].get('prefix') or {}
-      lines = [{'name': f'sequence {i}', 'runs': [run['name']],
+      seen = run.analyses.get('prefix') or {}
+      lines = [{'name': f'sequence {i}', 'runs': [run.name],
                 'x': list(range(1, len(rates) + 1)), 'y': rates, 'low': rates, 'high': rates,
                 'axis': 'left', 'dashed': False}
                for i, rates in enumerate(seen.get('sequences') or (), 1)]
@@ -154,22 +157,22 @@ def _prefix(figure, group):
 def _window_map(figure, group):
   """One map, of the window model with the strongest sink; and the two tokens in all of them."""
   seen = {trial: run for trial in figure['trials'] for run in group.done(trial)[:1]
-          if run['analyses'].get('window')}
-  alone = [trial for trial, run in seen.items() if run['analyses']['window']['size'] == 1]
-  rows = sorted(((run['analyses']['window'], run) for trial, run in seen.items()
+          if run.analyses.get('window')}
+  alone = [trial for trial, run in seen.items() if run.analyses['window']['size'] == 1]
+  rows = sorted(((run.analyses['window'], run) for trial, run in seen.items()
                  if trial not in alone), key=lambda row: row[0]['size'])
   of = lambda key, name, dashed=False: {
-      'name': name, 'runs': [run['name'] for _, run in rows],
+      'name': name, 'runs': [run.name for _, run in rows],
       'x': [window['size'] for window, _ in rows], 'y': [window.get(key) for window, _ in rows],
       'low': [window.get(key) for window, _ in rows],
       'high': [window.get(key) for window, _ in rows], 'axis': 'left', 'dashed': dashed}
   panels = []
   mapped = [row for row in rows if row[0].get('map') and len(row[0]['map']) <= _LONGEST_MAP]
   if mapped:
-    window, run = max(mapped, key=lambda row: (row[1].get('sink_1') or 0, row[0]['size']))
+    window, run = max(mapped, key=lambda row: (row[1].probe.sink_1 if row[1].probe else 0, row[0]['size']))
     title = (f'window of {window["size"]}: {_weight(window, "absolute_first")} on token 1,\n'
              f'{_weight(window, "relative_first")} on the first of the window')
-    panels.append(_panel(title, 'key', 'query', []) | {'map': window['map'], 'runs': [run['name']]})
+    panels.append(_panel(title, 'key', 'query', []) | {'map': window['map'], 'runs': [run.name]})
   if rows:
     panels.append(_panel('mean attention', 'window in tokens', 'attention weight', [
         of('absolute_first', 'to token 1, where it is seen'),
@@ -183,16 +186,22 @@ def _weight(window, key):
   return f'{window[key]:.3f}' if isinstance(window.get(key), (int, float)) else '?'
 
 
-def _course(kind, key):
-  return lambda run: list(zip(run['courses'][kind].get('step', ()),
-                              run['courses'][kind].get(key, ())))
+def _max_tokens(run: RunRecord) -> int:
+  return run.known_setup.experiment.data.max_tokens
 
 
-def _losses(run):
-  return [point for point in _course('train', 'loss')(run) if None not in point]
+def _valid_points(run: RunRecord) -> list[_Point]:
+  return list(zip(run.valid_course.get('step', ()), run.valid_course.get('valid', ())))
 
 
-def _train_points(run):
+def _losses(run: RunRecord) -> list[tuple[float, float]]:
+  """(step, training loss) of the logged steps whose loss is finite."""
+  return [(step, loss) for step, loss in zip(run.train_course.get('step', ()),
+                                             run.train_course.get('loss', ()))
+          if step is not None and loss is not None]
+
+
+def _train_points(run: RunRecord) -> list[tuple[float, float]]:
   return _thinned(_losses(run), _POINTS)
 
 
@@ -203,13 +212,14 @@ def _thinned(points, most):
   return [(stretch[-1][0], statistics.fmean(loss for _, loss in stretch)) for stretch in stretches]
 
 
-def _sink_points(run):
-  curves = run.get('curves', {})
-  return list(zip(curves.get('step', ()), curves.get('sink_1', ())))
+def _sink_points(run: RunRecord) -> list[tuple[int, float]]:
+  return list(zip(run.probe.curves.step, run.probe.curves.sink_1)) if run.probe else []
 
 
-def _ratio_points(kind, first=0):
-  return lambda run: list(enumerate(run.get('ratios', {}).get(kind) or (), first))
+def _ratio_points(of: Callable[[NormRatios], Sequence[float | None] | None], first: int = 0
+                  ) -> _Points:
+  """Points (block, ratio); first: the number of the first block that has a ratio."""
+  return lambda run: list(enumerate((of(run.probe.ratios) if run.probe else None) or (), first))
 
 
 _KINDS = {'dynamics': _dynamics, 'learning rates': _learning_rates, 'sweep': _sweep,

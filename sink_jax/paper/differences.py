@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sink_jax.data.tokenizer import HuggingFace
 from sink_jax.paper import numbers
+from sink_jax.report.records import RunRecord
 
 CONTEXT, VOCABULARY, DOMAIN = 2048, 50432, 'pilecc'
 CRITERION = (
@@ -22,26 +24,26 @@ _STEPS = ('emergence_step', 'overfit_step')
 _WIDTHS = ('layers', 'd_model')  # of a size, unless they are given
 
 
-def same_data(run: dict) -> bool:
+def same_data(run: RunRecord) -> bool:
   """Are context, vocabulary and tokenizer the paper's?"""
-  data, model = run['config']['data'], run['config']['model']
-  return (data['context'] == CONTEXT and model['vocab_size'] == VOCABULARY
-          and data['tokenizer'].startswith('HuggingFace('))
+  experiment = run.known_setup.experiment
+  return (experiment.data.context == CONTEXT and experiment.model.vocab_size == VOCABULARY
+          and isinstance(experiment.data.tokenizer, HuggingFace))
 
 
-def pile_cc_loss(run: dict) -> float | None:
+def pile_cc_loss(run: RunRecord) -> float | None:
   """The validation loss of the domain that the paper reports; None without that domain."""
-  for domain, loss in run.get('losses', {}).items():
+  for domain, loss in (run.losses or {}).items():
     if re.sub(r'[^a-z]', '', domain.lower()) == DOMAIN:
       return loss
   return None
 
 
-def comparable_loss(run: dict) -> bool:
+def comparable_loss(run: RunRecord) -> bool:
   return same_data(run) and pile_cc_loss(run) is not None
 
 
-def remark(measure: str, runs: Iterable[dict]) -> tuple[bool, str]:
+def remark(measure: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
   """Is a measure of these runs compared with the paper's, and what has to be said of it?"""
   runs = list(runs)
   comparable = measure not in _LOSSES or all(map(comparable_loss, runs))
@@ -50,21 +52,22 @@ def remark(measure: str, runs: Iterable[dict]) -> tuple[bool, str]:
       ('data', all(map(same_data, runs)) and comparable)) if not same]
   words = [f'other {" and ".join(kinds)}'] if kinds else []
   words += dict.fromkeys(word for run in runs for word in _training(run))
-  if not words and any(run['label']['budget'] != 'full' for run in runs):
+  if not words and any(run.label.budget != 'full' for run in runs):
     words = ['another budget']
   return comparable and not (measure in _STEPS and words), ', '.join(words)
 
 
 def _same_model(run):
-  model, large = run['config']['model'], run['label']['trial'].startswith('1b-')
-  return model['size'] == ('1b' if large else '60m') and not any(model[key] for key in _WIDTHS)
+  model, large = run.known_setup.experiment.model, run.label.trial.startswith('1b-')
+  return model.size == ('1b' if large else '60m') and not any(getattr(model, key) for key in _WIDTHS)
 
 
 def _training(run):
   """What is not the paper's of how long and on how much at a time a run was trained."""
-  steps, batch = numbers.training_of(run['label']['trial'])
-  for mine, its, words in ((run['config']['steps'], steps, ('fewer steps', 'more steps')),
-                           (run['config']['batch_size'], batch,
+  steps, batch = numbers.training_of(run.label.trial)
+  experiment = run.known_setup.experiment
+  for mine, its, words in ((experiment.steps, steps, ('fewer steps', 'more steps')),
+                           (experiment.batch_size, batch,
                             ('smaller batches', 'larger batches'))):
     if mine != its:
       yield words[mine > its]

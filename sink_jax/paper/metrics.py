@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sink_jax.attention.mask import Mask
-from sink_jax.component import from_string
 from sink_jax.paper.differences import pile_cc_loss, same_data
+from sink_jax.report.records import NormRatios, ProbeRecord, RunRecord
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
 ALONE = 'in a window of one token every query sees itself alone'
+_Quantity = Callable[[RunRecord], float | None]  # of a run; None where it is unknown
+_Blocks = Callable[[NormRatios], Sequence[float | None] | None]  # a ratio per block
 _LAST = 0.1  # share of the training rows whose mean is the training loss at the end
 
 
@@ -25,7 +27,7 @@ class Metric:
 
   heading: str
   unit: str
-  of: Callable[[dict], float | bool | None]
+  of: Callable[[RunRecord], float | bool | None]
 
   def text(self, value) -> str:
     """A value in the table's form, without the unit."""
@@ -77,137 +79,155 @@ class Summary:
     return words
 
 
-def summary(name: str, runs: Iterable[dict]) -> Summary | None:
+def summary(name: str, runs: Iterable[RunRecord]) -> Summary | None:
   """The mean and spread over the runs that have the quantity; None if none has it."""
   return summarise(METRICS[name], runs, starred=name in _OF_SCORES)
 
 
-def summarise(measure: Metric, runs: Iterable[dict], starred: bool = False) -> Summary | None:
+def summarise(measure: Metric, runs: Iterable[RunRecord], starred: bool = False) -> Summary | None:
   """The same of any measure; starred: proxies are marked."""
   found = [(run, measure.of(run)) for run in runs]
   found = [(run, float(value)) for run, value in found if value is not None]
   if not found:
     return None
-  proxy = starred and any(run.get('proxy', False) for run, _ in found)
+  proxy = starred and any(run.proxy for run, _ in found)
   return Summary(measure, tuple(value for _, value in found), proxy,
-                 tuple(run['name'] for run, _ in found))
+                 tuple(run.name for run, _ in found))
 
 
-def impossible(name: str, run: dict) -> str:
+def impossible(name: str, run: RunRecord) -> str:
   """Why a run can never have a quantity; '' if it can."""
   alone = name in ('window_absolute', 'window_relative') and window_size(run) == 1
   return ALONE if alone else ''
 
 
-def window_size(run: dict) -> int | None:
+def window_size(run: RunRecord) -> int | None:
   return _mask(run).window
 
 
-def _mask(run):
-  return from_string(Mask, run['config']['attention']['mask'])
+def _mask(run: RunRecord) -> Mask:
+  return run.known_setup.experiment.attention.mask
 
 
-def _sink(position):
-  def of(run):
-    rates = run.get('sink', ())
-    return rates[position - 1] if len(rates) >= position else None
-  return of
+def _probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
+  """A quantity of the probe; None for a run without probe rows."""
+  return lambda run: None if run.probe is None else of(run.probe)
 
 
-def _lead(position):
+def _rates(run: RunRecord) -> Sequence[float]:
+  """Sink_k in percent, k = 1, 2, ...; none without probe rows."""
+  return run.probe.sink if run.probe else ()
+
+
+def _sink(position: int) -> _Quantity:
+  return lambda run: _rates(run)[position - 1] if len(_rates(run)) >= position else None
+
+
+def _lead(position: int) -> _Quantity:
   """By how much Sink_k exceeds the largest of the other first positions, in points."""
-  def of(run):
-    rates = run.get('sink', ())[:_FIRST]
+  def of(run: RunRecord) -> float | None:
+    rates = _rates(run)[:_FIRST]
     if len(rates) < max(position, 2):
       return None
-    return rates[position - 1] - max(rates[:position - 1] + rates[position:])
+    return rates[position - 1] - max([*rates[:position - 1], *rates[position:]])
   return of
 
 
-def _largest(kind, skip):
-  """The largest ratio over blocks; skip: the embedding."""
-  def of(run):
-    ratios = run.get('ratios', {}).get(kind)
-    ratios = [ratio for ratio in (ratios or ())[skip:] if ratio is not None]
-    return max(ratios, default=None)
-  return of
+def largest_ratio(of: _Blocks, skip: int = 0) -> _Quantity:
+  """The largest ratio over blocks. skip: 1 leaves the embedding out."""
+  return lambda run: max(_known_ratios(run, of, skip), default=None)
 
 
-def _analysis(name, key):
-  def of(run):
-    value = (run['analyses'].get(name) or {}).get(key)
+def least_ratio(of: _Blocks) -> _Quantity:
+  """The smallest ratio over blocks."""
+  return lambda run: min(_known_ratios(run, of), default=None)
+
+
+def _known_ratios(run: RunRecord, of: _Blocks, skip: int = 0) -> list[float]:
+  ratios = of(run.probe.ratios) if run.probe else None
+  return [ratio for ratio in (ratios or ())[skip:] if ratio is not None]
+
+
+def _analysis(name: str, key: str) -> _Quantity:
+  """A number that an analysis of the run wrote."""
+  def of(run: RunRecord) -> float | None:
+    value = (run.analyses.get(name) or {}).get(key)
     return value if isinstance(value, (int, float)) else None
   return of
 
 
-def _of_uniform(weight, uniform):
+def _of_uniform(weight: str, uniform: str) -> _Quantity:
   """How many times the weight that it would have if a query saw all of its keys alike."""
-  def of(run):
-    seen, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
-    return seen / even if seen is not None and even else None
+  def of(run: RunRecord) -> float | None:
+    measured, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
+    return measured / even if measured is not None and even else None
   return of
 
 
-def _loss_rise(run):
+def _loss_rise(run: RunRecord) -> float | None:
   after = _analysis('removed', 'valid_loss')(run)
   before = _analysis('removed', 'valid_loss_before')(run)
-  return None if None in (after, before) else after - before
+  return None if after is None or before is None else after - before
 
 
-def _share(run):
+def _share(run: RunRecord) -> float | None:
   share = _analysis('prefix', 'strongest_in_prefix')(run)
   return None if share is None else 100 * share
 
 
-def _emergence(run):
-  if 'probe_step' not in run:
+def _emergence(run: RunRecord) -> float | None:
+  if run.probe is None:
     return None
-  return math.inf if run['emergence_step'] is None else run['emergence_step']
+  return math.inf if run.probe.emergence_step is None else run.probe.emergence_step
 
 
-def _converges(run):
-  return {'done': True, 'diverged': False}.get(run['status'])
+def _converges(run: RunRecord) -> bool | None:
+  return {'done': True, 'diverged': False}.get(run.status)
 
 
-def _valid_loss(run):
+def _all_text_loss(run: RunRecord) -> float | None:
+  return (run.losses or {}).get('valid')
+
+
+def _valid_loss(run: RunRecord) -> float | None:
   """On Pile-CC where that is the paper's, else on all validation text there is."""
-  return pile_cc_loss(run) if same_data(run) and pile_cc_loss(run) is not None else (
-      run.get('losses', {}).get('valid'))
+  pile_cc = pile_cc_loss(run) if same_data(run) else None
+  return _all_text_loss(run) if pile_cc is None else pile_cc
 
 
-def _train_loss(run):
+def _train_loss(run: RunRecord) -> float | None:
   """Mean of the last tenth of the logged steps."""
-  losses = [loss for loss in run['courses']['train'].get('loss', ()) if loss is not None]
+  losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
   return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
 
 
-def _overfitting(run):
-  valid, train = run.get('losses', {}).get('valid'), _train_loss(run)
-  return None if None in (valid, train) else valid - train
+def _overfitting(run: RunRecord) -> float | None:
+  valid, train = _all_text_loss(run), _train_loss(run)
+  return None if valid is None or train is None else valid - train
 
 
-def _overfit_step(run):
+def _overfit_step(run: RunRecord) -> float | None:
   """The step of the least validation loss."""
-  course = run['courses']['valid']
+  course = run.valid_course
   points = [(loss, step) for step, loss in zip(course.get('step', ()), course.get('valid', ()))
             if loss is not None]
   return min(points)[1] if points else None
 
 
-def _in_prefix(run):
+def _in_prefix(run: RunRecord) -> Sequence[float]:
   """Sink_k in percent of the tokens of the prefix; none where there is no prefix."""
-  return run.get('sink', ())[:_mask(run).prefix or 0]
+  return _rates(run)[:_mask(run).prefix or 0]
 
 
-def _first_in_prefix(run):
+def _first_in_prefix(run: RunRecord) -> float | None:
   """Share of the sinks of the prefix that stand on its first token, in percent."""
   rates = _in_prefix(run)
   return 100 * rates[0] / sum(rates) if rates and sum(rates) else None
 
 
 METRICS = {
-    'sink_1': Metric('Sink_1 %', 'percent', lambda run: run.get('sink_1')),
-    'sink_star': Metric('Sink_* %', 'percent', lambda run: run.get('sink_bias_slot')),
+    'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1)),
+    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
     'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
     'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
     'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
@@ -215,20 +235,20 @@ METRICS = {
     'lead_2': Metric('lead of Sink_2 in points', 'points', _lead(2)),
     'lead_3': Metric('lead of Sink_3 in points', 'points', _lead(3)),
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
-                           lambda run: max(run.get('sink', ())[:_FIRST], default=None)),
-    'first_sink_1': Metric('Sink_1 % before training', 'percent', lambda run: (
-        run['curves']['sink_1'][0] if 'curves' in run else None)),
+                           lambda run: max(_rates(run)[:_FIRST], default=None)),
+    'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
+        lambda probe: probe.curves.sink_1[0])),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
     'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
     'emergence_step': Metric('step of emergence', 'steps', _emergence),
     'converges': Metric('converges', 'truth', _converges),
-    'massive': Metric('largest hidden norm ratio', 'ratio', _largest('hidden', 1)),
+    'massive': Metric('largest hidden norm ratio', 'ratio', largest_ratio(lambda ratios: ratios.hidden, 1)),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  _largest('hidden_before_norm', 0)),
+                                  largest_ratio(lambda ratios: ratios.hidden_before_norm)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 _largest('sink_token', 1)),
+                                 largest_ratio(lambda ratios: ratios.sink_token, 1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',

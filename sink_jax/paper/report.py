@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
+from collections.abc import Sequence
 from textwrap import fill
+from typing import Any
 
 from sink_jax.io.paths import to_path
 from sink_jax.paper import (
@@ -35,6 +38,7 @@ from sink_jax.paper.page import as_html
 from sink_jax.paper.summary import OPEN, in_short, open_lines
 from sink_jax.paper.tables import tables
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.records import RunRecord
 from sink_jax.train.provenance import provenance
 
 CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
@@ -45,14 +49,14 @@ _PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
 _PATH = re.compile(rf'(?<![^\s\'"`=,;:<>()\[\]{{}}|]){_ROOT}(?:{_PART}/+)*({_PART})/?')
 # In quotes a path may hold spaces.
 _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+)/?\1')
-_PROTOCOL_KEYS = (('optimizer', 'schedule'), ('model', 'init'), ('probe', 'dtype'))
+_PROTOCOL_KEYS = ('optimizer.schedule', 'model.init', 'probe.dtype')
 
 
-def paper_report(runs: list[dict], out, analysed: Analysed = Analysed()) -> dict:
+def paper_report(runs: Sequence[RunRecord], out, analysed: Analysed = Analysed()) -> dict:
   """Writes index.html, report.md, report.json and PNGs about runs and analyses.
 
   Args:
-    runs: of `find_runs`. analysed: of `read_analyses`.
+    runs: those to report on. analysed: of `read_analyses`.
 
   Returns:
     What report.json holds.
@@ -61,11 +65,12 @@ def paper_report(runs: list[dict], out, analysed: Analysed = Analysed()) -> dict
     OSError: `out` cannot be written.
   """
   report, pictures = build(runs, analysed)
-  told = lambda key: sorted({run[key] for run in runs if run[key]}) or ['unknown']
+  origins = [run.origin for run in runs]
+  known = lambda values: sorted({value for value in values if value}) or ['unknown']
   now = provenance()
   report['provenance'] = without_paths(_analysed_by(analysed) | {
-      'trained by': told('trained_by'), 'trained on': told('trained_on'),
-      'trained with': told('trained_with'), 'reported by': [now['command']], 'date': [now['date']],
+      'trained by': known(origin.command for origin in origins), 'trained on': known(origin.hardware for origin in origins),
+      'trained with': known(origin.code for origin in origins), 'reported by': [now['command']], 'date': [now['date']],
       'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
       'reported with': [now['code']]})
   out = to_path(out)
@@ -78,7 +83,7 @@ def paper_report(runs: list[dict], out, analysed: Analysed = Analysed()) -> dict
   return report
 
 
-def build(runs: list[dict], analysed: Analysed = Analysed()) -> tuple[dict, dict[str, bytes]]:
+def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> tuple[dict, dict[str, bytes]]:
   """The content of a report, see `paper_report`, and its pictures as PNGs by file name."""
   groups = groups_of(runs)
   figures, pictures = _figures(groups, analysed)
@@ -98,7 +103,7 @@ def build(runs: list[dict], analysed: Analysed = Analysed()) -> tuple[dict, dict
       'title': 'The paper beside our runs',
       'paper': numbers.title(),
       'groups': [_about(group) for group in groups],
-      'statuses': dict(collections.Counter(run['status'] for run in runs)),
+      'statuses': dict(collections.Counter(run.status for run in runs)),
       'in_short': in_short(claims, judged, open_lines(shown, figures, analysed)),
       'claims': claims,
       'tables': shown,
@@ -107,9 +112,9 @@ def build(runs: list[dict], analysed: Analysed = Analysed()) -> tuple[dict, dict
       'comparison': f'{CRITERION} {open_protocol.CRITERION}',
       'budgets': {name: list(budget.rules) for name, budget in BUDGETS.items()},
       'notes': [line for group in judged for line in inconsistencies(group)],
-      'runs': {run['name']: _run(run) for run in runs},
+      'runs': {run.name: _run(run) for run in runs},
       'analyses': analysed.files,
-      'other_runs': [run['name'] for run in runs
+      'other_runs': [run.name for run in runs
                      if not is_of_the_paper(run) and not is_synthetic(run)],
   }
   return rounded(finite(without_paths(report))), pictures
@@ -215,28 +220,28 @@ def _analysed_by(analysed):
 
 def _about(group: Group):
   runs = [run for members in group.trials.values() for run in members]
-  known = [run['config'] for run in runs if 'config' in run]
-  settings = {f'{section}.{key}': sorted({str(config[section][key]) for config in known})
-              for section, key in _PROTOCOL_KEYS}
+  known = [run.setup.settings for run in runs if run.setup]
+  settings = {key: sorted({str(own[key]) for own in known}) for key in _PROTOCOL_KEYS}
   return {'budget': group.budget, 'protocol': group.protocol, 'name': group.name,
           'settings': {key: ' or '.join(values) for key, values in settings.items() if values},
           'trials': len(group.trials), 'runs': len(runs),
-          'statuses': dict(collections.Counter(run['status'] for run in runs))}
+          'statuses': dict(collections.Counter(run.status for run in runs))}
 
 
-def _run(run):
+def _run(run: RunRecord) -> dict[str, Any]:
   """What a reader of a number needs to know of its run."""
-  number = lambda measure: (found.mean if 'config' in run and (
-      found := summary(measure, [run])) else None)
-  return {**run['label'], 'status': run['status'], 'error': run['error'], 'reason': run['reason'],
-          'step': run['step'], 'seed': run.get('seed'), 'steps': run.get('steps'),
-          'tokens': run.get('tokens'),
-          'unique_tokens': run.get('unique_tokens'),
-          'attention': run.get('attention'), 'proxy': run.get('proxy'),
-          'probe_step': run.get('probe_step'),
-          'sink': run.get('sink') and run['sink'][:10],  # later keys are seen by few queries
-          'sink_bias_slot': run.get('sink_bias_slot'),
-          'sink_bias_slot_released': run.get('sink_bias_slot_released'),
-          'ratios': run.get('ratios'), 'losses': run.get('losses'),
-          'train_loss': number('train_loss'),
-          'emergence_step': run.get('emergence_step'), 'trained_on': run['trained_on']}
+  setup, probe = run.setup, run.probe
+  train_loss = summary('train_loss', [run]) if setup else None
+  return {**dataclasses.asdict(run.label), 'status': run.status, 'error': run.error,
+          'reason': run.reason, 'step': run.step,
+          'seed': setup and setup.seed, 'steps': setup and setup.steps,
+          'tokens': setup and setup.tokens,
+          'unique_tokens': run.text and run.text.unique_tokens,
+          'attention': setup and setup.attention, 'proxy': setup and setup.proxy,
+          'probe_step': probe and probe.step,
+          'sink': probe and probe.sink[:10],  # later keys are seen by few queries
+          'sink_bias_slot': probe and probe.sink_extra_key,
+          'sink_bias_slot_released': probe and probe.sink_extra_key_official,
+          'ratios': probe and dataclasses.asdict(probe.ratios), 'losses': run.losses,
+          'train_loss': train_loss and train_loss.mean,
+          'emergence_step': probe and probe.emergence_step, 'trained_on': run.origin.hardware}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic
-from sink_jax.paper.metrics import METRICS, Metric, summarise
-from sink_jax.report.records import shown_losses
+from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
+from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarise
+from sink_jax.report.records import ProbeRecord, RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +20,13 @@ class Column:
   proxies: bool = False
 
 
-def _column(heading, meaning, of: Callable[[dict], float | None], unit='share', proxies=False):
+def _column(heading, meaning, of: Callable[[RunRecord], float | bool | None],
+            unit='share', proxies=False):
   return Column(heading, meaning, Metric(heading, unit, of), proxies)
 
 
-def _least(kind):
-  def of(run):
-    ratios = [ratio for ratio in run.get('ratios', {}).get(kind) or () if ratio is not None]
-    return min(ratios, default=None)
-  return of
+def _probed(of: Callable[[ProbeRecord], float]) -> Callable[[RunRecord], float | None]:
+  return lambda run: of(run.probe) if run.probe else None
 
 
 COLUMNS = (
@@ -37,14 +35,14 @@ COLUMNS = (
     _column('Sink_* %', 'The same of the bias slot or learned sink token.',
             METRICS['sink_star'].of, 'percent'),
     _column('largest importance', 'Of the first token, over heads.',
-            lambda run: run.get('largest_importance'), proxies=True),
+            _probed(lambda probe: probe.largest_importance), proxies=True),
     _column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
-            lambda run: run.get('raw_mass_1')),
+            _probed(lambda probe: probe.raw_mass_1)),
     _column('raw mass, row', 'Mean total weight of a row between tokens.',
-            lambda run: run.get('raw_row_mass')),
+            _probed(lambda probe: probe.raw_row_mass)),
     _column('value ratio', 'Norm of the value of the first token over the mean of the others: the '
-            'smallest over blocks.', _least('value')),
-    _column('key ratio', 'The same of the keys.', _least('key')),
+            'smallest over blocks.', least_ratio(lambda ratios: ratios.value)),
+    _column('key ratio', 'The same of the keys.', least_ratio(lambda ratios: ratios.key)),
     _column('hidden ratio', 'The same of the hidden states after each block: the largest.',
             METRICS['massive'].of),
     _column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
@@ -52,7 +50,7 @@ COLUMNS = (
 )
 
 
-def section(runs: list[dict]) -> dict | None:
+def section(runs: Sequence[RunRecord]) -> dict | None:
   """Rows of all variants, the softmax baseline first; None without a synthetic run.
 
   A row: variant (the trial without its prefix), status, proxy, cells {heading: summary},
@@ -63,18 +61,17 @@ def section(runs: list[dict]) -> dict | None:
     return None
   found = {}
   for run in runs:
-    label = run['label']
-    found.setdefault((label['trial'], label['budget'], label['protocol']), []).append(run)
+    found.setdefault(dataclasses.astuple(run.label), []).append(run)
   several = len({key[1:] for key in found}) > 1
-  losses = dict.fromkeys(key for run in runs for key in shown_losses(run))
+  losses = dict.fromkeys(key for run in runs for key in run.shown_losses)
   columns = [_column(f'{key} loss', f'Validation loss on the {key} targets, nats.' if key != 'valid'
                      else 'Validation loss, nats.',
-                     lambda run, key=key: run.get('losses', {}).get(key), 'nats')
+                     lambda run, key=key: (run.losses or {}).get(key), 'nats')
              for key in losses] + list(COLUMNS)
   rows = [_row(key, members, columns, several) for key, members in found.items()]
   rows.sort(key=lambda row: (not row['variant'].startswith('default'), row['variant']))
-  optimum = {run['facts']['bigram_entropy'] for run in runs if run.get('facts', {}).get(
-      'bigram_entropy') is not None}
+  optimum = {entropy for run in runs if run.setup
+             and (entropy := run.setup.facts.get('bigram_entropy')) is not None}
   shown = [column for column in columns
            if any(column.heading in row['cells'] for row in rows)]
   return {'columns': {column.heading: column.meaning for column in shown}, 'rows': rows,
@@ -83,8 +80,7 @@ def section(runs: list[dict]) -> dict | None:
 
 def _row(key, runs, columns, several):
   trial, budget, protocol = key
-  group = Group(budget, protocol, {trial: tuple(sorted(
-      runs, key=lambda run: (run.get('seed', -1), run['name'])))})
+  group = Group(budget, protocol, {trial: tuple(sorted(runs, key=seed_and_name))})
   measured = group.measured(trial)
   name = trial.removeprefix(SYNTHETIC)
   if several:
@@ -94,4 +90,4 @@ def _row(key, runs, columns, several):
     if found := summarise(column.measure, measured, column.proxies):
       cells[column.heading] = found.as_dict()
   return {'variant': name, 'trial': trial, 'budget': budget, 'protocol': protocol,
-          'status': group.status(trial), 'cells': cells, 'runs': [run['name'] for run in runs]}
+          'status': group.status(trial), 'cells': cells, 'runs': [run.name for run in runs]}

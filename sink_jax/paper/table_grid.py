@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from sink_jax.report.records import record_note
-
 _MARKS = '†‡§¶#'
 
 
@@ -103,7 +101,7 @@ def runs_grid(report: dict) -> Grid:
   for name, run in report['runs'].items():
     loss = (run['losses'] or {}).get('valid')
     rows.append([name, run['trial'], run['budget'], run['protocol'], number(run['seed'], 'd'),
-                 (run['status'], run['error'] or run['reason'] or record_note(run)),
+                 (run['status'], run['error'] or run['reason'] or ''),
                  number(run['step'], ',d'),
                  number((run['sink'] or [None])[0], '.2f') + ('*' if run['proxy'] else ''),
                  number(loss, '.3f')])

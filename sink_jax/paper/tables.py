@@ -9,6 +9,7 @@ from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.collect import Group
 from sink_jax.paper.differences import difference, remark
 from sink_jax.paper.metrics import METRICS, summary
+from sink_jax.report.records import RunRecord
 
 
 def tables(groups: list[Group], analysed: Analysed = Analysed()) -> list[dict]:
@@ -62,7 +63,7 @@ def paper_text(entry: dict, measure: str) -> str:
 
 def _ours(entry, measures, group):
   runs, measured = group.runs(entry['trial']), group.measured(entry['trial'])
-  told = [run for run in runs if 'steps' in run]
+  setup = next((run.setup for run in runs if run.setup), None)
   status = group.status(entry['trial'])
   if group.same_as_default(entry['trial']):
     status += '; equal settings: at this budget the same run as default'
@@ -72,23 +73,23 @@ def _ours(entry, measures, group):
       'budget': group.budget, 'protocol': group.protocol, 'status': status,
       'finished': bool(group.done(entry['trial'])),
       'measures': {m: cell for m in measures if (cell := _cell(entry, m, runs, measured))},
-      'steps': told[0]['steps'] if told else None,
+      'steps': setup.steps if setup else None,
       'tokens': _tokens_seen(measured[0]) if measured else None,
-      'unique_tokens': told[0]['config']['data']['max_tokens'] if told else 0,
-      'runs': [run['name'] for run in runs],
+      'unique_tokens': setup.experiment.data.max_tokens if setup else 0,
+      'runs': [run.name for run in runs],
   }
 
 
 def _cell(entry, measure, runs, measured):
   """The summary of a measure as a dict, with its difference to the paper; None if unknown."""
   if measure == 'converges':
-    measured = [run for run in runs if run['status'] in ('done', 'diverged')]
+    measured = [run for run in runs if run.status in ('done', 'diverged')]
   found = summary(measure, measured)
   if found is None:
     return None
   paper = entry['values'].get(measure)
-  compared, words = remark(measure, [run for run in measured if run['name'] in found.runs])
-  if measured[0]['status'] != 'done' and measure != 'converges':
+  compared, words = remark(measure, [run for run in measured if run.name in found.runs])
+  if measured[0].status != 'done' and measure != 'converges':
     compared, words = False, 'not the last step'
   delta = difference(found.mean, paper) if compared else None
   agrees = None if not isinstance(paper, bool) else found.mean == float(paper)
@@ -98,7 +99,7 @@ def _cell(entry, measure, runs, measured):
 
 def _failure(runs):
   """Whether ours failed where the paper's training did."""
-  ended = {run['status'] for run in runs} & {'done', 'diverged'}
+  ended = {run.status for run in runs} & {'done', 'diverged'}
   if not ended:
     return ''
   return {frozenset({'diverged'}): ': a training failure, as in the paper',
@@ -106,9 +107,10 @@ def _failure(runs):
               frozenset(ended), ': some seeds fail, all do in the paper')
 
 
-def _tokens_seen(run):
+def _tokens_seen(run: RunRecord) -> int:
   """Up to its last step on record."""
-  return run['tokens'] if run['status'] == 'done' else run['tokens'] // run['steps'] * run['step']
+  setup = run.known_setup
+  return setup.tokens if run.status == 'done' else setup.tokens // setup.steps * run.step
 
 
 def _status(table, rows):

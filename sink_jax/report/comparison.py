@@ -1,173 +1,162 @@
-"""A comparison of runs: numbers, sentences, tables and figures, as one page."""
+"""A comparison of runs: groups of runs on the same data, with sentences, notes and settings."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from textwrap import fill
+from typing import Any
 
-from sink_jax.evaluate.maps import HeadMaps, head_maps
-from sink_jax.io.paths import to_path
-from sink_jax.pretrained.load import load_run
-from sink_jax.report import figures
-from sink_jax.report.jsontext import to_json
-from sink_jax.report.page import as_html, as_markdown
 from sink_jax.report.records import (
   EMERGENCE_LEVEL,
+  RunRecord,
   baseline_of,
   differing_settings,
-  read_runs,
   split_notes,
 )
-from sink_jax.report.sentences import overview, sentences, verdict
+from sink_jax.report.sentences import overview, sentences
 from sink_jax.report.tables import as_text as table_text
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.provenance import provenance
 
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
 
 
-def compare(directory, out, with_maps: bool = True) -> dict:
-  """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """A figure of a group: the name of its PNG, and its caption."""
 
-  Returns:
-    What report.json holds.
+  file: str
+  caption: str
 
-  Raises:
-    ValueError: no runs in `directory`. OSError: `out` cannot be written.
+
+@dataclasses.dataclass(frozen=True)
+class RunGroup:
+  """The runs on one data set, softmax first.
+
+  key: of file names. sentences, different_settings: by name of the run; the settings are dotted
+  config keys with their values, and those that all runs have are in shared_settings.
   """
-  directory, out = to_path(directory), to_path(out)
-  report = build(read_runs(directory))
-  told = lambda key: ' and '.join(sorted(
-      {run[key] for run in report['runs'].values() if run[key]})) or 'unknown'
-  now = provenance()
-  report['provenance'] = {
-      'trained by': told('trained_by'), 'trained on': told('trained_on'),
-      'trained with': told('trained_with'), 'reported by': now['command'], 'date': now['date'],
-      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}',
-      'reported with': now['code']}
-  out.mkdir(parents=True, exist_ok=True)
-  for group in report['groups']:
-    probed = [run for run in runs_of(report, group) if verdict(run) != 'unknown']
-    if probed:
-      group['figures'].append({
-          'file': f'curves-{group["key"]}.png',
-          'caption': 'Sink_1 and the largest importance of the first token over heads, against '
-                     'step. Dashed lines and * are of proxy scores'
-                     + (', dotted lines of the bias slot.' if any(
-                         run['sink_bias_slot'] is not None for run in probed) else '.')})
-      figures.sink_curves(probed, out / group['figures'][-1]['file'])
-    maps, missing = _maps(directory, probed) if with_maps else ({}, [])
-    if maps:
-      group['figures'].append({
-          'file': f'attention-{group["key"]}.png',
-          'caption': 'The head of every variant with the largest importance of the first token: '
-                     'its attention at the last checkpoint, averaged over the probe sequences '
-                     f'({next(iter(maps.values())).sequences}).'})
-      figures.strongest_heads(maps, out / group['figures'][-1]['file'])
-    group['notes'] += missing
-  images = {figure['file']: (out / figure['file']).read_bytes()
-            for group in report['groups'] for figure in group['figures']}
-  (out / 'report.json').write_text(to_json(report))
-  (out / 'report.md').write_text(as_markdown(report))
-  (out / 'index.html').write_text(as_html(report, images))
-  return report
+
+  key: str
+  title: str
+  runs: Sequence[RunRecord]
+  overview: str
+  sentences: Mapping[str, str]
+  notes: Sequence[str]
+  shared_settings: Mapping[str, Any]
+  different_settings: Mapping[str, Mapping[str, Any]]
+  pictures: Sequence[Picture] = ()
+
+  def as_dict(self) -> dict[str, Any]:
+    return {
+        'key': self.key,
+        'title': self.title,
+        'runs': [run.name for run in self.runs],
+        'overview': self.overview,
+        'sentences': self.sentences,
+        'notes': self.notes,
+        'shared_settings': self.shared_settings,
+        'different_settings': self.different_settings,
+        'figures': [dataclasses.asdict(picture) for picture in self.pictures],
+    }
 
 
-def build(runs: list[dict]) -> dict:
-  """The content of a report about runs of `read_run`; everything said follows from them."""
-  report = {'title': 'Attention sinks side by side', 'emergence_level': EMERGENCE_LEVEL,
-            'runs': {run['name']: {key: value for key, value in run.items()
-                                   if key not in ('courses', 'analyses')} for run in runs},
-            'groups': []}
-  sources = dict.fromkeys(run.get('source') for run in sorted(runs, key=_text_first))
-  for source in sources:
-    members = sorted((run for run in runs if run.get('source') == source), key=_plain_first)
-    readable = [run for run in members if 'config' in run and run['status'] != 'unreadable']
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """The content of a report about runs. provenance: how the runs and the report were made."""
+
+  runs: Sequence[RunRecord]
+  groups: Sequence[RunGroup]
+  provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  title: str = 'Attention sinks side by side'
+
+  def as_dict(self) -> dict[str, Any]:
+    """What report.json holds."""
+    return {
+        'title': self.title,
+        'emergence_level': EMERGENCE_LEVEL,
+        'runs': {run.name: run.as_dict() for run in self.runs},
+        'groups': [group.as_dict() for group in self.groups],
+        'provenance': self.provenance,
+    }
+
+
+def build(runs: Sequence[RunRecord]) -> Comparison:
+  """The runs in groups, texts before synthetic tasks; every sentence follows from the records."""
+  groups: list[RunGroup] = []
+  for source in dict.fromkeys(_source(run) for run in sorted(runs, key=_text_first)):
+    members = sorted((run for run in runs if _source(run) == source), key=_plain_first)
+    readable = [run for run in members if run.readable]
     shared, different = differing_settings(readable) if readable else ({}, {})
-    report['groups'].append({
-        'key': _unique(source, report['groups']),
-        'title': _title(members[0]),
-        'runs': [run['name'] for run in members],
-        'overview': overview(members),
-        'sentences': {run['name']: sentences(run, baseline_of(run, members))
-                      for run in members},
-        'notes': _notes(members),
-        'shared_settings': shared,
-        'different_settings': different,
-        'figures': [],
-    })
-  return report
+    groups.append(RunGroup(
+        key=_unused_key(source, groups),
+        title=_title(members[0]),
+        runs=members,
+        overview=overview(members),
+        sentences={run.name: sentences(run, baseline_of(run, members)) for run in members},
+        notes=_notes(members),
+        shared_settings=shared,
+        different_settings=different,
+    ))
+  return Comparison(runs, groups)
 
 
-def runs_of(report: dict, group: dict) -> list[dict]:
-  return [report['runs'][name] for name in group['runs']]
-
-
-def as_text(report: dict) -> str:
+def as_text(report: Comparison) -> str:
   """Tables and sentences for a terminal, within 100 columns."""
   blocks = []
-  for group in report['groups']:
-    runs = runs_of(report, group)
-    lines = [group['title'], '=' * len(group['title']), '', table_text(runs), '',
-             fill(group['overview'], 100)]
+  for group in report.groups:
+    lines = [group.title, '=' * len(group.title), '', table_text(group.runs), '',
+             fill(group.overview, 100)]
     lines += [fill(f'{name}: {text}', 100, initial_indent='- ', subsequent_indent='  ')
-              for name, text in group['sentences'].items()]
-    lines += [fill(note, 100) for note in group['notes']]
+              for name, text in group.sentences.items()]
+    lines += [fill(note, 100) for note in group.notes]
     blocks.append('\n'.join(lines))
   return '\n\n'.join(blocks)
 
 
-def _text_first(run):
-  return (run.get('source') is None, run.get('synthetic', False), run.get('source') or '')
+def _source(run: RunRecord) -> str | None:
+  return run.setup.source if run.setup else None
 
 
-def _plain_first(run):
+def _text_first(run: RunRecord) -> tuple[bool, bool, str]:
+  """Texts, then synthetic tasks, then runs without a readable config."""
+  return (run.setup is None, run.setup is not None and run.setup.synthetic, _source(run) or '')
+
+
+def _plain_first(run: RunRecord) -> tuple[bool, str]:
   """Softmax before its variations, then by name."""
-  return (run.get('attention') != 'softmax', run['name'])
+  return (run.setup is None or run.setup.attention != 'softmax', run.name)
 
 
-def _title(run):
-  if 'source' not in run:
+def _title(run: RunRecord) -> str:
+  if run.setup is None:
     return 'Runs that could not be read'
-  data = run['config']['data']
-  source = data['source'].removesuffix('()')
-  if run['synthetic']:
+  settings = run.setup.settings
+  source = settings['data.source'].removesuffix('()')
+  if run.setup.synthetic:
     return re.sub(r'^\w+', lambda name: _TITLES.get(name[0], name[0]), source)
-  return f'Language-model text ({source}, {data["tokenizer"].removesuffix("()")})'
+  return f'Language-model text ({source}, {settings["data.tokenizer"].removesuffix("()")})'
 
 
-def _unique(source, groups):
+def _unused_key(source: str | None, groups: Sequence[RunGroup]) -> str:
+  """'stdlib', or 'stdlib.2' where another group has that."""
   key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
-  taken = sum(group['key'].split('.')[0] == key for group in groups)
+  taken = sum(group.key.split('.')[0] == key for group in groups)
   return f'{key}.{taken + 1}' if taken else key
 
 
-def _notes(members):
-  notes = split_notes(members)
-  if any(run.get('proxy') for run in members):
+def _notes(runs: Sequence[RunRecord]) -> list[str]:
+  notes = split_notes(runs)
+  if any(run.proxy for run in runs):
     notes.append('* of proxy scores: the rows of this attention do not sum to one, so its weights '
                  'are divided by the sums of their magnitudes before the metric, as in the paper.')
-  optimum = next((run['facts']['bigram_entropy'] for run in members
-                  if 'bigram_entropy' in run.get('facts', {})), None)
+  setups = [run.setup for run in runs if run.setup is not None]
+  optimum = next((setup.facts['bigram_entropy'] for setup in setups
+                  if 'bigram_entropy' in setup.facts), None)
   if optimum is not None:
     notes.append(f'The least possible loss is {optimum:.3f} nats on bigram targets and 0 on '
                  'back-copies.')
-  seeds = {run['seed'] for run in members if 'seed' in run}
+  seeds = {setup.seed for setup in setups}
   if len(seeds) == 1:
     notes.append(f'One seed ({seeds.pop()}): small differences between variants mean little.')
   return notes
-
-
-def _maps(directory, runs) -> tuple[dict[str, HeadMaps], list[str]]:
-  """Maps of the runs whose checkpoint can be read, and a line about every other."""
-  maps, missing = {}, []
-  for run in runs:
-    folder = directory / run['name']
-    try:
-      model = load_run(folder if folder.is_dir() else directory)
-      if model.probe_tokens is None:
-        raise ValueError('it has no probe_tokens.npy.')
-      maps[run['name']] = head_maps(model, model.probe_tokens)
-    except (ValueError, CheckpointError) as error:
-      missing.append(f'No attention map of {run["name"]}: {" ".join(str(error).split())}')
-  return maps, missing

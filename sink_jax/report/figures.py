@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.maps import HeadMaps
+from sink_jax.report.records import RunRecord
 
 
-def sink_curves(runs: list[dict], path) -> None:
-  """Sink_1 and the largest importance of the first token against step, a line per run.
+def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
+  """Sink_1 and the largest importance of the first token against step, a line per run (PNG).
 
-  runs: those of `read_run` that have probe rows. Dashed lines are of proxy scores,
-  dotted ones of the bias slot.
+  Runs without probe rows are left out. Dashed lines are of proxy scores, dotted ones of the extra
+  key.
   """
-  height = 4.0 + 0.22 * -(-len(runs) // 3)
+  probed = [(run, run.probe) for run in runs if run.probe is not None]
+  height = 4.0 + 0.22 * -(-len(probed) // 3)
   figure, axes = plots.canvas(10.5, height, columns=2)
   rate, importance = axes[0]
-  for i, run in enumerate(runs):
-    curves = run['curves']
+  for i, (run, probe) in enumerate(probed):
+    curves, mark = probe.curves, '*' if run.proxy else ''
     style = dict(color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
-                 linestyle='--' if run['proxy'] else '-', marker='osD^vPX'[i % 7], markersize=6,
-                 markevery=(i, max(1, len(runs))))  # lines that coincide stay apart by markers
-    name = run['name'] + ('*' if run['proxy'] else '')
-    rate.plot(curves['step'], curves['sink_1'], label=name, **style)
-    if run['sink_bias_slot'] is not None:
-      rate.plot(curves['step'], curves['sink_bias_slot'], label=f'{name}: {plots.SINK_EXTRA_KEY}',
+                 linestyle='--' if run.proxy else '-', marker='osD^vPX'[i % 7], markersize=6,
+                 markevery=(i, len(probed)))  # lines that coincide stay apart by markers
+    rate.plot(curves.step, curves.sink_1, label=run.name + mark, **style)
+    if probe.sink_extra_key is not None:
+      rate.plot(curves.step, curves.sink_extra_key, label=f'{run.name}{mark}: {plots.SINK_EXTRA_KEY}',
                 **style | dict(linestyle=':', marker=''))
-    importance.plot(curves['step'], curves['largest_importance'], **style)
-  for epsilon in sorted({run['epsilon'] for run in runs}):
+    importance.plot(curves.step, curves.largest_importance, **style)
+  epsilons = sorted({run.known_setup.epsilon for run, _ in probed})
+  for epsilon in epsilons:
     plots.threshold(importance, epsilon)
   rate.set_ylim(-4, 104)
-  plots.importance_limits(importance, max(run['epsilon'] for run in runs))
+  plots.importance_limits(importance, max(epsilons))
   plots.label(rate, f'Sink rate {plots.SINK_1} of the first token', 'step', '% of heads')
   plots.label(importance, 'Largest importance of the first token', 'step', 'importance')
   for ax in (rate, importance):
     ax.grid(alpha=0.25)
-  figure.legend(loc='outside lower center', ncols=min(3, len(rate.lines)), frameon=False, fontsize=10.5)
+  figure.legend(loc='outside lower center', ncols=min(3, len(rate.lines)), frameon=False,
+                fontsize=10.5)
   plots.save(figure, path)
 
 
-def strongest_heads(maps: dict[str, HeadMaps], path) -> None:
-  """The strongest sink head of every run; the raw weights too where they are not the same."""
-  panels = [(name, of, proxy) for name, of in maps.items()
-            for proxy in ((True, False) if of.proxy else (True,))]
+def strongest_heads(maps: Mapping[str, HeadMaps], path: str | os.PathLike) -> None:
+  """The strongest sink head of every run; the raw weights too where they are not the same (PNG)."""
+  panels = [(name, heads, proxy) for name, heads in maps.items()
+            for proxy in ((True, False) if heads.proxy else (True,))]
   across = min(3, len(panels))
   down = -(-len(panels) // across)
   figure, axes = plots.canvas(max(5.2, 3.7 * across), 3.6 * down, down, across)
   for ax in axes.flat[len(panels):]:
     ax.set_axis_off()
-  for ax, (name, of, proxy) in zip(axes.flat, panels):
-    plots.head_panel(figure, ax, of, of.head(strongest=True), proxy, name)
+  for ax, (name, heads, proxy) in zip(axes.flat, panels):
+    plots.head_panel(figure, ax, heads, heads.head(strongest=True), proxy, name)
   plots.save(figure, path)

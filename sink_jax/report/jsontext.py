@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from typing import Any
 
 
-def to_json(value) -> str:
-  """Indented, with lists of numbers on one line; what is not finite becomes null."""
+def to_json(value: Any) -> str:
+  """A value as indented JSON, lists of numbers on one line; what is not finite becomes null."""
   text = json.dumps(finite(value), indent=1, allow_nan=False)
-  return re.sub(r'\[([^\[\]{}"]*)\]', lambda found: '[' + ' '.join(found[1].split()) + ']',
+  # A pair of brackets without brackets, braces or quotes between them is a list of numbers.
+  return re.sub(r'\[([^\[\]{}"]*)\]', lambda match: '[' + ' '.join(match[1].split()) + ']',
                 text) + '\n'
 
 
-def from_json(text: str):
-  """What a JSON text holds; strict, since it may come from anywhere.
+def from_json(text: str) -> Any:
+  """The value of a JSON text, which may come from anywhere and is read strictly.
 
   Raises:
     ValueError: it is no JSON, nested too deeply, or has a number that is not finite.
@@ -26,15 +28,15 @@ def from_json(text: str):
     raise ValueError('nested too deeply') from None
 
 
-def _finite_number(words):
+def _finite_number(words: str) -> float:
   number = float(words)
   if not math.isfinite(number):
     raise ValueError(f'{words} is not a finite number')
   return number
 
 
-def finite(value):
-  """The same with None in place of numbers that are not finite."""
+def finite(value: Any) -> Any:
+  """The same JSON value with None in place of numbers that are not finite."""
   if isinstance(value, dict):
     return {key: finite(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):
@@ -42,8 +44,8 @@ def finite(value):
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def rounded(value):
-  """The same with six significant digits, which is more than a float32 result has to say."""
+def rounded(value: Any) -> Any:
+  """The same JSON value with six significant digits, more than a float32 result has to say."""
   if isinstance(value, dict):
     return {key: rounded(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):

@@ -1,149 +1,272 @@
-"""Training runs read back as plain numbers, for tables, sentences and figures."""
+"""A training run as a typed record: what it is, how far it got, what was measured in it.
+
+`read_runs` makes records of the files of a run; tables, sentences and figures read attributes of
+them, and `RunRecord.as_dict` is their form in report.json, whose keys are fixed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from sink_jax.attention.normalizer import RowSum, Unnormalized
 from sink_jax.data.stdlib import splits_by_name
-from sink_jax.data.synthetic import SyntheticTask
-from sink_jax.evaluate.sinks import emergence_step
-from sink_jax.io.paths import files_named, is_local, to_path
-from sink_jax.report.jsontext import finite
-from sink_jax.train.experiment import Experiment, from_dict
-from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.record import metrics_problem
-from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
+from sink_jax.train.experiment import Experiment, Label
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
-_MEASURED = ('sink_1', 'sink_bias_slot', 'sink_bias_slot_released', 'largest_importance',
-             'mean_importance', 'mean_bias_slot', 'raw_mass_1', 'largest_raw_mass_1',
-             'raw_row_mass')
-_CURVES = ('step', 'sink_1', 'sink_bias_slot', 'largest_importance')
-_RECORDS = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
-_RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm', 'sink_token')
-_REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
+# {key: a number, or None where it was not finite or not measured, for every row}
+Course = Mapping[str, Sequence[float | None]]
 
 
-def read_runs(directory) -> list[dict]:
-  """Every run in or below a folder, as `read_run` describes it, in order of name.
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where, by which command and with which code a run was trained; None before it was started."""
 
-  Raises:
-    ValueError: there is no such folder, or no run in it.
+  hardware: str | None  # and the version of jax, and the day
+  command: str | None
+  code: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What was to be trained, from a config that could be read.
+
+  config: the content of config.json. attention: the operation in words. proxy: whether its rows do
+  not sum to one, so that importance is of proxy scores. has_extra_key: whether there is an extra
+  key or a learned sink token. source: the data in words. facts: what is known of the optimum of a
+  synthetic task. tokens: how many are seen in all steps, with repetition. epsilon: the threshold
+  of importance.
   """
-  runs = find_runs(directory)
-  if not runs:
-    raise ValueError(f'There is no run in {directory}. Make some with {_REMEDY}{directory}')
-  return runs
+
+  config: Mapping[str, Any]
+  experiment: Experiment
+  attention: str
+  proxy: bool
+  has_extra_key: bool
+  source: str
+  synthetic: bool
+  facts: Mapping[str, float]
+  seed: int
+  steps: int
+  tokens: int
+  epsilon: float
+
+  @functools.cached_property
+  def settings(self) -> dict[str, Any]:
+    """Dotted config keys and their values, but for the label, which changes nothing."""
+    return _flat({key: value for key, value in self.config.items() if key != 'label'})
+
+  def as_dict(self) -> dict[str, Any]:
+    return {'config': self.config, 'attention': self.attention, 'proxy': self.proxy,
+            'has_slot': self.has_extra_key, 'source': self.source, 'synthetic': self.synthetic,
+            'facts': self.facts, 'seed': self.seed, 'steps': self.steps, 'tokens': self.tokens,
+            'epsilon': self.epsilon}
 
 
-def find_runs(directory) -> list[dict]:
-  """The same for a folder that may hold none yet.
+@dataclasses.dataclass(frozen=True)
+class TextAmount:
+  """How much training text there is, and how often a whole run passes over it.
 
-  Raises:
-    ValueError: there is no such folder.
+  All are None for a synthetic task. content: a hash of the data, None in older runs as well.
   """
-  given, directory = directory, to_path(directory)
-  if not directory.is_dir():
-    raise ValueError(f'{given} is not a folder. Make runs with {_REMEDY}{given}')
-  folders = {path.parent for path in files_named(directory, _RECORDS)}
-  whole = directory.resolve() if is_local(directory) else directory  # for its name
-  return [read_run(folder, folder.relative_to(directory).as_posix() if folder != directory
-                   else whole.name) for folder in sorted(folders)]
+
+  unique_tokens: int | None = None
+  epochs: float | None = None
+  content: str | None = None
 
 
-def read_run(folder, name: str) -> dict:
-  """One run as a JSON-able dict.
+@dataclasses.dataclass(frozen=True)
+class NormRatios:
+  """Norm of the first token's vectors over the mean of the other tokens'; a number per block.
 
-  Always: name, label {trial, budget, protocol} ('' where unknown), status ('done',
-  'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
-  'unreadable'), error, reason and loss where the status has them, record_whole_from (the step
-  from which on no row of metrics is missing; None: all are there), record_problem (how the
-  metrics differ from what was written, or ''), trained_on (hardware, jax, day), trained_by (the
-  command) and trained_with (the commit) once it was started, step (the last one on record),
-  courses {kind: {key: numbers}} of the metrics that are numbers, and analyses.
-  With a readable config: config, attention (in words), proxy (whether importance is of proxy
-  scores), has_slot, source, facts (of its optimum), seed, steps, tokens, epsilon,
-  unique_tokens and epochs of its text (None for a synthetic task), content (a hash of its
-  data, None where unknown).
-  With validation rows: losses {set: nats per token}. With probe rows: the last row's
-  quantities, probe_step, value_ratio and value_ratio_block (the smallest over blocks, from
-  1), sink (Sink_k, k = 1, ...), ratios {kind: one number per block, or None},
-  emergence_step (None: it did not emerge), peak_sink_1 and peak_step, curves.
+  None where a model has no such vectors. hidden: after the embedding and after each block.
+  hidden_before_norm: of what enters the norm of a post-norm model. sink_token: the hidden states
+  of a learned sink token in place of the first token's.
   """
-  folder = to_path(folder)
-  status, rows = read_status(folder), finite(read_metrics(folder))
-  run = {'name': name, 'label': _label(status), 'status': status['status'],
-         'error': status.get('error'), 'reason': status.get('reason'),
-         'loss': status.get('loss'), 'record_whole_from': status.get('record_whole_from'),
-         'record_problem': metrics_problem(folder), 'trained_on': _trained_on(status),
-         'trained_by': status.get('command'), 'trained_with': status.get('code'),
-         'step': max([row['step'] for row in rows] + [status.get('step') or 0]),
-         'courses': {kind: _course([row for row in rows if row['kind'] == kind])
-                     for kind in ('train', 'valid')},
-         'analyses': finite(read_analyses(folder))}
-  if not (folder / 'config.json').exists() and run['status'] in ('failed', 'not expressible'):
-    return run  # it never began
-  try:
-    config = read_config(folder)
-    config['label'] = (config.get('label') or {}) | _label(config)  # runs older than labels
-    run |= {'config': config, 'label': _label(config), **_settings(from_dict(config), config)}
-    run |= _amount(read_data_summary(folder), run['tokens'])
-  except (ValueError, KeyError, TypeError) as error:
-    return run | {'status': 'unreadable', 'error': ' '.join(str(error).split())}
-  valid = [row for row in rows if row['kind'] == 'valid']
-  if valid:
-    run['losses'] = {k: v for k, v in valid[-1].items() if k not in ('kind', 'step')}
-  probed = [row for row in rows if row['kind'] == 'probe'
-            and None not in (row['largest_importance'], *row['value_ratio'])]  # nan activations
-  return run | _measured(probed, run) if probed else run
+
+  value: Sequence[float | None] | None = None
+  key: Sequence[float | None] | None = None
+  hidden: Sequence[float | None] | None = None
+  hidden_before_norm: Sequence[float | None] | None = None
+  sink_token: Sequence[float | None] | None = None
 
 
-def describe_attention(experiment: Experiment) -> str:
-  """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, tokens = experiment.attention, experiment.model.sink_tokens
-  name = type(spec.similarity).__name__.lower()
-  if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
-    words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
-  elif isinstance(spec.normalizer, Unnormalized):
-    words = f'{name} without normalisation'
-  elif isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1:
-    words = f'{name} with normalisation'
-  else:
-    words = f'{name}, {spec.normalizer}'
-  parts = [words]
-  if type(spec.feature_map).__name__ != 'Identity':
-    parts.append(f'feature map {spec.feature_map}')
-  if spec.kv_bias.label:
-    bare = spec.kv_bias == type(spec.kv_bias)()
-    parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
-  if tokens:
-    parts.append('a learned sink token')
-  return ', '.join(parts)
+@dataclasses.dataclass(frozen=True)
+class Curves:
+  """Probed quantities against the step; sink_extra_key holds None without an extra key."""
+
+  step: Sequence[int]
+  sink_1: Sequence[float]
+  sink_extra_key: Sequence[float | None]
+  largest_importance: Sequence[float]
 
 
-def settings_of(run: dict) -> dict:
-  """Dotted config keys and their values, but for the label, which changes nothing."""
-  return _flat({key: value for key, value in run['config'].items() if key != 'label'})
+@dataclasses.dataclass(frozen=True)
+class ProbeRecord:
+  """What the probe measured: the last row, and the course of Sink_1 up to it.
+
+  Sink rates are in percent of all heads. sink: Sink_k, k = 1, 2, ... sink_extra_key: Sink_*, of
+  the extra key or the learned sink token; sink_extra_key_official: as the official implementation
+  counts it, with a dummy row of weight one. raw_mass_1: mean weight on the first token, as it
+  multiplies the values; raw_row_mass: mean sum of a row. value_ratio: the smallest over blocks, at
+  value_ratio_block (from 1). emergence_step: None where no sink has emerged. peak_sink_1: the
+  largest Sink_1, at peak_step.
+  """
+
+  step: int
+  sink_1: float
+  sink: Sequence[float]
+  sink_extra_key: float | None
+  sink_extra_key_official: float | None
+  largest_importance: float
+  mean_importance: float
+  mean_extra_key: float | None
+  raw_mass_1: float
+  largest_raw_mass_1: float
+  raw_row_mass: float
+  value_ratio: float
+  value_ratio_block: int
+  ratios: NormRatios
+  emergence_step: int | None
+  peak_sink_1: float
+  peak_step: int
+  curves: Curves
+
+  def as_dict(self) -> dict[str, Any]:
+    curves = self.curves
+    return {
+        'sink_1': self.sink_1,
+        'sink_bias_slot': self.sink_extra_key,
+        'sink_bias_slot_released': self.sink_extra_key_official,
+        'largest_importance': self.largest_importance,
+        'mean_importance': self.mean_importance,
+        'mean_bias_slot': self.mean_extra_key,
+        'raw_mass_1': self.raw_mass_1,
+        'largest_raw_mass_1': self.largest_raw_mass_1,
+        'raw_row_mass': self.raw_row_mass,
+        'probe_step': self.step,
+        'value_ratio': self.value_ratio,
+        'value_ratio_block': self.value_ratio_block,
+        'sink': self.sink,
+        'ratios': dataclasses.asdict(self.ratios),
+        'emergence_step': self.emergence_step,
+        'peak_sink_1': self.peak_sink_1,
+        'peak_step': self.peak_step,
+        'curves': {'step': curves.step, 'sink_1': curves.sink_1,
+                   'sink_bias_slot': curves.sink_extra_key,
+                   'largest_importance': curves.largest_importance},
+    }
 
 
-def differing_settings(runs: list[dict]) -> tuple[dict, dict[str, dict]]:
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+  """One training run, as far as its files say.
+
+  status: 'done', 'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
+  'unreadable'; error, reason and loss explain it where they are known. step: the last one with a
+  row of metrics or a status. complete_from: the step from which on no row of metrics is missing;
+  None if all are there. metrics_problem: how the metrics differ from what was written, or ''.
+  train_course, valid_course: the metrics that are numbers, a list per key. analyses: the content of
+  analyses.json. losses: {validation set: nats per token} at the last evaluation.
+
+  setup is None without a readable config, text before the data were opened, losses and probe
+  before the first row of each.
+  """
+
+  name: str
+  label: Label
+  status: str
+  error: str | None
+  reason: str | None
+  loss: float | str | None
+  complete_from: int | None
+  metrics_problem: str
+  origin: Origin
+  step: int
+  train_course: Course
+  valid_course: Course
+  analyses: Mapping[str, Any]
+  setup: Setup | None = None
+  text: TextAmount | None = None
+  losses: Mapping[str, float | None] | None = None
+  probe: ProbeRecord | None = None
+
+  @property
+  def readable(self) -> bool:
+    """Whether the config is known and nothing else in the folder was found to be damaged."""
+    return self.setup is not None and self.status != 'unreadable'
+
+  @property
+  def proxy(self) -> bool:
+    return self.setup is not None and self.setup.proxy
+
+  @property
+  def known_setup(self) -> Setup:
+    """The setup of a run that has one, as all probed and all comparable runs have."""
+    assert self.setup is not None, f'the config of {self.name} is not known'
+    return self.setup
+
+  @property
+  def shown_losses(self) -> list[str]:
+    """The validation sets worth showing: a synthetic task's own, else all targets."""
+    if self.losses is None:
+      return []
+    named = [key for key in self.losses if key != 'valid']
+    return named if named and self.known_setup.synthetic else ['valid']
+
+  @property
+  def metrics_note(self) -> str:
+    """What is missing from the metrics, or was changed in them; '' if nothing is."""
+    if self.metrics_problem:
+      return (f'Its {self.metrics_problem}: rows were changed after they were written, so its '
+              'numbers may be untrue. The command that trained it sets such rows aside.')
+    if self.complete_from:
+      return (f'Its record is whole from step {self.complete_from} on: rows before that are '
+              'missing.')
+    return ''
+
+  def as_dict(self) -> dict[str, Any]:
+    """The run as report.json holds it: without the courses and the analyses."""
+    groups = [self.setup and self.setup.as_dict(), self.text and dataclasses.asdict(self.text),
+              None if self.losses is None else {'losses': self.losses},
+              self.probe and self.probe.as_dict()]
+    record = {
+        'name': self.name,
+        'label': dataclasses.asdict(self.label),
+        'status': self.status,
+        'error': self.error,
+        'reason': self.reason,
+        'loss': self.loss,
+        'record_whole_from': self.complete_from,
+        'record_problem': self.metrics_problem,
+        'trained_on': self.origin.hardware,
+        'trained_by': self.origin.command,
+        'trained_with': self.origin.code,
+        'step': self.step,
+    }
+    for group in groups:
+      record |= group or {}
+    return record
+
+
+def differing_settings(runs: Sequence[RunRecord]
+                       ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   """Dotted config keys: what all runs share, and {run name: what it has differently}."""
-  flat = {run['name']: settings_of(run) for run in runs}
-  keys = dict.fromkeys(key for config in flat.values() for key in config)
+  flat = {run.name: run.known_setup.settings for run in runs}
+  keys = dict.fromkeys(key for settings in flat.values() for key in settings)
   shared = {key: next(iter(flat.values())).get(key) for key in keys
-            if len({json.dumps(config.get(key)) for config in flat.values()}) == 1}
-  return shared, {name: {key: value for key, value in config.items() if key not in shared}
-                  for name, config in flat.items()}
+            if len({json.dumps(settings.get(key)) for settings in flat.values()}) == 1}
+  return shared, {name: {key: value for key, value in settings.items() if key not in shared}
+                  for name, settings in flat.items()}
 
 
-def split_notes(runs: list[dict]) -> list[str]:
+def split_notes(runs: Sequence[RunRecord]) -> list[str]:
   """A line where validation text of the runs was held out by the names of its modules."""
-  named = [run['name'] for run in runs if 'config' in run
-           and splits_by_name(str(run['config']['data']['source']))
-           and not run['config']['data'].get('valid_source')]
+  named = [run.name for run in runs if run.setup is not None
+           and splits_by_name(str(run.setup.settings['data.source']))
+           and not run.setup.settings.get('data.valid_source')]
   if not named:
     return []
   which = 'all runs' if len(named) == len(runs) else ', '.join(named)
@@ -152,102 +275,21 @@ def split_notes(runs: list[dict]) -> list[str]:
           "Stdlib(split='content')."]
 
 
-def shown_losses(run: dict) -> list[str]:
-  """The validation sets worth showing: a synthetic task's own, else all targets."""
-  named = [key for key in run.get('losses', ()) if key != 'valid']
-  return named if named and run['synthetic'] else ['valid'] if 'losses' in run else []
-
-
-def record_note(run: dict) -> str:
-  """What is missing from the metrics of a run, or was changed in them; '' if nothing is."""
-  if run.get('record_problem'):
-    return (f'Its {run["record_problem"]}: rows were changed after they were written, so its '
-            'numbers may be untrue. The command that trained it sets such rows aside.')
-  if run.get('record_whole_from'):
-    return (f'Its record is whole from step {run["record_whole_from"]} on: rows before that are '
-            'missing.')
-  return ''
-
-
-def baseline_of(run: dict, runs: list[dict]) -> dict | None:
+def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
   """The softmax run that differs from this one only in attention, and there the least."""
-  if 'config' not in run or run.get('attention') in (None, 'softmax'):
+  if run.setup is None or run.setup.attention == 'softmax':
     return None
-  differences = {}
+  mine, changes = run.setup.settings, {}
   for i, other in enumerate(runs):
-    if other.get('attention') == 'softmax':
-      mine, its = settings_of(run), settings_of(other)
+    if other.setup is not None and other.setup.attention == 'softmax':
+      its = other.setup.settings
       keys = [key for key in mine | its if mine.get(key) != its.get(key)]
       if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
-        differences[i] = len(keys)
-  return runs[min(differences, key=differences.get)] if differences else None
+        changes[i] = len(keys)
+  return runs[min(changes, key=lambda i: changes[i])] if changes else None
 
 
-def _label(record):
-  """Of a config, or of the status of a trial that has none."""
-  label = record.get('label') or {}
-  return {key: label.get(key) or '' for key in ('trial', 'budget', 'protocol')}
-
-
-def _course(rows):
-  """{key: a number or None for every row}, of the keys that hold numbers."""
-  number = lambda x: x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
-  keys = dict.fromkeys(key for row in rows for key in row if number(row[key]) is not None)
-  return {key: [number(row.get(key)) for row in rows] for key in keys}
-
-
-def _trained_on(status):
-  """'cpu, 2 cores; jax 0.10.2; 2026-11-21', or None before a run has started."""
-  if 'hardware' not in status:
-    return None
-  return f'{status["hardware"]}; jax {status["jax"]}; {status["date"].split("T")[0]}'
-
-
-def _settings(experiment, config):
-  source, spec = experiment.data.source, experiment.attention
-  synthetic = isinstance(source, SyntheticTask)
-  return {
-      'attention': describe_attention(experiment),
-      'proxy': not spec.rows_sum_to_one,
-      'has_slot': bool(spec.kv_bias.has_extra_key or experiment.model.sink_tokens),
-      'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
-      'synthetic': synthetic,
-      'facts': source.facts() if synthetic else {},
-      'seed': experiment.seed,
-      'steps': experiment.steps,
-      'tokens': experiment.steps * experiment.batch_size * experiment.data.context,
-      'epsilon': experiment.probe.epsilon,
-  }
-
-
-def _amount(data, tokens):
-  """How much text there was, and how often all of it was seen, or will have been."""
-  epoch = data.get('tokens_per_epoch')
-  return {'unique_tokens': data.get('unique_training_tokens'),
-          'epochs': tokens / epoch if epoch else None, 'content': data.get('content')}
-
-
-def _measured(probed, run):
-  """What the probe rows say: the last one, and the course of Sink_1."""
-  last = probed[-1]
-  steps, rates = [row['step'] for row in probed], [row['sink_1'] for row in probed]
-  peak = int(np.argmax(rates))
-  block = int(np.argmin(last['value_ratio']))
-  return {
-      **{key: last[key] for key in _MEASURED},
-      'probe_step': last['step'],
-      'value_ratio': last['value_ratio'][block],
-      'value_ratio_block': block + 1,
-      'sink': last['sink'],
-      'ratios': {kind: last.get(f'{kind}_ratio') for kind in _RATIOS},
-      'emergence_step': emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
-      'peak_sink_1': rates[peak],
-      'peak_step': steps[peak],
-      'curves': {key: [row[key] for row in probed] for key in _CURVES},
-  }
-
-
-def _flat(config, prefix=''):
+def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   flat = {}
   for key, value in config.items():
     flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}

@@ -1,160 +1,153 @@
-"""What the numbers of a run say, in sentences; pure functions of the dicts of `read_run`."""
+"""What the numbers of a run say, in sentences; pure functions of run records."""
 
 from __future__ import annotations
 
-from sink_jax.report.records import EMERGENCE_LEVEL, record_note, shown_losses
+from collections.abc import Sequence
+
+from sink_jax.report.markup import upper
+from sink_jax.report.records import EMERGENCE_LEVEL, ProbeRecord, RunRecord
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss between variants that are no longer alike
 
 
-def verdict(run: dict) -> str:
+def verdict(run: RunRecord) -> str:
   """'unknown', 'sink', 'proxy only', 'faded', 'faint' or 'none'.
 
   sink: Sink_1 stays at or above the level of emergence up to the last probe. proxy only:
   it does so for the proxy scores alone. faded: it was there once. faint: Sink_1 left 0 %
   without reaching the level.
   """
-  if 'probe_step' not in run:
+  probe = run.probe
+  if probe is None:
     return 'unknown'
-  if run['emergence_step'] is not None:
-    return 'proxy only' if run['proxy'] and not _carried(run) else 'sink'
-  if run['peak_sink_1'] >= _LEVEL:
+  if probe.emergence_step is not None:
+    return 'proxy only' if run.proxy and probe.raw_mass_1 < _needed_mass(run) else 'sink'
+  if probe.peak_sink_1 >= _LEVEL:
     return 'faded'
-  return 'faint' if run['peak_sink_1'] > 0 else 'none'
+  return 'faint' if probe.peak_sink_1 > 0 else 'none'
 
 
-def sentences(run: dict, baseline: dict | None = None) -> str:
-  """One run. baseline: the softmax run that it varies, where there is one."""
-  parts = [_status(run), record_note(run)]
-  if verdict(run) == 'unknown':
-    if run['status'] not in ('unreadable', 'not run', 'not expressible'):
-      parts.append('It has no probe rows, so nothing can be said about a sink.')
-  else:
-    parts += [_first_token(run), _raw_mass(run), _slot(run, baseline)]
-  parts.append(_loss(run, baseline))
+def sentences(run: RunRecord, baseline: RunRecord | None = None) -> str:
+  """What is to be said of one run. baseline: the softmax run that it varies, if there is one."""
+  parts = [_status(run), run.metrics_note]
+  if run.probe is not None:
+    parts += [_first_token(run, run.probe), _raw_mass(run, run.probe),
+              _extra_key(run.probe, baseline)]
+  elif run.status not in ('unreadable', 'not run', 'not expressible'):
+    parts.append('It has no probe rows, so nothing can be said about a sink.')
+  if baseline is not None:
+    parts.append(_loss(run, baseline))
   return ' '.join(filter(None, parts))
 
 
-def overview(runs: list[dict]) -> str:
+def overview(runs: Sequence[RunRecord]) -> str:
   """How many of a group's variants have a sink on the first token."""
-  known = [run for run in runs if verdict(run) != 'unknown']
+  known = [run for run in runs if run.probe is not None]
   if not known:
     return 'No variant has been probed yet.'
-  of = lambda kind: [run['name'] for run in known if verdict(run) == kind]
+  of = lambda kind: [run.name for run in known if verdict(run) == kind]
   line = f'A sink stands on the first token in {len(of("sink"))} of {len(known)} variants'
   line += f' ({", ".join(of("sink"))}).' if of('sink') else '.'
   if of('proxy only'):
     line += f' Of proxy scores alone: {", ".join(of("proxy only"))}.'
-  if any(run['status'] != 'done' for run in runs):
+  if any(run.status != 'done' for run in runs):
     line += ' Not all runs are done.'
   return line
 
 
-def _status(run):
-  step = f'at step {run["step"]}'
-  of = f'{step} of {run["steps"]}' if 'steps' in run else step
-  end = '.' if 'probe_step' not in run else f'; what follows is of step {run["probe_step"]}.'
-  loss = f' (loss {run["loss"]})' if run['loss'] else ''
+def _status(run: RunRecord) -> str:
+  step = f'at step {run.step}'
+  of = f'{step} of {run.setup.steps}' if run.setup is not None else step
+  end = '.' if run.probe is None else f'; what follows is of step {run.probe.step}.'
+  loss = f' (loss {run.loss})' if run.loss else ''
   return {
       'done': '',
       'not run': 'Not run.',
-      'not expressible': f'Not expressible: {run.get("reason")}.',
+      'not expressible': f'Not expressible: {run.reason}.',
       'running': f'Not finished: last heard of {of}{end}',
       'interrupted': f'Interrupted {of}{end}',
       'diverged': f'Diverged {of}{loss}{end}',
-      'failed': f'Failed: {run["error"]}',
-      'unreadable': f'Unreadable: {run["error"]}',
-  }.get(run['status'], f'Status: {run["status"]}.')
+      'failed': f'Failed: {run.error}',
+      'unreadable': f'Unreadable: {run.error}',
+  }.get(run.status, f'Status: {run.status}.')
 
 
-def _first_token(run):
-  rate, epsilon = ('proxy Sink_1*' if run['proxy'] else 'Sink_1'), run['epsilon']
-  largest = (f'the largest importance of the first token was {run["largest_importance"]:.2f}, '
-             f'{_side(run["largest_importance"], epsilon)} epsilon {epsilon:g}')
-  now, steps = f'{run["sink_1"]:.1f} %', run['probe_step']
+def _first_token(run: RunRecord, probe: ProbeRecord) -> str:
+  """Whether a sink emerged on the first token, since when, and by how much it exceeds epsilon."""
+  rate, epsilon = ('proxy Sink_1*' if run.proxy else 'Sink_1'), run.known_setup.epsilon
+  side = 'above' if probe.largest_importance > epsilon else 'below'
+  largest = (f'the largest importance of the first token was {probe.largest_importance:.2f}, '
+             f'{side} epsilon {epsilon:g}')
+  now, steps = f'{probe.sink_1:.1f} %', probe.step
   kind = verdict(run)
   if kind in ('sink', 'proxy only'):
-    since = (f'at or above {_LEVEL:g} % before any training' if run['emergence_step'] == 0 else
-             f'at or above {_LEVEL:g} % since step {run["emergence_step"]}')
-    if run['peak_sink_1'] > run['sink_1'] + 5:
-      since += f', {run["peak_sink_1"]:.1f} % at step {run["peak_step"]}'
-    return (f'{_upper(rate)} reached {now} ({since}); the values of the first token are '
-            f'{run["value_ratio"]:.2f} times as long as those of the others (block '
-            f'{run["value_ratio_block"]}).')
+    since = (f'at or above {_LEVEL:g} % before any training' if probe.emergence_step == 0 else
+             f'at or above {_LEVEL:g} % since step {probe.emergence_step}')
+    if probe.peak_sink_1 > probe.sink_1 + 5:
+      since += f', {probe.peak_sink_1:.1f} % at step {probe.peak_step}'
+    return (f'{upper(rate)} reached {now} ({since}); the values of the first token are '
+            f'{probe.value_ratio:.2f} times as long as those of the others (block '
+            f'{probe.value_ratio_block}).')
   if kind == 'faded':
-    return (f'No lasting sink: {rate} rose to {run["peak_sink_1"]:.1f} % at step '
-            f'{run["peak_step"]} and ended at {now}; {largest}.')
+    return (f'No lasting sink: {rate} rose to {probe.peak_sink_1:.1f} % at step '
+            f'{probe.peak_step} and ended at {now}; {largest}.')
   if kind == 'faint':
     return (f'No sink emerged in {steps} steps: {rate} stayed below {_LEVEL:g} %, at most '
-            f'{run["peak_sink_1"]:.1f} %, and ended at {now}; {largest}.')
+            f'{probe.peak_sink_1:.1f} %, and ended at {now}; {largest}.')
   return f'No sink emerged in {steps} steps: {rate} was never above 0 %; {largest}.'
 
 
-def _raw_mass(run):
+def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
   """Row-normalised scores of tiny weights can show a sink that moves nothing."""
-  if not run['proxy']:
+  if not run.proxy:
     return ''
-  mass, row = run['raw_mass_1'], run['raw_row_mass']
+  mass, row = probe.raw_mass_1, probe.raw_row_mass
   taken = f'a mean raw mass of {mass:.3f}, of {row:.3f} in a row'
   if row > 0:
     taken += f' ({100 * mass / row:.0f} %)'
   kind = verdict(run)
   if kind == 'proxy only':
     return (f'It is not a sink of the weights: they give the first token {taken}, less than '
-            f'epsilon in {run["sink_1"]:.0f} % of the heads would need '
-            f'({_needed(run):.3f}). The division by small row sums makes the proxy.')
-  if kind == 'sink':
-    return f'The weights agree: they give the first token {taken}.'
-  if row > 0 and mass / row > run['epsilon']:
-    return f'The weights disagree: they give the first token {taken}.'
-  return f'The weights agree: they give the first token {taken}.'
+            f'epsilon in {probe.sink_1:.0f} % of the heads would need '
+            f'({_needed_mass(run):.3f}). The division by small row sums makes the proxy.')
+  agree = kind == 'sink' or not (row > 0 and mass / row > run.known_setup.epsilon)
+  return f'The weights {"agree" if agree else "disagree"}: they give the first token {taken}.'
 
 
-def _slot(run, baseline):
-  if run['sink_bias_slot'] is None:
+def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
+  if probe.sink_extra_key is None:
     return ''
-  line = (f'The bias slot took mean weight {run["mean_bias_slot"]:.2f} and has Sink_* {run["sink_bias_slot"]:.1f} % '
-          f'({run["sink_bias_slot_released"]:.1f} % as the release counts, with its dummy row).')
-  if baseline is None or verdict(baseline) == 'unknown':
+  line = (f'The bias slot took mean weight {probe.mean_extra_key:.2f} and has Sink_* '
+          f'{probe.sink_extra_key:.1f} % ({probe.sink_extra_key_official:.1f} % as the release '
+          'counts, with its dummy row).')
+  if baseline is None or baseline.probe is None:
     return line
-  before, after = baseline['largest_importance'], run['largest_importance']
+  before, after = baseline.probe.largest_importance, probe.largest_importance
   if f'{before:.2f}' == f'{after:.2f}':
-    change = f'stayed at {after:.2f}, as in {baseline["name"]}'
+    change = f'stayed at {after:.2f}, as in {baseline.name}'
   else:
     change = (f'{"fell" if after < before else "rose"} from {before:.2f} '
-              f'({baseline["name"]}) to {after:.2f}')
+              f'({baseline.name}) to {after:.2f}')
   return f"{line} The first token's largest importance {change}."
 
 
-def _loss(run, baseline):
+def _loss(run: RunRecord, baseline: RunRecord) -> str:
   """Variants that learnt unequally much say little about each other's sinks."""
-  if baseline is None:
+  mine, its = run.losses or {}, baseline.losses or {}
+  pairs = {key: (own, other) for key in run.shown_losses
+           if (own := mine[key]) is not None and (other := its.get(key)) is not None}
+  if not pairs:
     return ''
-  mine, its = run.get('losses', {}), baseline.get('losses', {})
-  sets = [key for key in shown_losses(run) if None not in (mine[key], its.get(key))]
-  if not sets:
-    return ''
-  worst = max(sets, key=lambda key: abs(mine[key] - its[key]))
-  line = (f'Its {worst} loss is {mine[worst]:.3f}, against '
-          f'{its[worst]:.3f} of {baseline["name"]}')
-  if abs(mine[worst] - its[worst]) > _UNEQUAL:
+  worst = max(pairs, key=lambda key: abs(pairs[key][0] - pairs[key][1]))
+  own, other = pairs[worst]
+  line = f'Its {worst} loss is {own:.3f}, against {other:.3f} of {baseline.name}'
+  if abs(own - other) > _UNEQUAL:
     return line + ': the two have not learnt equally much, which their sinks may reflect.'
   return line + '.'
 
 
-def _carried(run):
-  """Whether the raw mass suffices for every sink head of the proxy to be one in the weights."""
-  return run['raw_mass_1'] >= _needed(run)
-
-
-def _needed(run):
-  return run['epsilon'] * run['sink_1'] / 100
-
-
-def _side(value, epsilon):
-  return 'above' if value > epsilon else 'below'
-
-
-def _upper(text):
-  return text[0].upper() + text[1:]
+def _needed_mass(run: RunRecord) -> float:
+  """The raw mass that lets every sink head of the proxy be a sink head of the weights."""
+  assert run.probe is not None
+  return run.known_setup.epsilon * run.probe.sink_1 / 100

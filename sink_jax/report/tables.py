@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sink_jax.report import markup
-from sink_jax.report.records import shown_losses
+from sink_jax.report.records import ProbeRecord, RunRecord
 
 WIDTH = 100  # columns of a terminal
 
@@ -18,41 +18,41 @@ class Column:
 
   heading: str
   meaning: str
-  cell: Callable[[dict], str]
+  cell: Callable[[RunRecord], str]
 
 
-def columns(runs: list[dict]) -> list[Column]:
+def columns(runs: Sequence[RunRecord]) -> list[Column]:
   """The columns that a group of runs needs; the first names the variant."""
-  found = [Column('variant', 'Folder of the run.', _name)]
-  found += [Column(f'{key} loss', meaning, lambda run, key=key: _number(
-      run.get('losses', {}).get(key), '.3f')) for key, meaning in _losses(runs)]
-  found.append(Column(
+  shown = [Column('variant', 'Folder of the run.', _name)]
+  shown += [Column(f'{key} loss', meaning, lambda run, key=key: _number(
+      (run.losses or {}).get(key), '.3f')) for key, meaning in _losses(runs)]
+  shown.append(Column(
       'Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
-      _measured('sink_1', '.1f', starred=True)))
-  if any(run.get('sink_bias_slot') is not None for run in runs):
-    found += [
+      _probed(lambda probe: probe.sink_1, '.1f', starred=True)))
+  if any(run.probe and run.probe.sink_extra_key is not None for run in runs):
+    shown += [
         Column('Sink_* %', 'The same of the bias slot or learned sink token: its mean weight over '
-               'queries.', _measured('sink_bias_slot', '.1f')),
+               'queries.', _probed(lambda probe: probe.sink_extra_key, '.1f')),
         Column('Sink_* % (release)', "The same as the paper's release counts it, with a dummy row "
-               'of weight one.', _measured('sink_bias_slot_released', '.1f'))]
-  return found + [
+               'of weight one.', _probed(lambda probe: probe.sink_extra_key_official, '.1f'))]
+  return shown + [
       Column('largest import.', 'Largest importance of the first token over heads.',
-             _measured('largest_importance', '.3f', starred=True)),
+             _probed(lambda probe: probe.largest_importance, '.3f', starred=True)),
       Column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
-             _measured('raw_mass_1', '.3f')),
+             _probed(lambda probe: probe.raw_mass_1, '.3f')),
       Column('raw mass, row', 'Mean total weight of a row between tokens; 1 for softmax without '
-             'a bias slot.', _measured('raw_row_mass', '.3f')),
+             'a bias slot.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
       Column('value ratio (block)', 'Norm of the value of the first token over the mean of the '
              'others: the smallest over blocks, and that block.', _ratio),
       Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.', _emerged),
   ]
 
 
-def rows(runs: list[dict], shown: list[Column]) -> list[list[str]]:
+def rows(runs: Sequence[RunRecord], shown: Sequence[Column]) -> list[list[str]]:
   return [[column.cell(run) for column in shown] for run in runs]
 
 
-def as_text(runs: list[dict]) -> str:
+def as_text(runs: Sequence[RunRecord]) -> str:
   """The table for a terminal, at most 100 columns wide."""
   shown = columns(runs)
   cells = rows(runs, shown)
@@ -68,44 +68,45 @@ def as_text(runs: list[dict]) -> str:
   return '\n'.join(lines)
 
 
-def as_markdown(runs: list[dict]) -> str:
+def as_markdown(runs: Sequence[RunRecord]) -> str:
+  """The table as Markdown."""
   shown = columns(runs)
   return '\n'.join(markup.markdown_table([column.heading for column in shown], rows(runs, shown)))
 
 
 def _losses(runs):
-  sets = dict.fromkeys(key for run in runs for key in shown_losses(run)) or ['valid']
+  sets = dict.fromkeys(key for run in runs for key in run.shown_losses) or ['valid']
   return [(key, 'Validation loss at its last evaluation, nats per token.' if key == 'valid' else
            f"Validation loss on the task's {key} targets, nats.") for key in sets]
 
 
-def _name(run):
-  if run['status'] == 'done':
-    return run['name']
-  return f'{run["name"]} ({run["status"]})'
+def _name(run: RunRecord) -> str:
+  return run.name if run.status == 'done' else f'{run.name} ({run.status})'
 
 
-def _number(value, form):
+def _number(value: float | None, form: str) -> str:
   return '-' if value is None else format(value, form)
 
 
-def _measured(key, form, starred=False):
-  def cell(run):
-    text = _number(run.get(key), form)
-    return text + '*' if starred and text != '-' and run['proxy'] else text
+def _probed(quantity: Callable[[ProbeRecord], float | None], form: str,
+            starred: bool = False) -> Callable[[RunRecord], str]:
+  """The cell of a quantity of the probe; starred: proxies are marked."""
+  def cell(run: RunRecord) -> str:
+    text = _number(quantity(run.probe) if run.probe else None, form)
+    return text + '*' if starred and text != '-' and run.proxy else text
   return cell
 
 
-def _ratio(run):
-  if 'value_ratio' not in run:
-    return '-'
-  return f'{run["value_ratio"]:.2f} ({run["value_ratio_block"]})'
+def _ratio(run: RunRecord) -> str:
+  probe = run.probe
+  return f'{probe.value_ratio:.2f} ({probe.value_ratio_block})' if probe else '-'
 
 
-def _emerged(run):
-  if 'probe_step' not in run:
+def _emerged(run: RunRecord) -> str:
+  if run.probe is None:
     return '-'
-  return 'did not emerge' if run['emergence_step'] is None else f'step {run["emergence_step"]}'
+  step = run.probe.emergence_step
+  return 'did not emerge' if step is None else f'step {step}'
 
 
 def _widest(cell):

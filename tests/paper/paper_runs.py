@@ -5,7 +5,7 @@ import json
 
 from configs import paper
 from sink_jax.paper import numbers
-from sink_jax.report.records import find_runs
+from sink_jax.report.read_runs import find_runs
 
 HARDWARE = dict(
     hardware='cpu, 2 cores', jax='0.10.2', date='2026-11-21T14:55:31+00:00',

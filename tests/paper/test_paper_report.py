@@ -131,7 +131,7 @@ def test_every_number_traces_to_a_folder(whole):
   for found in cells + lines + numbers:
     assert found['runs']
     assert all((base / 'runs' / name / 'config.json').is_file() for name in found['runs'])
-  assert set(report['runs']) == {run['name'] for run in runs(base / 'runs')}
+  assert set(report['runs']) == {run.name for run in runs(base / 'runs')}
 
 
 def test_the_terminal_text_counts(whole):

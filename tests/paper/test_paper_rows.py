@@ -10,6 +10,7 @@ from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import difference
 from sink_jax.paper.table_grid import table_grid
+from sink_jax.train.experiment import Label
 from tests.paper.paper_runs import (
   change,
   config_text,
@@ -168,7 +169,7 @@ def test_a_run_older_than_labels_is_read(tmp_path):
   write(tmp_path / 'a')
   change(tmp_path / 'a', {'label': None})
   run, = runs(tmp_path)
-  assert run['status'] == 'done' and set(run['label'].values()) == {''}
+  assert run.status == 'done' and run.label == Label()
 
 
 def test_a_window_of_one_token_is_never_shown(tmp_path):

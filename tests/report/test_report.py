@@ -1,6 +1,7 @@
 """Reports of runs written by hand: numbers, sentences, page."""
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from configs import quickstart
-from sink_jax.report.comparison import as_text, build, compare, runs_of
-from sink_jax.report.records import baseline_of, read_run, read_runs, split_notes
+from sink_jax.report.comparison import as_text, build
+from sink_jax.report.jsontext import finite
+from sink_jax.report.read_runs import read_run, read_runs
+from sink_jax.report.records import baseline_of, split_notes
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import columns, rows
+from sink_jax.report.write import compare
 
 ROOT = Path(__file__).parents[2]
 TRIALS = {name: quickstart.get_config(name).to_dict() for name in quickstart.TRIALS}
@@ -44,12 +48,13 @@ FLAT = [probe_row(0, 0.0, 0.07), probe_row(1200, 0.0, 0.1506)]
 
 def test_numbers_are_the_metrics(tmp_path):
   run = write(tmp_path / 'a', probed=GROWING, valid=dict(valid=1.5, code=1.25, docs=1.75))
-  assert run['status'] == 'done' and run['step'] == run['probe_step'] == 1200
-  assert (run['sink_1'], run['largest_importance'], run['raw_mass_1']) == (45.5, 0.625, 0.2)
-  assert (run['value_ratio'], run['value_ratio_block']) == (0.25, 2)
-  assert run['emergence_step'] == 800 and run['losses'] == dict(valid=1.5, code=1.25, docs=1.75)
-  assert run['curves']['largest_importance'] == [0.07, 0.25, 0.4, 0.625]
-  assert run['tokens'] == 1200 * 32 * 64 and run['attention'] == 'softmax' and not run['proxy']
+  probe, setup = run.probe, run.setup
+  assert run.status == 'done' and run.step == probe.step == 1200
+  assert (probe.sink_1, probe.largest_importance, probe.raw_mass_1) == (45.5, 0.625, 0.2)
+  assert (probe.value_ratio, probe.value_ratio_block) == (0.25, 2)
+  assert probe.emergence_step == 800 and run.losses == dict(valid=1.5, code=1.25, docs=1.75)
+  assert probe.curves.largest_importance == [0.07, 0.25, 0.4, 0.625]
+  assert setup.tokens == 1200 * 32 * 64 and setup.attention == 'softmax' and not run.proxy
   cells = dict(zip([c.heading for c in columns([run])], rows([run], columns([run]))[0]))
   assert cells == {'variant': 'a', 'valid loss': '1.500', 'Sink_1 %': '45.5',
                    'largest import.': '0.625', 'raw mass, first': '0.200', 'raw mass, row': '1.000',
@@ -85,7 +90,7 @@ def test_faint_and_faded(tmp_path):
 def test_unnormalised_attention_is_judged_by_raw_mass(rate, share, mass, row, kind, words, tmp_path):
   run = write(tmp_path / 'a', 'text-sigmoid', [FLAT[0], probe_row(
       1200, rate, share, raw_mass_1=mass, raw_row_mass=row)])
-  assert run['proxy'] and verdict(run) == kind and words in sentences(run)
+  assert run.proxy and verdict(run) == kind and words in sentences(run)
   assert f'{rate:.1f}*' in as_text(build([run]))
   assert ('1 of 1' in overview([run])) == (kind == 'sink')
 
@@ -101,9 +106,10 @@ def test_a_bias_slot_is_set_against_softmax(tmp_path):
   assert 'took mean weight 0.25 and has Sink_* 50.0 % (51.5 % as the release counts' in said
   assert "largest importance fell from 0.62 (softmax) to 0.05" in said
   assert '1.750, against 1.500 of softmax: the two have not learnt equally much' in said
-  assert 'rose from 0.05' in sentences(run | {'largest_importance': 0.2}, softmax | {
-      'largest_importance': 0.05})
-  assert 'stayed at 0.05, as in softmax' in sentences(run, softmax | {'largest_importance': 0.05})
+  at = lambda run, importance: dataclasses.replace(run, probe=dataclasses.replace(
+      run.probe, largest_importance=importance))
+  assert 'rose from 0.05' in sentences(at(run, 0.2), at(softmax, 0.05))
+  assert 'stayed at 0.05, as in softmax' in sentences(run, at(softmax, 0.05))
   assert 'fell' not in sentences(run) and 'Sink_* %' in as_text(build([run])).replace('\n', ' ')
 
 
@@ -128,7 +134,7 @@ def test_a_run_that_cannot_be_read_is_listed(tmp_path):
   config['attention']['similarity'] = 'Unheard()'
   write(tmp_path / 'a', config=config, probed=FLAT)
   report = build(read_runs(tmp_path))
-  assert report['groups'][0]['title'] == 'Runs that could not be read'
+  assert report.groups[0].title == 'Runs that could not be read'
   assert "Unknown Similarity 'Unheard'" in as_text(report)
 
 
@@ -150,17 +156,17 @@ def report(tmp_path_factory):
 
 def test_groups_by_data(report):
   _, content = report
-  text, backcopy = content['groups']
-  assert text['title'] == "Language-model text (Stdlib(split='content'), Bytes)"
-  assert text['runs'][0] == 'text-softmax'
-  assert not any('made again' in note for note in text['notes'])
-  assert backcopy['title'] == 'Bigram-Backcopy'
-  assert backcopy['runs'] == ['backcopy-softmax', 'backcopy-sigmoid']
-  headings = [column.heading for column in columns(runs_of(content, backcopy))]
+  text, backcopy = content.groups
+  assert text.title == "Language-model text (Stdlib(split='content'), Bytes)"
+  assert text.runs[0].name == 'text-softmax'
+  assert not any('made again' in note for note in text.notes)
+  assert backcopy.title == 'Bigram-Backcopy'
+  assert [run.name for run in backcopy.runs] == ['backcopy-softmax', 'backcopy-sigmoid']
+  headings = [column.heading for column in columns(backcopy.runs)]
   assert headings[1:3] == ['backcopy loss', 'bigram loss']
-  assert any('3.049 nats' in note for note in backcopy['notes'])
-  assert text['different_settings']['text-k-bias']['attention.kv_bias'] == 'KBias()'
-  assert text['shared_settings']['optimizer.learning_rate'] == 2e-2
+  assert any('3.049 nats' in note for note in backcopy.notes)
+  assert text.different_settings['text-k-bias']['attention.kv_bias'] == 'KBias()'
+  assert text.shared_settings['optimizer.learning_rate'] == 2e-2
 
 
 def test_runs_of_the_old_split_are_marked(tmp_path):
@@ -185,10 +191,22 @@ def test_json_is_plain_and_complete(report):
   written = json.loads((out / 'report.json').read_text(), parse_constant=pytest.fail)
   assert written['runs']['text-softmax']['losses'] == {'valid': None}
   assert written['runs']['text-k-bias']['mean_bias_slot'] == 0.25
-  assert written['groups'] == content['groups'] and written['provenance'] == content['provenance']
-  rebuilt = build(list(written['runs'].values()))
-  for old, new in zip(written['groups'], rebuilt['groups']):
-    assert old['sentences'] == new['sentences'] and old['overview'] == new['overview']
+  assert written == finite(content.as_dict())
+  again = build(read_runs(out.parent / 'runs'))  # every sentence follows from the records
+  for old, new in zip(content.groups, again.groups, strict=True):
+    assert old.sentences == new.sentences and old.overview == new.overview
+  # What the page does not need of a run stays in its own files.
+  assert not {'train_course', 'analyses'} & set(written['runs'][content.runs[0].name])
+
+
+def test_a_run_as_a_dict_has_the_keys_of_its_groups_alone(tmp_path):
+  whole = write(tmp_path / 'a', probed=GROWING, valid=dict(valid=1.5)).as_dict()
+  bare = dataclasses.replace(read_run(tmp_path / 'a', 'a'), probe=None, losses=None).as_dict()
+  unread = dataclasses.replace(read_run(tmp_path / 'a', 'a'), setup=None, text=None, losses=None,
+                               probe=None).as_dict()
+  assert list(whole)[:len(bare)] == list(bare) and list(bare)[:len(unread)] == list(unread)
+  assert list(unread)[-1] == 'step' and list(bare)[-1] == 'content'
+  assert {'losses', 'sink_1', 'curves'} <= whole.keys() - bare.keys()
 
 
 class Page(HTMLParser):
@@ -216,7 +234,7 @@ def test_the_page_stands_alone(report):
   out, content = report
   source = (out / 'index.html').read_text()
   page = Page(source)
-  pictures = [figure['file'] for group in content['groups'] for figure in group['figures']]
+  pictures = [picture.file for group in content.groups for picture in group.pictures]
   assert not page.open and page.tags.count('img') == len(pictures) == 2
   assert page.links and all(link.startswith('data:image/png;base64,') for link in page.links)
   assert 'script' not in page.tags and 'url(' not in source and '@import' not in source
@@ -230,7 +248,7 @@ def test_the_page_stands_alone(report):
 
 
 def test_missing_checkpoints_are_named(report):
-  notes = [note for group in report[1]['groups'] for note in group['notes']]
+  notes = [note for group in report[1].groups for note in group.notes]
   assert sum('No attention map of' in note for note in notes) == len(TRIALS)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.report.records import read_run
+from sink_jax.report.read_runs import read_run
 from sink_jax.train import checkpoint, loop, recorder
 from sink_jax.train.checksums import saved_steps, step_folder, verify
 from sink_jax.train.loop import train
@@ -579,4 +579,4 @@ def test_sizes_beyond_reason_are_refused_before_anything_is_made(whole, tmp_path
   shutil.copyfile(whole[0] / 'data.json', tmp_path / 'data.json')
   with pytest.raises(ValueError, match=words):
     sj.load_run(tmp_path)
-  assert read_run(tmp_path, 'huge')['status'] in ('unreadable', 'not run')
+  assert read_run(tmp_path, 'huge').status in ('unreadable', 'not run')

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from sink_jax.report.records import read_run, record_note
+from sink_jax.report.read_runs import read_run
 from sink_jax.sweep import runner
 from sink_jax.sweep.summary import as_markdown, read_states
 from sink_jax.sweep.trials import Trial
@@ -150,13 +150,13 @@ def test_probe_inputs_of_runs_without_digests_stay(workdir):
 def test_reports_and_sweeps_show_from_where_a_record_is_whole(workdir):
   (workdir / 'config.json').write_text(json.dumps(runs.config()))
   runs_files.write_outcome(workdir, 'done', step=8)
-  assert record_note(read_run(workdir, 'a')) == ''
+  assert read_run(workdir, 'a').metrics_note == ''
   (workdir / 'metrics.jsonl').write_bytes(b''.join(CHANGES['doubled'](lines(workdir))))
-  assert 'does not fit its digest of step 8' in record_note(read_run(workdir, 'a'))
+  assert 'does not fit its digest of step 8' in read_run(workdir, 'a').metrics_note
   assert 'set aside' not in runs_files.settle_finished(workdir, 8)
   assert runs_files.settle_finished(workdir, 8) == ''  # once
   assert runs_files.read_status(workdir)['record_whole_from'] == 8
-  assert 'whole from step 8 on' in record_note(read_run(workdir, 'a'))
+  assert 'whole from step 8 on' in read_run(workdir, 'a').metrics_note
   table = as_markdown(read_states({workdir.name: Trial(workdir.name, None)}, workdir.parent), 'x')
   assert '| record whole from step 8 on |' in table
 

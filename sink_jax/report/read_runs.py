@@ -1,0 +1,193 @@
+"""The folders of training runs read back as records."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.data.synthetic import SyntheticTask
+from sink_jax.evaluate.sinks import emergence_step
+from sink_jax.io.paths import files_named, is_local, to_path
+from sink_jax.report.jsontext import finite
+from sink_jax.report.records import (
+  EMERGENCE_LEVEL,
+  Course,
+  Curves,
+  NormRatios,
+  Origin,
+  ProbeRecord,
+  RunRecord,
+  Setup,
+  TextAmount,
+)
+from sink_jax.train.experiment import Experiment, Label, from_dict
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.record import metrics_problem
+from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
+
+_FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
+_REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
+
+
+def read_runs(directory: str | os.PathLike) -> list[RunRecord]:
+  """Every run in or below a folder, in order of name.
+
+  Raises:
+    ValueError: there is no such folder, or no run in it.
+  """
+  runs = find_runs(directory)
+  if not runs:
+    raise ValueError(f'There is no run in {directory}. Make some with {_REMEDY}{directory}')
+  return runs
+
+
+def find_runs(directory: str | os.PathLike) -> list[RunRecord]:
+  """The same for a folder that may hold none yet.
+
+  Raises:
+    ValueError: there is no such folder.
+  """
+  root = to_path(directory)
+  if not root.is_dir():
+    raise ValueError(f'{directory} is not a folder. Make runs with {_REMEDY}{directory}')
+  folders = {path.parent for path in files_named(root, _FILES)}
+  own_name = (root.resolve() if is_local(root) else root).name  # '.' has no name before that
+  return [read_run(folder, folder.relative_to(root).as_posix() if folder != root else own_name)
+          for folder in sorted(folders)]
+
+
+def read_run(folder: str | os.PathLike, name: str) -> RunRecord:
+  """The record of one run, whatever its state is; what cannot be read is said in `error`."""
+  folder = to_path(folder)
+  status, rows = read_status(folder), finite(read_metrics(folder))
+  of_kind = lambda kind: [row for row in rows if row['kind'] == kind]
+  run = RunRecord(
+      name=name, label=_label(status), status=status['status'], error=status.get('error'),
+      reason=status.get('reason'), loss=status.get('loss'),
+      complete_from=status.get('record_whole_from'), metrics_problem=metrics_problem(folder),
+      origin=Origin(_hardware(status), status.get('command'), status.get('code')),
+      step=max([row['step'] for row in rows] + [status.get('step') or 0]),
+      train_course=_course(of_kind('train')), valid_course=_course(of_kind('valid')),
+      analyses=finite(read_analyses(folder)))
+  if not (folder / 'config.json').exists() and run.status in ('failed', 'not expressible'):
+    return run  # it never began
+  try:
+    config = read_config(folder)
+    # Runs that are older than labels have none, or an incomplete one.
+    config['label'] = (config.get('label') or {}) | dataclasses.asdict(_label(config))
+    setup = _setup(from_dict(config), config)
+    run = dataclasses.replace(run, label=_label(config), setup=setup)
+    run = dataclasses.replace(run, text=_text_amount(read_data_summary(folder), setup.tokens))
+  except (ValueError, KeyError, TypeError) as error:
+    return dataclasses.replace(run, status='unreadable', error=' '.join(str(error).split()))
+  if valid := of_kind('valid'):
+    run = dataclasses.replace(run, losses={
+        key: value for key, value in valid[-1].items() if key not in ('kind', 'step')})
+  # A row without these was measured while activations were not finite.
+  probed = [row for row in of_kind('probe')
+            if None not in (row['largest_importance'], *row['value_ratio'])]
+  return dataclasses.replace(run, probe=_probe(probed)) if probed else run
+
+
+def describe_attention(experiment: Experiment) -> str:
+  """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
+  spec, tokens = experiment.attention, experiment.model.sink_tokens
+  name = type(spec.similarity).__name__.lower()
+  if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
+    words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
+  elif isinstance(spec.normalizer, Unnormalized):
+    words = f'{name} without normalisation'
+  elif isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1:
+    words = f'{name} with normalisation'
+  else:
+    words = f'{name}, {spec.normalizer}'
+  parts = [words]
+  if type(spec.feature_map).__name__ != 'Identity':
+    parts.append(f'feature map {spec.feature_map}')
+  if spec.kv_bias.label:
+    bare = spec.kv_bias == type(spec.kv_bias)()
+    parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
+  if tokens:
+    parts.append('a learned sink token')
+  return ', '.join(parts)
+
+
+def _label(record: Mapping[str, Any]) -> Label:
+  """The label of a config, or of the status of a trial that has no config."""
+  label = record.get('label') or {}
+  return Label(*(label.get(key) or '' for key in ('trial', 'budget', 'protocol')))
+
+
+def _course(rows: Sequence[Mapping[str, Any]]) -> Course:
+  """{key: a number or None for every row}, of the keys that hold numbers."""
+  number = lambda x: x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
+  keys = dict.fromkeys(key for row in rows for key in row if number(row[key]) is not None)
+  return {key: [number(row.get(key)) for row in rows] for key in keys}
+
+
+def _hardware(status: Mapping[str, Any]) -> str | None:
+  """'cpu, 2 cores; jax 0.10.2; 2026-11-21', or None before a run has started."""
+  if 'hardware' not in status:
+    return None
+  return f'{status["hardware"]}; jax {status["jax"]}; {status["date"].split("T")[0]}'
+
+
+def _setup(experiment: Experiment, config: Mapping[str, Any]) -> Setup:
+  source, spec = experiment.data.source, experiment.attention
+  synthetic = isinstance(source, SyntheticTask)
+  return Setup(
+      config=config,
+      experiment=experiment,
+      attention=describe_attention(experiment),
+      proxy=not spec.rows_sum_to_one,
+      has_extra_key=bool(spec.kv_bias.has_extra_key or experiment.model.sink_tokens),
+      source=str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
+      synthetic=synthetic,
+      facts=source.facts() if synthetic else {},
+      seed=experiment.seed,
+      steps=experiment.steps,
+      tokens=experiment.steps * experiment.batch_size * experiment.data.context,
+      epsilon=experiment.probe.epsilon,
+  )
+
+
+def _text_amount(data: Mapping[str, Any], tokens: int) -> TextAmount:
+  """From `Data.summary()`; the epochs are those of a whole run, also before it is done."""
+  epoch = data.get('tokens_per_epoch')
+  return TextAmount(data.get('unique_training_tokens'), tokens / epoch if epoch else None,
+                    data.get('content'))
+
+
+def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
+  """From probe rows in order of step, the last of which is the result."""
+  last = rows[-1]
+  steps, rates = [row['step'] for row in rows], [row['sink_1'] for row in rows]
+  peak = int(np.argmax(rates))
+  block = int(np.argmin(last['value_ratio']))
+  return ProbeRecord(
+      step=last['step'],
+      sink_1=last['sink_1'],
+      sink=last['sink'],
+      sink_extra_key=last['sink_bias_slot'],
+      sink_extra_key_official=last['sink_bias_slot_released'],
+      largest_importance=last['largest_importance'],
+      mean_importance=last['mean_importance'],
+      mean_extra_key=last['mean_bias_slot'],
+      raw_mass_1=last['raw_mass_1'],
+      largest_raw_mass_1=last['largest_raw_mass_1'],
+      raw_row_mass=last['raw_row_mass'],
+      value_ratio=last['value_ratio'][block],
+      value_ratio_block=block + 1,
+      ratios=NormRatios(**{field.name: last.get(f'{field.name}_ratio')
+                           for field in dataclasses.fields(NormRatios)}),
+      emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
+      peak_sink_1=rates[peak],
+      peak_step=steps[peak],
+      curves=Curves(steps, rates, [row['sink_bias_slot'] for row in rows],
+                    [row['largest_importance'] for row in rows]),
+  )

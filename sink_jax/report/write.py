@@ -1,0 +1,91 @@
+"""A comparison of runs as files: one HTML page, Markdown, JSON and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sink_jax.evaluate.maps import HeadMaps, head_maps
+from sink_jax.io.paths import to_path
+from sink_jax.pretrained.load import load_run
+from sink_jax.report import figures
+from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
+from sink_jax.report.jsontext import to_json
+from sink_jax.report.page import as_html, as_markdown
+from sink_jax.report.read_runs import read_runs
+from sink_jax.report.records import RunRecord
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.provenance import provenance
+
+
+def compare(directory: str | os.PathLike, out: str | os.PathLike, with_maps: bool = True
+            ) -> Comparison:
+  """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
+
+  Raises:
+    ValueError: no runs in `directory`. OSError: `out` cannot be written.
+  """
+  directory, out = to_path(directory), to_path(out)
+  report = build(read_runs(directory))
+  out.mkdir(parents=True, exist_ok=True)
+  report = dataclasses.replace(
+      report, provenance=_provenance(report.runs),
+      groups=[_with_pictures(group, directory, out, with_maps) for group in report.groups])
+  images = {picture.file: (out / picture.file).read_bytes()
+            for group in report.groups for picture in group.pictures}
+  (out / 'report.json').write_text(to_json(report.as_dict()))
+  (out / 'report.md').write_text(as_markdown(report))
+  (out / 'index.html').write_text(as_html(report, images))
+  return report
+
+
+def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
+  origins, now = [run.origin for run in runs], provenance()
+  joined = lambda values: ' and '.join(sorted({value for value in values if value})) or 'unknown'
+  return {
+      'trained by': joined(origin.command for origin in origins),
+      'trained on': joined(origin.hardware for origin in origins),
+      'trained with': joined(origin.code for origin in origins),
+      'reported by': now['command'], 'date': now['date'],
+      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}',
+      'reported with': now['code']}
+
+
+def _with_pictures(group: RunGroup, directory: Path, out: Path, with_maps: bool) -> RunGroup:
+  """The group with its curves and attention maps, which are drawn here, and what they lack."""
+  probed = [run for run in group.runs if run.probe is not None]
+  pictures = []
+  if probed:
+    extra_key = any(run.probe and run.probe.sink_extra_key is not None for run in probed)
+    pictures.append(Picture(
+        f'curves-{group.key}.png',
+        'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
+        'lines and * are of proxy scores' + (', dotted lines of the bias slot.' if extra_key
+                                             else '.')))
+    figures.sink_curves(probed, out / pictures[-1].file)
+  maps, missing = _maps(directory, probed) if with_maps else ({}, [])
+  if maps:
+    sequences = next(iter(maps.values())).sequences
+    pictures.append(Picture(
+        f'attention-{group.key}.png',
+        'The head of every variant with the largest importance of the first token: its attention '
+        f'at the last checkpoint, averaged over the probe sequences ({sequences}).'))
+    figures.strongest_heads(maps, out / pictures[-1].file)
+  return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
+
+
+def _maps(directory: Path, runs: Sequence[RunRecord]) -> tuple[Mapping[str, HeadMaps], list[str]]:
+  """Maps of the runs whose checkpoint can be read, and a line about every other."""
+  maps, missing = {}, []
+  for run in runs:
+    folder = directory / run.name
+    try:
+      model = load_run(folder if folder.is_dir() else directory)
+      if model.probe_tokens is None:
+        raise ValueError('it has no probe_tokens.npy.')
+      maps[run.name] = head_maps(model, model.probe_tokens)
+    except (ValueError, CheckpointError) as error:
+      missing.append(f'No attention map of {run.name}: {" ".join(str(error).split())}')
+  return maps, missing
