@@ -34,8 +34,10 @@ _LOG_LINES = 100
 def main(arguments=None) -> int:
   options = _parsed(arguments)
   try:
-    machine.writable('--work', options.work, 'runs/', 'trainer.lock', 'trainer.log', 'text.log')
-    machine.writable('--out', options.out, 'report.json', 'report.md', 'log.txt', 'runs.tar.gz')
+    machine.check_writable('--work', options.work, 'runs/', 'trainer.lock', 'trainer.log',
+                           'text.log')
+    machine.check_writable('--out', options.out, 'report.json', 'report.md', 'log.txt',
+                           'runs.tar.gz')
     return _main(options)
   except OSError as error:
     return _wrong(error)
@@ -53,7 +55,7 @@ def _main(options) -> int:
     trials = {} if missing else _trials(options)
     _refuse_unknown_parts(options)
     if not (options.smoke or options.command == 'stop' or _alive(options.work)):
-      _say(f'This is {machine.accelerator(environment)}.')
+      _say(f'This is {machine.find_accelerator(environment)}.')
   except ValueError as error:
     return _wrong(error)
   if options.command == 'check':
@@ -131,10 +133,10 @@ class Collector:
     self.longest = max(self.longest, self._last - began)
 
   def _write_all(self, headline):
-    from sink_jax.sweep.archive import records
+    from sink_jax.sweep.archive import pack_records
     from sink_jax.sweep.summary import as_markdown
 
-    _write(self._out / 'runs.tar.gz', records(self._work / 'runs'))
+    _write(self._out / 'runs.tar.gz', pack_records(self._work / 'runs'))
     _write(self._out / 'log.txt', '\n'.join(_log(self._work)).encode())
     report, page = self._report()
     report['trials'] = {state.name: {'status': state.status, 'step': state.step,
@@ -182,7 +184,7 @@ def _started(options, environment):
 
 
 def _alive(work):
-  return detached.alive(work / 'trainer.lock')
+  return detached.is_alive(work / 'trainer.lock')
 
 
 def _asked_to_end(work):
@@ -218,11 +220,11 @@ def _refuse_unknown_parts(options):
 
 def _left_to_do(states):
   """Names of the trials that have not ended; prints the state of every one."""
-  from sink_jax.sweep.trials import ENDED
+  from sink_jax.sweep.trials import FINAL_STATUSES
 
   print('\n'.join(f'{state.name}: {state.status}, step {state.step or 0} of {state.steps}'
                   for state in states))
-  return [state.name for state in states if state.status not in ENDED]
+  return [state.name for state in states if state.status not in FINAL_STATUSES]
 
 
 def _exit_code(states, alive, code, options):

@@ -58,7 +58,7 @@ def killed_at_the_end(work):
     yield
   finally:
     if gpu_hour._alive(work):
-      os.kill(detached.holder(work / 'trainer.lock'), signal.SIGKILL)
+      os.kill(detached.holder_pid(work / 'trainer.lock'), signal.SIGKILL)
 
 
 class Trainer:
@@ -95,11 +95,11 @@ def test_a_call_ends_by_its_limit_and_another_finds_the_trainer(monkeypatch, tmp
   with killed_at_the_end(call.options.work):
     call.options.limit = 13  # of which 11 are for the last report
     assert call() == 42 and 'The trainer goes on' in capsys.readouterr().err
-    number = detached.holder(call.options.work / 'trainer.lock')
+    number = detached.holder_pid(call.options.work / 'trainer.lock')
     call.options.limit = 13 + time.monotonic() - gpu_hour.BEGAN
     assert call() == 42
     assert 'The trainer is at work' in capsys.readouterr().err
-    assert detached.holder(call.options.work / 'trainer.lock') == number
+    assert detached.holder_pid(call.options.work / 'trainer.lock') == number
     call.options.command, call.options.limit = 'stop', 60
     assert call() == 0 and not gpu_hour._alive(call.options.work)
     assert '5 trials are not done: emergence goes on' in capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_stop_ends_no_process_but_the_one_that_holds_the_lock(
   call.options.command = 'stop'
   lock = call.options.work / 'trainer.lock'
   lock.write_text(written)
-  monkeypatch.setattr(detached, 'alive', lambda _: True)
+  monkeypatch.setattr(detached, 'is_alive', lambda _: True)
   monkeypatch.setattr(os, 'kill', lambda *_: pytest.fail('a process was ended'))
   assert call() == 1
   assert words in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_without_a_gpu_nothing_is_started(tmp_path, capsys, monkeypatch):
 
 def test_a_device_that_jax_cannot_start_is_one_line():
   with pytest.raises(ValueError, match='jax finds no device .*--smoke') as error:
-    machine.accelerator(os.environ | {'JAX_PLATFORMS': 'absent'})
+    machine.find_accelerator(os.environ | {'JAX_PLATFORMS': 'absent'})
   assert '\n' not in str(error.value)
 
 
@@ -181,7 +181,7 @@ def test_the_archive_holds_records_alone_and_whole_lines(tmp_path):
   (run / 'checkpoints' / 'config.json').write_text('{}')
   (run / 'config.json').write_text('{}')
   (run / 'metrics.jsonl').write_text('{"step": 1}\n{"step')
-  with tarfile.open(fileobj=io.BytesIO(archive.records(tmp_path / 'runs'))) as tar:
+  with tarfile.open(fileobj=io.BytesIO(archive.pack_records(tmp_path / 'runs'))) as tar:
     found = {entry.name: tar.extractfile(entry).read() for entry in tar}
   assert found == {'emergence-default/config.json': b'{}',
                    'emergence-default/metrics.jsonl': b'{"step": 1}\n'}

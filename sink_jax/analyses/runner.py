@@ -109,8 +109,9 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
   The folder is its last part alone, since results are published and paths of a machine are not.
   A snapshot of the Hugging Face hub has the folder of its repository, and its revision.
   """
-  identity: dict[str, str | int | None] = {'folder': None, 'step': run.step, 'dtype': run.config.dtype,
-           'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+  identity: dict[str, str | int | None] = {
+      'folder': None, 'step': run.step, 'dtype': run.config.dtype,
+      'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
   if run.folder is not None:
     folder = Path(run.folder).absolute()
     identity['folder'] = folder.name

@@ -58,10 +58,10 @@ from sink_jax.io import compile_cache
 from sink_jax.io.paths import to_path
 from sink_jax.sweep import estimate
 from sink_jax.sweep.batched import run_batched
-from sink_jax.sweep.pool import Stopped, run_at_once
+from sink_jax.sweep.pool import run_in_parallel, SweepStopped
 from sink_jax.sweep.runner import run_trial
-from sink_jax.sweep.summary import Clock, as_markdown, read_states, reporting
-from sink_jax.sweep.trials import ENDED, load_trials, parse_settings, sharded
+from sink_jax.sweep.summary import as_markdown, keep_summary, read_states, RemainingTime
+from sink_jax.sweep.trials import FINAL_STATUSES, load_trials, parse_settings, select_shard
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.multihost import broadcast_from_process0, fail, init_distributed, is_first
@@ -79,7 +79,7 @@ def main(argv):
     if _LIST.value:
       print('\n'.join(trials))
     elif _DRY_RUN.value:
-      print(estimate.as_text(estimate.make(trials, _PROCESSES.value), _BUDGET.value))
+      print(estimate.as_text(estimate.estimate_sweep(trials, _PROCESSES.value), _BUDGET.value))
     elif _DATA_ONLY.value:
       _open_data(trials)
     elif not _WORKDIR.value:
@@ -97,7 +97,7 @@ def main(argv):
   except Unsaved as error:
     print(error, file=sys.stderr, flush=True)
     os._exit(EXIT_UNSAVED)
-  except (Interrupted, Stopped, KeyboardInterrupt):
+  except (Interrupted, SweepStopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
   except ValueError as error:
@@ -150,10 +150,10 @@ def _selected(table):
   trials = {name: trial for name, trial in table.items()
             if not _ONLY.value or names(name, trial) & set(_ONLY.value)}
   for name, trial in trials.items():
-    if trial.spoiled:
-      raise ValueError(f'--set={trial.spoiled[0]}: trial {name} is about it. Leave that out, or '
+    if trial.overridden:
+      raise ValueError(f'--set={trial.overridden[0]}: trial {name} is about it. Leave that out, or '
                        'choose other trials with --only.')
-  return sharded(trials, _SHARD.value)
+  return select_shard(trials, _SHARD.value)
 
 
 def _open_data(trials):
@@ -193,32 +193,32 @@ def _run(trials, table, root, first):
   statuses = {}
   if first:
     left = {state.name: trials[state.name] for state in read_states(trials, root)
-            if state.status not in ENDED}
+            if state.status not in FINAL_STATUSES}
     if _ESTIMATE.value:
-      made = estimate.make(left, _PROCESSES.value)
+      made = estimate.estimate_sweep(left, _PROCESSES.value)
       print(estimate.headline(made, _BUDGET.value), file=sys.stderr)
-      clock = Clock(made.work(), made.seconds)
+      remaining = RemainingTime(made.work(), made.seconds)
     else:
-      clock = Clock(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
-    with reporting(table, root, clock, lines=_PROCESSES.value > 1):
+      remaining = RemainingTime(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
+    with keep_summary(table, root, remaining, lines=_PROCESSES.value > 1):
       for trial, status in _outcomes(trials, root):
         statuses[trial] = status
-        clock.ended(trial)
+        remaining.finish(trial)
         if trial in left:
-          print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {clock.left()}',
+          print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {remaining.as_text()}',
                 file=sys.stderr, flush=True)
     for trial in trials:
       print(f'{trial}: {statuses[trial]}')
   else:
     statuses = dict(_outcomes(trials, root))
-  if set(statuses.values()) - set(ENDED):  # diverging is a result
+  if set(statuses.values()) - set(FINAL_STATUSES):  # diverging is a result
     sys.exit(1)
 
 
 def _outcomes(trials, root):
   """(name, status) of every trial, as each ends."""
   if _PROCESSES.value > 1:
-    yield from run_at_once(trials, root, _PROCESSES.value)
+    yield from run_in_parallel(trials, root, _PROCESSES.value)
     return
   compile_cache.enable()
   if _BATCHED.value:
@@ -230,7 +230,7 @@ def _outcomes(trials, root):
     with StopHandler() as stop:  # what one process hears between trials is for all
       for name, trial in trials.items():
         if stop.poll(wait=True):
-          raise Stopped
+          raise SweepStopped
         yield name, run_trial(trial, root)
 
 

@@ -1,4 +1,4 @@
-"""The records of runs in one file, to be taken from a machine."""
+"""Packs the records of runs into one file, to be copied from a machine that is lent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import io
 import tarfile
 from pathlib import Path
 
+# Small files alone: checkpoints stay where they are.
 _RECORDS = ('metrics.jsonl', 'config.json', 'status.json', 'data.json')
 
 
-def records(runs: Path) -> bytes:
-  """The records of all runs, a tar file in bytes; of metrics the lines that are whole."""
+def pack_records(runs: Path) -> bytes:
+  """Returns the records of all runs below a folder as the bytes of a tar.gz file.
+
+  A run may be writing its metrics meanwhile, so a last line that is not complete is left out.
+  """
   packed = io.BytesIO()
   with tarfile.open(fileobj=packed, mode='w:gz') as archive:
     for path in sorted(path for name in _RECORDS for path in runs.glob(f'*/{name}')):

@@ -1,8 +1,10 @@
-"""Many small trials on one device: those that share a program are trained together.
+"""Trains many small trials on one device: those that share a program are trained together.
 
-ROOT/FIRST.group.json holds the trials of a group in the order of their slots, and its width,
-FIRST being the first of them that this process trains. A group that has begun keeps both,
-whichever trials are left.
+A group of trials is one compiled program whose arrays have an axis for the members. A member is an
+index of that axis, and the width is the length of the axis. ROOT/FIRST.group.json records the
+members of a group in their order ('trials') and its width, FIRST being the first of them that this
+process trains. A group that has begun keeps both, whichever of its trials are left: XLA may round
+differently in a program of another width, and a trial that is resumed must go on bit by bit.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from sink_jax.data.dataset import open_data
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
-from sink_jax.io.paths import to_path
-from sink_jax.sweep.runner import concluded, run_trial
-from sink_jax.sweep.trials import ENDED, Trial
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.sweep.runner import finish_trial, run_trial
+from sink_jax.sweep.trials import FINAL_STATUSES, Trial
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import differences
 from sink_jax.train.group import Group, train_group
@@ -32,51 +34,59 @@ from sink_jax.train.optimizer import compiled_part
 from sink_jax.train.prepare import PreparedRun, prepare_run
 from sink_jax.train.run_dir import has_ended, in_use, read_status
 
-# What trials of a group may differ in: what is computed beside the steps, and how long.
+# What the trials of a group may differ in: the seed, which is an argument of the program, what is
+# computed beside the steps, and how many steps there are.
 _FREE = ('seed', 'steps', 'log_every', 'checkpoint_every', 'checkpoints_kept', 'probe',
          'validation', 'mesh', 'label')
 _FREE_OF_DATA = ('max_tokens', 'domain_weights', 'cache_dir')
-_AHEAD = 6  # programs that are compiled before their turn comes, and kept until then
+_AHEAD = 6  # groups whose programs are compiled before their turn comes, and kept until then
 
 
-def run_batched(trials: Mapping[str, Trial], root,
+def run_batched(trials: Mapping[str, Trial], root: str | AnyPath,
                 width: int | None = None) -> Iterator[tuple[str, str]]:
   """Runs trials in groups, on the one device there is; yields (name, status) as they end.
 
-  Those whose program no other trial shares run as `run_trial` has it.
+  Trials whose program no other trial shares run afterwards, as `run_trial` runs them.
 
   Args:
-    width: trials of a group, at most; None for as many as there are.
+    trials: by name.
+    root: the folder of the sweep; a trial goes to ROOT/NAME.
+    width: trials of a group at most; None for as many as there are.
 
   Raises:
-    ValueError: there are several devices. Interrupted: as `run_trial`.
+    ValueError: there are several devices.
+    Interrupted: the process was asked to stop; the states are saved.
   """
   if jax.device_count() > 1:  # a job of several processes has several, too
     raise ValueError(f'--batched trains groups of trials on one device, and {jax.device_count()} '
                      'are here: show it one, such as with CUDA_VISIBLE_DEVICES=0, or leave it out.')
-  root = to_path(root)
-  root.mkdir(parents=True, exist_ok=True)
-  jobs = _jobs(trials, root)
-  groups = _groups(jobs, root, width)
+  folder = to_path(root)
+  folder.mkdir(parents=True, exist_ok=True)
+  jobs = _jobs(trials, folder)
+  groups = _groups(jobs, folder, width)
   with contextlib.closing(_compiled(groups)) as compiled:
     for group, problem in compiled:
       print(f'{len(group.runs)} trials in a group of {len(group.names)}: {", ".join(group.runs)}',
             file=sys.stderr, flush=True)
-      begun = (lambda held: None) if groups[group] else functools.partial(_record, group, root)
-      ended = dict.fromkeys(group.runs, problem) if problem else train_group(group, root, begun)
+      # A new group is recorded when the workdirs of its trials are locked, not before.
+      begun = (lambda held: None) if groups[group] else functools.partial(_record, group, folder)
+      ended = dict.fromkeys(group.runs, problem) if problem else train_group(group, folder, begun)
       for name, error in ended.items():
-        yield name, concluded(trials[name], root, functools.partial(
+        yield name, finish_trial(trials[name], folder, functools.partial(
             _raise, error, len(group.names), groups[group]))
   together = {name for group in groups for name in group.runs}
   for name, trial in trials.items():
     if name not in together:
-      yield name, run_trial(trial, root)
+      yield name, run_trial(trial, folder)
 
 
-def _raise(error, width, record, _):
-  """Raises what ended a trial of a group; of its width, where that was too large.
+def _raise(error: BaseException | None, width: int, record: AnyPath | None, *_: Any) -> None:
+  """Raises the error that ended a trial of a group; where memory was short, with a remedy.
 
-  record: where the group has begun, the file that keeps its width.
+  Args:
+    error: None where the trial is done.
+    width: of the group.
+    record: the file that keeps the width, where the group has begun.
   """
   if error is not None and 'RESOURCE_EXHAUSTED' in str(error):
     remedy = 'leave out --batched'
@@ -88,38 +98,42 @@ def _raise(error, width, record, _):
     raise error
 
 
-def _jobs(trials, root):
-  """{name: Job} of all trials that can be trained; what is wrong with others is said later."""
+def _jobs(trials: Mapping[str, Trial], root: AnyPath) -> dict[str, PreparedRun]:
+  """Prepares all trials that have steps left and can be trained."""
   opened = functools.cache(open_data)  # trials of the same data share what is made of it
   jobs = {}
   for name, trial in trials.items():
     try:
       if trial.config and not has_ended(root / name, trial.config):
         jobs[name] = prepare_run(trial.config, root / name, opened)
-    except Exception:  # whatever it is, `run_trial` has it again
+    except Exception:  # `run_trial` meets the same error, and reports it
       continue
   return jobs
 
 
-def _groups(jobs, root, width):
-  """{Group: its record or None}: those that have begun with what is left of them, then others."""
-  keys = {name: _shared(job) for name, job in jobs.items()}
-  groups, placed = {}, set()
+def _groups(jobs: Mapping[str, PreparedRun], root: AnyPath,
+            width: int | None) -> dict[Group, AnyPath | None]:
+  """Divides jobs into groups: {group: its record, None of a group that has not begun}.
+
+  Groups that have begun come first, with the trials that are left of them.
+  """
+  keys = {name: _program_key(job) for name, job in jobs.items()}
+  groups, in_a_group = {}, set()
   for path, names in _records(root):
-    left = [name for name in names if name in jobs and name not in placed]
+    left = [name for name in names if name in jobs and name not in in_a_group]
     if (left and all(keys[name] == keys[left[0]] for name in left)
         and _has_begun(root, names)):
       groups[Group(names, {name: jobs[name] for name in left})] = path
-      placed |= set(left)
+      in_a_group |= set(left)
       if width and width < len(names):
         print(f'--width={width} is for groups that begin: that of {path} keeps its width of '
               f'{len(names)}. Remove the file to begin another.', file=sys.stderr)
-  found = collections.defaultdict(list)
+  by_program = collections.defaultdict(list)
   for name in jobs:
-    if name not in placed:
-      found[json.dumps(keys[name], sort_keys=True)].append(name)
+    if name not in in_a_group:
+      by_program[json.dumps(keys[name], sort_keys=True)].append(name)
   alone = []
-  for names in found.values():
+  for names in by_program.values():
     for start in range(0, len(names), width or len(names)):
       part = names[start:start + (width or len(names))]
       if len(part) == 1:
@@ -131,10 +145,11 @@ def _groups(jobs, root, width):
   return groups
 
 
-def _shared(job: PreparedRun) -> dict[str, Any]:
+def _program_key(job: PreparedRun) -> dict[str, Any]:
   """What the trials of a group have in common, as a config dict.
 
-  Keys that are not known to be free are a part of it, and so is the content of the data.
+  Keys that are not known to be free are a part of it, and so is the content of the data: a key that
+  is added to the configs later separates trials until it is listed as free.
   """
   config = {key: value for key, value in job.config.items() if key not in _FREE}
   data = {key: value for key, value in config['data'].items() if key not in _FREE_OF_DATA}
@@ -143,7 +158,8 @@ def _shared(job: PreparedRun) -> dict[str, Any]:
                    'optimizer': dataclasses.asdict(optimizer) | {'rule': repr(optimizer.rule)}}
 
 
-def _why_alone(name, keys):
+def _why_alone(name: str, keys: Mapping[str, dict[str, Any]]) -> str:
+  """Names a trial and in what it differs from the one that is most like it."""
   changes = [(len(lines), other, lines) for other in keys if other != name
              and (lines := differences(keys[other], keys[name]))]
   if not changes:
@@ -152,10 +168,16 @@ def _why_alone(name, keys):
   return f'{name} (unlike {other}: {", ".join(lines)})'
 
 
-def _record(group, root, held):
-  """Records the slots of a group that begins; what others of its trials have not begun is void.
+def _record(group: Group, root: AnyPath, held: Sequence[str]) -> None:
+  """Records the members of a group that begins.
 
-  held: the trials of which this process holds the workdirs.
+  Older records of the same trials are removed where none of their trials has begun.
+
+  Args:
+    group: the group.
+    root: the folder of the sweep.
+    held: the trials whose workdirs this process holds. Another sweep may train the others, and
+      have a record of its own; the name of the first of these cannot be that of its file.
   """
   for path, names in list(_records(root)):
     if set(names) & set(held) and not _has_begun(root, names, held):
@@ -164,8 +186,8 @@ def _record(group, root, held):
                    json.dumps({'width': len(group.names), 'trials': group.names}, indent=1))
 
 
-def _records(root):
-  """(path, slots) of all groups that are recorded."""
+def _records(root: AnyPath) -> Iterator[tuple[AnyPath, list[str]]]:
+  """Yields (path, names of the members) of all recorded groups; damaged files are passed over."""
   for path in sorted(root.glob('*.group.json')):
     try:
       names = json.loads(read_text_limited(path, SMALL))['trials']
@@ -175,14 +197,19 @@ def _records(root):
       yield path, names
 
 
-def _has_begun(root, names, held=()):
+def _has_begun(root: AnyPath, names: Iterable[str], held: Sequence[str] = ()) -> bool:
   """Has a trial of a group saved a state, or ended, or does another process train it?"""
-  return any(saved_steps(root / name) or read_status(root / name)['status'] in ENDED
+  return any(saved_steps(root / name) or read_status(root / name)['status'] in FINAL_STATUSES
              or name not in held and in_use(root / name) for name in names)
 
 
-def _compiled(groups):
-  """(group, None or why it did not compile), in order; the programs of the next are under way."""
+def _compiled(
+    groups: Iterable[Group]) -> Generator[tuple[Group, BaseException | None], None, None]:
+  """Yields (group, None or the error of its compilation), in order.
+
+  The next groups are compiled in threads meanwhile, which wait for XLA without the interpreter's
+  lock, while the device trains.
+  """
   waiting = collections.deque(groups)
   compiling = collections.deque()
   pool = concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1))
@@ -193,5 +220,5 @@ def _compiled(groups):
         compiling.append((group, pool.submit(group.compile)))
       group, compiled = compiling.popleft()
       yield group, compiled.exception()
-  finally:  # who is asked to stop waits for no program that is not begun
+  finally:  # a sweep that is asked to stop does not wait for programs that nobody has begun
     pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What a sweep will cost: steps, tokens and device-hours of every trial."""
+"""Estimates what a sweep costs: steps, tokens and device-hours of every trial."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 from collections.abc import Mapping
+from typing import Any
 
 from sink_jax.io import compile_cache
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.sweep.cost import REFERENCE, START_UP, UTILISATION, Cost, cost_of, devices_rate
+from sink_jax.sweep.cost import REFERENCE, START_UP, UTILISATION, Cost, cost_of, measure_devices
 from sink_jax.sweep.summary import duration
 from sink_jax.sweep.trials import Trial
 
+_GUESSED_RATE = 1e12  # FLOP/s, where only the proportions between trials matter
+
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-  """costs: of the trials that can be run. reasons: why the others cannot.
+class Estimate:
+  """What the trials of a sweep cost, and the devices they are to run on.
 
-  devices: these, in words; rate: their FLOP/s on large matrices, None if unknown.
-  processes: trials at a time, which share the devices.
+  Attributes:
+    costs: of the trials that can be run, by name.
+    reasons: why the others cannot be expressed at this budget, by name.
+    devices: the devices in words.
+    rate: their FLOP/s on large matrices, None where it is unknown.
+    processes: trials that run at a time and share the devices.
   """
 
   costs: Mapping[str, Cost]
@@ -30,19 +37,24 @@ class Plan:
 
   @property
   def seconds(self) -> float | None:
-    """All trials on these devices; processes overlap in what is not multiplying matrices."""
+    """Seconds that all trials take on these devices; None where their rate is unknown."""
     return self.rate and sum(self.work().values())
 
   def work(self) -> dict[str, float]:
-    """Seconds of every trial, or numbers in proportion to them."""
-    return {name: START_UP / self.processes + cost.flops / (UTILISATION * (self.rate or 1e12))
+    """Seconds of every trial, or numbers in proportion to them where the rate is unknown.
+
+    Processes share the rate of the devices, so that they overlap in the start-up alone.
+    """
+    return {name: START_UP / self.processes
+            + cost.flops / (UTILISATION * (self.rate or _GUESSED_RATE))
             for name, cost in self.costs.items()}
 
 
-def make(trials: Mapping[str, Trial], processes: int) -> Plan:
-  """Counts every trial, and measures these devices in a process of its own.
+def estimate_sweep(trials: Mapping[str, Trial], processes: int) -> Estimate:
+  """Counts the work of every trial, and measures the devices of this machine.
 
-  This process would keep them from the trials otherwise.
+  The measurement runs in a process of its own: this one would keep the device, and most of its
+  memory, from the processes that train.
   """
   configs = {name: trial.config for name, trial in trials.items() if trial.config}
   reasons = {name: trial.reason for name, trial in trials.items() if not trial.config}
@@ -51,46 +63,50 @@ def make(trials: Mapping[str, Trial], processes: int) -> Plan:
     context = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as elsewhere:
       costs, devices, rate = elsewhere.submit(_count_and_measure, configs).result()
-  return Plan(costs, reasons, devices, rate, processes)
+  return Estimate(costs, reasons, devices, rate, processes)
 
 
-def headline(plan: Plan, budget: str | None = None) -> str:
-  """The whole in a line or two."""
-  flops = sum(cost.flops for cost in plan.costs.values())
-  tokens = sum(cost.tokens for cost in plan.costs.values())
+def headline(estimate: Estimate, budget: str | None = None) -> str:
+  """Sums the trials up in two or three lines."""
+  flops = sum(cost.flops for cost in estimate.costs.values())
+  tokens = sum(cost.tokens for cost in estimate.costs.values())
   name, peak = REFERENCE
-  lines = [f'{len(plan.costs)} trials{f" at budget {budget}" if budget else ""}, '
+  lines = [f'{len(estimate.costs)} trials{f" at budget {budget}" if budget else ""}, '
            f'{tokens / 1e9:,.4g} billion tokens, {flops:.2g} FLOPs in matrix products']
-  if not plan.rate:
-    lines.append(plan.devices)
+  if not estimate.rate or estimate.seconds is None:
+    lines.append(estimate.devices)
   else:
-    lines.append(f'{plan.devices}, {plan.rate / 1e12:,.3g} TFLOP/s in large matrices: about '
-                 f'{duration(plan.seconds)} with {plan.processes} at a time, start-ups included')
+    lines.append(f'{estimate.devices}, {estimate.rate / 1e12:,.3g} TFLOP/s in large matrices: '
+                 f'about {duration(estimate.seconds)} with {estimate.processes} at a time, '
+                 'start-ups included')
   lines.append(f'one {name} at {UTILISATION:.0%} of its {peak / 1e12:.0f} TFLOP/s: '
                f'{flops / (UTILISATION * peak) / 3600:,.2g} device-hours')
   return '\n'.join(lines)
 
 
-def as_text(plan: Plan, budget: str | None = None) -> str:
-  """Every trial, the rules of the budget, and the whole."""
-  width = max(map(len, [*plan.costs, *plan.reasons, 'trial']))
+def as_text(estimate: Estimate, budget: str | None = None) -> str:
+  """Lists every trial, the rules of the budget, and the sum."""
+  width = max(map(len, [*estimate.costs, *estimate.reasons, 'trial']))
   lines = [f'{"trial":<{width}}  {"parameters":>13}  {"steps":>7}  {"tokens":>15}  '
            f'{"here":>9}  {REFERENCE[0]:>9}']
-  for name, cost in plan.costs.items():
-    here = duration(cost.seconds(plan.rate)) if plan.rate else '?'
-    there = duration(cost.flops / (UTILISATION * REFERENCE[1]))
+  for name, cost in estimate.costs.items():
+    here = duration(cost.seconds(estimate.rate)) if estimate.rate else '?'
+    reference = duration(cost.flops / (UTILISATION * REFERENCE[1]))
     lines.append(f'{name:<{width}}  {cost.parameters:>13,}  {cost.steps:>7,}  '
-                 f'{cost.tokens:>15,}  {here:>9}  {there:>9}')
-  lines += [f'{name:<{width}}  not expressible: {reason}' for name, reason in plan.reasons.items()]
+                 f'{cost.tokens:>15,}  {here:>9}  {reference:>9}')
+  lines += [f'{name:<{width}}  not expressible: {reason}'
+            for name, reason in estimate.reasons.items()]
   if budget in BUDGETS:
     lines += ['', f'Budget {budget}:', *(f'- {rule}' for rule in BUDGETS[budget].rules)]
-  return '\n'.join([*lines, '', headline(plan, budget)])
+  return '\n'.join([*lines, '', headline(estimate, budget)])
 
 
-def _count_and_measure(configs):
+def _count_and_measure(
+    configs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Cost], str, float | None]:
+  """Costs by name, and the devices and their rate as `Estimate` has them."""
   costs = {name: cost_of(config) for name, config in configs.items()}
   try:
     compile_cache.enable()
-    return costs, *devices_rate(config['model']['dtype'] for config in configs.values())
-  except RuntimeError as error:  # another process holds them, say
+    return costs, *measure_devices(config['model']['dtype'] for config in configs.values())
+  except RuntimeError as error:  # another process holds the devices, for example
     return costs, f'devices unknown ({error})', None

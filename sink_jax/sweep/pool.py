@@ -1,4 +1,8 @@
-"""Several small trials at a time on one machine: a process each, with its share of the cores."""
+"""Runs several small trials at a time on one machine, in a process each.
+
+A worker process runs one trial after the other, so that it imports JAX once, on its share of the
+cores. This process hands out the trials, and never touches JAX's devices.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from multiprocessing import connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from sink_jax.io import compile_cache
 from sink_jax.io.exit_code import EXIT_SAVED, exit_saved_until_training
 from sink_jax.io.parent_process import end_with_parent
+from sink_jax.io.paths import AnyPath
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.loop import quiet_logs
@@ -21,27 +27,30 @@ from sink_jax.train.outcome import Interrupted
 from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.stop_handler import StopHandler
 
-_LOOK_EVERY = 0.5  # seconds
-_PATIENCE = 60  # seconds that a process gets to save its state
+_POLL = 0.5  # seconds between two looks for a signal
+_GRACE = 60  # seconds that a worker gets to save its state
 
 
-class Stopped(RuntimeError):
+class SweepStopped(RuntimeError):
   """The sweep was asked to stop; what was running is saved."""
 
 
 @dataclasses.dataclass
 class _Worker:
-  process: multiprocessing.Process
-  pipe: connection.Connection
+  """A process, this end of its pipe, and the name of the trial that it runs (None: it is idle)."""
+
+  process: BaseProcess
+  pipe: Connection
   trial: str | None = None
 
-  def take(self, trial: Trial) -> None:
+  def assign(self, trial: Trial) -> None:
+    """Sends the worker a trial to run."""
     self.trial = trial.name
-    with contextlib.suppress(OSError):  # it is dead already, which the next look will find
+    with contextlib.suppress(OSError):  # the process is dead, which `outcome` will notice
       self.pipe.send(trial)
 
   def outcome(self) -> str | None:
-    """The status of its trial, once the pipe has something; None if the process died."""
+    """Receives the status of the worker's trial; None where the process has died."""
     try:
       return self.pipe.recv()
     except (EOFError, OSError):
@@ -49,66 +58,75 @@ class _Worker:
       return None
 
 
-def run_at_once(trials: Mapping[str, Trial], root,
-                processes: int) -> Iterator[tuple[str, str]]:
-  """Runs trials in so many processes; yields (name, status) as each ends.
+def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
+                    processes: int) -> Iterator[tuple[str, str]]:
+  """Runs trials in processes of their own; yields (name, status) as each ends.
 
   A process that dies takes only its trial with it, which is recorded as failed.
 
+  Args:
+    trials: by name, in the order in which they begin.
+    root: the folder of the sweep; a trial goes to ROOT/NAME.
+    processes: trials at a time.
+
   Raises:
-    Stopped: a signal asked for it; the trials that were running have saved their states.
+    SweepStopped: a signal asked for it; the trials that were running have saved their states.
     Unsaved: Ctrl-C came a third time meanwhile.
   """
   processes = min(processes, len(trials))
+  # XLA would reserve most of a GPU's memory for the first of the processes.
   os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / max(1, processes):.3f}')
   pass_on_command()
   waiting, workers = list(trials), []
-  with StopHandler() as stop, _ended(workers):
+  with StopHandler() as stop, _ending(workers):
     for i in range(processes):
       workers.append(_started(i, processes, root))
     while not stop.asked:
       for worker in workers:
         if worker.trial is None and waiting:
-          worker.take(trials[waiting.pop(0)])
+          worker.assign(trials[waiting.pop(0)])
       busy = [worker for worker in workers if worker.trial is not None]
       if not busy:
         return
-      for pipe in connection.wait([worker.pipe for worker in busy], _LOOK_EVERY):
+      for pipe in wait([worker.pipe for worker in busy], _POLL):
         i = next(i for i, worker in enumerate(workers) if worker.pipe is pipe)
         name, status = workers[i].trial, workers[i].outcome()
         workers[i].trial = None
         if status is None:
           code = workers[i].process.exitcode
-          if stop.asked or code == EXIT_SAVED:  # somebody asked the process itself to stop
-            raise Stopped
+          if stop.asked or code == EXIT_SAVED:  # a signal reached the worker itself
+            raise SweepStopped
           record_failure(trials[name], root, f'its process died ({_cause(code)}); out of memory? '
                          'Try fewer --processes.')
           status, workers[i] = 'failed', _started(i, processes, root)
         yield name, status
-    raise Stopped
+    raise SweepStopped
 
 
-def _started(number, processes, root):
-  context = multiprocessing.get_context('spawn')  # a forked jax does not work
-  ours, theirs = context.Pipe()
-  started = context.Process(target=_work, args=(theirs, number, processes, str(root)))
-  # It inherits this, so that Ctrl-C does not end it while it is still starting; we tell it.
+def _started(number: int, processes: int, root: str | AnyPath) -> _Worker:
+  """Starts a worker, the number-th of `processes` from 0."""
+  context = multiprocessing.get_context('spawn')  # the threads of JAX do not survive a fork
+  pipe, workers_end = context.Pipe()
+  process = context.Process(target=_work, args=(workers_end, number, processes, str(root)))
+  # A terminal sends Ctrl-C to every process of its group. The worker inherits that it is ignored;
+  # this process hears it, and passes it on as SIGTERM (`_ending`).
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
-    started.start()
+    process.start()
   finally:
     signal.signal(signal.SIGINT, handler)
-  theirs.close()
-  return _Worker(started, ours)
+  workers_end.close()  # so that reading the pipe ends when the worker dies
+  return _Worker(process, pipe)  # pyright: ignore[reportArgumentType]  PipeConnection on Windows
 
 
-def _cause(code):
+def _cause(code: int) -> str:
+  """Describes an exit code: the name of the signal where it is negative."""
   return signal.Signals(-code).name if code < 0 else f'exit code {code}'
 
 
 @contextlib.contextmanager
-def _ended(workers):
-  """Lets idle workers go, asks the others to save, and waits for them, but not for ever."""
+def _ending(workers: list[_Worker]) -> Iterator[None]:
+  """Ends idle workers on leaving, asks the others to save, and waits for them for a while."""
   try:
     yield
   finally:
@@ -116,27 +134,27 @@ def _ended(workers):
       worker.pipe.close()
       if worker.trial is not None and worker.process.is_alive():
         worker.process.terminate()
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _GRACE
     try:
       for worker in workers:
         worker.process.join(max(0.1, deadline - time.monotonic()))
-    finally:  # also where a third Ctrl-C ends the waiting
+    finally:  # also where a third Ctrl-C interrupts the wait
       for worker in workers:
         if worker.process.is_alive():
           worker.process.kill()
 
 
-def _work(pipe, number, processes, root):
-  """Runs the trials that come through a pipe, until it is closed."""
+def _work(pipe: Connection, number: int, processes: int, root: str) -> None:
+  """Runs the trials that come through a pipe, until it is closed; the body of a worker."""
   end_with_parent()
-  # Between trials there is nothing to save; a trial that trains has its own answer.
+  # Between trials there is nothing to save; training installs a handler that saves.
   exit_saved_until_training()
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
-    mine = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
-    os.sched_setaffinity(0, mine or cores)
+    share = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
+    os.sched_setaffinity(0, share or cores)  # all of them where there are more processes
   quiet_logs()
-  compile_cache.enable()  # for the cores of this process
+  compile_cache.enable()  # after the affinity: programs are kept by the number of cores
   while True:
     try:
       trial = pipe.recv()
@@ -146,5 +164,5 @@ def _work(pipe, number, processes, root):
       status = run_trial(trial, root, show_progress=False)
     except Interrupted:
       raise SystemExit(EXIT_SAVED) from None
-    with contextlib.suppress(OSError):  # the sweep has stopped, and asks no more
+    with contextlib.suppress(OSError):  # the sweep has stopped, and nobody receives it
       pipe.send(status)

@@ -1,4 +1,4 @@
-"""How far a sweep is, from what its trials have written."""
+"""Reads how far the trials of a sweep are from what they have written, and keeps a table of it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,58 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import to_path
-from sink_jax.sweep.trials import ENDED, Trial
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.sweep.trials import FINAL_STATUSES, Trial
 from sink_jax.train.run_dir import in_use, read_status
 
-_TAIL = 32768  # bytes of metrics that hold the last row of every kind
-_SAY_EVERY = 30  # seconds
+_TAIL = 32768  # bytes at the end of metrics.jsonl that hold the last row of every kind
+_WRITE_EVERY = 30  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
-  """One trial as it stands on the disk; None where there is no number yet."""
+class TrialState:
+  """One trial as it stands on the disk; a number is None where there is none yet.
+
+  Attributes:
+    name: of the trial, and of its folder.
+    status: as in status.json; 'killed' where that is 'running' and no process holds the workdir.
+    step: the last one that was logged.
+    steps: of the whole trial.
+    sink_1: Sink_1 in percent of heads, at the last probe.
+    valid: the last validation loss, in nats per token.
+    note: an error, or the reason why the trial was not run.
+  """
 
   name: str
   status: str
   step: int | None
   steps: int | None
-  sink_1: float | None  # percent
-  valid: float | None  # nats per token
+  sink_1: float | None
+  valid: float | None
   note: str
 
 
-def read_states(trials: Mapping[str, Trial], root,
-                ended: dict[str, State] | None = None) -> list[State]:
-  """The state of every trial, in their order; reads the ends of files only.
+def read_states(trials: Mapping[str, Trial], root: str | AnyPath,
+                ended: dict[str, TrialState] | None = None) -> list[TrialState]:
+  """Reads the state of every trial, in their order; of metrics the end of the file alone.
 
-  ended: states of trials that have ended, from earlier calls. They are not read again, since
-    an object store takes ten requests for each; this call adds to them.
+  Args:
+    trials: by name.
+    root: the folder of the sweep.
+    ended: states of trials that have ended, from earlier calls. They are not read again, since
+      an object store takes ten requests for each; this call adds to them.
   """
-  root, ended = to_path(root), {} if ended is None else ended
-  states = [ended.get(name) or _read_state(trial, root / name) for name, trial in trials.items()]
-  ended |= {state.name: state for state in states if state.status in ENDED}
+  folder, ended = to_path(root), {} if ended is None else ended
+  states = [ended.get(name) or _read_state(trial, folder / name) for name, trial in trials.items()]
+  ended |= {state.name: state for state in states if state.status in FINAL_STATUSES}
   return states
 
 
-def as_markdown(states: list[State], headline: str) -> str:
-  """A table to read while the sweep runs."""
+def as_markdown(states: list[TrialState], headline: str) -> str:
+  """Makes a table to read while the sweep runs: how many of each status, then a row per trial."""
   counts = dict.fromkeys(state.status for state in states)
   counts = {status: sum(state.status == status for state in states) for status in counts}
   lines = [f'# {headline}', '', ', '.join(f'{n} {status}' for status, n in counts.items()), '',
@@ -60,22 +74,30 @@ def as_markdown(states: list[State], headline: str) -> str:
 
 
 @contextlib.contextmanager
-def reporting(trials: Mapping[str, Trial], root, clock: Clock, lines: bool) -> Iterator[None]:
+def keep_summary(trials: Mapping[str, Trial], root: str | AnyPath, remaining: RemainingTime,
+                 lines: bool) -> Iterator[None]:
   """Keeps ROOT/summary.md up to date for as long as the trials run.
 
-  lines: also say on the terminal how far the running ones are.
+  Args:
+    trials: by name.
+    root: the folder of the sweep.
+    remaining: gives the time left, for the headline.
+    lines: whether a line on the terminal also shows how far the running trials are, which is for
+      trials in processes that show no progress themselves.
   """
   over, ended = threading.Event(), {}
 
-  def keep():
-    while not over.wait(_SAY_EVERY):
-      states = write_summary(trials, root, f'Running, {clock.left() or "no estimate yet"}', ended)
+  def update():
+    while not over.wait(_WRITE_EVERY):
+      time_left = remaining.as_text()
+      states = write_summary(trials, root, f'Running, {time_left or "no estimate yet"}', ended)
       running = [f'{state.name} {state.step or 0:,}/{state.steps:,}' for state in states
                  if state.name in trials and state.status == 'running']
       if lines and running:
-        print(f'  {", ".join(running)}  {clock.left()}', file=sys.stderr, flush=True)
+        print(f'  {", ".join(running)}  {time_left}', file=sys.stderr, flush=True)
 
-  thread = threading.Thread(target=keep, daemon=True)
+  # A daemon, so that a process that must end at once does not wait for an object store.
+  thread = threading.Thread(target=update, daemon=True)
   write_summary(trials, root, 'Started', ended)
   thread.start()
   try:
@@ -86,47 +108,63 @@ def reporting(trials: Mapping[str, Trial], root, clock: Clock, lines: bool) -> I
     write_summary(trials, root, 'Not running', ended)
 
 
-def write_summary(trials: Mapping[str, Trial], root, headline: str,
-                  ended: dict[str, State] | None = None) -> list[State]:
+def write_summary(trials: Mapping[str, Trial], root: str | AnyPath, headline: str,
+                  ended: dict[str, TrialState] | None = None) -> list[TrialState]:
   """Writes ROOT/summary.md, a table of these trials and of all others in the folder.
 
-  Parts of a sweep that run side by side write the same one. Returns what is in it; `ended` is
-  that of `read_states`.
+  Parts of a sweep that run side by side, such as the jobs of an array, write the same file, and so
+  each of them writes the trials of all.
+
+  Args:
+    trials: by name.
+    root: the folder of the sweep.
+    headline: the first line of the file, to which the time is added.
+    ended: as in `read_states`.
+
+  Returns:
+    The states in the table.
   """
-  states = read_states(trials | _others(trials, root), root, ended)
+  states = read_states({**trials, **_others(trials, root)}, root, ended)
   headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
-  with contextlib.suppress(OSError):  # a full disk is for the trials to tell
+  with contextlib.suppress(OSError):  # the trials report a full disk
     write_atomically(to_path(root) / 'summary.md', as_markdown(states, headline))
   return states
 
 
-class Clock:
-  """Time left, by the work of the trials that have ended and of those that have not."""
+class RemainingTime:
+  """Estimates the time left from the work of the trials that have ended and of those to come."""
 
   def __init__(self, work: Mapping[str, float], expected: float | None):
-    """work: of every trial still to run, in any unit. expected: seconds in all, if known."""
+    """Starts the clock.
+
+    Args:
+      work: of every trial still to run, in any unit.
+      expected: seconds that all of them take by an estimate; None without one. It counts until the
+        first trial has ended, and the clock from then on.
+    """
     self._work, self._expected = dict(work), expected
-    self._all = sum(self._work.values())
+    self._total = sum(self._work.values())
     self._began = time.monotonic()
 
-  def ended(self, name: str) -> None:
+  def finish(self, name: str) -> None:
+    """Takes the work of a trial that has ended off what is left."""
     self._work.pop(name, None)
 
-  def left(self) -> str:
-    """'about 12 min left', or '' where nothing is known yet."""
-    remaining = sum(self._work.values())
-    done = self._all - remaining
+  def as_text(self) -> str:
+    """Returns 'about 12 min left', for example, or '' where nothing is known yet."""
+    remaining, elapsed = sum(self._work.values()), time.monotonic() - self._began
+    done = self._total - remaining
     if done > 0:
-      seconds = (time.monotonic() - self._began) / done * remaining
+      seconds = elapsed / done * remaining
     elif self._expected is None:
       return ''
     else:
-      seconds = max(0.0, self._expected - (time.monotonic() - self._began))
+      seconds = max(0.0, self._expected - elapsed)
     return f'about {duration(seconds)} left'
 
 
 def duration(seconds: float) -> str:
-  """'40 s', '12 min', '3.5 h', '12 days'."""
+  """Writes seconds in the unit that fits them: '40 s', '12 min', '3.5 h', '12 days'."""
   for limit, size, form in ((90, 1, '{:.0f} s'), (5400, 60, '{:.0f} min'),
                             (72 * 3600, 3600, '{:.1f} h')):
     if seconds < limit:
@@ -134,12 +172,13 @@ def duration(seconds: float) -> str:
   return f'{seconds / 86400:,.0f} days'
 
 
-def _others(trials, root):
-  found = sorted(path.parent for path in to_path(root).glob('*/config.json'))
-  return {folder.name: Trial(folder.name, None) for folder in found if folder.name not in trials}
+def _others(trials: Mapping[str, Trial], root: str | AnyPath) -> dict[str, Trial]:
+  """The trials in the folder that are not among these, with their names alone."""
+  folders = sorted(path.parent for path in to_path(root).glob('*/config.json'))
+  return {folder.name: Trial(folder.name, None) for folder in folders if folder.name not in trials}
 
 
-def _read_state(trial, folder):
+def _read_state(trial: Trial, folder: AnyPath) -> TrialState:
   status = read_status(folder)
   rows = _last_rows(folder / 'metrics.jsonl')
   step = max((row['step'] for row in rows.values()), default=None)
@@ -147,16 +186,15 @@ def _read_state(trial, folder):
   if whole_from := status.get('record_whole_from'):
     note = f'record whole from step {whole_from} on; {note}'.removesuffix('; ')
   steps = trial.config['steps'] if trial.config else None
-  told = status['status']
-  if told == 'running' and not in_use(folder):
-    told = 'killed'
-  return State(trial.name, told, step, steps,
-               rows.get('probe', {}).get('sink_1'), rows.get('valid', {}).get('valid'),
-               ' '.join(str(note).split())[:200])
+  # A process that was killed leaves 'running' behind, while its lock is gone with it.
+  killed = status['status'] == 'running' and not in_use(folder)
+  return TrialState(trial.name, 'killed' if killed else status['status'], step, steps,
+                    rows.get('probe', {}).get('sink_1'), rows.get('valid', {}).get('valid'),
+                    ' '.join(str(note).split())[:200])
 
 
-def _last_rows(path) -> dict[str, dict]:
-  """{kind: last row} of the end of a metrics file, which may be being written."""
+def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:
+  """{kind: last row} of the end of metrics.jsonl, whose last line may not be complete."""
   try:
     with path.open('rb') as file:
       file.seek(0, 2)
@@ -167,7 +205,8 @@ def _last_rows(path) -> dict[str, dict]:
   return {row['kind']: row for row in _objects(lines) if 'kind' in row and 'step' in row}
 
 
-def _objects(lines: Iterable[str]):
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+  """The JSON objects among the lines, of which the first and the last may be cut off."""
   for line in lines:
     try:
       row = json.loads(line)
@@ -177,5 +216,5 @@ def _objects(lines: Iterable[str]):
       yield row
 
 
-def _number(value, form):
+def _number(value: float | None, form: str) -> str:
   return '' if value is None else format(value, form)

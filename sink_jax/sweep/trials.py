@@ -1,4 +1,4 @@
-"""The trials of a config file, at a budget, for some seeds."""
+"""Reads the trials of a config file, at a budget, for some seeds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
 from sink_jax.train.old_keys import hint
 
-ENDED = ('done', 'diverged', 'not expressible')  # statuses of trials that nothing is left to do for
-# Keys that change neither the model nor its training; which data there was is told elsewhere.
+FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
+# Keys that change neither the model nor its training, so that a label need not name them. The data
+# of a run are recorded with the run.
 _NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'data.domain_weights',
             'model.vocab_size', 'model.implementation', 'model.remat', 'model.unroll',
             'loss_logits', 'microbatches', 'gradient_reduction',
@@ -23,29 +25,37 @@ _NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'd
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A run to make: its folder's name and its config dict.
+  """A run to make.
 
-  config: None where the budget has no counterpart of it; `reason` then says why.
-  label: that of the config, or what it would have been.
-  spoiled: keys of `settings` that the trial itself is about.
+  Attributes:
+    name: of the trial, and of its folder.
+    config: its config dict; None where the budget has no counterpart of it.
+    label: the label of the config, or what it would have been.
+    reason: why there is no config; '' where there is one.
+    overridden: keys of the settings that the table of trials sets for this trial, so that with
+      the settings it would not be the trial of that name.
   """
 
   name: str
   config: Mapping[str, Any] | None
   label: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reason: str = ''
-  spoiled: tuple[str, ...] = ()
+  overridden: tuple[str, ...] = ()
 
 
-def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[int] | None = None,
+def load_trials(path: str | Path, options: Mapping[str, str] | None = None, seeds: Iterable[int] | None = None,
                 settings: Mapping[str, str] | None = None) -> dict[str, Trial]:
-  """{name: trial} of a config file, in its order, a trial for every seed.
+  """Reads the trials of a config file, in its order, one for every seed.
 
   Args:
-    options: of the file's own, such as {'budget': 'smoke', 'protocol': 'released'}.
+    path: the file, which has a table TRIALS and a function get_config.
+    options: what get_config takes, such as {'budget': 'smoke', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
     settings: dotted config keys and values as text, the same for all. What changes the
       computation becomes a part of the label's budget: 'smoke with steps=50'.
+
+  Returns:
+    {name: trial}.
 
   Raises:
     ValueError: no such file, no table TRIALS in it, or a trial that cannot be built.
@@ -54,8 +64,8 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
   if not path.is_file():
     raise ValueError(f'Config file {path} does not exist.')
   module, settings = _load(path), dict(settings or {})
-  told = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
-  swept = {key for key in settings
+  changes_of_all = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
+  swept = {key for key in settings  # what the trials of the table differ in
            if len({repr(changes.get(key)) for changes in module.TRIALS.values()}) > 1}
   trials = {}
   for name in module.TRIALS:
@@ -63,25 +73,25 @@ def load_trials(path, options: Mapping[str, str] | None = None, seeds: Iterable[
       config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
       for key, value in settings.items():
         _set(config, key, value)
-      if config.label.budget and told:
-        config.label.budget += f' with {told}'
+      if config.label.budget and changes_of_all:
+        config.label.budget += f' with {changes_of_all}'
       config = config.to_dict()
       from_dict(config)
     except NotExpressible as error:
       trials |= _for_seeds(Trial(name, None, error.label, str(error)), seeds)
       continue
-    except Exception as error:  # it is somebody's program: anything can be wrong with it
+    except Exception as error:  # a config file is the user's program: anything can be wrong with it
       raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
-    spoiled = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
-    trials |= _for_seeds(Trial(name, config, config['label'], spoiled=spoiled), seeds)
+    overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
+    trials |= _for_seeds(Trial(name, config, config['label'], overridden=overridden), seeds)
   return trials
 
 
-def sharded(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
-  """The k-th of n parts of the trials, 'k/n', k from 1: every n-th one.
+def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
+  """Returns a part of the trials: for 'k/n', k from 1, every n-th one from the k-th on.
 
   Raises:
-    ValueError: not of that form.
+    ValueError: the text does not have that form.
   """
   part, _, parts = shard.partition('/')
   if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
@@ -91,7 +101,11 @@ def sharded(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-  """['data.context=64', ...] -> {'data.context': '64', ...}."""
+  """Parses settings: ['data.context=64', ...] becomes {'data.context': '64', ...}.
+
+  Raises:
+    ValueError: a text has no '=' or no key, or a key is given twice.
+  """
   settings = {}
   for text in texts:
     key, equals, value = text.partition('=')
@@ -103,11 +117,13 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
   return settings
 
 
-def _load(path):
-  """The module of a config file, which may import others beside it as configs.NAME."""
+def _load(path: Path) -> ModuleType:
+  """Imports a config file, which may import others beside it as configs.NAME."""
   try:
     with importable_configs(path):
       spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
+      if spec is None or spec.loader is None:
+        raise ImportError('its name does not end in .py')
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
   except Exception as error:  # as above
@@ -117,7 +133,8 @@ def _load(path):
   return module
 
 
-def _for_seeds(trial, seeds):
+def _for_seeds(trial: Trial, seeds: Iterable[int] | None) -> dict[str, Trial]:
+  """The trial, or one like it for every seed, by name."""
   if seeds is None:
     return {trial.name: trial}
   named = {}
@@ -128,8 +145,8 @@ def _for_seeds(trial, seeds):
   return named
 
 
-def _set(config, key, text):
-  """Sets one dotted key of a ConfigDict, with the type that it has."""
+def _set(config, key: str, text: str) -> None:
+  """Sets one dotted key of a ConfigDict to a text, read as the type of the value that it has."""
   section, _, last = key.rpartition('.')
   try:
     owner = config[section] if section else config

@@ -74,7 +74,7 @@ def _run_settings(prepared, input, folder):
   what, _, text = input.text.partition('|')
   read = {'set': lambda: _set(attention_operation, trials, text, from_dict),
           'name': lambda: attention_operation.get_config(text),
-          'shard': lambda: trials.sharded({'a': 1, 'b': 2}, text)}[what]
+          'shard': lambda: trials.select_shard({'a': 1, 'b': 2}, text)}[what]
   read()
 
 

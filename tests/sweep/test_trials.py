@@ -7,7 +7,7 @@ import pytest
 
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import read_states
-from sink_jax.sweep.trials import Trial, load_trials, parse_settings, sharded
+from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
 from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
 
@@ -110,7 +110,7 @@ def test_options_seeds_and_settings_reach_the_config():
   assert config['attention']['mask'] == 'Window(size=2)'
   assert config['label'] == {'trial': 'window-64', 'protocol': 'released',
                              'budget': 'smoke with steps=7, optimizer.clip=2'}
-  assert not trials['window-64-seed-5'].spoiled
+  assert not trials['window-64-seed-5'].overridden
 
 
 @pytest.mark.parametrize('setting, words', [
@@ -126,11 +126,11 @@ def test_bad_settings_are_refused_before_anything_runs(setting, words):
 
 def test_settings_do_not_replace_what_a_trial_is_about():
   trials = load_trials(CONFIGS / 'learning_rate.py', settings={'steps': '50'})
-  assert {name for name, trial in trials.items() if trial.spoiled == ('steps',)} == {
+  assert {name for name, trial in trials.items() if trial.overridden == ('steps',)} == {
       'lr-8e-4-10k', 'lr-2e-4-40k', 'lr-1e-4-80k', 'lr-1e-5-80k'}
   assert trials['lr-2e-4'].config['label']['budget'] == 'full with steps=50'
   shared = load_trials(CONFIGS / 'synthetic.py', settings={'steps': '50'})  # all have as many
-  assert not any(trial.spoiled for trial in shared.values())
+  assert not any(trial.overridden for trial in shared.values())
 
 
 def test_settings_are_read_from_the_command_line():
@@ -144,12 +144,12 @@ def test_settings_are_read_from_the_command_line():
 
 def test_shards_are_a_partition():
   trials = {str(i): Trial(str(i), None) for i in range(11)}
-  parts = [sharded(trials, f'{k}/4') for k in range(1, 5)]
+  parts = [select_shard(trials, f'{k}/4') for k in range(1, 5)]
   assert sorted(name for part in parts for name in part) == sorted(trials)
   assert {len(part) for part in parts} == {2, 3}
   for wrong in ('0/4', '5/4', '2', 'a/b', '1/0', '-1/2'):
     with pytest.raises(ValueError, match='k/n'):
-      sharded(trials, wrong)
+      select_shard(trials, wrong)
 
 
 def test_a_trial_that_has_ended_is_not_read_again(tmp_path):
