@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sink_jax.benchmark import baselines, machine
 from sink_jax.benchmark.flops import attention_flops
-from sink_jax.benchmark.table import column, document
-from sink_jax.benchmark.timing import Countdown, measure, reason
+from sink_jax.benchmark.records import AttentionRow, Column, Document
+from sink_jax.benchmark.timing import Countdown, Timing, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
+from sink_jax.benchmark.work import Work
 
-SHAPES = {
+Shape = tuple[int, int, int, int]  # B, H, T, Dh
+# Keyed by whether there is a GPU or TPU.
+SHAPES: dict[bool, list[Shape]] = {
     True: [(8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)],
     False: [(1, 8, 2048, 96)],
 }
 _DISPATCH = 1e-4  # seconds: a call whose floor is shorter is timed several to a program
 _CALLS = 20
 COLUMNS = [
-    column('shape', 'B,H,T,Dh'), column('variant', 'variant'),
-    column('implementation', 'implementation'), column('kind', 'kind'),
-    column('forward_ms', 'fwd ms', '.3f'), column('both_ms', 'fwd+bwd ms', '.3f'),
-    column('forward_tflops', 'TFLOP/s', '.3g'), column('both_tflops', 'f+b', '.3g'),
-    column('forward_share', 'of matmul', '.0%'), column('both_share', 'f+b', '.0%'),
-    column('both_mb', 'MB', ',.0f'), column('both_vs_library', 'x library', '.2f'),
-    column('note', ''),
+    Column('shape', 'B,H,T,Dh'), Column('variant', 'variant'),
+    Column('implementation', 'implementation'), Column('kind', 'kind'),
+    Column('forward_ms', 'fwd ms', '.3f'), Column('both_ms', 'fwd+bwd ms', '.3f'),
+    Column('forward_tflops', 'TFLOP/s', '.3g'), Column('both_tflops', 'f+b', '.3g'),
+    Column('forward_share', 'of matmul', '.0%'), Column('both_share', 'f+b', '.0%'),
+    Column('both_mb', 'MB', ',.0f'), Column('both_vs_library', 'x library', '.2f'),
+    Column('note', ''),
 ]
 NOTES = [
     'fwd, fwd+bwd: median milliseconds per call; MB: peak memory of fwd+bwd beside its inputs.',
@@ -41,7 +45,7 @@ class Case(NamedTuple):
 
   variant: str
   implementation: str
-  work: baselines.Work
+  work: Work
 
   @property
   def shape(self) -> str:
@@ -51,17 +55,21 @@ class Case(NamedTuple):
     return f'({self.shape}) {self.variant} {self.implementation}'
 
 
-def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=None,
-        save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+def run(shapes: Sequence[Shape], variants: list[str], others: list[str],
+        implementations: list[str] | None, dtype: str, seed: int, seconds: float,
+        limit: float | None = None,
+        save: Callable[[Document], None] = lambda document: None) -> Document:
   """Times every case and returns the document; `save` gets it after every row.
 
   Args:
-    shapes: (B, H, T, Dh) each. variants, others, implementations: names, or ['all'];
-      `others` are rivals and may be empty; `implementations` may be None, the default.
-    seconds: for each number. limit: seconds after which no further row begins; `not_run`
-      of the document then names the rest.
+    shapes: (B, H, T, Dh) each.
+    variants, others, implementations: names, or ['all']; `others` are baselines and may be
+      empty; `implementations` may be None, the default.
+    seconds: spent on each number.
+    limit: seconds after which no further row begins; `not_run` of the document then names
+      the rest.
   """
-  shapes = list(dict.fromkeys(map(tuple, shapes)))
+  shapes = list(dict.fromkeys(shapes))
   cases = plan(shapes, variants, others, implementations, dtype, seed)
   notes = [*NOTES, *_left_out(implementations)]
   rate = machine.matmul_rate(dtype)
@@ -76,15 +84,15 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
                  'matrix product in this run.')
   options = {'shapes': [list(s) for s in shapes], 'variants': variants, 'rivals': others,
              'implementations': implementations, 'seconds': seconds, 'limit': limit}
-  order = [str(case) for case in sorted(cases, key=lambda c: _place(c, shapes))]
-  rows: dict[str, dict[str, Any]] = {}
+  order = [str(case) for case in sorted(cases, key=lambda c: _table_order(c, shapes))]
+  rows: dict[str, AttentionRow] = {}
   not_run: list[str] = []
 
   def result(complete):
-    shown = [rows[name] for name in order if name in rows]
+    compared, note = _compare([rows[name] for name in order if name in rows])
     late = [f'{len(not_run)} rows were not run: the time was up.'] if not_run else []
-    return document('attention', where, options, COLUMNS, shown,
-                    notes + _compare(shown) + late, complete) | {'not_run': not_run}
+    return Document('attention', where, options, COLUMNS, compared, [*notes, *note, *late],
+                    complete, list(not_run))
 
   progress = Countdown(len(cases), limit)
   ahead: dict[str, Future] = {}
@@ -95,14 +103,13 @@ def run(shapes, variants, others, implementations, dtype, seed, seconds, limit=N
     progress.next(str(case))
     if case.implementation == 'pallas' and str(case) not in ahead:
       ahead |= _compile_ahead([other for other in cases if other.shape == case.shape])
-    row = {'shape': case.shape, 'variant': case.variant, 'implementation': case.implementation,
-           'kind': baselines.BASELINES[case.implementation].kind}
-    rows[str(case)] = row | _timed(case, ahead.pop(str(case), None), seconds, rate)
+    rows[str(case)] = _timed(case, ahead.pop(str(case), None), seconds, rate)
     save(result(False))
   return result(True)
 
 
-def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
+def plan(shapes: Sequence[Shape], variants: list[str], others: list[str],
+         implementations: list[str] | None, dtype: str, seed: int) -> list[Case]:
   """The cases in the order of their importance, in which they are run.
 
   Raises:
@@ -119,12 +126,12 @@ def plan(shapes, variants, others, implementations, dtype, seed) -> list[Case]:
   cases = []
   for shape in shapes:
     for variant, spec in specs.items():
-      for name, rival in (ours | theirs).items():
+      for name, baseline in (ours | theirs).items():
         # Something appears where it is meant to; what is missing on this machine for softmax
         # alone; and what is asked for by name, with a variant, in any case.
-        if name in asked or rival.covers(spec) and (
+        if name in asked or baseline.covers(spec) and (
             variant == 'softmax' or not baselines.missing(name)):
-          cases.append(Case(variant, name, baselines.Work(spec, tuple(shape), dtype, seed)))
+          cases.append(Case(variant, name, Work(spec, shape, dtype, seed)))
   return sorted(cases, key=_rank)
 
 
@@ -144,8 +151,8 @@ def _rank(case):
   return 3
 
 
-def _place(case, shapes):
-  """Where a row stands in the table."""
+def _table_order(case, shapes):
+  """Where a row stands in the table: by shape, variant and implementation."""
   names = list(VARIANTS), list(baselines.BASELINES)
   return (list(map(tuple, shapes)).index(case.work.shape), names[0].index(case.variant),
           names[1].index(case.implementation))
@@ -164,54 +171,70 @@ def _compile_ahead(cases):
             for case in cases if case.implementation == 'pallas'}
 
 
-def _timed(case, prepared, seconds, rate):
-  """The numbers of a row, or why there are none."""
+def _timed(case: Case, prepared: Future | None, seconds: float,
+           rate: float | None) -> AttentionRow:
+  """The row of a case, with its numbers or with the reason why there are none."""
+  row = AttentionRow(shape=case.shape, variant=case.variant, implementation=case.implementation,
+                     kind=baselines.BASELINES[case.implementation].kind)
   try:
     programs = prepared.result() if prepared else baselines.prepare(case.implementation, case.work)
     limit = machine.memory_limit()
-    if (programs.both_bytes or 0) > limit:
-      return {'failed': f'out of memory: needs {programs.both_bytes / 1e9:.0f} GB of '
-                        f'{limit / 1e9:.0f} GB', 'both_bytes': programs.both_bytes}
+    if programs.both_bytes is not None and programs.both_bytes > limit:
+      return dataclasses.replace(
+          row, both_bytes=programs.both_bytes,
+          failed=f'out of memory: needs {programs.both_bytes / 1e9:.0f} GB of '
+                 f'{limit / 1e9:.0f} GB')
     both_bytes = programs.both_bytes
     if both_bytes is None and programs.measured_bytes:
       both_bytes = programs.measured_bytes()
     forward, both = (measure(f, seconds).of_each(programs.calls)
                      for f in (programs.forward, programs.both))
   except Exception as error:  # somebody else's code, on a machine we do not know
-    said = reason(error)
-    if said == 'out of memory' and case.implementation.startswith('torch-'):
-      said += machine.held()
-    return {'failed': said}
-  row = forward.named('forward') | both.named('both')
-  row |= {'calls_per_program': programs.calls,
-          'forward_bytes': programs.forward_bytes, 'both_bytes': both_bytes,
-          'both_mb': None if both_bytes is None else both_bytes / 1e6}
-  for name, flops, ms in zip(('forward', 'both'),
-                             attention_flops(case.work.shape, case.work.spec.mask),
-                             (forward.median, both.median)):
-    row |= {f'{name}_flops': flops, f'{name}_tflops': flops / ms / 1e9,
-            f'{name}_share': flops / ms * 1e3 / rate if rate else None}
-  return row
+    failed = reason(error)
+    if failed == 'out of memory' and case.implementation.startswith('torch-'):
+      failed += machine.held_by_jax()
+    return dataclasses.replace(row, failed=failed)
+  forward_flops, both_flops = attention_flops(case.work.shape, case.work.spec.mask)
+  # FLOP per millisecond, in TFLOP per second.
+  forward_tflops, both_tflops = forward_flops / forward.median / 1e9, both_flops / both.median / 1e9
+  return dataclasses.replace(
+      row, forward=forward, both=both, calls_per_program=programs.calls,
+      forward_bytes=programs.forward_bytes, both_bytes=both_bytes,
+      both_mb=None if both_bytes is None else both_bytes / 1e6,
+      forward_flops=forward_flops, forward_tflops=forward_tflops,
+      forward_share=forward_tflops * 1e12 / rate if rate else None,
+      both_flops=both_flops, both_tflops=both_tflops,
+      both_share=both_tflops * 1e12 / rate if rate else None)
 
 
-def _compare(rows):
-  """Fills in both_vs_library and forward_vs_library; returns the note that explains them."""
-  best = {}
+def _compare(rows: list[AttentionRow]) -> tuple[list[AttentionRow], list[str]]:
+  """The rows with both_vs_library and forward_vs_library, and the note that explains them."""
+  best: dict[str, AttentionRow] = {}
   for row in rows:
-    if row['kind'] == 'library' and row['variant'] == 'softmax' and 'both_ms' in row:
-      known = best.get(row['shape'])
-      first = row['implementation'] == 'cudnn'
-      if known is None or first or (known['implementation'] != 'cudnn'
-                                    and row['both_ms'] < known['both_ms']):
-        best[row['shape']] = row
-  for row in rows:
-    library = best.get(row['shape'])
-    if library and 'both_ms' in row:
-      row |= {f'{x}_vs_library': row[f'{x}_ms'] / library[f'{x}_ms'] for x in ('forward', 'both')}
-      row['library'] = library['implementation']
-  names = sorted({row['implementation'] for row in best.values()})
-  return [f'x library: fwd+bwd time over that of softmax at the same shape by {" or ".join(names)}.'
+    if row.kind == 'library' and row.variant == 'softmax' and row.both:
+      known = best.get(row.shape)
+      # cuDNN where it ran, which the targets are about; otherwise the fastest library.
+      if (known is None or row.implementation == 'cudnn'
+          or known.implementation != 'cudnn' and row.both.median < _both(known).median):
+        best[row.shape] = row
+  names = sorted({row.implementation for row in best.values()})
+  note = [f'x library: fwd+bwd time over that of softmax at the same shape by {" or ".join(names)}.'
           ] if names else []
+  return [_beside(row, best.get(row.shape)) for row in rows], note
+
+
+def _beside(row: AttentionRow, library: AttentionRow | None) -> AttentionRow:
+  if library is None or row.both is None:
+    return row
+  assert row.forward and library.forward, 'both directions are timed, or neither'
+  return dataclasses.replace(
+      row, forward_vs_library=row.forward.median / library.forward.median,
+      both_vs_library=row.both.median / _both(library).median, library=library.implementation)
+
+
+def _both(row: AttentionRow) -> Timing:
+  assert row.both, 'a library is compared with where it was timed'
+  return row.both
 
 
 def _left_out(implementations):

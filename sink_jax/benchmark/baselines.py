@@ -1,4 +1,4 @@
-"""Our implementations of attention and the alternatives to them, behind one interface.
+"""Our implementations of attention and the baselines beside them, behind one interface.
 
 `prepare(name, work)` compiles one and returns `Programs`; what cannot run raises.
 """
@@ -21,50 +21,25 @@ from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark import baselines_torch, machine, official
+from sink_jax.benchmark.work import Programs, Work
 from sink_jax.kernels import linear
 from sink_jax.kernels.dispatch import attend, platform
 
 
-class Work(NamedTuple):
-  """One attention operation: shape is (B, H, T, Dh), dtype the name of the inputs' dtype.
-
-  calls: that a program of JAX makes, one after the other, so that starting it weighs less.
-  """
-
-  spec: AttentionSpec
-  shape: tuple[int, int, int, int]
-  dtype: str
-  seed: int
-  calls: int = 1
-
-
-class Programs(NamedTuple):
-  """Forward, and forward with backward: f(n) starts n programs and returns their seconds.
-
-  A program makes `calls` calls.
-  Bytes are the peak beside the inputs; None where it is not known before running, and then
-  `measured_bytes()` runs the second one to find out.
-  """
-
-  forward: Callable[[int], float]
-  both: Callable[[int], float]
-  forward_bytes: int | None = None
-  both_bytes: int | None = None
-  measured_bytes: Callable[[], int] | None = None
-  calls: int = 1
-
-
 class Baseline(NamedTuple):
-  """kind: 'ours', 'T x T' or 'library'. covers: is it meant for this spec? A name without
-  that is not refused: asked for, it runs or says why it does not."""
+  """An implementation of attention that is timed.
+
+  kind: 'ours', 'T x T' (it materialises the weights) or 'library'.
+  covers: whether it is meant for a spec. A user who asks for it by name with another spec is
+  not refused: the row then holds its times or its error.
+  """
 
   kind: str
   covers: Callable[[AttentionSpec], bool]
-  title: str
 
 
 def plain_softmax(spec: AttentionSpec) -> bool:
-  """Can a softmax library compute this: no bias, no bias slot, causal or a window?"""
+  """Whether a softmax library computes it: no bias, no extra key, causal or a window."""
   # By class: what another one does, even a subclass, the libraries cannot know.
   return (isinstance(spec.similarity, Exp) and isinstance(spec.normalizer, RowSum)
           and type(spec.mask) in (Causal, Window) and not spec.position.has_bias
@@ -72,26 +47,27 @@ def plain_softmax(spec: AttentionSpec) -> bool:
 
 
 _ALL = lambda spec: True
+# By the names of the options --implementations ('ours') and --rivals (the others).
 BASELINES = {
-    'pallas': Baseline('ours', _ALL, 'our kernels'),
-    'linear': Baseline('ours', lambda spec: linear.unsupported(spec) is None, 'running sums, O(T)'),
-    'chunked': Baseline('ours', _ALL, 'XLA, O(T) memory'),
-    'cudnn': Baseline('library', plain_softmax, 'cuDNN'),
-    'splash': Baseline('library', plain_softmax, 'splash attention'),
-    'tokamax': Baseline('library', plain_softmax, 'tokamax'),
-    'xla': Baseline('library', plain_softmax, 'jax.nn, XLA'),
-    'reference': Baseline('T x T', _ALL, 'the definition, float32'),
-    'release': Baseline('T x T', _ALL, 'the release, compiled by XLA'),
-    'torch-flash': Baseline('library', baselines_torch.flash_covers, 'PyTorch SDPA, flash'),
-    'torch-flex': Baseline('library', baselines_torch.flex_covers, 'PyTorch FlexAttention'),
-    'torch-eager': Baseline('T x T', baselines_torch.eager_covers, 'the release, PyTorch eager'),
+    'pallas': Baseline('ours', _ALL),
+    'linear': Baseline('ours', lambda spec: linear.unsupported(spec) is None),
+    'chunked': Baseline('ours', _ALL),
+    'cudnn': Baseline('library', plain_softmax),
+    'splash': Baseline('library', plain_softmax),
+    'tokamax': Baseline('library', plain_softmax),
+    'xla': Baseline('library', plain_softmax),
+    'reference': Baseline('T x T', _ALL),  # the definition, in float32
+    'release': Baseline('T x T', _ALL),  # as the official implementation, compiled by XLA
+    'torch-flash': Baseline('library', baselines_torch.flash_covers),
+    'torch-flex': Baseline('library', baselines_torch.flex_covers),
+    'torch-eager': Baseline('T x T', baselines_torch.eager_covers),  # the same, not compiled
 }
-OURS = [name for name, rival in BASELINES.items() if rival.kind == 'ours']
-OTHERS = [name for name, rival in BASELINES.items() if rival.kind != 'ours']
+OURS = [name for name, baseline in BASELINES.items() if baseline.kind == 'ours']
+OTHERS = [name for name, baseline in BASELINES.items() if baseline.kind != 'ours']
 
 
 def missing(name: str) -> str | None:
-  """Why a rival runs nothing at all on this machine, or None."""
+  """The reason why a baseline runs nothing at all on this machine, or None."""
   wanted = {'cudnn': 'cuda', 'splash': 'tpu'}.get(name, platform())
   if wanted != platform():
     return f'needs {"an NVIDIA GPU" if wanted == "cuda" else "a TPU"}, not {platform()}'
@@ -101,15 +77,16 @@ def missing(name: str) -> str | None:
 
 
 def prepare(name: str, work: Work) -> Programs:
-  """Compiles a rival for some work.
+  """Compiles one of BASELINES for some work.
 
   Raises:
-    NotImplementedError: it does not run this here, with the reason; others as they come.
+    NotImplementedError: it does not run this here; the message is the reason.
+    Exception: whatever else a library raises.
   """
   if reason := missing(name):
     raise NotImplementedError(reason)
   if name.startswith('torch-'):
-    return Programs(*baselines_torch.programs(name, work))
+    return baselines_torch.programs(name, work)
   f = _function(name, work.spec)
   inputs, cotangent = random_inputs(work)
 
@@ -128,23 +105,31 @@ def prepare(name: str, work: Work) -> Programs:
 def repeated(f: Callable[..., Any], calls: int) -> Callable[..., jax.Array]:
   """A function that makes so many calls of f on the same arrays, each after the one before.
 
-  It returns a sum of one number of every result. Barriers keep XLA from taking the call out of
-  the loop, and from computing those numbers alone.
+  It returns a sum of one number of every result.
   """
-  def program(*arrays):
+  def program(*arrays: Any) -> jax.Array:
     def call(total, _):
+      # The inputs are the same in every call, so XLA would make one call and take it out of the
+      # loop: behind a barrier together with the running total, they look new each time. The
+      # second barrier keeps it from computing the summed numbers alone.
       inputs, total = jax.lax.optimization_barrier((arrays, total))
       results = jax.tree.leaves(jax.lax.optimization_barrier(f(*inputs)))
-      return sum((result.ravel()[0].astype(jnp.float32) for result in results), total), None
+      for result in results:
+        total = total + result.ravel()[0].astype(jnp.float32)
+      return total, None
 
     return jax.lax.scan(call, jnp.float32(0), length=calls)[0]
 
   return program
 
 
-def runs(f, *arrays) -> Callable[[int], float]:
-  """f(n) that makes n calls, one queued behind the other, and returns their seconds."""
-  wait = platform() == 'cpu'  # where calls that are queued may run side by side
+def runs(f: Callable[..., Any], *arrays: Any) -> Callable[[int], float]:
+  """A function of n that makes n calls of f and returns the seconds that they took.
+
+  Calls are queued one behind the other, so that a device never waits for the host; a CPU would
+  run queued calls side by side, so there each is waited for.
+  """
+  wait = platform() == 'cpu'
 
   def elapsed(n):
     began = time.perf_counter()
@@ -158,8 +143,11 @@ def runs(f, *arrays) -> Callable[[int], float]:
   return elapsed
 
 
-def random_inputs(work: Work):
-  """((q, k, v, params), cotangent of the output): standard normal, k* and v* as they start."""
+def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
+  """((q, k, v, params), cotangent of the output): standard normal numbers, (B, T, H, Dh).
+
+  Parameters are as small as those that a model starts with.
+  """
   heads, head_dim = work.shape[1], work.shape[3]
   q, k, v, do = _arrays(work.shape, work.dtype, work.seed)
   params = jax.tree.map(
@@ -175,7 +163,7 @@ def _arrays(shape, dtype, seed):
 
 
 def _function(name, spec) -> Callable[..., Any]:
-  """f(q, k, v, params) of a rival in JAX."""
+  """f(q, k, v, params) of an implementation in JAX."""
   if name == 'release':
     return functools.partial(official.attend, spec)
   if name not in ('xla', 'tokamax'):

@@ -1,7 +1,7 @@
 """PyTorch's attention on the same device: SDPA (flash), FlexAttention, eager T x T.
 
 PyTorch is never needed: it is loaded by name where it is installed, and where it is not, or
-does not see the device, its rows say so. Times are those of CUDA events.
+does not see the device, its rows hold the reason. Times are those of CUDA events.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ from sink_jax.attention.normalizer import PNorm
 from sink_jax.attention.position import Alibi
 from sink_jax.attention.similarity import Exp, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.benchmark.work import Programs, Work
 from sink_jax.kernels.dispatch import platform
 
 
 def eager_covers(spec: AttentionSpec) -> bool:
-  """Every similarity and normalizer but p-norms, without biases."""
+  """Whether the eager code computes it: no feature map, p-norm, bias or extra key."""
   return (isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
           and not spec.position.has_bias and not spec.kv_bias.has_extra_key)
 
 
 def flash_covers(spec: AttentionSpec) -> bool:
-  """Plain causal softmax."""
+  """Whether SDPA's flash kernel computes it: plain causal softmax."""
   return flex_covers(spec) and type(spec.mask) is Causal and not spec.position.has_bias
 
 
 def flex_covers(spec: AttentionSpec) -> bool:
-  """Softmax, causal or in a window, with or without ALiBi."""
+  """Whether FlexAttention computes it: softmax, causal or in a window, also with ALiBi."""
   # By class: what another mask does, even a subclass, PyTorch's kernels cannot know.
   return (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one
           and not spec.kv_bias.has_extra_key and type(spec.mask) in (Causal, Window)
           and (isinstance(spec.position, Alibi) or not spec.position.has_bias))
 
 
-def programs(name: str, work):
-  """The fields of `rivals.Programs`."""
+def programs(name: str, work: Work) -> Programs:
+  """Both programs of an operation, run once; their memory is known after running alone.
+
+  Raises:
+    NotImplementedError: PyTorch does not see the GPU, or this code does not compute the spec.
+  """
   torch = importlib.import_module('torch')
   batch, heads, length, head_dim = work.shape
   device = 'cuda' if platform() == 'cuda' else 'cpu'
@@ -60,13 +65,14 @@ def programs(name: str, work):
   def both():
     return torch.autograd.grad(f(*inputs), inputs, do)
 
-  forward(), both()  # what does not run says so now
-  return (_elapsed(torch, forward, device), _elapsed(torch, both, device), None, None,
-          lambda: _peak(torch, both, device))
+  for program in (forward, both):
+    program()  # what does not run raises here, before anything is timed
+  return Programs(_elapsed(torch, forward, device), _elapsed(torch, both, device),
+                  measured_bytes=lambda: _peak(torch, both, device))
 
 
 def missing() -> str | None:
-  """Why PyTorch is no rival here, or None; without loading it."""
+  """The reason why PyTorch cannot be timed here, or None; without loading it."""
   if importlib.util.find_spec('torch') is None:
     return 'PyTorch is not installed'
   return 'PyTorch does not see a TPU' if platform() == 'tpu' else None
@@ -135,7 +141,7 @@ def _flex(torch, spec, heads, length, head_dim, device):
 
 
 def _eager(torch, spec, heads, length, head_dim, device):
-  """The release's way: one T x T tensor after another, in the dtype of the inputs."""
+  """As the official implementation: one T x T tensor after another, in the inputs' dtype."""
   if not eager_covers(spec):
     raise NotImplementedError('the eager code here has neither biases nor p-norms')
   tokens = torch.arange(length, device=device)

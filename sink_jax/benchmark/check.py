@@ -8,6 +8,8 @@ to them.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import datetime
 import os
 import shlex
@@ -15,13 +17,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sink_jax.benchmark import processes, table
-from sink_jax.benchmark.summary import head, summary
-from sink_jax.benchmark.targets import targets
-from sink_jax.benchmark.verdict import passed, verdict
+from sink_jax.benchmark.check_report import PartResult, Report, checks_not_run, head, page
+from sink_jax.benchmark.checks import count_passed, passed
+from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.io.files import write_atomically
 from sink_jax.train.provenance import command
 
@@ -76,15 +79,15 @@ def parts(smoke: bool, tolerance: float) -> list[Part]:
 
 def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
   """The parts of these names, 'all' among them for every part; ValueError for another name."""
-  found = parts(smoke, tolerance)
-  known = ['all', *(part.name for part in found)]
+  every = parts(smoke, tolerance)
+  known = ['all', *(part.name for part in every)]
   for name in names or ['none']:
     if name not in known:
       raise ValueError(f'--parts: unknown {name!r}. Choices: {", ".join(known)}.')
-  return [part for part in found if {'all', part.name} & set(names)]
+  return [part for part in every if {'all', part.name} & set(names)]
 
 
-def check(out: Path, options) -> int:
+def check(out: Path, options: argparse.Namespace) -> int:
   """Runs the parts, writes report.json and report.md; returns an exit code.
 
   Every part gets the share of the time left that its weight is of those of the parts left, so
@@ -101,20 +104,18 @@ def check(out: Path, options) -> int:
     return 2
   written = False
   seconds, began = options.limit or SECONDS, time.monotonic()
-  report: dict[str, Any] = {
-      'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-      'command': command(),
-      'seconds': seconds, 'smoke': options.smoke, 'complete': False, 'parts': {}}
+  report = Report(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+                  command(), seconds, options.smoke)
   with tempfile.TemporaryDirectory() as folder:  # a check that is killed leaves its reports alone
     for number, part in enumerate(wanted, 1):
       left = seconds - (time.monotonic() - began) - _RESERVE
-      limit = left * part.weight / sum(one.weight for one in wanted[number - 1:])
+      limit = left * part.weight / sum(later.weight for later in wanted[number - 1:])
       _say(f'== part {number}/{len(wanted)}: {part.name}, at most {max(0, limit):.0f} s; '
            f'{max(0, left):.0f} s left of {seconds:.0f} s')
 
-      def save(record):
+      def save(part_result):
         nonlocal written
-        report['parts'][part.name] = record
+        report.parts[part.name] = part_result
         try:
           _write(report, out)
           written = True
@@ -122,19 +123,20 @@ def check(out: Path, options) -> int:
           written = False
           _say(f'The reports were not written: {error}')
 
-      record = _run(part, Path(folder), out, limit, options.seed, save)
-      report['complete'] = number == len(wanted)
-      save(record)
+      ended = _run(part, Path(folder), out, limit, options.seed, save)
+      report.complete = number == len(wanted)
+      save(ended)
   print(head(report))
   if written:
     _say(f'wrote {out / "report.json"} and {out / "report.md"}')
   return _exit_code(report) if written else 2
 
 
-def _run(part, folder, out, limit, seed, save):
-  """Runs the processes of a part and returns its record, with the document that they wrote.
+def _run(part: Part, folder: Path, out: Path, limit: float, seed: int,
+         save: Callable[[PartResult], None]) -> PartResult:
+  """Runs the processes of a part and returns how they ended, with the document they wrote.
 
-  folder: for their documents. save: takes the record as it stands from time to time.
+  folder: for their documents. save: takes the result as it stands from time to time.
   """
   several = part.processes > 1
   files = [f'{part.name}-{n}.json' if several else f'{part.name}.json'
@@ -143,11 +145,9 @@ def _run(part, folder, out, limit, seed, save):
   arguments = [*part.arguments, f'--seed={seed}']
   if not any(word.startswith('--limit') for word in arguments):
     arguments.append(f'--limit={max(1, limit - _GRACE):.0f}')
-  record: dict[str, Any] = {'command': shlex.join(
-      ['python', '-m', 'sink_jax.benchmark', *arguments]), 'processes': part.processes}
+  shown = shlex.join(['python', '-m', 'sink_jax.benchmark', *arguments])
   if limit < 2:
-    return record | {'status': 'not run: the time was up', 'seconds': 0, 'exit_codes': [],
-                     'result': None}
+    return PartResult(shown, part.processes, 'not run: the time was up', 0, [], None)
   if log:
     log.unlink(missing_ok=True)
   # Where several share the device, the compiler shall not tune anything by running it there.
@@ -160,52 +160,52 @@ def _run(part, folder, out, limit, seed, save):
                                    **environment))
   paths = [folder / file for file in files]
 
-  def so_far(status, codes):
-    found = processes.documents(paths)
-    return record | {'status': status(found), 'exit_codes': codes,
-                     'seconds': time.monotonic() - began, 'result': _together(found)}
+  def so_far(codes: list[int | None] | None = None) -> PartResult:
+    documents = processes.documents(paths)
+    status = 'running' if codes is None else _status(codes, documents, part)
+    return PartResult(shown, part.processes, status, time.monotonic() - began, codes or [],
+                      _merge(documents))
 
-  save(so_far(lambda found: 'running', []))
-  codes = processes.wait(running, paths, limit, lambda: save(so_far(lambda found: 'running', [])))
-  return so_far(lambda found: _status(codes, found, part), codes)
+  save(so_far())
+  return so_far(processes.wait(running, paths, limit, lambda: save(so_far())))
 
 
-def _status(codes, found, part):
+def _status(codes: list[int | None], documents: list[Document], part: Part) -> str:
   if any(code in (-signal.SIGTERM, -signal.SIGKILL) for code in codes):
     return 'stopped: the time was up'
   # A failed check is what `correctness` exits with 1 for; without a document it broke down.
-  if len(found) < len(codes) or any(codes) and part.name != 'correctness':
+  if len(documents) < len(codes) or any(codes) and part.name != 'correctness':
     return f'failed: exit code {next((code for code in codes if code), 0)}'
   return 'done'
 
 
-def _together(found):
-  """One document of those of a part's processes, None without any."""
-  if len(found) < 2:
-    return found[0] if found else None
-  rows = [row for one in found for row in one['rows']]
-  not_run = sum(one['not_run'] for one in found)
-  notes = found[0]['notes'][:-1]  # the last one counts the checks of one process
-  return found[0] | {'rows': rows, 'not_run': not_run, 'notes': [*notes, verdict(rows, not_run)],
-                     'complete': all(one['complete'] for one in found)}
+def _merge(documents: list[Document]) -> Document | None:
+  """One document of those of a part's processes, None without any.
+
+  `correctness` alone has several processes.
+  """
+  if len(documents) < 2:
+    return documents[0] if documents else None
+  rows = [row for document in documents for row in document.rows_of(CorrectnessRow)]
+  not_run = sum(map(checks_not_run, documents))
+  notes = documents[0].notes[:-1]  # the last one counts the checks of one process
+  return dataclasses.replace(
+      documents[0], rows=rows, not_run=not_run, notes=[*notes, count_passed(rows, not_run)],
+      complete=all(document.complete for document in documents))
 
 
-def _exit_code(report):
-  found = report['parts']
-  if 'correctness' in found:
-    result = found['correctness']['result']
-    if not result or not passed(result['rows']):
+def _exit_code(report: Report) -> int:
+  if 'correctness' in report.parts:
+    result = report.results['correctness']
+    if not result or not passed(result.rows_of(CorrectnessRow)):
       return 1
-  return 2 if any(part['status'].startswith('failed') for part in found.values()) else 0
+  return 2 if any(part.status.startswith('failed') for part in report.parts.values()) else 0
 
 
-def _write(report, out):
+def _write(report: Report, out: Path) -> None:
   """Writes report.json and report.md, each as a whole."""
-  results = {name: part['result'] for name, part in report['parts'].items()}
-  report['machine'] = next((r['machine'] for r in results.values() if r), None)
-  report['targets'] = [target._asdict() for target in targets(results)]
-  table.write(report, out / 'report.json')
-  write_atomically(out / 'report.md', summary(report))
+  table.write_json(report.to_json(), out / 'report.json')
+  write_atomically(out / 'report.md', page(report))
 
 
 def _say(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from sink_jax.benchmark import (
   attention,
   correctness,
@@ -13,26 +15,27 @@ from sink_jax.benchmark import (
   table,
   train_step,
 )
-from sink_jax.benchmark.verdict import passed
+from sink_jax.benchmark.checks import passed
+from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.io import compile_cache
 
 
-def run(options) -> int:
+def run(options: argparse.Namespace) -> int:
   """Runs a command, prints its table, writes its JSON after every row; returns an exit code.
 
   Raises:
     ValueError: an option that does not fit; says what would.
   """
-  def save(result):
+  def save(document: Document) -> None:
     if options.json:
-      table.write(result, options.json)
+      table.write_json(document.to_json(), options.json)
 
   compile_cache.enable()
   name = 'sweep' if options.command == 'attention' and options.sweep else options.command
-  result = _COMMANDS[name](options, save)
-  save(result)
-  print(table.render(result))
-  return 0 if name != 'correctness' or passed(result['rows']) else 1
+  document = _COMMANDS[name](options, save)
+  save(document)
+  print(table.render(document))
+  return 0 if name != 'correctness' or passed(document.rows_of(CorrectnessRow)) else 1
 
 
 def _attention(options, save):
@@ -67,13 +70,13 @@ def _loss(options, save):
 
 def _train_step(options, save):
   fast = machine.accelerated()
-  slots = {key.removeprefix('attention.'): value for key, value in vars(options).items()
-           if key.startswith('attention.') and value is not None}
+  components = {key.removeprefix('attention.'): value for key, value in vars(options).items()
+                if key.startswith('attention.') and value is not None}
   return train_step.run(
       options.size or ('60m' if fast else 'tiny'), options.batch or ([8, 16, 32] if fast else [4]),
       options.length or (2048 if fast else 256), options.vocab or (50432 if fast else 512),
       options.dtype or machine.default_dtype(), options.implementation, options.remat,
-      options.unroll, slots, options.steps, options.seed, options.limit, save)
+      options.unroll, components, options.steps, options.seed, options.limit, save)
 
 
 def _group(options, save):

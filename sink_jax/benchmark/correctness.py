@@ -19,10 +19,10 @@ from sink_jax.attention import reference
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.benchmark import machine
-from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.checks import count_passed
+from sink_jax.benchmark.records import Column, CorrectnessRow, Document
 from sink_jax.benchmark.timing import Countdown, reason
 from sink_jax.benchmark.variants import PAPER, chosen
-from sink_jax.benchmark.verdict import verdict
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.dispatch import attend, unsupported
 from sink_jax.kernels.importance import streaming_importance
@@ -30,11 +30,11 @@ from sink_jax.kernels.importance import streaming_importance
 IMPORTANCE_TOLERANCE = 1e-5
 _BATCH, _HEADS = 2, 4
 COLUMNS = [
-    column('head_dim', 'Dh'), column('length', 'T'), column('variant', 'variant'),
-    column('implementation', 'implementation'), column('out', 'values', '.1e'),
-    column('out_allowed', 'allowed', '.1e'), column('gradient', 'gradients', '.1e'),
-    column('gradient_allowed', 'allowed', '.1e'), column('repeats', 'repeats'),
-    column('verdict', ''), column('note', ''),
+    Column('head_dim', 'Dh'), Column('length', 'T'), Column('variant', 'variant'),
+    Column('implementation', 'implementation'), Column('out', 'values', '.1e'),
+    Column('out_allowed', 'allowed', '.1e'), Column('gradient', 'gradients', '.1e'),
+    Column('gradient_allowed', 'allowed', '.1e'), Column('repeats', 'repeats'),
+    Column('verdict', ''), Column('note', ''),
 ]
 NOTES = [
     'Errors: |x - definition| / |definition|, Euclidean norms of whole arrays, the gradient '
@@ -58,19 +58,25 @@ class Problem(NamedTuple):
   def kv_heads(self) -> int:
     return _HEADS // 2 if self.length % 2 else _HEADS
 
+  def row_fields(self) -> dict[str, Any]:
+    """The fields of a row that say which problem it is about."""
+    return {'head_dim': self.head_dim, 'length': self.length, 'variant': self.variant}
+
   def __str__(self):
     return f'{self.variant}, Dh {self.head_dim}, T {self.length}'
 
 
-def run(variants, head_dims, lengths, tolerance, share, seed, limit=None,
-        save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
-  """Checks and returns the document; the matrix is gone through so that a run that is cut
-  short has seen every variant before it sees any of them twice.
+def run(variants: list[str], head_dims: list[int], lengths: list[int], tolerance: float,
+        share: tuple[int, int], seed: int, limit: float | None = None,
+        save: Callable[[Document], None] = lambda document: None) -> Document:
+  """Checks every problem and returns the document; `save` gets it after every problem.
 
   Args:
     share: (n, m): every m-th problem from the n-th on, for several processes.
   """
   specs = chosen(variants, PAPER, '--variants')
+  # Every variant once, with the head dimensions and lengths in turn, before any of them twice:
+  # a run that is cut short has checked them all.
   problems = [Problem(name, spec, head_dims[(n + turn) % len(head_dims)],
                       lengths[(n + turn // len(head_dims)) % len(lengths)], turn == 0)
               for turn in range(len(head_dims) * len(lengths))
@@ -78,12 +84,12 @@ def run(variants, head_dims, lengths, tolerance, share, seed, limit=None,
   where = machine.describe(seed) | {'dtype': 'bfloat16'}
   options = {'variants': variants, 'head_dims': head_dims, 'lengths': lengths, 'share': list(share),
              'tolerance': tolerance, 'importance_tolerance': IMPORTANCE_TOLERANCE, 'limit': limit}
-  rows: list[dict[str, Any]] = []
+  rows: list[CorrectnessRow] = []
   skipped = 0
 
   def result(complete):
-    return document('correctness', where, options, COLUMNS, rows, [*NOTES, verdict(rows, skipped)],
-                    complete) | {'not_run': skipped}
+    return Document('correctness', where, options, COLUMNS, list(rows),
+                    [*NOTES, count_passed(rows, skipped)], complete, skipped)
 
   progress = Countdown(len(problems), limit)
   for problem in problems:
@@ -94,7 +100,7 @@ def run(variants, head_dims, lengths, tolerance, share, seed, limit=None,
     try:
       rows += _check(problem, tolerance, seed)
     except Exception as error:  # of the definition: nothing can be said about the others
-      rows.append(_row(problem, 'reference') | {'failed': reason(error), 'verdict': 'FAILED'})
+      rows.append(_failed(problem, 'reference', error))
     save(result(False))
   return result(True)
 
@@ -111,49 +117,45 @@ def _check(problem, tolerance, seed):
                        if not unsupported(name, problem.spec, *shapes))]
   rows = []
   for name in names:
-    row = _row(problem, name)
     try:
       f = _with_gradients(problem.spec, name)
       first, second = f(arrays, cotangent), f(arrays, cotangent)
-      repeats = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (first, second))))
-      row |= _judged(_errors(first, truth), rounded, tolerance)
-      row['repeats'] = 'yes' if repeats else 'NO'
-      if not repeats and name in ('pallas', 'linear'):
-        row['verdict'] = 'FAILED'
+      rows.append(_row(problem, name, _errors(first, truth), rounded, tolerance,
+                       repeats=_equal(first, second)))
     except Exception as error:  # a kernel that does not compile is a failed check
-      row |= {'failed': reason(error), 'verdict': 'FAILED'}
-    rows.append(row)
+      rows.append(_failed(problem, name, error))
   return [*rows, _check_importance(problem, exact)] if problem.first else rows
 
 
-def _check_importance(problem, exact):
+def _check_importance(problem, exact) -> CorrectnessRow:
   q, k, _, params = exact
-  row = _row(problem, 'importance')
   try:
     with jax.default_matmul_precision('highest'):
       f = jax.jit(lambda q, k, params: streaming_importance(
           problem.spec, q, k, params, implementation='pallas'))
-      seen, again = f(q, k, params), f(q, k, params)
-      raw, normalized, slot = jax.jit(lambda *x: _definition(problem.spec, *x))(q, k, params)
-    errors = [_error(seen.raw, raw), _error(seen.normalized, normalized)]
-    if slot is not None:
-      errors.append(_error(seen.bias_slot, slot))
-    repeats = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (seen, again))))
+      streamed, again = f(q, k, params), f(q, k, params)
+      raw, normalized, extra = jax.jit(lambda *x: _definition(problem.spec, *x))(q, k, params)
+    errors = [_error(streamed.raw, raw), _error(streamed.normalized, normalized)]
+    if extra is not None:
+      errors.append(_error(streamed.bias_slot, extra))
+    repeats = _equal(streamed, again)
     passed = max(errors) <= IMPORTANCE_TOLERANCE and repeats
-    return row | {'out': max(errors), 'out_allowed': IMPORTANCE_TOLERANCE, 'errors': errors,
-                  'repeats': 'yes' if repeats else 'NO', 'verdict': 'ok' if passed else 'FAILED'}
-  except Exception as error:
-    return row | {'failed': reason(error), 'verdict': 'FAILED'}
+    return CorrectnessRow(
+        **problem.row_fields(), implementation='importance', out=max(errors),
+        out_allowed=IMPORTANCE_TOLERANCE, errors=errors, repeats='yes' if repeats else 'NO',
+        verdict='ok' if passed else 'FAILED')
+  except Exception as error:  # also what the device meets later than the call that started it
+    return _failed(problem, 'importance', error)
 
 
 def _definition(spec, q, k, params):
-  """Importance of the weights, of the proxy, and of the bias slot, through T x T maps."""
+  """Importance of the weights, of the proxy, and of the extra key, through T x T maps."""
   q, k = transform_qk(spec, q, k, params)
   tokens = jnp.arange(q.shape[1])
   rows = reference.rows(spec, q, k, params, tokens, tokens)
-  slot = rows.extra_proxy_BxHxL
+  extra = rows.extra_proxy_BxHxL
   return (importance(rows.weights_BxHxLxT, raw=True), importance(rows.proxy_BxHxLxT),
-          None if slot is None else slot.mean(-1))
+          None if extra is None else extra.mean(-1))
 
 
 def _inputs(problem, seed):
@@ -197,16 +199,30 @@ def _error(found, true):
   return float(error) if np.isfinite(error) else 1e9  # JSON knows no infinity
 
 
-def _judged(errors, rounded, tolerance):
+def _equal(a, b) -> bool:
+  """Whether two trees of arrays are equal bit for bit."""
+  return all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (a, b))))
+
+
+def _row(problem: Problem, name: str, errors: dict[str, float], rounded: dict[str, float],
+         tolerance: float, repeats: bool) -> CorrectnessRow:
+  """The row of an implementation that ran.
+
+  rounded: errors of the definition in bfloat16. repeats: whether a second run was equal, which
+  our kernels must be; libraries add up in whatever order the device finishes.
+  """
   allowed = {name: 2 * rounded[name] + tolerance for name in errors}
   worst = max((name for name in errors if name != 'out'),
               key=lambda name: errors[name] / max(allowed[name], 1e-30))
-  passed = all(errors[name] <= allowed[name] for name in errors)
-  return {'out': errors['out'], 'out_allowed': allowed['out'], 'gradient': errors[worst],
-          'gradient_allowed': allowed[worst], 'errors': errors, 'allowed': allowed,
-          'verdict': 'ok' if passed else 'FAILED', 'note': worst}
+  passed = (all(errors[name] <= allowed[name] for name in errors)
+            and (repeats or name not in ('pallas', 'linear')))
+  return CorrectnessRow(
+      **problem.row_fields(), implementation=name, out=errors['out'],
+      out_allowed=allowed['out'], gradient=errors[worst], gradient_allowed=allowed[worst],
+      errors=errors, allowed=allowed, repeats='yes' if repeats else 'NO',
+      verdict='ok' if passed else 'FAILED', note=worst)
 
 
-def _row(problem, implementation):
-  return {'head_dim': problem.head_dim, 'length': problem.length, 'variant': problem.variant,
-          'implementation': implementation}
+def _failed(problem: Problem, name: str, error: Exception) -> CorrectnessRow:
+  return CorrectnessRow(**problem.row_fields(), implementation=name, failed=reason(error),
+                        verdict='FAILED')

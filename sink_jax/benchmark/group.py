@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.benchmark import machine
-from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.records import Column, Document, GroupRow
 from sink_jax.benchmark.timing import Countdown, reason
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
@@ -24,16 +24,17 @@ from sink_jax.train.step import init_state, make_train_step
 _PAIRS = 5  # of timings, the one way and the other in turn
 _CHUNKS = 512
 COLUMNS = [
-    column('trials', 'trials', 'd'), column('size', 'size'), column('batch', 'B', 'd'),
-    column('length', 'T', 'd'), column('alone_ms', 'alone ms', '.2f'),
-    column('group_ms', 'group ms', '.2f'), column('ratio', 'group/alone', '.2f'),
-    column('tokens_per_second', 'tokens/s, group', ',.0f'), column('mfu', 'MFU, group', '.1%'),
-    column('note', ''),
+    Column('trials', 'trials', 'd'), Column('size', 'size'), Column('batch', 'B', 'd'),
+    Column('length', 'T', 'd'), Column('alone_ms', 'alone ms', '.2f'),
+    Column('group_ms', 'group ms', '.2f'), Column('ratio', 'group/alone', '.2f'),
+    Column('tokens_per_second', 'tokens/s, group', ',.0f'), Column('mfu', 'MFU, group', '.1%'),
+    Column('note', ''),
 ]
 
 
-def run(trials, size, batch, length, vocab, dtype, steps, seed, limit=None,
-        save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+def run(trials: list[int], size: str, batch: int, length: int, vocab: int, dtype: str, steps: int,
+        seed: int, limit: float | None = None,
+        save: Callable[[Document], None] = lambda document: None) -> Document:
   """Times steps of groups of so many trials, on one device.
 
   Args:
@@ -56,38 +57,41 @@ def run(trials, size, batch, length, vocab, dtype, steps, seed, limit=None,
              'steps': steps, 'limit': limit}
   notes = ['ms: of one step of all trials, medians of pairs in turn. Alone, every batch is put on '
            'the device for its step; a group takes rows of a corpus that lies there.']
-  rows: list[dict[str, Any]] = []
-  result = lambda complete: document('group', where, options, COLUMNS, rows, notes, complete)
+  rows: list[GroupRow] = []
+  result = lambda complete: Document('group', where, options, COLUMNS, list(rows), notes, complete)
   progress = Countdown(len(trials), limit)
   for width in trials:
-    row = {'trials': width, 'size': size, 'batch': batch, 'length': length}
+    row = GroupRow(trials=width, size=size, batch=batch, length=length)
     if progress.over():
-      row['failed'] = 'not run: the time was up'
+      row = dataclasses.replace(row, failed='not run: the time was up')
     else:
       progress.next(f'{width} trials')
       try:
-        row |= _timed(config, width, batch, length, steps, seed)
-        row['tokens_per_second'] = 1000 * width * batch * length / row['group_ms']
-        row['mfu'] = rate and row['tokens_per_second'] * per_token / rate
+        alone_ms, group_ms = _timed(config, width, batch, length, steps, seed)
+        per_second = 1000 * width * batch * length / group_ms
+        row = dataclasses.replace(
+            row, alone_ms=alone_ms, group_ms=group_ms, ratio=group_ms / alone_ms,
+            tokens_per_second=per_second, mfu=rate and per_second * per_token / rate)
       except Exception as error:  # most of all, no memory
-        row['failed'] = reason(error)
+        row = dataclasses.replace(row, failed=reason(error))
     rows.append(row)
     save(result(False))
   return result(True)
 
 
-def _timed(config, width, batch, length, steps, seed):
+def _timed(config, width, batch, length, steps, seed) -> tuple[float, float]:
+  """Milliseconds of a step of all trials: one after the other, and as a group."""
   mesh, optimizer = make_mesh(), OptimizerConfig()
   draw = np.random.default_rng(seed)
   corpus = draw.integers(0, config.vocab_size, (_CHUNKS, length + 1), np.uint16)
   rows = draw.integers(0, _CHUNKS, (steps, width, batch), np.int32)
   rates = peak_rates(optimizer)
-  one = make_train_step(config, optimizer, mesh)
+  single_step = make_train_step(config, optimizer, mesh)
   states = [init_state(config, optimizer, seed + i, mesh) for i in range(width)]
   stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *states)
-  together = make_group_steps(config, optimizer, mesh)
+  group_steps = make_group_steps(config, optimizer, mesh)
   inputs = GroupInputs(rows, Rates(*(np.full((steps, width), x) for x in rates)),
-                  np.ones((steps, width), bool))
+                       np.ones((steps, width), bool))
   on_device = jnp.asarray(corpus)
 
   def alone():
@@ -95,12 +99,12 @@ def _timed(config, width, batch, length, steps, seed):
       for step in range(steps):
         chunks = corpus[rows[step, i]].astype(np.int32)
         data = Batch(chunks[:, :-1], chunks[:, 1:], np.ones((batch, length), np.float32))
-        states[i], _ = one(states[i], data, rates)
+        states[i], _ = single_step(states[i], data, rates)
       jax.block_until_ready(states[i])
 
   def group():
     nonlocal stacked
-    stacked, _ = together(stacked, on_device, inputs, np.int32(steps))
+    stacked, _ = group_steps(stacked, on_device, inputs, np.int32(steps))
     jax.block_until_ready(stacked)
 
   times = {alone: [], group: []}
@@ -110,6 +114,4 @@ def _timed(config, width, batch, length, steps, seed):
       way()
       if repetition:  # the first compiles
         taken.append(1000 * (time.perf_counter() - began) / steps)
-  found = {'alone_ms': statistics.median(times[alone]),
-           'group_ms': statistics.median(times[group])}
-  return found | {'ratio': found['group_ms'] / found['alone_ms']}
+  return statistics.median(times[alone]), statistics.median(times[group])

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import attention_map
 from sink_jax.benchmark import machine
-from sink_jax.benchmark.baselines import Work, random_inputs, runs
+from sink_jax.benchmark.baselines import random_inputs, runs
 from sink_jax.benchmark.flops import importance_flops
-from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.records import Column, Document, ImportanceRow
 from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
+from sink_jax.benchmark.work import Work
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.dispatch import choose_importance
 from sink_jax.kernels.importance import streaming_importance
 
 COLUMNS = [
-    column('shape', 'B,H,T,Dh'), column('what', 'what'),
-    column('implementation', 'implementation'), column('seconds', 'seconds', '.4f'),
-    column('tflops', 'TFLOP/s', '.3g'), column('share', 'of matmul', '.0%'),
-    column('mb', 'MB', ',.1f'), column('map_gb', 'float32 T x T, GB', ',.2f'), column('note', ''),
+    Column('shape', 'B,H,T,Dh'), Column('what', 'what'),
+    Column('implementation', 'implementation'), Column('seconds', 'seconds', '.4f'),
+    Column('tflops', 'TFLOP/s', '.3g'), Column('share', 'of matmul', '.0%'),
+    Column('mb', 'MB', ',.1f'), Column('map_gb', 'float32 T x T, GB', ',.2f'), Column('note', ''),
 ]
 NOTES = [
     'seconds: median per call. MB: peak memory beside queries and keys.',
@@ -34,8 +35,9 @@ NOTES = [
 ]
 
 
-def run(lengths, heads, head_dims, keys, variant, dtype, seed, seconds, limit=None,
-        save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+def run(lengths: list[int], heads: int, head_dims: list[int], keys: int, variant: str, dtype: str,
+        seed: int, seconds: float, limit: float | None = None,
+        save: Callable[[Document], None] = lambda document: None) -> Document:
   """Times all keys, the first `keys` keys and the T x T definition at every length.
 
   Raises:
@@ -51,53 +53,59 @@ def run(lengths, heads, head_dims, keys, variant, dtype, seed, seconds, limit=No
   where = machine.describe(seed) | {'matmul_tflops': rate and rate / 1e12, 'dtype': dtype}
   options = {'lengths': lengths, 'heads': heads, 'head_dims': head_dims, 'keys': keys,
              'variant': variant, 'seconds': seconds, 'limit': limit}
-  rows: list[dict[str, Any]] = []
-  result = lambda complete: document('importance', where, options, COLUMNS, rows, NOTES, complete)
+  rows: list[ImportanceRow] = []
+  result = lambda complete: Document('importance', where, options, COLUMNS, list(rows), NOTES,
+                                     complete)
   progress = Countdown(len(cases), limit)
   for shape, what in cases:
     text = ','.join(map(str, shape))
-    row = {'shape': text, 'what': what, 'variant': variant,
-           'map_gb': 4 * shape[1] * shape[2]**2 / 1e9}
+    row = ImportanceRow(shape=text, what=what, variant=variant,
+                        map_gb=4 * shape[1] * shape[2]**2 / 1e9)
     if progress.over():
-      row['failed'] = 'not run: the time was up'
+      row = dataclasses.replace(row, failed='not run: the time was up')
     else:
       progress.next(f'({text}) {what}')
-      shown = keys if what.startswith('first') else None
+      first_keys = keys if what.startswith('first') else None
       try:
-        row |= _timed(Work(spec, shape, dtype, seed), what == 'T x T', shown, seconds, rate)
+        row = _timed(row, Work(spec, shape, dtype, seed), first_keys, seconds, rate)
       except Exception as error:  # no memory, or no kernel for this
-        row['failed'] = reason(error)
+        row = dataclasses.replace(row, failed=reason(error))
     rows.append(row)
     save(result(False))
   return result(True)
 
 
-def _timed(work, definition, keys, seconds, rate):
+def _timed(row: ImportanceRow, work: Work, keys: int | None, seconds: float,
+           rate: float | None) -> ImportanceRow:
+  """The row with its numbers; keys: the first ones alone, None for all."""
   (q, k, _, params), _ = random_inputs(work)
+  definition = row.what == 'T x T'
   if definition:
     name = 'reference'
     needed, limit = 4 * work.shape[1] * work.shape[2]**2 * 3, machine.memory_limit()
     if needed > limit:
-      return {'implementation': name,
-              'failed': f'needs about {needed / 1e9:.0f} GB, there are {limit / 1e9:.0f} GB'}
+      return dataclasses.replace(
+          row, implementation=name,
+          failed=f'needs about {needed / 1e9:.0f} GB, there are {limit / 1e9:.0f} GB')
     f = lambda q, k, params: importance(attention_map(work.spec, q, k, params, proxy=True))
   else:
     name = choose_importance(None, q, k)
     f = functools.partial(streaming_importance, work.spec, keys=keys)
   compiled = jax.jit(f).lower(q, k, params).compile()
-  seen = []
+  results = []  # of the newest call alone
 
   def call(*arrays):
-    seen[:] = [compiled(*arrays)]
-    return seen[0]
+    results[:] = [compiled(*arrays)]
+    return results[0]
 
   timing = measure(runs(call, q, k, params), seconds)
-  alpha = seen[0] if definition else seen[0].normalized
+  # A call may take minutes: none is made for the sake of its result.
+  alpha = results[0] if definition else results[0].normalized
   flops = importance_flops(work.shape, work.spec.mask, keys)
   bytes_ = machine.compiled_bytes(compiled)
-  return timing.named('call') | {
-      'implementation': name, 'seconds': timing.median / 1000, 'flops': flops,
-      'tflops': flops / timing.median / 1e9,
-      'share': flops / timing.median * 1e3 / rate if rate else None,
-      'bytes': bytes_, 'mb': None if bytes_ is None else bytes_ / 1e6,
-      'alpha_1': float(jnp.mean(alpha[..., 0]))}
+  return dataclasses.replace(
+      row, call=timing, implementation=name, seconds=timing.median / 1000, flops=flops,
+      tflops=flops / timing.median / 1e9,
+      share=flops / timing.median * 1e3 / rate if rate else None,
+      bytes=bytes_, mb=None if bytes_ is None else bytes_ / 1e6,
+      alpha_1=float(jnp.mean(alpha[..., 0])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ from sink_jax.train.provenance import provenance
 from sink_jax.train.throughput import measured_matmul_rate
 
 
-def describe(seed: int) -> dict[str, object]:
-  """Hardware, versions, date, command and seed, ready for JSON."""
+def describe(seed: int) -> dict[str, Any]:
+  """Facts about this machine and this call: hardware, versions, date, command and seed."""
   device = jax.devices()[0]
   return provenance() | {
       'device_kind': device.device_kind,
@@ -47,7 +48,7 @@ def memory_limit() -> int:
   return stats.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
 
 
-def held() -> str:
+def held_by_jax() -> str:
   """A clause about the memory of a GPU that JAX keeps to itself, for others that lack some."""
   held = (jax.devices()[0].memory_stats() or {}).get('pool_bytes')
   return f'; JAX holds {held / 1e9:.0f} GB' if held else ''

@@ -1,13 +1,16 @@
-"""T x T attention as the paper's release computes it, every step in the dtype of the inputs.
+"""T x T attention as the official implementation, sail-sg/Attention-Sink, computes it.
 
-In bfloat16 that is the eager code that its sigmoid and linear models ran: scores, weights,
-row sums and products, all in bfloat16. Here XLA compiles it, which fuses elementwise steps
-that eager code makes one by one. A rival, not a definition: its rounding is coarse.
+Every step is in the dtype of the inputs. In bfloat16 that is the eager code that its sigmoid and
+linear models ran: scores, weights, row sums and products, all in bfloat16. Here XLA compiles it,
+which fuses elementwise steps that eager code makes one by one. It is a baseline, not a
+definition: its rounding is coarse.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +19,9 @@ from sink_jax.attention.param import Dims
 from sink_jax.attention.spec import AttentionSpec, extra_key_logit, repeat_heads, transform_qk
 
 
-def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
-  """Attention output (B, T, H, Dh) of any variant."""
+def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+           v_BxTxHkvxDh: jax.Array, params: Mapping[str, Any]) -> jax.Array:
+  """Attention output (B, T, H, Dh) of any variant; params as `AttentionSpec.params` lists them."""
   q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   heads, dtype = q.shape[2], q.dtype
   k, v = repeat_heads(k, heads), repeat_heads(v_BxTxHkvxDh, heads)
@@ -28,18 +32,18 @@ def attend(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
     slopes_H = jnp.asarray(spec.position.slopes(heads))[:, None, None]
     s = s + (slopes_H * spec.position.distance_bias(i - j)).astype(dtype)
   keep = spec.mask.keep(i, j)
-  slot = extra_key_logit(spec, q, params)
-  if slot is not None:
-    s = jnp.concatenate([slot.astype(dtype)[..., None], s], -1)
+  extra_logit = extra_key_logit(spec, q, params)
+  if extra_logit is not None:  # the extra key is one more column, before the first token
+    s = jnp.concatenate([extra_logit.astype(dtype)[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
   weights = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
-  first = 0 if slot is None else 1
+  first = 0 if extra_logit is None else 1
   out = jnp.einsum('bhlt,bthd->blhd', weights[..., first:], v)
-  own, dims = params.get('kv_bias', {}), Dims(heads, heads, q.shape[-1])
-  value = spec.kv_bias.value_HxDh(own, dims)
+  extra_params, dims = params.get('kv_bias', {}), Dims(heads, heads, q.shape[-1])
+  value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', weights[..., 0], value.astype(dtype))
-  added = spec.kv_bias.output_HxDh(own, dims)
+  added = spec.kv_bias.output_HxDh(extra_params, dims)
   return out if added is None else out + added.astype(dtype)
 
 

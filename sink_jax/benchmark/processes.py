@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import sink_jax
+from sink_jax.benchmark.records import Document, document_from_json
 
 _SAY_EVERY = 10  # seconds
 
 
-def start(arguments: list[str], folder: Path, log: Path | None, **environment) -> subprocess.Popen:
+def start(arguments: list[str], folder: Path, log: Path | None,
+          **environment: str) -> subprocess.Popen:
   """A benchmark command that works in a folder, so that its options name none.
 
   log: where its output goes; None leaves it on the terminal.
@@ -33,7 +34,7 @@ def start(arguments: list[str], folder: Path, log: Path | None, **environment) -
 
 
 def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
-         save: Callable[[], None]) -> list[int]:
+         save: Callable[[], None]) -> list[int | None]:
   """Exit codes; what still runs when the time is up is asked to end, then made to.
 
   Every few seconds it calls `save`, and says how many rows the files hold, where there are
@@ -49,16 +50,16 @@ def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
         said = now
         save()
       if len(processes) > 1 and now == said:
-        rows = sum(len(found['rows']) for found in documents(files))
+        rows = sum(len(document.rows) for document in documents(files))
         print(f'  {rows} rows so far, at most {seconds - now + began:.0f} s left',
               file=sys.stderr, flush=True)
       time.sleep(0.1)
   return [process.returncode for process in processes]
 
 
-def documents(files: list[Path]) -> list[dict[str, Any]]:
+def documents(files: list[Path]) -> list[Document]:
   """What the processes have written so far."""
-  return [json.loads(file.read_text()) for file in files if file.exists()]
+  return [document_from_json(json.loads(file.read_text())) for file in files if file.exists()]
 
 
 @contextlib.contextmanager

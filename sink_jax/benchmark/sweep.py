@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sink_jax.benchmark import machine
-from sink_jax.benchmark.baselines import Work, random_inputs, runs
-from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.baselines import random_inputs, runs
+from sink_jax.benchmark.records import Column, Document, SweepRow
 from sink_jax.benchmark.timing import Countdown, measure, reason
 from sink_jax.benchmark.variants import VARIANTS, chosen
+from sink_jax.benchmark.work import Work
 from sink_jax.kernels import flash_gpu, gpu_layout
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.epilogue import PartialAttention
@@ -29,16 +30,17 @@ CANDIDATES = (
     (128, 32, 4, 2), (64, 128, 4, 2), (128, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 4),
     (32, 64, 4, 2), (128, 128, 8, 3))
 COLUMNS = [
-    column('head_dim', 'Dh'), column('kernel', 'kernel'), column('own', 'own', 'd'),
-    column('other', 'other', 'd'), column('warps', 'warps', 'd'), column('stages', 'stages', 'd'),
-    column('call_ms', 'ms', '.3f'), column('vs_table', 'x of the table', '.2f'),
-    column('best', ''), column('note', ''),
+    Column('head_dim', 'Dh'), Column('kernel', 'kernel'), Column('own', 'own', 'd'),
+    Column('other', 'other', 'd'), Column('warps', 'warps', 'd'), Column('stages', 'stages', 'd'),
+    Column('call_ms', 'ms', '.3f'), Column('vs_table', 'x of the table', '.2f'),
+    Column('best', ''), Column('note', ''),
 ]
 
 
-def run(shapes, variant, seed, seconds, limit=None,
-        save: Callable[[dict[str, Any]], None] = lambda result: None,
-        kernels=KERNELS, candidates=CANDIDATES) -> dict[str, Any]:
+def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, seconds: float,
+        limit: float | None = None, save: Callable[[Document], None] = lambda document: None,
+        kernels: Sequence[str] = KERNELS,
+        candidates: Sequence[tuple[int, int, int, int]] = CANDIDATES) -> Document:
   """Times every candidate of every kernel at every shape (B, H, T, Dh), in bfloat16.
 
   The present entry of the table comes first, and what does not compile is a row that says
@@ -53,11 +55,11 @@ def run(shapes, variant, seed, seconds, limit=None,
     notes.append('INTERPRETED: these times say nothing about a GPU.')
   options = {'shapes': [list(s) for s in shapes], 'variant': variant, 'kernels': list(kernels),
              'candidates': [list(c) for c in candidates], 'seconds': seconds, 'limit': limit}
-  rows: list[dict[str, Any]] = []
+  rows: list[SweepRow] = []
 
   def result(complete):
-    _mark_best(rows)
-    return document('sweep', where, options, COLUMNS, rows, notes + paste(rows), complete)
+    marked = _mark_best(rows)
+    return Document('sweep', where, options, COLUMNS, marked, notes + paste(marked), complete)
 
   jobs = [(kernel, shape) for shape in shapes for kernel in kernels]
   progress = Countdown(len(jobs), limit)
@@ -65,21 +67,21 @@ def run(shapes, variant, seed, seconds, limit=None,
     if progress.over():
       break
     progress.next(f'{kernel} at head dimension {shape[3]}')
-    calls = _calls(kernel, Work(spec, tuple(shape), 'bfloat16', seed), interpret)
+    calls = _calls(kernel, Work(spec, shape, 'bfloat16', seed), interpret)
     present = _entry(kernel, shape[3])
     tried = [present, *(c for c in (gpu_layout.Blocks(*c) for c in candidates) if c != present)]
     compiled = _compile(kernel, shape[3], tried, *calls)
     base = None
     for blocks, program in zip(tried, compiled):
-      row = {'head_dim': shape[3], 'kernel': kernel, 'own': blocks.own, 'other': blocks.other,
-             'warps': blocks.warps, 'stages': blocks.stages,
-             'note': 'in the table' if blocks == present else ''}
+      row = SweepRow(head_dim=shape[3], kernel=kernel, own=blocks.own, other=blocks.other,
+                     warps=blocks.warps, stages=blocks.stages,
+                     note='in the table' if blocks == present else '')
       try:
-        row |= measure(runs(program.result(), *calls[1]), seconds).named('call')
-        base = base or (row['call_ms'] if blocks == present else None)
-        row['vs_table'] = row['call_ms'] / base if base else None
+        call = measure(runs(program.result(), *calls[1]), seconds)
+        base = base or (call.median if blocks == present else None)
+        row = dataclasses.replace(row, call=call, vs_table=call.median / base if base else None)
       except Exception as error:  # too much shared memory, most of all
-        row['failed'] = reason(error)
+        row = dataclasses.replace(row, failed=reason(error))
       rows.append(row)
       if progress.over():
         break
@@ -87,20 +89,20 @@ def run(shapes, variant, seed, seconds, limit=None,
   return result(True)
 
 
-def paste(rows) -> list[str]:
+def paste(rows: Sequence[SweepRow]) -> list[str]:
   """The best blocks as text for BLOCKS in kernels/gpu_layout.py."""
-  best = [row for row in rows if row.get('best')]
+  best = [row for row in rows if row.best]
   lines = []
-  for kernel in dict.fromkeys(row['kernel'] for row in best):
+  for kernel in dict.fromkeys(row.kernel for row in best):
     entries = ', '.join(
-        f"{row['head_dim']}: Blocks({row['own']}, {row['other']}, {row['warps']}, {row['stages']})"
-        for row in sorted(best, key=lambda row: row['head_dim']) if row['kernel'] == kernel)
+        f'{row.head_dim}: Blocks({row.own}, {row.other}, {row.warps}, {row.stages})'
+        for row in sorted(best, key=lambda row: row.head_dim) if row.kernel == kernel)
     lines.append(f"    '{kernel}': {{{entries}}},")
   return ['For BLOCKS in sink_jax/kernels/gpu_layout.py:\n' + '\n'.join(lines)] if lines else []
 
 
 @contextlib.contextmanager
-def patched(kernel: str, head_dim: int, blocks):
+def patched(kernel: str, head_dim: int, blocks: gpu_layout.Blocks) -> Iterator[None]:
   """The table with another entry for this head dimension, while something is traced."""
   table = gpu_layout.BLOCKS[kernel]
   before = dict(table)
@@ -156,12 +158,13 @@ def _lower(kernel, head_dim, blocks, f, arrays):
     return fail
 
 
-def _mark_best(rows):
-  best = {}
-  for row in rows:
-    row['best'] = ''
-    key = row['kernel'], row['head_dim']
-    if 'call_ms' in row and (key not in best or row['call_ms'] < best[key]['call_ms']):
-      best[key] = row
-  for row in best.values():
-    row['best'] = 'best'
+def _mark_best(rows: list[SweepRow]) -> list[SweepRow]:
+  """The rows, with `best` in the fastest of every kernel and head dimension."""
+  best: dict[tuple[str, int], tuple[float, int]] = {}
+  for number, row in enumerate(rows):
+    if row.call:
+      key, timed = (row.kernel, row.head_dim), (row.call.median, number)
+      best[key] = min(best.get(key, timed), timed)
+  numbers = {number for _, number in best.values()}
+  return [dataclasses.replace(row, best='best' if number in numbers else '')
+          for number, row in enumerate(rows)]

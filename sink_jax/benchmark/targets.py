@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from sink_jax.benchmark.records import AttentionRow, Document, TrainStepRow
 
 
 class Target(NamedTuple):
-  """met is None where something it needs was not measured."""
+  """A number that a check should reach; met is None where it was not measured.
+
+  where: at which shape or batch. wanted: the bound in words, such as '<= 1.8'.
+  """
 
   text: str
   where: str
@@ -20,19 +25,19 @@ _MAIN = ('8,8,2048,96', '8,16,2048,128')
 _EAGER = {'torch-eager': 'eager PyTorch', 'release': 'the same code compiled by XLA'}
 
 
-def targets(parts: dict[str, Any]) -> list[Target]:
+def targets(parts: Mapping[str, Document | None]) -> list[Target]:
   """All targets, from the documents of the parts by name (missing ones are None)."""
   return [*_attention(_times(parts.get('attention'))), *_training(parts)]
 
 
-def _times(result):
+def _times(document: Document | None) -> dict[tuple[str, str, str], float]:
   """{(shape, variant, implementation): milliseconds of forward and backward}."""
-  rows = result['rows'] if result else []
-  return {(row['shape'], row['variant'], row['implementation']): row['both_ms']
-          for row in rows if 'both_ms' in row}
+  rows = document.rows_of(AttentionRow) if document else []
+  return {(row.shape, row.variant, row.implementation): row.both.median
+          for row in rows if row.both}
 
 
-def _attention(times) -> Iterator[Target]:
+def _attention(times: dict[tuple[str, str, str], float]) -> Iterator[Target]:
   shapes = list(dict.fromkeys(shape for shape, _, _ in times)) or list(_MAIN)
   main = [shape for shape in _MAIN if shape in shapes]
   for shape in main or shapes:
@@ -45,37 +50,40 @@ def _attention(times) -> Iterator[Target]:
                    _ratio(ours.get('sigmoid'), softmax))
     rest = {variant: _ratio(ms, softmax) for variant, ms in ours.items()
             if variant not in ('softmax', 'sigmoid')}
-    slowest = max(rest, key=rest.get) if softmax and rest else None
+    slowest, ratio = max(_known(rest), key=lambda item: item[1], default=('', None))
     yield _at_most('slowest other variant' + (f' ({slowest})' if slowest else '')
-                   + ', times our softmax', shape, 1.3, rest.get(slowest))
+                   + ', times our softmax', shape, 1.3, ratio)
     for eager, name in _EAGER.items():
       # A variant without eager code of its own is compared with that of softmax.
       softmax_eager = times.get((shape, 'softmax', eager))
       base = lambda variant: times.get((shape, variant, eager), softmax_eager)
       gains = {variant: _ratio(base(variant), ms) for variant, ms in ours.items()}
-      gains = {variant: gain for variant, gain in gains.items() if gain}
-      least = min(gains, key=gains.get) if gains else None
+      least, gain = min(_known(gains), key=lambda item: item[1], default=('', None))
       yield _at_least(f'least gain of a variant{f" ({least})" if least else ""} over bfloat16 '
-                      f'T x T code: {name}', shape, 5.0, gains.get(least))
+                      f'T x T code: {name}', shape, 5.0, gain)
 
 
-def _training(parts) -> Iterator[Target]:
+def _training(parts: Mapping[str, Document | None]) -> Iterator[Target]:
   for part, size, wanted in (('train_60m', '60m', 0.5), ('train_1b', '1b', 0.6)):
-    rows = [row for row in (parts.get(part) or {'rows': []})['rows']
-            if row.get('mfu') and row['size'] == size]
-    best = max(rows, key=lambda row: row['mfu'], default=None)
-    where = f'batch {best["batch"]}, {best["implementation"]}' if best else ''
-    yield _at_least(f'{size} training step, share of the measured matmul rate', where, wanted,
-                    best and best['mfu'])
+    document = parts.get(part)
+    rows = document.rows_of(TrainStepRow) if document else []
+    mfu, where = max(((row.mfu, f'batch {row.batch}, {row.implementation}')
+                      for row in rows if row.mfu and row.size == size),
+                     key=lambda reached: reached[0], default=(None, ''))
+    yield _at_least(f'{size} training step, share of the measured matmul rate', where, wanted, mfu)
 
 
-def _ratio(a, b):
+def _ratio(a: float | None, b: float | None) -> float | None:
   return a / b if a and b else None
 
 
-def _at_most(text, where, limit, value):
+def _known(ratios: dict[str, float | None]) -> list[tuple[str, float]]:
+  return [(variant, ratio) for variant, ratio in ratios.items() if ratio]
+
+
+def _at_most(text: str, where: str, limit: float, value: float | None) -> Target:
   return Target(text, where, f'<= {limit:g}', value, None if value is None else value <= limit)
 
 
-def _at_least(text, where, limit, value):
+def _at_least(text: str, where: str, limit: float, value: float | None) -> Target:
   return Target(text, where, f'>= {limit:g}', value, None if value is None else value >= limit)

@@ -6,9 +6,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _ENOUGH = 200  # repetitions, after which the median no longer moves
+_SUFFIXES = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')  # of the fields of a Timing
 
 
 class Timing(NamedTuple):
@@ -27,9 +28,13 @@ class Timing(NamedTuple):
                          spread=self.spread / parts, calls=self.calls * parts)
 
   def named(self, name: str) -> dict[str, float]:
-    """As entries of a row: name_ms, name_min_ms, name_spread_ms, ..."""
-    return {f'{name}_ms': self.median, f'{name}_min_ms': self.min, f'{name}_spread_ms': self.spread,
-            f'{name}_repetitions': self.repetitions, f'{name}_calls': self.calls}
+    """The fields as JSON entries of a row: name_ms, name_min_ms, name_spread_ms, ..."""
+    return {f'{name}_{suffix}': value for suffix, value in zip(_SUFFIXES, self)}
+
+  @classmethod
+  def pop_named(cls, name: str, entries: dict[str, Any]) -> Timing:
+    """The Timing of such entries, which are removed from the row."""
+    return cls(*(entries.pop(f'{name}_{suffix}') for suffix in _SUFFIXES))
 
 
 def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,

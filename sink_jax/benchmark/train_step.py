@@ -9,14 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.flops import datasheet_peak
-from sink_jax.benchmark.table import column, document
+from sink_jax.benchmark.records import Column, Document, TrainStepRow
 from sink_jax.benchmark.timing import Countdown, reason, summary
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation, choose, platform
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
 from sink_jax.train.defaults import device_memory, DeviceLoad, with_defaults
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
@@ -25,38 +27,39 @@ from sink_jax.train.step import init_state, make_train_step
 
 _WARMUP, _GROUPS = 3, 5
 COLUMNS = [
-    column('size', 'size'), column('batch', 'B', 'd'), column('length', 'T', 'd'),
-    column('implementation', 'attention'), column('remat', 'remat'),
-    column('unroll', 'unroll', 'd'), column('step_ms', 'ms/step', '.2f'),
-    column('tokens_per_second', 'tokens/s', ',.0f'), column('mfu', 'MFU', '.1%'),
-    column('mfu_datasheet_text', 'MFU, datasheet', '>'), column('floor_ms', 'floor ms', '.2f'),
-    column('vs_floor', 'x floor', '.2f'), column('gb', 'GB', '.2f'),
-    column('loss', 'loss', '.3f'), column('note', ''),
+    Column('size', 'size'), Column('batch', 'B', 'd'), Column('length', 'T', 'd'),
+    Column('implementation', 'attention'), Column('remat', 'remat'),
+    Column('unroll', 'unroll', 'd'), Column('step_ms', 'ms/step', '.2f'),
+    Column('tokens_per_second', 'tokens/s', ',.0f'), Column('mfu', 'MFU', '.1%'),
+    Column('mfu_datasheet_text', 'MFU, datasheet', '>'), Column('floor_ms', 'floor ms', '.2f'),
+    Column('vs_floor', 'x floor', '.2f'), Column('gb', 'GB', '.2f'),
+    Column('loss', 'loss', '.3f'), Column('note', ''),
 ]
 
 
-def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slots, steps,
-        seed, limit=None, save: Callable[[dict[str, Any]], None] = lambda result: None
-        ) -> dict[str, Any]:
+def run(size: str, batches: list[int], length: int, vocab: int, dtype: str,
+        implementations: list[str], remat: str | None, unroll: int | None,
+        components: dict[str, Any], steps: int, seed: int, limit: float | None = None,
+        save: Callable[[Document], None] = lambda document: None) -> Document:
   """Times `steps` steps after a warm-up, for every batch size and implementation.
 
   Args:
-    slots: {slot: config string} of the attention, as `AttentionSpec` takes them.
+    components: {field of AttentionSpec: config string}.
     implementations: names of `attend`, 'default' for the platform's choice.
     remat, unroll: of `ModelConfig`, None for what a run chooses.
 
   Raises:
-    ValueError: a size, slot, batch or implementation that does not exist or fit.
+    ValueError: a size, component, batch or implementation that does not exist or fit.
   """
-  spec = AttentionSpec(**slots)
-  implementations = [None if name == 'default' else name for name in implementations]
-  for name in implementations:
+  spec = AttentionSpec(**components)
+  names = [None if name == 'default' else name for name in implementations]
+  for name in names:
     check_implementation(name)
   plain = sized(size, vocab_size=vocab, dtype=dtype, attention=spec)
 
   def config(name, batch):
-    share = DeviceLoad(platform(), device_memory(), batch * length / devices)
-    return with_defaults(dataclasses.replace(plain, implementation=name), share, remat, unroll)
+    load = DeviceLoad(platform(), device_memory(), batch * length / devices)
+    return with_defaults(dataclasses.replace(plain, implementation=name), load, remat, unroll)
 
   devices = jax.device_count()
   if any(batch % devices for batch in batches):
@@ -69,36 +72,40 @@ def run(size, batches, length, vocab, dtype, implementations, remat, unroll, slo
       'matmul_tflops': rate and rate / 1e12, 'datasheet_tflops': peak and peak / 1e12,
       'dtype': dtype, 'parameters': parameter_count(plain), 'flops_per_token': per_token}
   options = {'size': size, 'batch': batches, 'length': length, 'vocab': vocab, 'remat': remat,
-             'unroll': unroll, 'implementation': implementations, 'attention': spec.strings(),
+             'unroll': unroll, 'implementation': names, 'attention': spec.strings(),
              'steps': steps, 'limit': limit}
   notes = _notes(rate, peak, dtype, kind, per_token)
-  rows: list[dict[str, Any]] = []
-  result = lambda complete: document('train_step', where, options, COLUMNS, rows, notes, complete)
-  cases = [(name, batch) for batch in batches for name in implementations]
+  rows: list[TrainStepRow] = []
+  result = lambda complete: Document('train_step', where, options, COLUMNS, list(rows), notes,
+                                     complete)
+  cases = [(name, batch) for batch in batches for name in names]
   progress = Countdown(len(cases), limit)
   for name, batch in cases:
     model = config(name, batch)
-    row = {'size': size, 'batch': batch, 'length': length, 'remat': model.remat,
-           'unroll': model.unroll, 'implementation': name or _default(model, batch, length)}
+    row = TrainStepRow(size=size, batch=batch, length=length, remat=model.remat,
+                       unroll=model.unroll,
+                       implementation=name or _default(model, batch, length))
     if progress.over():
-      row['failed'] = 'not run: the time was up'
+      row = dataclasses.replace(row, failed='not run: the time was up')
     else:
-      progress.next(f'{size}, batch {batch}, {row["implementation"]}')
+      progress.next(f'{size}, batch {batch}, {row.implementation}')
       try:
-        row |= _timed(model, batch, length, steps, seed)
-        row |= _rates(row['step_ms'], batch * length, per_token, rate, peak)
+        row = _with_rates(_timed(row, model, steps, seed), per_token, rate, peak)
       except Exception as error:  # most of all, no memory
-        row['failed'] = reason(error)
+        row = dataclasses.replace(row, failed=reason(error))
     rows.append(row)
     save(result(False))
   return result(True)
 
 
-def _timed(config, batch, length, steps, seed):
+def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> TrainStepRow:
+  """The row with the times, the memory and the losses of its steps."""
   mesh = make_mesh()
   optimizer = OptimizerConfig()
-  tokens = jax.random.randint(jax.random.key(seed), (batch, length + 1), 0, config.vocab_size)
-  data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], jnp.ones((batch, length))),
+  shape = row.batch, row.length
+  tokens = np.asarray(jax.random.randint(
+      jax.random.key(seed), (row.batch, row.length + 1), 0, config.vocab_size))
+  data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
   state = init_state(config, optimizer, seed, mesh)
   rates = peak_rates(optimizer)
@@ -119,23 +126,30 @@ def _timed(config, batch, length, steps, seed):
   used = jax.devices()[0].memory_stats() or {}
   bytes_ = stats and (stats.argument_size_in_bytes + stats.temp_size_in_bytes
                       + stats.output_size_in_bytes - stats.alias_size_in_bytes)
-  return summary(times, calls).named('step') | {
-      'compile_s': compile_s, 'bytes': bytes_, 'gb': None if bytes_ is None else bytes_ / 1e9,
-      'peak_bytes_in_use': used.get('peak_bytes_in_use'),
-      'loss_after_warmup': first, 'loss': float(metrics['loss'])}
+  return dataclasses.replace(
+      row, step=summary(times, calls), compile_s=compile_s, bytes=bytes_,
+      gb=None if bytes_ is None else bytes_ / 1e9,
+      peak_bytes_in_use=used.get('peak_bytes_in_use'),
+      loss_after_warmup=first, loss=float(metrics['loss']))
 
 
-def _rates(ms, tokens, per_token, rate, peak):
-  devices = jax.device_count()
+def _with_rates(row: TrainStepRow, per_token: float, rate: float | None,
+                peak: float | None) -> TrainStepRow:
+  """The row with tokens per second, MFU and the floor of its step.
+
+  per_token: FLOPs. rate, peak: FLOP/s of one device, as measured and of its maker.
+  """
+  assert row.step, 'the step was timed'
+  devices, tokens, ms = jax.device_count(), row.batch * row.length, row.step.median
   per_second = 1000 * tokens / ms
   flops = per_second * per_token
   floor = 1000 * tokens * per_token / (rate * devices) if rate else None
   datasheet = flops / (peak * devices) if peak else None
-  return {
-      'tokens_per_second': per_second, 'flops_per_step': tokens * per_token,
-      'mfu': flops / (rate * devices) if rate else None, 'mfu_datasheet': datasheet,
-      'mfu_datasheet_text': 'n/a' if datasheet is None else f'{datasheet:.1%}',
-      'floor_ms': floor, 'vs_floor': ms / floor if floor else None}
+  return dataclasses.replace(
+      row, tokens_per_second=per_second, flops_per_step=tokens * per_token,
+      mfu=flops / (rate * devices) if rate else None, mfu_datasheet=datasheet,
+      mfu_datasheet_text='n/a' if datasheet is None else f'{datasheet:.1%}',
+      floor_ms=floor, vs_floor=ms / floor if floor else None)
 
 
 def _default(config, batch, length):

@@ -202,9 +202,10 @@ def main(arguments=None) -> int:
   options = parser().parse_args(arguments)
   _refuse_unused(options)
   if options.command == 'show':
+    from sink_jax.benchmark.records import document_from_json
     from sink_jax.benchmark.table import render
     for path in options.files:
-      print(render(json.loads(Path(path).read_text())))
+      print(render(document_from_json(json.loads(Path(path).read_text()))))
     return 0
   if options.command == 'check':  # starts processes that use JAX and has no use for it itself
     from sink_jax.benchmark.check import check

@@ -11,8 +11,10 @@ import time
 import pytest
 
 from sink_jax.benchmark import check, processes
-from sink_jax.benchmark.summary import summary
+from sink_jax.benchmark.check_report import PartResult
+from sink_jax.benchmark.records import AttentionRow, Document, TrainStepRow
 from sink_jax.benchmark.targets import targets
+from sink_jax.benchmark.timing import Timing
 
 ROOT = pathlib.Path(__file__).parents[2]
 PARTS = ['correctness', 'train_60m', 'attention', 'loss', 'importance', 'sweep']
@@ -60,7 +62,8 @@ def test_smoke_runs_to_the_end_without_what_only_training_needs(environment, tmp
   assert report['machine']['hardware'].startswith('cpu') and len(report['targets']) == 7
   assert not any(target['met'] for target in report['targets'])
   page = (tmp_path / 'a folder' / 'report.md').read_text()
-  assert page == summary(report)
+  targets_and_checks, _, tables = page.partition('\n## correctness')
+  assert targets_and_checks.strip() in done.stdout and '## sweep' in tables
   assert 'Smoke run' in page and 'softmax fwd+bwd, times that of cuDNN' in page
   assert sorted(p.name for p in (tmp_path / 'a folder').iterdir()) == [
       'report.json', 'report.md']
@@ -122,8 +125,8 @@ machine = {"hardware": "none", "jax": "0", "date": "today", "command": "c"}
 def write(*verdicts):
   rows = [{"verdict": v, "implementation": "pallas", "variant": "softmax", "head_dim": 64,
            "length": 9, "out": 0.1} for v in verdicts]
-  result = {"machine": machine, "rows": rows, "columns": [], "notes": ["n", "1 of 1"],
-            "not_run": 1, "complete": True}
+  result = {"command": "correctness", "machine": machine, "options": {}, "rows": rows,
+            "columns": [], "notes": ["n", "1 of 1"], "not_run": 1, "complete": True}
   open(sys.argv[1], "w").write(json.dumps(result))
 '''
 
@@ -136,7 +139,7 @@ def test_a_check_that_is_killed_has_written_what_it_had(monkeypatch, tmp_path):
   def killed(report, out):
     write(report, out)
     written.append(sorted(path.name for path in out.iterdir()))
-    if report['parts']['correctness']['result']:
+    if report.parts['correctness'].result:
       raise KeyboardInterrupt
 
   monkeypatch.setattr(check, '_write', killed)
@@ -187,22 +190,32 @@ def test_parts_that_fail_or_hang_leave_what_they_found(monkeypatch, tmp_path):
 def test_no_correctness_no_success(monkeypatch, tmp_path, program):
   code, report = Scripted(monkeypatch, tmp_path, correctness=(program, 1))()
   assert code == 1
-  assert ('FAILED' in program) == ('**FAILED**' in summary(report))
+  assert ('FAILED' in program) == ('**FAILED**' in (tmp_path / 'report.md').read_text())
 
 
-def row(variant, name, ms, shape='8,8,2048,96'):
-  return {'shape': shape, 'variant': variant, 'implementation': name, 'both_ms': ms}
+def row(variant, name, ms=None, shape='8,8,2048,96'):
+  both = None if ms is None else Timing(ms, ms, 0, 3, 1)
+  return AttentionRow(shape=shape, variant=variant, implementation=name, kind='', both=both,
+                      failed=None if both else 'x')
+
+
+def step_row(batch, name, mfu=None):
+  return TrainStepRow(size='60m', batch=batch, length=8, remat='none', unroll=1,
+                      implementation=name, mfu=mfu, failed=None if mfu else 'out of memory')
+
+
+def document(command, *rows):
+  return Document(command, {}, {}, [], rows, [])
 
 
 def test_targets():
-  attention = {'rows': [
+  attention = document(
+      'attention',
       row('softmax', 'pallas', 0.9), row('softmax', 'cudnn', 0.5), row('sigmoid', 'pallas', 0.8),
       row('relative', 'pallas', 1.2), row('elu', 'pallas', 1.0), row('softmax', 'release', 5.0),
       row('sigmoid', 'release', 3.2), row('softmax', 'torch-eager', 9.0),
-      {'shape': '8,8,2048,96', 'variant': 'alibi', 'implementation': 'pallas', 'failed': 'x'}]}
-  step = {'rows': [{'size': '60m', 'batch': 8, 'implementation': 'a', 'mfu': 0.4},
-                   {'size': '60m', 'batch': 16, 'implementation': 'b', 'mfu': 0.55},
-                   {'size': '60m', 'batch': 32, 'failed': 'out of memory'}]}
+      row('alibi', 'pallas'))
+  step = document('train_step', step_row(8, 'a', 0.4), step_row(16, 'b', 0.55), step_row(32, 'c'))
   found = {target.text: target for target in targets({'attention': attention, 'train_60m': step})}
   measured = {text: (target.measured and round(target.measured, 3), target.met)
               for text, target in found.items()}
@@ -225,8 +238,7 @@ def limits(monkeypatch, tmp_path, seconds, names, spent=()):
   def run(part, folder, out, limit, seed, save):
     found[part.name] = limit
     clock[0] += spent.get(part.name, 0)
-    return {'command': '', 'processes': 1, 'status': 'done', 'seconds': 0, 'exit_codes': [],
-            'result': None}
+    return PartResult('', 1, 'done', 0, [], None)
 
   monkeypatch.setattr(check, '_run', run)
   monkeypatch.setattr(check.time, 'monotonic', lambda: clock[0])

@@ -1,7 +1,9 @@
 """The commands at tiny sizes: tables, JSON, rows that fail, options that are refused."""
 
+import dataclasses
 import json
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +11,26 @@ import numpy as np
 import pytest
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.benchmark import attention, baselines, official, sweep, table, train_step
+from sink_jax.benchmark import (
+  attention,
+  baselines,
+  official,
+  records,
+  sweep,
+  table,
+  timing,
+  train_step,
+)
 from sink_jax.benchmark.loss import plain_cross_entropy
 from sink_jax.benchmark.variants import PAPER, VARIANTS
+from sink_jax.benchmark.work import Work
 from sink_jax.cli.benchmark import main
 from sink_jax.kernels import gpu_layout
 from sink_jax.kernels.dispatch import attend
 from sink_jax.train.loss import cross_entropy
 from tests import attention_specs
 
+ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != 'cpu', reason='the rows are those of a CPU')
 
@@ -34,7 +47,9 @@ def run(tmp_path, capsys):
     assert main([command, *arguments, f'--json={path}', '--seed=3']) == 0
     result = json.loads(path.read_text())
     printed = capsys.readouterr().out
-    assert printed == table.render(result) + '\n'
+    document = records.document_from_json(result)
+    assert document.to_json() == result
+    assert printed == table.render(document) + '\n'
     assert main(['show', str(path)]) == 0
     assert capsys.readouterr().out == printed
     assert result['command'] == command and result['complete'] and result['notes']
@@ -95,9 +110,9 @@ def test_a_row_that_breaks_down_says_why(monkeypatch):
   monkeypatch.setattr(baselines, 'prepare', broken)
   saved = []
   result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
-                         save=lambda result: saved.append(result['complete']))
-  assert [row['failed'] for row in result['rows']] == ['out of memory'] * 2
-  assert saved == [False, False] and result['complete']
+                         save=lambda result: saved.append(result.complete))
+  assert [row.failed for row in result.rows] == ['out of memory'] * 2
+  assert saved == [False, False] and result.complete
   assert 'out of memory' in table.render(result)
 
 
@@ -112,7 +127,7 @@ def test_a_call_of_a_program_that_makes_several_is_made_every_time():
   call = lambda x: jax.pure_callback(count, jax.ShapeDtypeStruct((3,), np.float32), x)
   assert jax.jit(baselines.repeated(call, 5))(np.ones(3, np.float32)) == 10
   assert len(made) == 5
-  work = baselines.Work(AttentionSpec(), (1, 1, 16, 16), 'float32', 0)
+  work = Work(AttentionSpec(), (1, 1, 16, 16), 'float32', 0)
   assert attention._calls(work, 1e12) == 20 and attention._calls(work, None) == 1
   assert attention._calls(work._replace(shape=(8, 16, 2048, 128)), 8e14) == 1
   assert attention._calls(work._replace(shape=(8, 8, 2048, 64)), 8e14) == 20
@@ -121,7 +136,7 @@ def test_a_call_of_a_program_that_makes_several_is_made_every_time():
 def test_rows_for_which_there_is_no_time_are_named():
   result = attention.run([(1, 1, 16, 16)], ['softmax'], ['xla'], ['chunked'], 'float32', 0, 0.01,
                          limit=-1)
-  assert not result['rows'] and len(result['not_run']) == 2
+  assert not result.rows and len(result.not_run) == 2
   assert '2 rows were not run' in table.render(result)
 
 
@@ -180,7 +195,9 @@ def test_train_step(run):
 
 
 def test_the_first_batch_is_timed_with_every_implementation_first(run, monkeypatch):
-  monkeypatch.setattr(train_step, '_timed', lambda *arguments: {'step_ms': 1.0})
+  step = timing.Timing(1.0, 1.0, 0.0, 3, 1)
+  monkeypatch.setattr(train_step, '_timed',
+                      lambda row, *arguments: dataclasses.replace(row, step=step))
   result, _ = run('train_step', '--size=tiny', '--batch', '2', '1', '--length=8', '--vocab=32',
                   '--implementation=reference,chunked')
   assert [(row['batch'], row['implementation']) for row in result['rows']] == [
@@ -192,10 +209,10 @@ def test_sweep_leaves_the_table_as_it_was():
   result = sweep.run([(1, 1, 32, 16)], 'softmax', 0, 0.001, kernels=('forward',),
                      candidates=((16, 16, 4, 1), (16, 12, 4, 1)))
   assert gpu_layout.BLOCKS == before
-  assert [row.get('own') for row in result['rows']] == [before['forward'][64].own, 16, 16]
-  assert 'call_ms' in result['rows'][0] and 'call_ms' in result['rows'][1]
-  assert sum(row['best'] == 'best' for row in result['rows']) == 1
-  assert "'forward': {16: Blocks(" in result['notes'][-1]
+  assert [row.own for row in result.rows] == [before['forward'][64].own, 16, 16]
+  assert result.rows[0].call and result.rows[1].call
+  assert sum(row.best == 'best' for row in result.rows) == 1
+  assert "'forward': {16: Blocks(" in result.notes[-1]
 
 
 @pytest.mark.parametrize('arguments, said', [
@@ -227,9 +244,9 @@ def test_options_that_do_not_fit_are_refused_with_the_remedy(arguments, said, ca
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_release_like_rival_computes_the_same(name):
+def test_the_official_computation_gives_the_same(name):
   spec = VARIANTS[name]
-  (q, k, v, params), _ = baselines.random_inputs(baselines.Work(spec, (1, 2, 24, 8), 'float32', 0))
+  (q, k, v, params), _ = baselines.random_inputs(Work(spec, (1, 2, 24, 8), 'float32', 0))
   expected = attend(spec, q, k, v, params, implementation='reference')
   np.testing.assert_allclose(official.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
 
@@ -250,14 +267,30 @@ def test_all_that_the_paper_trains_is_checked():
 
 
 def test_no_number_of_a_document_is_lost(tmp_path):
-  result = table.document('x', {'hardware': 'h', 'jax': '1', 'date': 'd', 'command': 'c'}, {},
-                          [table.column('a', 'A'), table.column('b', 'B', '.1f'),
-                           table.column('note', '')],
-                          [{'a': 'one', 'b': math.pi}, {'a': 'two', 'failed': 'x' * 500}], ['n'])
-  table.write(result, tmp_path / 'new' / 'x.json')
-  again = json.loads((tmp_path / 'new' / 'x.json').read_text())
+  row = lambda what, **numbers: records.LossRow(shape='1', what=what, **numbers)
+  result = records.Document(
+      'loss', {'hardware': 'h', 'jax': '1', 'date': 'd', 'command': 'c'}, {},
+      [records.Column('what', 'A'), records.Column('loss', 'B', '.1f'), records.Column('note', '')],
+      [row('one', loss=math.pi), row('two', failed='x' * 500)], ['n'])
+  table.write_json(result.to_json(), tmp_path / 'new' / 'x.json')
+  again = records.document_from_json(json.loads((tmp_path / 'new' / 'x.json').read_text()))
   assert again == result and table.render(again) == table.render(result)
   assert '3.1' in table.render(result) and 'x...' in table.render(result)
   assert '| two | - | xxx' in table.markdown(result)
   with pytest.raises(ValueError):
-    table.write(result | {'rows': [{'b': math.nan}]}, tmp_path / 'nan.json')
+    table.write_json(row('three', loss=math.nan).to_json(), tmp_path / 'nan.json')
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'results' / 'benchmark_cpu').glob('*.json')))
+def test_stored_documents_are_read_whole(path):
+  stored = json.loads(path.read_text())
+  assert records.document_from_json(stored).to_json() == stored
+
+
+def test_documents_of_another_kind_are_refused():
+  with pytest.raises(ValueError, match='not one of attention, importance'):
+    records.document_from_json({'command': 'speed'})
+  with pytest.raises(ValueError, match='LossRow has no speed'):
+    records.row_from_json(records.LossRow, {'shape': '1', 'what': 'a', 'speed': 1})
+  with pytest.raises(ValueError, match='what'):
+    records.row_from_json(records.LossRow, {'shape': '1'})
