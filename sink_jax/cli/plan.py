@@ -6,6 +6,8 @@ import json
 import logging
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -30,7 +32,7 @@ _REMAT = flags.DEFINE_string('remat', None, 'What the backward pass recomputes. 
                              'config\'s, or what a run chooses for these chips.')
 _UNROLL = flags.DEFINE_integer('unroll', None, 'Blocks that are compiled one after another. Without '
                                'it the config\'s, or what a run chooses.', lower_bound=1)
-_MESH = [flags.DEFINE_integer(name, None, told) for name, told in (
+_MESH = [flags.DEFINE_integer(name, None, text) for name, text in (
     ('data', 'Devices that split the batch; -1: all that remain.'),
     ('fsdp', 'Devices that also split the parameters.'),
     ('tensor', 'Devices that split heads and hidden units.'))]
@@ -54,8 +56,9 @@ command.answer_help(__name__)  # the imports below take seconds
 import jax
 
 from sink_jax.plan import compiler, suggestions
-from sink_jax.plan.format import as_text, brief, largest
+from sink_jax.plan.format import as_line, as_text
 from sink_jax.plan.job import Job, plan
+from sink_jax.plan.records import Plan
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
@@ -64,7 +67,7 @@ from sink_jax.train.sharding import mesh_sizes
 def main(argv):
   quiet_logs()
   logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this CPU
-  jax.config.update('jax_platforms', 'cpu')  # a GPU that is here has no part in it
+  jax.config.update('jax_platforms', 'cpu')  # nothing runs: a GPU of this machine stays free
   try:
     command.no_arguments(argv)
     sys.exit(_run())
@@ -91,17 +94,17 @@ def _run():
     raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
   if _JSON.value and not pathlib.Path(_JSON.value).parent.is_dir():
     raise ValueError(f'--json={_JSON.value}: its folder does not exist.')
-  job = _job()
+  job = _job(_TOPOLOGY.value)
   if _SEARCH.value:
     return _search(job, say)
-  one = _planned(job)
-  print(as_text(one, job.where))
-  _save(one)
-  if one['fits']:
+  planned = _plan(job)
+  print(as_text(planned, job.where))
+  _save(planned.to_json())
+  if planned.fits:
     return 0
-  name, needed = largest(one)
-  print(f'error: {name} needs {needed / GIB:,.1f} GiB of {one["usable"] / GIB:,.2f} on a '
-        'device. Estimates of what would help:', *suggestions.advice(job, one['memory']),
+  name, needed = planned.largest_peak
+  print(f'error: {name} needs {needed / GIB:,.1f} GiB of {planned.usable / GIB:,.2f} on a '
+        'device. Estimates of what would help:', *suggestions.memory_options(job, planned.memory),
         '  --search compiles some of them.', sep='\n', file=sys.stderr)
   return 1
 
@@ -114,32 +117,33 @@ def _refuse_others(kept):
   command.unused(reason, *(option for option in _OPTIONS if option is not kept))
 
 
-def _planned(job):
+def _plan(job: Job) -> Plan:
   return plan(job, _SHARE.value, _SECONDS.value)
 
 
-def _search(job, say):
+def _search(job: Job, say: Callable[[str], None]) -> int:
   plans = []
   for other in suggestions.alternatives(job):
     try:
-      plans.append(_planned(other))
+      plans.append(_plan(other))
     except ValueError as error:
       say(f'{suggestions.options_of(other)}: {error}')
       continue
-    say(brief(plans[-1]))
-  found = suggestions.ranked(plans)
-  print('\n'.join(map(brief, found)) or 'error: none of them fits: more chips, or smaller batches.')
-  _save(found)
-  return 0 if found else 1
+    say(as_line(plans[-1]))
+  fitting = suggestions.ranked(plans)
+  print('\n'.join(map(as_line, fitting))
+        or 'error: none of them fits: more chips, or smaller batches.')
+  _save([planned.to_json() for planned in fitting])
+  return 0 if fitting else 1
 
 
-def _save(document):
+def _save(document: Any) -> None:
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(document, indent=1) + '\n')
 
 
-def _job():
-  where = parse(_TOPOLOGY.value)
+def _job(topology: str) -> Job:
+  where = parse(topology)
   config = _CONFIG.value.to_dict()
   for flag, section, key in (
       (_SIZE, 'model', 'size'), (_REMAT, 'model', 'remat'), (_UNROLL, 'model', 'unroll'),

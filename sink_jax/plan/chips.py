@@ -21,11 +21,13 @@ SHARE = 0.6
 
 
 class Chip(NamedTuple):
-  """Of one device: a chip, but on v7x one of its two cores.
+  """Constants of one device: a chip, but on v7x one of its two cores.
 
-  usable: bytes of its memory that the compiler lets a program use. link: bytes per second
-  in one direction, between chips. wraps: dimensions that are a multiple of it are closed to
-  rings. most: chips of the largest slice.
+  prefix: of the compiler's topology names. peak: dense bfloat16 FLOP/s. memory, usable: bytes
+  of its memory, and those that the compiler lets a program use. bandwidth: of that memory, in
+  bytes per second. link: bytes per second of one link in one direction, between chips.
+  dimensions: of the torus. wraps: dimensions that are a multiple of it are closed to rings.
+  cores: of a chip that are devices. max_chips: of the largest slice. example: a shape.
   """
 
   prefix: str
@@ -37,7 +39,7 @@ class Chip(NamedTuple):
   dimensions: int
   wraps: int
   cores: int
-  most: int
+  max_chips: int
   example: str
 
 
@@ -51,29 +53,33 @@ CHIPS = {
 
 
 class Slice(NamedTuple):
-  """kind: of its chips. shape: chips along every dimension."""
+  """A slice of TPUs: the kind of its chips, and how many there are along every dimension."""
 
   kind: str
   shape: tuple[int, ...]
 
   @property
   def chip(self) -> Chip:
+    """Constants of its chips."""
     return CHIPS[self.kind]
 
   @property
   def devices(self) -> int:
+    """How many devices JAX sees in it."""
     return math.prod(self.shape) * self.chip.cores
 
   @property
   def name(self) -> str:
+    """Its name in options, such as 'v5e:16x16'."""
     return f'{self.kind}:{"x".join(map(str, self.shape))}'
 
   @property
   def compiler_name(self) -> str:
+    """Its name for the compiler, such as 'tpu7x:4x4x4'."""
     return f'{self.chip.prefix}:{"x".join(map(str, self.shape))}'
 
   def closed(self, dimension: int) -> bool:
-    """Is there a link from the last chip along a dimension back to the first?
+    """Whether a link leads from the last chip along a dimension back to the first.
 
     v5e and v6e have it along 16 chips; v5p and v7x in slices of whole cubes of 4 x 4 x 4.
     """
@@ -109,9 +115,9 @@ def parse(topology: str) -> Slice:
     raise ValueError(f'--topology={topology}: hosts have 2 x 2 chips, so the first two numbers '
                      f'must be even, as in {kind}:{chip.example}; one chip alone is '
                      f'{kind}:{"x".join("1" * chip.dimensions)}.')
-  if math.prod(sizes) > chip.most:
+  if math.prod(sizes) > chip.max_chips:
     raise ValueError(f'--topology={topology}: {math.prod(sizes):,} chips; a slice of {kind} has '
-                     f'{chip.most:,} at most. Traffic between slices is not planned.')
+                     f'{chip.max_chips:,} at most. Traffic between slices is not planned.')
   return Slice(kind, sizes)
 
 

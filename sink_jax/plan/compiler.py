@@ -1,7 +1,7 @@
-"""The compiler for TPUs, on machines without one. What is private to libtpu is in this file.
+"""The compiler for TPUs, on machines without a TPU. What is private to libtpu is in this file.
 
-It lies in a folder of its own, COMPILERS=DIR, where `bash launch/test.sh --compile=v5e` puts
-it (beside the environment, where it is found without a word), or is an installed libtpu.
+The compiler is libtpu: an installed one, or one in a folder of its own, COMPILERS=DIR.
+`bash launch/test.sh --compile=v5e` puts it beside the environment, where it needs no option.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import pathlib
 import re
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -27,9 +28,9 @@ class CompilerMissing(RuntimeError):
 
 
 class OutOfMemory(RuntimeError):
-  """A program that the compiler refuses, for the memory of a device.
+  """The compiler refuses a program that needs more memory than a device has.
 
-  needed: bytes that it names. temporaries: these are without the arguments of the program.
+  needed: the bytes that it names. temporaries: whether they leave out the program's arguments.
   """
 
   def __init__(self, needed: float, temporaries: bool):
@@ -37,30 +38,39 @@ class OutOfMemory(RuntimeError):
     self.needed, self.temporaries = needed, temporaries
 
   def bytes_with(self, arguments: float) -> float:
+    """All bytes that the program needs, where its arguments take so many."""
     return self.needed + arguments * self.temporaries
 
 
 class Memory(NamedTuple):
-  """Bytes on one device."""
+  """Bytes that a program needs on one device.
 
-  arguments: int
-  temporaries: int
-  total: int  # with the results that do not take the place of an argument
+  outputs: results that do not take the place of a donated argument; None where the compiler
+  refused the program.
+  """
+
+  arguments: float
+  temporaries: float
+  total: float
+  outputs: float | None = None
 
 
-def memory(compiled) -> Memory:
+def memory(compiled: jax.stages.Compiled) -> Memory:
   """What a compiled program needs in the memory of a device, without its code."""
   m = compiled.memory_analysis()
-  results = m.output_size_in_bytes - m.alias_size_in_bytes
+  assert m is not None, 'compilers for TPUs, GPUs and CPUs have one'
+  outputs = m.output_size_in_bytes - m.alias_size_in_bytes
   return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
-                m.argument_size_in_bytes + m.temp_size_in_bytes + results)
+                m.argument_size_in_bytes + m.temp_size_in_bytes + outputs, outputs)
 
 
-def topology_devices(name: str):
-  """Devices that programs can be compiled for, of a topology such as 'v5e:16x16'.
+def topology_devices(name: str) -> Sequence[Any]:
+  """The jax.Devices of a topology such as 'v5e:16x16', for which programs can be compiled.
+
+  They are descriptions: nothing can be put on them or run.
 
   Raises:
-    CompilerMissing: with the ways to get it.
+    CompilerMissing: there is no libtpu; the message has the ways to get it.
     ValueError: the compiler has no such topology.
   """
   _prepare()
@@ -69,25 +79,35 @@ def topology_devices(name: str):
   try:
     return topologies.get_topology_desc(platform='tpu', topology_name=name, **host).devices
   except Exception as error:  # of private classes
-    told = ' '.join(str(error).split())
-    raise ValueError(f'The compiler has no topology {name}: {told[:200]}') from None
+    message = ' '.join(str(error).split())
+    raise ValueError(f'The compiler has no topology {name}: {message[:200]}') from None
 
 
-def compile_lowered(lowered, options=None):
-  """`lowered.compile()`, with what the compiler says about memory as an OutOfMemory."""
+def compile_lowered(lowered: jax.stages.Lowered,
+                    options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
+  """`lowered.compile()`, where a lack of memory is an error of its own.
+
+  Raises:
+    OutOfMemory: the program needs more memory than a device has.
+  """
   try:
     return lowered.compile(compiler_options=options)
   except jax.errors.JaxRuntimeError as error:
-    told = str(error)
-    alone = re.search(r'required for HLO temporaries \(([\d.]+)([KMGT]?)\)', told)
-    used = alone or re.search(r'Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm', told)
-    if not used:
+    message = str(error)
+    # The compiler stops early where the temporaries alone are too large, and then names those.
+    temporaries = re.search(r'required for HLO temporaries \(([\d.]+)([KMGT]?)\)', message)
+    needed = temporaries or re.search(r'Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm', message)
+    if not needed:
       raise
-    raise OutOfMemory(float(used[1]) * _UNITS[used[2]], bool(alone)) from None
+    raise OutOfMemory(float(needed[1]) * _UNITS[needed[2]], bool(temporaries)) from None
 
 
 def fresh_compiles() -> None:
-  """Nothing of the tests' flags for CPUs, nothing out of the cache: that has no program text."""
+  """Makes JAX compile with default flags and without its cache.
+
+  A program out of the compilation cache has no text to read, and the flags with which tests
+  compile for CPUs are not for this compiler.
+  """
   os.environ['XLA_FLAGS'] = ''
   jax.config.update('jax_enable_compilation_cache', False)
   from jax.experimental.compilation_cache import compilation_cache

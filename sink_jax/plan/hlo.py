@@ -1,4 +1,18 @@
-"""The text of a compiled program, XLA's HLO, as instructions."""
+"""The text of a compiled program, XLA's HLO, as instructions.
+
+The text is a list of computations. One is the entry; the others are called by instructions:
+the body and the condition of a `while`, the inside of a fusion, the sum of an all-reduce.
+
+    %body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+      %p = (s32[], f32[4]{0}) parameter(0)
+      ROOT %y = f32[4]{0:S(1)} all-reduce(%x), channel_id=1, replica_groups={{0,1}}, to_apply=%add
+    }
+
+An array is dtype[dims]{layout}; S(1) in the layout is a memory on the chip, and what has no S is
+in main memory. An instruction that starts asynchronous work ends in -start, and -done waits for
+it. The text has no stable grammar: what is read here are the few parts that have not changed
+over years, by regular expressions, and tests hold them against programs of known cost.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +27,7 @@ _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
 
 
 class Array(NamedTuple):
-  """space: 0 is the main memory of the device, the others are on the chip."""
+  """The shape of an array: width is the bytes of an element; space 0 is main memory."""
 
   dims: tuple[int, ...]
   width: float
@@ -29,6 +43,8 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
+  """A line of a computation: name = shape op(operands), attributes."""
+
   name: str
   shape: tuple[Array, ...]  # several of a tuple
   op: str
@@ -37,10 +53,11 @@ class Instruction(NamedTuple):
 
   @property
   def operands(self) -> list[str]:
+    """Names of the instructions whose results go in."""
     return re.findall(r'%([\w.\-]+)', self.rest[:_closing(self.rest)])
 
   def called(self, *attributes: str) -> list[str]:
-    """Names of computations."""
+    """Names of the computations that stand in these attributes, as in calls=%fused.1."""
     names = []
     for attribute in attributes:
       if found := re.search(rf'\b{attribute}=\{{?([^,{{}}]*(?:, *%[^,{{}}]*)*)', self.rest):
@@ -48,9 +65,13 @@ class Instruction(NamedTuple):
     return names
 
 
-def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-  """({computation: {name: Instruction}} in the order of the text, the name of the entry)."""
-  parts: dict[str, dict[str, Instruction]] = {}
+# {computation: {name of an instruction: Instruction}}
+Computations = dict[str, dict[str, Instruction]]
+
+
+def computations(text: str) -> tuple[Computations, str]:
+  """The computations of a program in the order of its text, and the name of the entry."""
+  parts: Computations = {}
   current, entry = None, ''
   for line in text.splitlines():
     if header := _COMPUTATION.match(line):
@@ -70,15 +91,15 @@ def _arrays(shape) -> Iterator[Array]:
     bits = re.search(r'\d+', dtype)
     width = int(bits[0]) / 8 if bits else 1 if dtype == 'pred' else 0
     space = re.search(r'S\((\d+)\)', layout)
-    yield Array(numbers(sizes), width, int(space[1]) if space else 0)
+    yield Array(parse_ints(sizes), width, int(space[1]) if space else 0)
 
 
-def turns(loop: Instruction, parts: dict[str, dict[str, Instruction]]) -> int | None:
-  """How often a `while` turns, None where the text does not tell."""
+def trip_count(loop: Instruction, parts: Computations) -> int | None:
+  """How often the body of a `while` runs; None where the text does not contain it."""
   if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.rest):
     return int(known[1])
-  # Loops count up from 0 to a number in their condition: scans by ones, and what the compiler
-  # makes of a product with a gathered matrix, part by part, by twos.
+  # Without the annotation: loops count up from 0 to a number in their condition. Scans count by
+  # ones; what the compiler makes of a product with a gathered matrix, part by part, by twos.
   for name in loop.called('condition'):
     bounds = _constants(parts.get(name, {}).values())
     if bounds:
@@ -103,8 +124,8 @@ def _constants(instructions):
           if y.op == 'constant' and (found := re.match(r'(\d+)\)', y.rest))]
 
 
-def numbers(text: str) -> tuple[int, ...]:
-  """Of a list with commas."""
+def parse_ints(text: str) -> tuple[int, ...]:
+  """The integers of a list such as '4,16'."""
   return tuple(int(n) for n in text.split(',') if n)
 
 

@@ -1,8 +1,8 @@
-"""What a compiled program does in a step, read from its text: traffic and matrix products.
+"""The cost of a compiled program, read from its text: traffic and matrix products.
 
 The compiler's own analysis counts the body of a loop once, and a step is mostly loops: over
-layers, micro-batches and parts of the loss. Here every instruction counts as often as its
-loops turn.
+layers, micro-batches and parts of the loss. Here every instruction counts as often as it runs,
+the product of the trip counts of the loops around it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from sink_jax.plan import hlo
 
-# Calls of these are kernels of ours, or a library's: Mosaic's on TPUs, Triton's on GPUs.
+# Calls of Pallas kernels, sink_jax's or a library's: Mosaic's on TPUs, Triton's on GPUs.
 _KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 _KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all',
           'collective-permute', 'collective-broadcast')
@@ -29,8 +29,10 @@ class Collective:
   """One kind of traffic between devices.
 
   payload: bytes of the whole array on a device: what is summed, or comes out of a gather, or
-    goes into a scatter. group: partitions that meet, of the first group.
-  overlapped: other work goes on meanwhile.
+    goes into a scatter.
+  group: the partitions of the first group; all groups are alike.
+  count: how often it runs in a step.
+  overlapped: whether other work goes on meanwhile.
   """
 
   kind: str
@@ -41,7 +43,11 @@ class Collective:
 
   @property
   def moved(self) -> float:
-    """Bytes that every device sends at a time, in rings, which need the fewest."""
+    """Bytes that every device sends each time, in a ring, which needs the fewest.
+
+    In a ring of n devices each sends all parts of the array but one, (n - 1) / n of it; an
+    all-reduce is a reduce-scatter and an all-gather, one after the other.
+    """
     rest = (len(self.group) - 1) / len(self.group)
     if self.kind == 'collective-permute':
       return self.payload
@@ -50,17 +56,18 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class HloCost:
-  """products: FLOPs of matrix products outside of kernels. bytes: to and from main memory.
+  """What one device does in a run of the program.
 
-  kernels: calls of kernels, whose FLOPs the text does not tell.
-  unknown: loops whose turns the text does not tell; they count once.
+  matmul_flops: of matrix products outside of kernels. bytes: to and from main memory.
+  kernel_calls: of kernels, whose FLOPs the text does not contain.
+  unknown_loops: loops whose trip count the text does not contain; their bodies count once.
   """
 
   collectives: tuple[Collective, ...]
-  products: float
+  matmul_flops: float
   bytes: float
-  kernels: int
-  unknown: int
+  kernel_calls: int
+  unknown_loops: int
 
 
 def read(text: str) -> HloCost:
@@ -70,35 +77,40 @@ def read(text: str) -> HloCost:
 
 class _Reader:
 
-  def __init__(self, text):
+  def __init__(self, text: str):
     header = text[:text.find('\n')]
-    found = re.search(r'num_partitions=(\d+)', header) or re.search(r'replica_count=(\d+)', header)
-    self.partitions = int(found[1]) if found else 1
+    count = re.search(r'num_partitions=(\d+)', header) or re.search(r'replica_count=(\d+)', header)
+    self.partitions = int(count[1]) if count else 1
     self.computations, self.entry = hlo.computations(text)
     self.collectives: dict[tuple, Collective] = {}
-    self.products = self.bytes = 0.0
-    self.kernels = self.unknown = 0
+    self.matmul_flops = self.bytes = 0.0
+    self.kernel_calls = self.unknown_loops = 0
 
   def read(self):
     self._visit(self.entry, 1, fused=False, overlapped=False)
-    return HloCost(tuple(self.collectives.values()), self.products, self.bytes, self.kernels,
-                   self.unknown)
+    return HloCost(tuple(self.collectives.values()), self.matmul_flops, self.bytes,
+                   self.kernel_calls, self.unknown_loops)
 
-  def _visit(self, name, times, fused, overlapped):
+  def _visit(self, name: str, times: int, fused: bool, overlapped: bool) -> None:
+    """Adds up a computation that runs so many times.
+
+    fused: it is the inside of a fusion, whose intermediate results never reach main memory: its
+    traffic is that of the fusion's operands and results.
+    """
     computation = self.computations.get(name, {})
     for x in computation.values():
       kind = x.op.removesuffix('-start')
       if kind in _KINDS:
         self._collective(x, kind, name, times, fused, overlapped or x.op != kind)
       elif x.op in ('convolution', 'dot'):
-        self.products += times * _product_flops(x, computation)
+        self.matmul_flops += times * _product_flops(x, computation)
       elif x.op == 'custom-call' and _KERNEL.search(x.rest):
-        self.kernels += times
+        self.kernel_calls += times
       if x.op == 'while':
-        turns = hlo.turns(x, self.computations)
-        self.unknown += turns is None
+        trips = hlo.trip_count(x, self.computations)
+        self.unknown_loops += trips is None
         for body in x.called('body'):
-          self._visit(body, times * (turns or 1), fused, overlapped)
+          self._visit(body, times * (trips or 1), fused, overlapped)
       elif x.op in ('fusion', 'call', 'conditional', 'async-start'):
         inner = fused or x.op == 'fusion'
         for body in x.called('calls', 'to_apply', 'branch_computations', 'true_computation',
@@ -109,16 +121,19 @@ class _Reader:
 
   def _collective(self, x, kind, computation, times, fused, overlapped):
     group = _group(x, self.partitions)
+    # On TPUs a reduce-scatter is a fusion of this name: an all-reduce, and a slice of its result.
     if kind == 'all-reduce' and 'all-reduce-scatter' in computation:
       kind = 'reduce-scatter'
     sizes = [array.bytes for array in x.shape]
     if kind == 'reduce-scatter' and x.op != 'all-reduce':
       payload = sum(sizes) * len(group)
     elif x.op in ('all-gather-start', 'collective-permute-start'):
-      payload = sum(sizes) - self._operand_bytes(x, computation)  # with the operand, a copy
+      # The result is a tuple that has the operand in it, too.
+      payload = sum(sizes) - self._operand_bytes(x, computation)
     else:
       payload = sum(sizes)
-    # A gather that goes on during several fusions is written in each of them.
+    # A gather that goes on during several fusions is written in each of them, with the same
+    # channel: it is counted once, and it is overlapped with what these fusions compute.
     channel = re.search(r'channel_id=(\d+)', x.rest)
     key = (kind, 'channel', channel[1]) if fused and channel else (kind, computation, x.name)
     inside = fused and kind != 'reduce-scatter'
@@ -134,7 +149,7 @@ class _Reader:
     return sum(a.bytes for name in x.operands if name in inside for a in inside[name].shape)
 
   def _traffic(self, x, computation):
-    """Bytes that a top-level instruction reads from main memory and writes to it."""
+    """Bytes that an instruction outside of fusions reads from main memory and writes to it."""
     if x.op in _FREE or x.op.endswith('-done') or x.op == 'async-start':
       return 0
     if x.op == 'dynamic-slice':
@@ -151,8 +166,9 @@ class _Reader:
       return _main(x.shape) + sum(map(_main, operands))
     [called] = x.called('calls')
     inside = self.computations[called]
-    parameters = {int(re.match(r'\d+', y.rest)[0]): y for y in inside.values()
+    parameters = {int(y.rest[:y.rest.index(')')]): y for y in inside.values()
                   if y.op == 'parameter'}
+    # A fusion may read a slice of an operand, one layer of the stacked weights, say.
     read = sum(min(_main(shape), self._read(parameters[i], inside))
                for i, shape in enumerate(operands) if i in parameters)
     [root] = [y for y in inside.values() if y.root]
@@ -203,45 +219,55 @@ def _main(shape):
 
 
 def _product_flops(x, computation):
-  """2 B M N K, which is 2 sqrt(BMK BKN BMN / B), from what goes in and what comes out."""
+  """FLOPs of a batched product, 2 B M N K.
+
+  With the sizes BMK and BKN of the operands and BMN of the result that is
+  2 sqrt(BMK BKN BMN / B), whichever axes are contracted; a convolution that stands for a
+  product is counted in the same way.
+  """
   operands = [computation[name].shape[0] for name in x.operands[:2] if name in computation]
   if len(operands) < 2:
     return 0
-  found = re.search(r'lhs_batch_dims=\{([\d,]+)\}', x.rest)
-  batch = math.prod(operands[0].dims[i] for i in hlo.numbers(found[1])) if found else 1
+  axes = re.search(r'lhs_batch_dims=\{([\d,]+)\}', x.rest)
+  batch = math.prod(operands[0].dims[i] for i in hlo.parse_ints(axes[1])) if axes else 1
   return 2 * math.sqrt(operands[0].size * operands[1].size * x.shape[0].size / batch)
 
 
-def _group(x, partitions):
-  """The first group of partitions that meet."""
+def _group(x: hlo.Instruction, partitions: int) -> tuple[int, ...]:
+  """The first of the groups of partitions among which a collective runs."""
   if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', x.rest):
     return int(pairs[1]), int(pairs[2])
   if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', x.rest):
-    return hlo.numbers(listed[1])
+    return hlo.parse_ints(listed[1])
   # [groups, size]<=[sizes]T(order): consecutive numbers, transposed.
   if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', x.rest):
-    return tuple(_transposed(*iota.groups()[1:]).reshape(hlo.numbers(iota[1]))[0].tolist())
+    return tuple(_transposed(iota[2], iota[3]).reshape(hlo.parse_ints(iota[1]))[0].tolist())
   if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]"
                         r"(?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}", x.rest):
-    return _named_group(*named.groups(), partitions)
+    return _named_group(named[1], named[2], named[3], named[4], partitions)
   return tuple(range(partitions))
 
 
-def _named_group(mesh, sizes, order, axes, partitions):
-  """Along the axes {'b'} of mesh['a'=2,'b'=4]; 'b':(2)2 is a part of one, after the first 2."""
+def _named_group(mesh: str, sizes: str | None, order: str | None, axes: str,
+                 partitions: int) -> tuple[int, ...]:
+  """The group along the axes {'b'} of mesh['a'=2,'b'=4].
+
+  'b':(2)2 is a part of an axis: it is split into 2, 2 and the rest, of which the second counts.
+  """
   shape = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
   devices = _transposed(sizes or str(partitions), order)
   split, chosen = [], []
   for name, size in shape.items():
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?(?=,|$)", axes)
-    before, own = (int(part[1]), int(part[2])) if part and part[1] else (1, size)
+    before, extent = (int(part[1]), int(part[2])) if part and part[1] else (1, size)
     chosen += [False, bool(part), False]
-    split += [before, own, size // before // own]
+    split += [before, extent, size // before // extent]
   index = tuple(slice(None) if keep else 0 for keep in chosen)
   return tuple(devices.reshape(split)[index].ravel().tolist())
 
 
-def _transposed(sizes, order):
-  sizes = hlo.numbers(sizes)
-  numbers = np.arange(math.prod(sizes)).reshape(sizes)
-  return numbers.transpose(hlo.numbers(order)) if order else numbers
+def _transposed(sizes: str, order: str | None) -> np.ndarray:
+  """Partitions in the order of their numbers, in an array of these sizes, transposed."""
+  shape = hlo.parse_ints(sizes)
+  partitions = np.arange(math.prod(shape)).reshape(shape)
+  return partitions.transpose(hlo.parse_ints(order)) if order else partitions

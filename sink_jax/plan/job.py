@@ -1,14 +1,16 @@
-"""A run on a slice: what to compile, and what the compiled programs say."""
+"""A run on a slice: which programs are compiled for it, and the plan that is made of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_context
@@ -19,6 +21,8 @@ from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
 from sink_jax.plan.chips import SHARE, Slice
+from sink_jax.plan.compiler import Memory
+from sink_jax.plan.records import Plan, StepCost, Traffic
 from sink_jax.train.defaults import DeviceLoad, with_defaults
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
@@ -65,28 +69,27 @@ class Job:
 
   @property
   def tokens(self) -> int:
+    """Tokens of a training step."""
     return self.batch_size * self.context
 
   def with_remat(self, remat: str | None, unroll: int | None = None) -> Job:
-    """The same with these values, or with those that a run chooses where they are empty."""
+    """The same job with these values, or with those that a run chooses where they are None."""
     data, fsdp, tensor = self.mesh
     tokens = self.tokens / (self.microbatches * data * fsdp)
-    share = DeviceLoad('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor, self.microbatches,
-                  self.loss_logits)
-    return dataclasses.replace(self, model=with_defaults(self.model, share, remat, unroll))
+    load = DeviceLoad('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor,
+                      self.microbatches, self.loss_logits)
+    return dataclasses.replace(self, model=with_defaults(self.model, load, remat, unroll))
 
 
 def plan(job: Job, share: float = SHARE, compute: float | None = None,
-         keep_text=lambda text: None) -> dict[str, Any]:
+         keep_text: Callable[[str], None] = lambda text: None) -> Plan:
   """Compiles training, validation and the probe, and counts what a training step does.
 
-  Everything in bytes, FLOPs and seconds, ready for JSON. 'memory' is that of the training step,
-  'peaks' what a device holds during each of the three: validation and the probe leave the
-  state of the optimizer where it is. What follows a program that does not fit is not compiled.
+  What follows a program that does not fit is not compiled.
 
   Args:
     share: of the peak that matrix products reach.
-    compute: seconds that the computation of a device was measured to take, in its place.
+    compute: seconds that the computation of a device was measured to take, in place of share.
     keep_text: is called with the text of the compiled training step.
 
   Raises:
@@ -97,37 +100,30 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
   mesh = make_mesh(*job.mesh, devices=devices)
   with mesh_context(mesh):
     attention = training_implementation(job.model, job.context)
-  result = _described(job) | {'attention': attention}
   began = time.monotonic()
   state = state_layout(job.model, job.optimizer, mesh)
-  compiled, memory = _compiled(*_training(job, mesh, state))
-  result |= {'memory': memory, 'peaks': {'training': memory['total']},
-             'fits': memory['total'] <= job.where.chip.usable,
-             'compile_seconds': time.monotonic() - began}
-  if compiled is None:
-    return result
-  text = compiled.as_text()
-  keep_text(text)
-  result |= _counted(job, mesh, hlo_cost.read(text), compiled, share, compute)
-  beside = _bytes(state) - _bytes(state.params)
-  for name, lower in (('validation', _validation), ('probe', _probe)):
-    if result['fits']:
-      _, memory = _compiled(*lower(job, mesh, state.params))
-      result['peaks'][name] = memory['total'] + beside
-      result['fits'] = result['peaks'][name] <= job.where.chip.usable
-  return result | {'compile_seconds': time.monotonic() - began}
-
-
-def _described(job):
+  compiled, memory = _compile(*_training(job, mesh, state))
+  peaks, cost = {'training': memory.total}, None
+  if compiled is not None:
+    text = compiled.as_text()
+    assert text is not None, 'a program that was compiled here has its text'
+    keep_text(text)
+    cost = _cost(job, mesh, hlo_cost.read(text), compiled, share, compute)
+    # Validation and the probe need the parameters alone, but the state of the optimizer stays.
+    moments = _bytes(state) - _bytes(state.params)
+    for name, lower in (('validation', _validation), ('probe', _probe)):
+      if max(peaks.values()) <= job.where.chip.usable:
+        peaks[name] = _compile(*lower(job, mesh, state.params))[1].total + moments
   chip = job.where.chip
-  return {
-      'name': job.name, 'topology': job.where.name, 'devices': job.where.devices,
-      'mesh': dict(zip(AXES, job.mesh)), 'batch_size': job.batch_size,
-      'microbatches': job.microbatches, 'context': job.context, 'remat': job.model.remat,
-      'unroll': job.model.unroll,
-      'vocab': job.model.vocab_size, 'parameters': parameter_count(job.model),
-      'tokens': job.tokens, 'usable': chip.usable, 'capacity': chip.memory,
-      'model_flops': job.tokens * flops_per_token(job.model, job.context) / job.where.devices}
+  return Plan(
+      name=job.name, topology=job.where.name, devices=job.where.devices,
+      mesh=dict(zip(AXES, job.mesh)), batch_size=job.batch_size, microbatches=job.microbatches,
+      context=job.context, remat=job.model.remat, unroll=job.model.unroll,
+      vocab=job.model.vocab_size, parameters=parameter_count(job.model), tokens=job.tokens,
+      usable=chip.usable, capacity=chip.memory,
+      model_flops=job.tokens * flops_per_token(job.model, job.context) / job.where.devices,
+      attention=attention, memory=memory, peaks=peaks,
+      compile_seconds=time.monotonic() - began, cost=cost)
 
 
 def _training(job, mesh, state):
@@ -151,53 +147,60 @@ def _probe(job, mesh, params):
           _bytes((params, tokens)))
 
 
-def _compiled(lowered, arguments):
-  """The compiled program, None where it does not fit, and its memory on a device in bytes."""
+def _compile(lowered: jax.stages.Lowered,
+             arguments: float) -> tuple[jax.stages.Compiled | None, Memory]:
+  """The compiled program, None where it does not fit, and its memory on a device.
+
+  arguments: bytes of them on a device, which the compiler does not name when it refuses.
+  """
   try:
     compiled = compiler.compile_lowered(lowered)
   except compiler.OutOfMemory as error:
     needed = error.bytes_with(arguments)
-    return None, {'arguments': arguments, 'temporaries': needed - arguments, 'total': needed}
-  memory = compiler.memory(compiled)
-  return compiled, memory._asdict() | {
-      'outputs': memory.total - memory.arguments - memory.temporaries}
+    return None, Memory(arguments, needed - arguments, needed)
+  return compiled, compiler.memory(compiled)
 
 
-def _bytes(layout):
+def _bytes(layout: Any) -> int:
+  """Bytes on one device of a tree of shapes with shardings."""
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
              for x in jax.tree.leaves(layout))
 
 
-def _counted(job, mesh, counted, compiled, share, compute):
-  traffic: dict[tuple, dict[str, Any]] = {}
-  for one in counted.collectives:
-    if len(one.group) < 2:
+def _traffic(job: Job, mesh: Mesh, collectives: Iterable[hlo_cost.Collective]) -> list[Traffic]:
+  """The collectives of a step, alike ones added up, the slowest first."""
+  total: dict[tuple[str, str, int, bool], Traffic] = {}
+  for collective in collectives:
+    if len(collective.group) < 2:
       continue
-    key = one.kind, interconnect.axes_of(one, mesh), len(one.group), one.overlapped
-    row = traffic.setdefault(key, dict(
-        zip(('kind', 'axes', 'group', 'overlapped'), key), count=0, payload=0.0, moved=0.0,
-        seconds=0.0))
-    row['count'] += one.count
-    row['payload'] += one.count * one.payload
-    row['moved'] += one.count * one.moved
-    row['seconds'] += interconnect.seconds(one, mesh, job.where)
-  rows = sorted(traffic.values(), key=lambda row: -row['seconds'])
-  kernels = roofline.kernel_flops(
-      job.model, job.context, job.tokens / job.where.devices, counted.kernels, job.microbatches)
-  flops = counted.products + kernels
-  line = roofline.make(flops, counted.bytes,
-                       sum(row['seconds'] for row in rows if row['overlapped']),
-                       sum(row['seconds'] for row in rows if not row['overlapped']),
-                       job.where.chip, share, compute)
-  told = compiled.cost_analysis()
-  told = told[0] if isinstance(told, list) else told
-  return {
-      'flops': flops, 'kernel_flops': kernels, 'bytes': counted.bytes,
-      'compiler_flops': told.get('flops'), 'compiler_bytes': told.get('bytes accessed'),
-      'unknown_loops': counted.unknown, 'collectives': rows,
-      'share': share if compute is None else None,
-      'seconds': dataclasses.asdict(line) | {
-          'step': line.step, 'floor': line.floor, 'bound': line.bound},
-      'tokens_per_second': job.tokens / line.step,
-      'mfu': roofline.mfu(job.model, job.context, job.tokens, job.where.devices, job.where.chip,
-                          line.step)}
+    key = (collective.kind, interconnect.axes_of(collective, mesh), len(collective.group),
+           collective.overlapped)
+    before = total.get(key, Traffic(*key, count=0, payload=0.0, moved=0.0, seconds=0.0))
+    total[key] = dataclasses.replace(
+        before, count=before.count + collective.count,
+        payload=before.payload + collective.count * collective.payload,
+        moved=before.moved + collective.count * collective.moved,
+        seconds=before.seconds + interconnect.seconds(collective, mesh, job.where))
+  return sorted(total.values(), key=lambda row: -row.seconds)
+
+
+def _cost(job: Job, mesh: Mesh, counted: hlo_cost.HloCost, compiled: jax.stages.Compiled,
+          share: float, compute: float | None) -> StepCost:
+  rows = _traffic(job, mesh, counted.collectives)
+  kernels = roofline.kernel_flops(job.model, job.context, job.tokens / job.where.devices,
+                                  counted.kernel_calls, job.microbatches)
+  flops = counted.matmul_flops + kernels
+  seconds = roofline.make(flops, counted.bytes,
+                          sum(row.seconds for row in rows if row.overlapped),
+                          sum(row.seconds for row in rows if not row.overlapped),
+                          job.where.chip, share, compute)
+  analysis: Any = compiled.cost_analysis()  # a list of one in some versions of JAX
+  analysis = analysis[0] if isinstance(analysis, list) else analysis
+  return StepCost(
+      flops=flops, kernel_flops=kernels, bytes=counted.bytes,
+      compiler_flops=analysis.get('flops'), compiler_bytes=analysis.get('bytes accessed'),
+      unknown_loops=counted.unknown_loops, collectives=rows,
+      share=share if compute is None else None, roofline=seconds,
+      tokens_per_second=job.tokens / seconds.step,
+      mfu=roofline.mfu(job.model, job.context, job.tokens, job.where.devices, job.where.chip,
+                       seconds.step))

@@ -1,4 +1,11 @@
-"""Predicted time of a step: computed from counts and datasheets, never measured."""
+"""Predicted time of a step: computed from counts and datasheets, never measured.
+
+A device computes, moves data between its main memory and the chip, and sends data over links.
+Each of the three takes at least its amount over the rate of the datasheet, and, as they go on at
+the same time, a step takes as long as the longest; this is a roofline. Two things make it a
+prediction rather than a bound: matrix products reach a share of their peak alone, and some
+traffic between devices is waited for, because nothing else is there to be computed.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +21,11 @@ from sink_jax.plan.chips import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds of a step, on every device.
+  """Seconds that a device takes for each of the parts of a step.
 
-  compute: at the share of the peak; peak: at all of it. memory: bytes at the bandwidth of
-  the device's memory. overlapped, exposed: traffic while other work goes on, and not.
+  compute: matrix products at a share of the peak; peak: at all of it. memory: bytes at the
+  bandwidth of main memory. overlapped, exposed: traffic between devices while other work goes
+  on, and while everything waits for it.
   """
 
   compute: float
@@ -28,7 +36,7 @@ class Roofline:
 
   @property
   def step(self) -> float:
-    """The largest of what goes on at a time, and then the traffic that all wait for."""
+    """The longest of what goes on at a time, and then the traffic that all wait for."""
     return max(self.compute, self.memory, self.overlapped) + self.exposed
 
   @property
@@ -38,15 +46,22 @@ class Roofline:
 
   @property
   def bound(self) -> str:
-    """What takes longest."""
+    """Which takes longest: 'compute', 'memory' or 'links'."""
     parts = {'compute': self.compute, 'memory': self.memory,
              'links': self.overlapped + self.exposed}
-    return max(parts, key=parts.get)
+    return max(parts, key=lambda name: parts[name])
 
 
 def make(flops: float, bytes_: float, overlapped: float, exposed: float, chip: Chip,
          share: float, compute: float | None = None) -> Roofline:
-  """Args: flops, bytes_: of a device and step. compute: seconds that were measured, if any."""
+  """The roofline of a step.
+
+  Args:
+    flops, bytes_: of a device in a step.
+    overlapped, exposed: seconds of traffic between devices.
+    share: of the peak that matrix products reach.
+    compute: seconds that the computation was measured to take, in place of that share.
+  """
   peak = flops / chip.peak
   return Roofline(peak / share if compute is None else compute, peak, bytes_ / chip.bandwidth,
                   overlapped, exposed)
@@ -59,18 +74,24 @@ def mfu(config: ModelConfig, length: int, tokens: int, devices: int, chip: Chip,
 
 
 def attention_flops(config: ModelConfig, length: int) -> float:
-  """Per token, of the forward pass: what kernels do, in `flops_per_token`."""
+  """FLOPs of attention per token in the forward pass: the part of `flops_per_token` in kernels."""
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
+  # `flops_per_token` counts three forward passes: one, and twice as much backward.
   linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
   return flops_per_token(config, length) / 3 - 2 * linear
 
 
 def kernel_flops(config: ModelConfig, length: int, tokens: float, calls: int,
                  microbatches: int) -> float:
-  """Of attention kernels: a forward pass has 2 products of scores, the backward ones 3 and 4.
+  """FLOPs of all attention kernels in a step, whose insides the program text does not contain.
+
+  A forward pass has 2 products per score; the two kernels of the backward pass have 3 and 4, so
+  together 3.5 times as much.
 
   Args:
-    calls: of kernels in the compiled program; above 3 per layer the forward pass is repeated.
+    tokens: of a device.
+    calls: of kernels in the compiled program: the two backward ones of every layer and
+      micro-batch, and the forward one, which comes twice where the backward pass repeats it.
   """
   forward = tokens * attention_flops(config, length)
   passes = max(0, calls / (config.layers * microbatches) - 2)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Any
 
 import numpy as np
 from jax.experimental import mesh_utils
@@ -17,7 +16,8 @@ from sink_jax.plan import compiler, interconnect
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, Slice, parse
 from sink_jax.plan.hlo_cost import Collective
 from sink_jax.plan.job import AXES
-from sink_jax.plan.table import CONTEXT, VOCAB
+from sink_jax.plan.records import Plan, StepCost
+from sink_jax.plan.table import CONTEXT, VOCAB, read_plans
 
 SLICES = ('v5p:2x2x2', 'v5p:4x4x4', 'v5p:8x8x8', 'v5p:16x16x16')
 
@@ -27,8 +27,9 @@ class Study:
   """How a model is trained.
 
   fsdp: devices that split its parameters, at most. each: sequences of a device under weak
-  scaling. batch: sequences of a step under strong scaling. work: products computed, over those
-  of the model's count; more than 1 where the backward pass repeats the forward pass.
+  scaling. batch: sequences of a step under strong scaling. work: matrix products that are
+  computed, over those that the model needs; more than 1 where the backward pass repeats the
+  forward pass.
   """
 
   size: str
@@ -45,14 +46,51 @@ STUDIES = (Study('1b', 16, 4, 512, 1.0), Study('7b', 64, 2, 2048, 4 / 3),
 _LOSSES = (3.0, 2.5, 2.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A training step of so many sequences on a slice: bytes, milliseconds and shares, computed.
+
+  each: sequences of a group of devices. low, high: efficiency, computation over the step, with
+  traffic that no work hides and with traffic that work hides wherever it lasts longer.
+  """
+
+  model: str
+  chips: int
+  fsdp: int
+  tensor: int
+  sequences: int
+  microbatches: int
+  tokens: int
+  each: float
+  state_gib: float
+  sent_gb: float
+  links_ms: float
+  compute_ms: float
+  low: float
+  high: float
+  mfu: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FormulaCheck:
+  """Bytes that a device sends in a step: by the formula of `volumes`, and as compiled."""
+
+  model: str
+  topology: str
+  mesh: str
+  microbatches: int
+  formula_gb: float
+  compiled_gb: float
+
+
 def critical_tokens(loss: float) -> float:
-  """Tokens of a step at which twice the steps' worth of tokens is spent, by Kaplan et al."""
+  """The batch in tokens at which a training needs twice the fewest tokens, by Kaplan et al."""
   return 2e8 / loss ** (1 / 0.21)
 
 
 def volumes(size: str, fsdp: int, tensor: int, devices: int, tokens: int, microbatches: int,
             repeated: bool) -> list[tuple[str, str, float, int]]:
-  """(kind, axes, bytes of an array, times) of a step, as the sharding rule has it.
+  """The traffic of a step by the sharding rule: (kind, axes, bytes of an array, times).
 
   Matrices of the blocks are gathered in bfloat16 for the forward pass and again for the
   backward pass, and their gradients scattered; the part of a device is then summed over
@@ -68,21 +106,21 @@ def volumes(size: str, fsdp: int, tensor: int, devices: int, tokens: int, microb
   every = layers * microbatches
   rows = devices // tensor
   everywhere = '+'.join(AXES[:2] if tensor == 1 else AXES)
-  found = [('all-reduce', everywhere, 4.0 * table, 1 + microbatches)]
+  traffic = [('all-reduce', everywhere, 4.0 * table, 1 + microbatches)]
   if fsdp > 1:
-    found += [('all-gather', 'fsdp', 2.0 * table, 2),
-              ('all-gather', 'fsdp', 2.0 * blocks, 2 * every),
-              ('reduce-scatter', 'fsdp', 2.0 * blocks, every)]
+    traffic += [('all-gather', 'fsdp', 2.0 * table, 2),
+                ('all-gather', 'fsdp', 2.0 * blocks, 2 * every),
+                ('reduce-scatter', 'fsdp', 2.0 * blocks, every)]
   if rows > fsdp:
-    found.append(('all-reduce', 'data', 2.0 * blocks / fsdp, every))
+    traffic.append(('all-reduce', 'data', 2.0 * blocks / fsdp, every))
   if tensor > 1:
     activations = 2.0 * tokens / rows / microbatches * model['d_model']
-    found.append(('all-reduce', 'tensor', activations, (6 if repeated else 4) * every))
-  return found
+    traffic.append(('all-reduce', 'tensor', activations, (6 if repeated else 4) * every))
+  return traffic
 
 
-def estimate(study: Study, where: Slice, sequences: int) -> dict[str, Any]:
-  """Of a step of so many sequences on a slice: bytes, seconds and shares."""
+def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
+  """The estimate of a training step of so many sequences on a slice."""
   devices, tokens = where.devices, sequences * CONTEXT
   tensor = max(1, devices // sequences)
   rows = devices // tensor
@@ -91,65 +129,64 @@ def estimate(study: Study, where: Slice, sequences: int) -> dict[str, Any]:
   mesh = Mesh(mesh_utils.create_device_mesh(
       (rows // fsdp, fsdp, tensor), compiler.topology_devices(where.compiler_name),
       allow_split_physical_axes=True), AXES, axis_types=(AxisType.Auto,) * 3)
-  traffic = [Collective(kind, payload, _first(mesh, axes), times, False)
+  traffic = [Collective(kind, payload, _first_group(mesh, axes), times, False)
              for kind, axes, payload, times in volumes(
                  study.size, fsdp, tensor, devices, tokens, microbatches, study.work > 1)]
-  sent = sum(one.count * one.moved for one in traffic)
-  waiting = sum(interconnect.seconds(one, mesh, where) for one in traffic)
+  sent = sum(collective.count * collective.moved for collective in traffic)
+  waiting = sum(interconnect.seconds(collective, mesh, where) for collective in traffic)
   work = tokens * flops_per_token(sized(study.size, vocab_size=VOCAB), CONTEXT) / devices
   compute = study.work * work / (where.chip.peak * SHARE)
   state = 12 * parameter_count(size=study.size, vocab_size=VOCAB) / fsdp / tensor
-  return {
-      'model': study.size, 'chips': devices, 'fsdp': fsdp, 'tensor': tensor,
-      'sequences': sequences, 'microbatches': microbatches, 'tokens': tokens,
-      'each': sequences / rows, 'state_gib': state / GIB, 'sent_gb': sent / 1e9,
-      'links_ms': 1e3 * waiting, 'compute_ms': 1e3 * compute,
-      'low': compute / (compute + waiting), 'high': compute / max(compute, waiting),
-      'mfu': work / where.chip.peak / (compute + waiting)}
+  return Estimate(
+      model=study.size, chips=devices, fsdp=fsdp, tensor=tensor,
+      sequences=sequences, microbatches=microbatches, tokens=tokens,
+      each=sequences / rows, state_gib=state / GIB, sent_gb=sent / 1e9,
+      links_ms=1e3 * waiting, compute_ms=1e3 * compute,
+      low=compute / (compute + waiting), high=compute / max(compute, waiting),
+      mfu=work / where.chip.peak / (compute + waiting))
 
 
-def _first(mesh, axes):
-  numbers = np.arange(math.prod(mesh.devices.shape)).reshape(mesh.devices.shape)
+def _first_group(mesh: Mesh, axes: str) -> tuple[int, ...]:
+  """The first group of partitions along axes such as 'data+fsdp'."""
+  partitions = np.arange(math.prod(mesh.devices.shape)).reshape(mesh.devices.shape)
   index = tuple(slice(None) if name in axes.split('+') else 0 for name in mesh.axis_names)
-  return tuple(numbers[index].ravel().tolist())
+  return tuple(partitions[index].ravel().tolist())
 
 
 def write(folder: pathlib.Path) -> None:
-  """scaling.json, README.md and scaling.png of a folder."""
-  rows = {'weak': [], 'strong': []}
+  """Writes scaling.json, README.md and scaling.png into a folder."""
+  rows: dict[str, list[Estimate]] = {'weak': [], 'strong': []}
   for study in STUDIES:
     for name in SLICES:
       where = parse(name)
       rows['weak'].append(estimate(study, where, study.each * where.devices))
       rows['strong'].append(estimate(study, where, study.batch))
-  checks = _checks(folder.parent / 'plan' / 'plan.json')
+  plans = read_plans(folder.parent / 'plan' / 'plan.json')
+  checks = [_check(plan, plan.cost) for plan in plans if plan.cost]
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'scaling.json').write_text(json.dumps(rows | {'checks': checks}, indent=1) + '\n')
+  (folder / 'scaling.json').write_text(json.dumps(
+      {name: [dataclasses.asdict(row) for row in listed]
+       for name, listed in (rows | {'checks': checks}).items()}, indent=1) + '\n')
   (folder / 'README.md').write_text(_markdown(rows, checks))
   _figure(rows, folder / 'scaling.png')
 
 
-def _checks(file):
-  """The formula beside compiled programs."""
-  found = []
-  for one in json.loads(file.read_text())['plans'] if file.is_file() else []:
-    if 'collectives' not in one:
-      continue
-    mesh, sizes = one['mesh'], one['name'].split('/')
-    groups = lambda axes: math.prod(mesh[name] for name in axes.split('+'))
-    ideal = sum(
-        times * Collective(kind, payload, tuple(range(groups(axes))), times, False).moved
-        for kind, axes, payload, times in volumes(
-            sizes[0], mesh['fsdp'], mesh['tensor'], one['devices'], one['tokens'],
-            one['microbatches'], one['remat'] != 'none'))
-    found.append({'model': sizes[0], 'topology': one['topology'],
-                  'mesh': 'x'.join(map(str, mesh.values())), 'microbatches': one['microbatches'],
-                  'formula_gb': ideal / 1e9,
-                  'compiled_gb': sum(row['moved'] for row in one['collectives']) / 1e9})
-  return found
+def _check(plan: Plan, cost: StepCost) -> FormulaCheck:
+  """The formula beside a compiled program."""
+  mesh, size = plan.mesh, plan.name.split('/')[0]
+  devices = lambda axes: math.prod(mesh[name] for name in axes.split('+'))
+  formula = sum(
+      times * Collective(kind, payload, tuple(range(devices(axes))), times, False).moved
+      for kind, axes, payload, times in volumes(
+          size, mesh['fsdp'], mesh['tensor'], plan.devices, plan.tokens, plan.microbatches,
+          plan.remat != 'none'))
+  return FormulaCheck(
+      model=size, topology=plan.topology, mesh='x'.join(map(str, mesh.values())),
+      microbatches=plan.microbatches, formula_gb=formula / 1e9,
+      compiled_gb=sum(row.moved for row in cost.collectives) / 1e9)
 
 
-def _markdown(rows, checks):
+def _markdown(rows: dict[str, list[Estimate]], checks: list[FormulaCheck]) -> str:
   lines = [
       '# From 8 to 4,096 chips: an estimate', '',
       '**No number on this page was measured on hardware**, not even that of a single device. '
@@ -180,9 +217,9 @@ def _markdown(rows, checks):
       'Mesh: data x fsdp x tensor.', '',
       '| model | slice | mesh | micro-batches | sent GB, formula (computed) | sent GB (compiled) | '
       'ratio |', '|---|---|---|---:|---:|---:|---:|',
-      *(f'| {c["model"]} | {c["topology"]} | {c["mesh"]} | {c["microbatches"]} | '
-        f'{c["formula_gb"]:.2f} | '
-        f'{c["compiled_gb"]:.2f} | {c["compiled_gb"] / c["formula_gb"]:.2f} |' for c in checks), '',
+      *(f'| {check.model} | {check.topology} | {check.mesh} | {check.microbatches} | '
+        f'{check.formula_gb:.2f} | {check.compiled_gb:.2f} | '
+        f'{check.compiled_gb / check.formula_gb:.2f} |' for check in checks), '',
       'Above 1 the compiler sends more than the formula: a table gathered in float32, or products '
       'taken apart into rings of permutations, part by part. Near 2 it would gather by summing '
       'arrays of zeros with a device\'s part in its place. The times above are lower by that.',
@@ -203,14 +240,14 @@ def _markdown(rows, checks):
   return '\n'.join(lines) + '\n'
 
 
-def _row(row):
-  return (f'| {row["model"]} | {row["chips"]:,} | {row["fsdp"]} x {row["tensor"]} | '
-          f'{row["sequences"]:,} | {row["each"]:g} / {row["microbatches"]} | '
-          f'{row["state_gib"]:.1f} | {row["sent_gb"]:.1f} | {row["links_ms"]:.0f} | '
-          f'{row["compute_ms"]:,.0f} | {row["low"]:.0%}-{row["high"]:.0%} | {row["mfu"]:.0%} |')
+def _row(row: Estimate) -> str:
+  return (f'| {row.model} | {row.chips:,} | {row.fsdp} x {row.tensor} | '
+          f'{row.sequences:,} | {row.each:g} / {row.microbatches} | '
+          f'{row.state_gib:.1f} | {row.sent_gb:.1f} | {row.links_ms:.0f} | '
+          f'{row.compute_ms:,.0f} | {row.low:.0%}-{row.high:.0%} | {row.mfu:.0%} |')
 
 
-def _figure(rows, path):
+def _figure(rows: dict[str, list[Estimate]], path: pathlib.Path) -> None:
   import matplotlib
   matplotlib.use('Agg')
   from matplotlib import pyplot
@@ -218,9 +255,9 @@ def _figure(rows, path):
   figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout='constrained')
   for axis, kind in zip(axes, rows):
     for i, study in enumerate(STUDIES):
-      own = [row for row in rows[kind] if row['model'] == study.size]
-      chips = [row['chips'] for row in own]
-      low, high = [row['low'] for row in own], [row['high'] for row in own]
+      estimates = [row for row in rows[kind] if row.model == study.size]
+      chips = [row.chips for row in estimates]
+      low, high = [row.low for row in estimates], [row.high for row in estimates]
       axis.fill_between(chips, low, high, alpha=0.15, color=f'C{i}')
       axis.plot(chips, low, 'o-', color=f'C{i}', label=study.size)
     axis.set(xscale='log', title=f'{kind} scaling', xlabel='chips (TPU v5p)', ylim=(0, 1.05),

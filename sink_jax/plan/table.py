@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from sink_jax.io.files import write_atomically
 from sink_jax.models.sizes import sized
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, parse
 from sink_jax.plan.compiler import CompilerMissing
 from sink_jax.plan.job import Job, plan
+from sink_jax.plan.records import Plan, plan_from_json
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.provenance import provenance
 from sink_jax.train.sharding import mesh_sizes
 
 CONTEXT, VOCAB = 2048, 50432
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+  """A case that the compiler or the mesh refuses, with the reason."""
+
+  name: str
+  failed: str
+
+
 # Model, slice, fsdp, tensor ('data' is the rest), sequences of a step, micro-batches, remat.
 CASES = (
     ('60m', 'v5e:4x4', 1, 1, 512, 8, 'none'),
@@ -42,28 +53,37 @@ CASES = (
 def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
   """Plans all cases into plan.json and README.md of a folder; keeps those that are there.
 
-  A case is kept where everything that its name says is the same. Remove plan.json after a
-  change of the model or the training step.
+  A case is kept under its name, which has all of CASES in it. Remove plan.json after a change
+  of the model or the training step.
+
+  Args:
+    say: takes lines about the progress.
   """
   folder.mkdir(parents=True, exist_ok=True)
   file = folder / 'plan.json'
-  document = json.loads(file.read_text()) if file.is_file() else {'plans': []}
-  there = {one['name']: one for one in document['plans'] if 'failed' not in one}
+  plans: dict[str, Plan | Refused] = {plan.name: plan for plan in read_plans(file)}
   names = {'/'.join(map(str, case)): case for case in CASES}
   for name, case in names.items():
-    if name not in there:
+    if name not in plans:
       say(f'{name} ...')
       began = time.monotonic()
       try:
-        there[name] = plan(_job(name, *case)) | {'where': provenance()}
+        plans[name] = dataclasses.replace(plan(_job(name, *case)), made=provenance())
       except CompilerMissing:
         raise
       except (ValueError, RuntimeError) as error:  # what the compiler refuses is a result too
-        there[name] = {'name': name, 'failed': ' '.join(str(error).split())[:300]}
+        plans[name] = Refused(name, ' '.join(str(error).split())[:300])
       say(f'{name}: {time.monotonic() - began:.0f} s')
-    plans = [there[name] for name in names if name in there]
-    write_atomically(file, json.dumps({'plans': plans}, indent=1) + '\n')
-    write_atomically(folder / 'README.md', markdown(plans))
+    known = [plans[name] for name in names if name in plans]
+    write_atomically(file, json.dumps({'plans': [
+        one.to_json() if isinstance(one, Plan) else vars(one) for one in known]}, indent=1) + '\n')
+    write_atomically(folder / 'README.md', markdown(known))
+
+
+def read_plans(file: pathlib.Path) -> list[Plan]:
+  """The plans of a plan.json, without what was refused; none where there is no such file."""
+  entries = json.loads(file.read_text())['plans'] if file.is_file() else []
+  return [plan_from_json(one) for one in entries if 'failed' not in one]
 
 
 def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
@@ -73,8 +93,8 @@ def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
              mesh_sizes(-1, fsdp, tensor, where.devices)).with_remat(remat)
 
 
-def markdown(plans: list[dict[str, Any]]) -> str:
-  """The table, and what its columns are."""
+def markdown(plans: Sequence[Plan | Refused]) -> str:
+  """A Markdown page: the table, and the meaning of its columns."""
   lines = [
       '# What training steps need on slices of TPUs', '',
       'Nothing here was measured on a TPU. Memory, traffic and bytes are those of the program '
@@ -92,7 +112,7 @@ def markdown(plans: list[dict[str, Any]]) -> str:
       'compute ms | HBM ms | links ms | step ms | MFU | tokens/s |',
       '|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|']
   lines += map(_row, plans)
-  if any('failed' not in one and 'peaks' not in one for one in plans):
+  if any(isinstance(one, Plan) and not one.peaks for one in plans):
     lines += ['', 'These rows were made before validation and the probe were counted, and with our '
               'kernels in the place of splash attention, which training takes for softmax on TPUs.']
   if len(plans) < len(CASES):
@@ -102,27 +122,26 @@ def markdown(plans: list[dict[str, Any]]) -> str:
   return '\n'.join(lines) + '\n'
 
 
-def _row(one):
-  size, topology, *_ = one['name'].split('/')
-  if 'failed' in one:
-    return f'| {size} | {topology} | {one["failed"]} |' + ' |' * 13
-  memory = one['memory']
-  cells = [size, topology, 'x'.join(str(n) for n in one['mesh'].values()),
-           f'{one["batch_size"]} / {one["microbatches"]}', one['remat'],
-           f'{memory["arguments"] / GIB:.2f}', f'{memory["temporaries"] / GIB:.2f}',
-           f'{one["usable"] / GIB:.1f}']
-  if 'seconds' not in one:
+def _row(plan: Plan | Refused) -> str:
+  size, topology, *_ = plan.name.split('/')
+  if isinstance(plan, Refused):
+    return f'| {size} | {topology} | {plan.failed} |' + ' |' * 13
+  cells = [size, topology, 'x'.join(str(n) for n in plan.mesh.values()),
+           f'{plan.batch_size} / {plan.microbatches}', plan.remat,
+           f'{plan.memory.arguments / GIB:.2f}', f'{plan.memory.temporaries / GIB:.2f}',
+           f'{plan.usable / GIB:.1f}']
+  if plan.cost is None:
     return _cells([*cells, 'does not fit', *[''] * 7])
-  seconds = one['seconds']
+  seconds = plan.cost.roofline
   return _cells([
-      *cells, f'{one["flops"] / 1e12:.1f}',
-      f'{sum(row["moved"] for row in one["collectives"]) / 1e9:.2f}',
-      f'{1e3 * seconds["compute"]:.0f}', f'{1e3 * seconds["memory"]:.0f}',
-      f'{1e3 * (seconds["overlapped"] + seconds["exposed"]):.1f} '
-      f'({1e3 * seconds["exposed"]:.1f})',
-      f'{1e3 * seconds["step"]:.0f}' + ('' if one['fits'] else ' (does not fit)'),
-      f'{one["mfu"]:.0%}', f'{one["tokens_per_second"]:,.0f}'])
+      *cells, f'{plan.cost.flops / 1e12:.1f}',
+      f'{sum(row.moved for row in plan.cost.collectives) / 1e9:.2f}',
+      f'{1e3 * seconds.compute:.0f}', f'{1e3 * seconds.memory:.0f}',
+      f'{1e3 * (seconds.overlapped + seconds.exposed):.1f} '
+      f'({1e3 * seconds.exposed:.1f})',
+      f'{1e3 * seconds.step:.0f}' + ('' if plan.fits else ' (does not fit)'),
+      f'{plan.cost.mfu:.0%}', f'{plan.cost.tokens_per_second:,.0f}'])
 
 
-def _cells(cells):
+def _cells(cells: list[str]) -> str:
   return f'| {" | ".join(cells)} |'

@@ -1,4 +1,4 @@
-"""What a compiled training step spends on residuals, on the loss and between devices."""
+"""How much a compiled training step moves and computes for residuals, the loss and traffic."""
 
 from sink_jax.plan import hlo, hlo_cost
 
@@ -7,7 +7,8 @@ _MOVES = {'copy', 'dynamic-slice', 'dynamic-update-slice', 'slice', 'transpose',
           'concatenate'}
 
 
-def count(text, layers, sequences, length, blocks, unembedding):
+def count(text: str, layers: int, sequences: int, length: int, blocks: float,
+          unembedding: float) -> dict[str, float]:
   """The counts of a training step from the text of its program: bytes, FLOPs of one device.
 
   bytes: to and from main memory. products: FLOPs of matrix products outside of kernels.
@@ -26,7 +27,7 @@ def count(text, layers, sequences, length, blocks, unembedding):
   """
   if layers == sequences:
     raise ValueError('layers and sequences must differ: a stack is known by its first axis.')
-  read = hlo_cost.read(text)
+  cost = hlo_cost.read(text)
   parts, entry = hlo.computations(text)
   lengths = {length, sequences * length}
   is_stack = lambda array: bool(array.dims[:1] == (layers,) and lengths & set(array.dims[1:]))
@@ -36,14 +37,15 @@ def count(text, layers, sequences, length, blocks, unembedding):
     moving, of_stacks = _moved(x, inside, parts, is_stack)
     moved += times * moving
     copied += times * of_stacks
-  crossing = [one for one in read.collectives if len(one.group) > 1]
+  crossing = [collective for collective in cost.collectives if len(collective.group) > 1]
   return {
-      'bytes': read.bytes, 'products': read.products, 'filled_stacks': filled,
+      'bytes': cost.bytes, 'products': cost.matmul_flops, 'filled_stacks': filled,
       'copied_residuals': copied, 'moved': moved,
-      'loss_waste': (read.products - blocks) / unembedding - 1,
-      'all_reduces': sum(one.count for one in crossing if one.kind == 'all-reduce'),
-      'sent': sum(one.count * one.moved for one in crossing),
-      'unknown_loops': read.unknown}
+      'loss_waste': (cost.matmul_flops - blocks) / unembedding - 1,
+      'all_reduces': sum(collective.count for collective in crossing
+                         if collective.kind == 'all-reduce'),
+      'sent': sum(collective.count * collective.moved for collective in crossing),
+      'unknown_loops': cost.unknown_loops}
 
 
 def _executed(parts, name, times=1):
@@ -52,7 +54,7 @@ def _executed(parts, name, times=1):
     yield x, parts[name], times
     if x.op == 'while':
       for body in x.called('body'):
-        yield from _executed(parts, body, times * (hlo.turns(x, parts) or 1))
+        yield from _executed(parts, body, times * (hlo.trip_count(x, parts) or 1))
     elif x.op in ('call', 'conditional', 'async-start'):
       for body in x.called('calls', 'to_apply', 'branch_computations', 'true_computation',
                            'false_computation'):
@@ -65,7 +67,7 @@ def _filled(x, inside, parts, is_stack):
 
 
 def _is_fill(y, within):
-  """Is it one number everywhere?"""
+  """Whether an array holds one number everywhere."""
   y = _through(y, within, {'bitcast', 'copy', 'reshape', 'convert'})
   return y.op == 'broadcast' and not within[y.operands[0]].shape[0].dims
 

@@ -42,7 +42,7 @@ def test_split_weights_are_gathered_twice_and_their_gradients_summed(compiled):
 
 
 @pytest.mark.parametrize('layout', ['data', 'fsdp'])
-def test_loops_count_as_often_as_they_turn(compiled, layout):
+def test_loops_count_as_often_as_they_run(compiled, layout):
   forward = LAYERS * 2 * ROWS / 8 * D * D
   assert compiled[layout]['products'] == 3 * forward
   assert compiled[layout]['unknown'] == 0
@@ -71,9 +71,9 @@ def test_over_fsdp_every_micro_batch_is_summed_and_over_data_its_part_once(compi
 
 
 def test_a_program_of_a_tpu():
-  read = hlo_cost.read((HERE / 'tpu_program.txt').read_text())
-  found = {c.kind: c for c in read.collectives}
-  assert len(read.collectives) == len(found) == 3
+  cost = hlo_cost.read((HERE / 'tpu_program.txt').read_text())
+  found = {c.kind: c for c in cost.collectives}
+  assert len(cost.collectives) == len(found) == 3
   gather, scatter, reduce = (found[k] for k in ('all-gather', 'reduce-scatter', 'all-reduce'))
   # One gather, though three fusions name it; other work goes on in the second.
   assert (gather.count, gather.payload, gather.overlapped) == (10, 2 * 768 * 768, True)
@@ -81,10 +81,10 @@ def test_a_program_of_a_tpu():
   assert (scatter.count, scatter.moved, scatter.overlapped) == (10, 3 / 4 * 2 * 768 * 768, False)
   assert (reduce.count, reduce.moved) == (1, 2 * 15 / 16 * 4 * 50432 * 768)
   assert gather.group == scatter.group == (0, 1, 2, 3) and len(reduce.group) == 16
-  assert read.products == pytest.approx(10 * 2 * 4 * 2048 * 768 * 768)
+  assert cost.matmul_flops == pytest.approx(10 * 2 * 4 * 2048 * 768 * 768)
   # A fusion reads one layer of the stacked weights; arrays with S(1) are not in main memory.
   layer, out, gathered = 2 * 768 * 768, 4 * 4 * 2048 * 768, 2 * 768 * 768
-  assert read.bytes == pytest.approx(
+  assert cost.bytes == pytest.approx(
       10 * (layer + out + gathered + 2 * 768 * 768) + 2 * 4 * 50432 * 768)
 
 
@@ -133,8 +133,8 @@ ENTRY %main (x: f32[2]) -> f32[2] {
   assert all(c.overlapped and c.count == 1 for c in found.values())
 
 
-@pytest.mark.parametrize('step, turns', [(1, 8), (2, 4), (3, 3)])
-def test_loops_may_count_by_twos(step, turns):
+@pytest.mark.parametrize('step, trips', [(1, 8), (2, 4), (3, 3)])
+def test_loops_may_count_by_twos(step, trips):
   text = f'''HloModule m, num_partitions=4
 
 %body (p: (s32[], f32[4])) -> (s32[], f32[4]) {{
@@ -159,8 +159,8 @@ ENTRY %main (x: (s32[], f32[4])) -> (s32[], f32[4]) {{
   ROOT %w = (s32[], f32[4]{{0}}) while(%x.1), condition=%condition, body=%body
 }}
 '''
-  [one] = hlo_cost.read(text).collectives
-  assert one.count == turns
+  [collective] = hlo_cost.read(text).collectives
+  assert collective.count == trips
 
 
 def test_attributes_of_a_kernel_may_take_several_lines():
@@ -174,5 +174,5 @@ ENTRY %main (x: f32[8,4]) -> f32[8,8] {
   ROOT %dot = f32[8,8]{1,0} dot(%k, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
 }
 '''
-  found = hlo_cost.read(text)
-  assert (found.kernels, found.products) == (1, 2 * 8 * 8 * 4)
+  cost = hlo_cost.read(text)
+  assert (cost.kernel_calls, cost.matmul_flops) == (1, 2 * 8 * 8 * 4)

@@ -1,6 +1,8 @@
 """Slices, links and times, against closed forms; errors in arguments."""
 
 import dataclasses
+import json
+import pathlib
 import types
 
 import jax
@@ -15,6 +17,7 @@ from sink_jax.plan import (
   compiler,
   format,
   interconnect,
+  records,
   roofline,
   scaling,
   suggestions,
@@ -24,6 +27,9 @@ from sink_jax.plan.hlo_cost import Collective
 from sink_jax.plan.job import Job, plan
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import mesh_sizes
+
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def job(topology='v5p:4x4x4', mesh=(4, 16, 1), batch_size=128, microbatches=1, remat='none'):
@@ -105,13 +111,13 @@ def test_flops_of_attention_kernels():
   assert kernels(0, 1) == 0
 
 
-@pytest.mark.parametrize('topology, told', [
+@pytest.mark.parametrize('topology, message', [
     ('v9:4x4', 'Choices: v5e:16x16'), ('h200:8', 'only TPUs'), ('v5e', 'such as v5e:16x16'),
     ('v5e:4x4x4', '2 dimensions'), ('v5p:16', '3 dimensions'), ('v5e:3x4', 'must be even'),
     ('v5e:1x2', 'one chip alone is v5e:1x1'), ('v5e:0x2', 'must be even'),
     ('v5e:32x32', '256 at most'), ('v5p:4x4xx', 'such as v5p:')])
-def test_topologies_that_do_not_exist(topology, told):
-  with pytest.raises(ValueError, match=told):
+def test_topologies_that_do_not_exist(topology, message):
+  with pytest.raises(ValueError, match=message):
     chips.parse(topology)
 
 
@@ -124,13 +130,13 @@ def test_topologies():
   assert [chips.parse('v6e:8x16').closed(d) for d in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize('options, told', [
+@pytest.mark.parametrize('options, message', [
     (dict(mesh=(3, 16, 1)), 'their product must be 64'),
     (dict(batch_size=100), 'use --batch_size=128'),
     (dict(batch_size=96, microbatches=5), 'must divide'),
     (dict(microbatches=4), 'use --microbatches=2 or --batch_size=256')])
-def test_what_does_not_divide(options, told):
-  with pytest.raises(ValueError, match=told):
+def test_what_does_not_divide(options, message):
+  with pytest.raises(ValueError, match=message):
     job(**options)
 
 
@@ -146,21 +152,21 @@ def test_a_missing_compiler_is_named(monkeypatch):
     compiler._library()
 
 
-@pytest.mark.parametrize('told, needed', [
+@pytest.mark.parametrize('message, needed', [
     ('total memory required for HLO temporaries (43.70G) exceeds available HBM (15.75G).', 44.7),
     ('Ran out of memory in memory space hbm. Used 21.30G of 15.75G hbm.', 21.3)])
-def test_what_the_compiler_says_about_memory(told, needed):
+def test_what_the_compiler_says_about_memory(message, needed):
   def refuse(compiler_options):
-    raise compiler.jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {told}')
+    raise compiler.jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {message}')
 
   with pytest.raises(compiler.OutOfMemory) as error:
     compiler.compile_lowered(types.SimpleNamespace(compile=refuse))
   assert error.value.bytes_with(1 * chips.GIB) == pytest.approx(needed * chips.GIB)
 
 
-def test_advice_comes_with_what_it_needs():
-  lines = suggestions.advice(job(batch_size=512), {
-      'arguments': 1 * chips.GIB, 'temporaries': 200 * chips.GIB, 'total': 201 * chips.GIB})
+def test_options_come_with_the_memory_that_they_need():
+  lines = suggestions.memory_options(job(batch_size=512), compiler.Memory(
+      1 * chips.GIB, 200 * chips.GIB, 201 * chips.GIB))
   named = [line.split(':')[0].strip() for line in lines]
   assert named[:2] == ['--remat=save_matmuls', '--remat=save_attention']
   assert '--microbatches=2' in named
@@ -197,14 +203,21 @@ def test_the_volumes_of_the_estimate():
 
 def test_every_row_of_the_table_has_all_its_columns():
   mesh = {'data': 4, 'fsdp': 16, 'tensor': 1}
-  there = {'name': '1b/v5p:4x4x4/16', 'topology': 'v5p:4x4x4', 'mesh': mesh, 'batch_size': 128,
-           'microbatches': 1, 'remat': 'none', 'usable': 95 * chips.GIB, 'fits': True,
-           'memory': {'arguments': chips.GIB, 'temporaries': 30 * chips.GIB}}
-  refused = there | {'fits': False}
-  counted = there | {
-      'flops': 1e13, 'collectives': [{'moved': 2.5e9}], 'mfu': 0.5, 'tokens_per_second': 1e6,
-      'seconds': {'compute': 0.2, 'memory': 0.1, 'overlapped': 0.01, 'exposed': 0.02, 'step': 0.22}}
-  failed = {'name': '1b/v5p:4x4x4/16', 'failed': 'no such topology'}
+  traffic = records.Traffic('all-gather', 'fsdp', 16, False, 1, 2.5e9, 2.5e9, 0.02)
+  counted = records.Plan(
+      name='1b/v5p:4x4x4/16', topology='v5p:4x4x4', devices=64, mesh=mesh, batch_size=128,
+      microbatches=1, context=2048, remat='none', unroll=1, vocab=1, parameters=1, tokens=1,
+      usable=95 * chips.GIB, capacity=96 * chips.GIB, model_flops=1e13, attention='splash',
+      memory=compiler.Memory(chips.GIB, 30 * chips.GIB, 31 * chips.GIB, 0), peaks={'training': 1},
+      compile_seconds=1, cost=records.StepCost(
+          flops=1e13, kernel_flops=0, bytes=1, compiler_flops=None, compiler_bytes=None,
+          unknown_loops=0, collectives=[traffic], share=0.6, tokens_per_second=1e6, mfu=0.5,
+          roofline=roofline.Roofline(0.2, 0.1, 0.1, overlapped=0.01, exposed=0.02)))
+  assert counted.fits and records.plan_from_json(counted.to_json()) == counted
+  refused = dataclasses.replace(counted, cost=None, memory=compiler.Memory(
+      chips.GIB, 95 * chips.GIB, 96 * chips.GIB))
+  assert not refused.fits and records.plan_from_json(refused.to_json()) == refused
+  failed = table.Refused('1b/v5p:4x4x4/16', 'no such topology')
   shown = [line for line in table.markdown([counted, refused, failed]).splitlines()
            if line.startswith('| ')]
   assert [row.count('|') for row in shown] == [17] * 4
@@ -212,8 +225,14 @@ def test_every_row_of_the_table_has_all_its_columns():
   assert 'does not fit' in shown[2] and 'no such topology' in shown[3]
 
 
+def test_stored_plans_are_read_whole():
+  file = ROOT / 'results' / 'plan' / 'plan.json'
+  stored = [one for one in json.loads(file.read_text())['plans'] if 'failed' not in one]
+  assert stored and [plan.to_json() for plan in table.read_plans(file)] == stored
+
+
 def test_a_plan_counts_training_validation_and_the_probe(monkeypatch):
-  """Compiled for a CPU in the place of a chip: what is counted, not how much it comes to."""
+  """The programs are compiled for a CPU: which are counted can be tested, not their sizes."""
   monkeypatch.setattr(compiler, 'topology_devices', lambda name: jax.devices()[:1])
   tiny = sized('tiny', vocab_size=64, d_model=32, ffn_hidden=32, layers=1)
   planned = lambda **options: plan(Job(**{
@@ -221,17 +240,18 @@ def test_a_plan_counts_training_validation_and_the_probe(monkeypatch):
       'optimizer': OptimizerConfig(), 'context': 32, 'batch_size': 64,
       'microbatches': 1, 'mesh': (1, 1, 1), **options}))
   whole = planned()
-  assert list(whole['peaks']) == ['training', 'validation', 'probe'] and whole['fits']
-  assert whole['peaks']['training'] == whole['memory']['total']
-  assert whole['attention'] == 'chunked'  # the choice of the devices that are planned for
+  assert list(whole.peaks) == ['training', 'validation', 'probe'] and whole.fits
+  assert whole.peaks['training'] == whole.memory.total
+  assert records.plan_from_json(whole.to_json()) == whole
+  assert whole.attention == 'chunked'  # the choice of the devices that are planned for
   sliced = planned(microbatches=16)
-  assert sliced['peaks']['validation'] < 0.6 * whole['peaks']['validation']
-  assert sliced['peaks']['probe'] == whole['peaks']['probe'] > 3 * 4 * whole['parameters']
+  assert sliced.peaks['validation'] < 0.6 * whole.peaks['validation']
+  assert sliced.peaks['probe'] == whole.peaks['probe'] > 3 * 4 * whole.parameters
 
-  name, most = format.largest(sliced)
+  name, peak = sliced.largest_peak
   assert name == 'probe'
-  small = chips.CHIPS['v5e']._replace(usable=most - 1)
+  small = chips.CHIPS['v5e']._replace(usable=peak - 1)
   monkeypatch.setitem(chips.CHIPS, 'v5e', small)
   refused = planned(microbatches=16)
-  assert not refused['fits'] and format.largest(refused) == (name, most)
+  assert not refused.fits and refused.largest_peak == (name, peak)
   assert 'in probe: training' in format.as_text(refused, chips.parse('v5e:1x1'))
