@@ -14,7 +14,7 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import comparable, same_bos, table_number
-from sink_jax.pretrained.catalog import known_model
+from sink_jax.pretrained.hub import known_model
 
 
 def companions(names: list[str]) -> list[str]:

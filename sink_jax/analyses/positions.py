@@ -20,7 +20,7 @@ from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import comparable, table_number
-from sink_jax.pretrained.catalog import known_model
+from sink_jax.pretrained.hub import known_model
 
 POSITIONS = (5, 10, 15, 20, 25, 30)
 

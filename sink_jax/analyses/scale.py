@@ -12,7 +12,7 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
-from sink_jax.pretrained.catalog import family_of
+from sink_jax.pretrained.hub import family_of
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> dict:

@@ -16,7 +16,7 @@ _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the 
 
 command.answer_help(__name__)  # the imports below take seconds
 
-from sink_jax.pretrained.export_run import export_run
+from sink_jax.pretrained.export import export_workdir
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
 
@@ -26,7 +26,7 @@ def main(argv):
   quiet_logs()
   try:
     command.no_arguments(argv)
-    for line in export_run(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
+    for line in export_workdir(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
       print(line)
   except (ValueError, CheckpointError, OSError) as error:
     command.stop(error)

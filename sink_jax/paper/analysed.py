@@ -12,7 +12,7 @@ import sink_jax
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import files_below, is_local, to_path
 from sink_jax.paper.analysis_fields import FIELDS, check_result
-from sink_jax.pretrained.catalog import Published, known_model
+from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
 _REMEDY = ('name the folders or files that python -m sink_jax.analyses NAME '

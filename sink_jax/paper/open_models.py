@@ -22,7 +22,7 @@ from sink_jax.paper.open_protocol import (
   other_model,
   remarks,
 )
-from sink_jax.pretrained.catalog import MODELS, known_model
+from sink_jax.pretrained.hub import MODELS, known_model
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
 _MESSAGE, _LABEL = 200, 40  # characters

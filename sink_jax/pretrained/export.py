@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,15 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.position import Rope
 from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.similarity import Exp
+from sink_jax.io.paths import to_local_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
-from sink_jax.pretrained.files import INDEX, WEIGHTS
+from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
+from sink_jax.pretrained.load import load_run, run_encoder
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
+from sink_jax.train.experiment import from_dict
+from sink_jax.train.run_dir import read_config
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
@@ -32,10 +36,12 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
     ValueError: an option has no counterpart there; names it.
   """
   _check(config)
-  spec, dims = config.attention, config.dims
-  windowed = spec.mask.window is not None
-  scaling = None if spec.position.factor == 1 else {'rope_type': 'linear', 'type': 'linear',
-                                                    'factor': spec.position.factor}
+  spec, dims, position = config.attention, config.dims, config.attention.position
+  assert isinstance(position, Rope), 'anything else was refused'
+  windowed = isinstance(spec.mask, Window)
+  # Both names of the type: of new versions of transformers, and of old ones.
+  scaling = None if position.factor == 1 else {'rope_type': 'linear', 'type': 'linear',
+                                               'factor': position.factor}
   hf = {
       'architectures': ['MistralForCausalLM' if windowed else 'LlamaForCausalLM'],
       'model_type': 'mistral' if windowed else 'llama', 'torch_dtype': dtype,
@@ -43,11 +49,11 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
       'intermediate_size': config.ffn_hidden, 'num_hidden_layers': config.layers,
       'num_attention_heads': dims.heads, 'num_key_value_heads': dims.kv_heads,
       'head_dim': dims.head_dim, 'hidden_act': 'silu', 'rms_norm_eps': config.norm_eps,
-      'rope_theta': spec.position.base, 'rope_scaling': scaling,
+      'rope_theta': position.base, 'rope_scaling': scaling,
       'max_position_embeddings': context, 'tie_word_embeddings': config.tied,
       'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
-  if windowed:
-    return hf | {'sliding_window': spec.mask.window}
+  if isinstance(spec.mask, Window):
+    return hf | {'sliding_window': spec.mask.size}
   return hf | {'attention_bias': 'qkv' in config.biases, 'mlp_bias': 'ffn' in config.biases}
 
 
@@ -85,7 +91,7 @@ def _refused(name, value, reason):
                     f'cannot be exported: {reason}.')
 
 
-def export(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
+def export_checkpoint(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
            shard_bytes: int = 5 * 10**9) -> dict:
   """Writes config.json and the weights; returns the former.
 
@@ -120,14 +126,9 @@ def export(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
   return hf
 
 
-def write_object(path: Path, value: dict) -> None:
-  """A JSON file as transformers lays them out."""
-  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
-
-
 def _table(config):
   """Tensors to write: the importer's table without what it only tolerates."""
-  return {name: own for name, own in llama.stored({}, config).items() if own.places}
+  return {name: tensor for name, tensor in llama.stored_tensors({}, config).items() if tensor.parts}
 
 
 def _shards(run, itemsize, limit):
@@ -147,9 +148,30 @@ def _tensors(run, names, dtype) -> Iterator[tuple[str, np.ndarray]]:
   """The tensors as they are stored: parts of leaves, transposed where the importer does."""
   table = _table(run.config)
   for name in names:
-    place, = table[name].places
+    part, = table[name].parts
     leaf = run.params
-    for key in place.path.split('/'):
+    for key in part.path.split('/'):
       leaf = leaf[key]
-    part = np.asarray(leaf[place.index], dtype)
-    yield name, np.ascontiguousarray(part.swapaxes(-1, -2) if place.transposed else part)
+    x = np.asarray(leaf[part.index], dtype)
+    yield name, np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
+
+
+def export_workdir(workdir, out, *, dtype: str = 'float32') -> list[str]:
+  """Writes the run and, where possible, its tokenizer; returns what to tell, in lines.
+
+  Raises:
+    ValueError: no run, or one that has no counterpart. CheckpointError: no usable checkpoint.
+  """
+  out = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
+  data = from_dict(read_config(workdir)).data
+  run = load_run(workdir)
+  hf = export_checkpoint(run, out, dtype=dtype, context=data.context)
+  lines = [f'{out / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
+  try:
+    encoder = run_encoder(workdir, data)
+    ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos,
+                          first_token=run.first_token)
+  except (ValueError, OSError) as error:
+    return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
+  write_object(out / 'config.json', hf | ids)
+  return [*lines, f'{out / "tokenizer.json"}: {encoder.vocab_size} tokens']

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any, Protocol
 
+from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt, qwen3
-
-FAMILIES: dict[str, ModuleType] = {
-    model_type: family for family in (gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt, qwen3)
-    for model_type in family.MODEL_TYPES}
+from sink_jax.pretrained.stored_tensors import StoredTensor
 
 
-def family(hf: dict) -> ModuleType:
-  """The module that reads checkpoints of this architecture.
+class Family(Protocol):
+  """What the module of a family defines; a new family is one module with these names.
+
+  MODEL_TYPES: the values of `model_type` that it reads.
+  PREFIX: of the names of tensors, which a checkpoint of the bare model, without its head, lacks.
+  IGNORED: patterns of whole names of tensors that hold no parameters, such as causal masks.
+  """
+
+  # Properties, as nothing assigns to them: a module's tuple of two literals is a tuple of strings.
+  @property
+  def MODEL_TYPES(self) -> tuple[str, ...]: ...
+
+  @property
+  def PREFIX(self) -> str: ...
+
+  @property
+  def IGNORED(self) -> tuple[str, ...]: ...
+
+  def model_config(self, hf: dict[str, Any]) -> ModelConfig:
+    """The model that config.json describes.
+
+    Raises:
+      ValueError: a key is missing, or its value is not supported; names both.
+    """
+    ...
+
+  def stored_tensors(self, hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint, by full name."""
+    ...
+
+
+_MODULES: tuple[Family, ...] = (gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt, qwen3)
+FAMILIES: dict[str, Family] = {
+    model_type: family for family in _MODULES for model_type in family.MODEL_TYPES}
+
+
+def family_for(hf: dict[str, Any]) -> Family:
+  """The module that reads checkpoints of the architecture in config.json.
 
   Raises:
     ValueError: config.json names none, or one that is not supported; lists the choices.

@@ -147,3 +147,8 @@ def read_object(path: Path, remedy: str) -> dict:
   if not isinstance(value, dict):
     raise ValueError(f'{path} must hold a JSON object, not {type(value).__name__}. {remedy}')
   return value
+
+
+def write_object(path: Path, value: dict) -> None:
+  """Writes a JSON object as transformers lays it out."""
+  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

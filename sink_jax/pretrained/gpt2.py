@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from sink_jax.attention.position import Learned
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys
-from sink_jax.pretrained.stored import Place, Stored, linear, tied, vector
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, linear, tied, vector
 
 MODEL_TYPES = ('gpt2',)
 PREFIX = 'transformer.'
@@ -21,7 +23,7 @@ _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',
                 'swish': 'swish'}
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   `reorder_and_upcast_attn` is left unread: it changes the precision of float16 alone.
@@ -42,8 +44,8 @@ def config(hf: dict) -> ModelConfig:
       tied=keys.flag(hf, 'tie_word_embeddings', True))
 
 
-def activation(hf: dict, key: str, default: str) -> str:
-  """Our name of the activation of a feed-forward network of two matrices.
+def activation(hf: dict[str, Any], key: str, default: str) -> str:
+  """The `ModelConfig.ffn` of a feed-forward network of two matrices, by its activation.
 
   Raises:
     ValueError: there is none of that name.
@@ -52,22 +54,25 @@ def activation(hf: dict, key: str, default: str) -> str:
   return _ACTIVATIONS[keys.only(hf, key, default, *others)]
 
 
-def layer_norm(theirs: str, ours: str, index: tuple[int, ...], width: int) -> dict[str, Stored]:
+def layer_norm(theirs: str, ours: str, index: tuple[int, ...],
+               width: int) -> dict[str, StoredTensor]:
   """Gain and bias of a LayerNorm."""
   return {f'{theirs}.weight': vector(f'{ours}/gain', index, width),
           f'{theirs}.bias': vector(f'{ours}/bias', index, width)}
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name.
 
   Attention that is not scaled by 1 / sqrt(Dh), or that is scaled by 1 / layer as well, has
   the difference in its query weights and biases here. Scores are the checkpoint's; recorded
   queries and their norms are larger or smaller by that factor.
   """
-  table, positions = (config.vocab_size, config.d_model), config.attention.position.max_length
+  position = config.attention.position
+  assert isinstance(position, Learned), 'the family has learned positions'
+  table = (config.vocab_size, config.d_model)
   tensors = {'transformer.wte.weight': vector('embed', (), *table),
-             'transformer.wpe.weight': vector('positions', (), positions, config.d_model),
+             'transformer.wpe.weight': vector('positions', (), position.max_length, config.d_model),
              **layer_norm('transformer.ln_f', 'final_norm', (), config.d_model),
              'lm_head.weight': (tied(table, 'transformer.wte.weight') if config.tied
                                 else linear('unembed/kernel', (), table))}
@@ -76,8 +81,8 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
   return tensors
 
 
-def query_factor(hf: dict, config: ModelConfig, layer: int) -> float:
-  """What the queries of a layer are multiplied by, given that we scale by 1 / sqrt(Dh)."""
+def query_factor(hf: dict[str, Any], config: ModelConfig, layer: int) -> float:
+  """The factor on the queries of a layer that makes up for our scaling by 1 / sqrt(Dh)."""
   factor = 1.0
   if not keys.flag(hf, 'scale_attn_weights', True):
     factor *= math.sqrt(config.dims.head_dim)
@@ -86,7 +91,7 @@ def query_factor(hf: dict, config: ModelConfig, layer: int) -> float:
   return factor
 
 
-def _block(config, layer, factor):
+def _block(config: ModelConfig, layer: int, factor: float) -> dict[str, StoredTensor]:
   """One block. Its weights are stored as (in, out), with q, k and v side by side."""
   name, width, hidden = f'transformer.h.{layer}', config.d_model, config.ffn_hidden
   tensors = (layer_norm(f'{name}.ln_1', 'blocks/norm1', (layer,), width)
@@ -99,14 +104,14 @@ def _block(config, layer, factor):
     tensors[f'{name}.{theirs}.bias'] = vector(f'{path}/bias', (layer,), size[1])
   for kind, leaf, shape in (('weight', 'kernel', (width, 3 * width)),
                             ('bias', 'bias', (3 * width,))):
-    tensors[f'{name}.attn.c_attn.{kind}'] = Stored(shape, tuple(
-        Place(f'blocks/attention/{ours}/{leaf}', (layer,), _columns(j, width, scale))
+    tensors[f'{name}.attn.c_attn.{kind}'] = StoredTensor(shape, tuple(
+        LeafPart(f'blocks/attention/{ours}/{leaf}', (layer,), _columns(j, width, scale))
         for j, (ours, scale) in enumerate((('query', factor), ('key', 1), ('value', 1)))))
   return tensors
 
 
-def _columns(j, width, factor):
-  def take(x):
+def _columns(j: int, width: int, factor: float) -> Callable[[np.ndarray], np.ndarray]:
+  def take(x: np.ndarray) -> np.ndarray:
     part = x[..., j * width:(j + 1) * width]
     return part if factor == 1 else np.float32(factor) * part.astype(np.float32)
   return take

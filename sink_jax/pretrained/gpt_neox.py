@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.gpt2 import activation, layer_norm
 from sink_jax.pretrained.rope import rope
-from sink_jax.pretrained.stored import Place, Stored, linear, tied, vector
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, linear, tied, vector
 
 MODEL_TYPES = ('gpt_neox',)
 PREFIX = 'gpt_neox.'
@@ -15,7 +20,7 @@ PREFIX = 'gpt_neox.'
 IGNORED = (r'.*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)',)
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Raises:
@@ -23,7 +28,7 @@ def config(hf: dict) -> ModelConfig:
   """
   keys.not_quantized(hf)
   attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', True) else ()
-  # This family's own names of what the others call so.
+  # Other families have these two keys under other names, which `rope` reads.
   angles = hf | {'rope_theta': hf.get('rotary_emb_base'),
                  'partial_rotary_factor': hf.get('rotary_pct')}
   return ModelConfig(
@@ -37,7 +42,7 @@ def config(hf: dict) -> ModelConfig:
       biases=(*attention, 'ffn'), tied=keys.flag(hf, 'tie_word_embeddings', False))
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
   table = (config.vocab_size, config.d_model)
   tensors = {'gpt_neox.embed_in.weight': vector('embed', (), *table),
@@ -49,7 +54,7 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
   return tensors
 
 
-def _block(config, layer):
+def _block(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
   name, width, hidden = f'gpt_neox.layers.{layer}', config.d_model, config.ffn_hidden
   tensors = (layer_norm(f'{name}.input_layernorm', 'blocks/norm1', (layer,), width)
              | layer_norm(f'{name}.post_attention_layernorm', 'blocks/norm2', (layer,), width))
@@ -62,8 +67,8 @@ def _block(config, layer):
       tensors[f'{name}.{theirs}.bias'] = vector(f'blocks/{ours}/bias', (layer,), shape[0])
 
   def all_three(leaf, *shape):
-    return Stored(shape, tuple(
-        Place(f'blocks/attention/{ours}/{leaf}', (layer,), _of_every_head(j, config.heads),
+    return StoredTensor(shape, tuple(
+        LeafPart(f'blocks/attention/{ours}/{leaf}', (layer,), _of_every_head(j, config.heads),
               transposed=leaf == 'kernel')
         for j, ours in enumerate(('query', 'key', 'value'))))
 
@@ -74,9 +79,12 @@ def _block(config, layer):
   return tensors
 
 
-def _of_every_head(j, heads):
-  """Rows are stored head after head, and those of a head as its q, k and v."""
-  def take(x):
+def _of_every_head(j: int, heads: int) -> Callable[[np.ndarray], np.ndarray]:
+  """Takes the queries, keys or values, j = 0, 1 or 2, out of all three.
+
+  Rows are stored head after head, and those of a head as its q, k and v.
+  """
+  def take(x: np.ndarray) -> np.ndarray:
     parts = x.reshape(heads, 3, -1, *x.shape[1:])[:, j]
     return parts.reshape(-1, *x.shape[1:])
   return take

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
 from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import Experts, Layer, ModelConfig
 from sink_jax.pretrained import keys, llama, windows
 from sink_jax.pretrained.mxfp4 import dequantize
-from sink_jax.pretrained.rope import parameters, rope
-from sink_jax.pretrained.stored import Place, Stored, block, linear, vector
+from sink_jax.pretrained.rope import rope, rotary_parameters
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, block, linear, vector
 
 MODEL_TYPES = ('gpt_oss',)
 PREFIX = llama.PREFIX
@@ -18,7 +23,7 @@ _YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.
          'truncate': False, 'original_max_position_embeddings': 4096}
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Raises:
@@ -33,7 +38,7 @@ def config(hf: dict) -> ModelConfig:
   masks = windows.masks(hf, kinds, keys.optional_size(hf, 'sliding_window', 128))
   experts = Experts(count=keys.size(hf, 'num_local_experts'),
                     active=keys.size(hf, 'num_experts_per_tok'), renormalize=True)
-  position = rope(hf if parameters(hf) else hf | {'rope_parameters': _YARN}, base=_BASE)
+  position = rope(hf if rotary_parameters(hf) else hf | {'rope_parameters': _YARN}, base=_BASE)
   spec = AttentionSpec(position=position, mask=masks[-1], kv_bias=SinkLogit())
   pattern = tuple(Layer(mask=None if mask == spec.mask else mask, experts=experts)
                   for mask in masks)
@@ -42,9 +47,10 @@ def config(hf: dict) -> ModelConfig:
                           ffn='clamped_swiglu', biases=(*attention, 'ffn'))
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
   tensors = llama.outside(config)
+  assert config.pattern[0].experts, 'every layer of this family has experts'
   experts = config.pattern[0].experts.count
   for layer in range(config.layers):
     (path, i), name = block(config, layer), f'model.layers.{layer}'
@@ -57,40 +63,48 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
   return tensors
 
 
-def _experts(config, name, path, i, experts, packed):
-  """Gate and up take turns among the outputs of one matrix: (in, out), or (out, in) packed."""
+def _experts(config: ModelConfig, name: str, path: str, i: int, experts: int,
+             packed: bool) -> dict[str, StoredTensor]:
+  """The matrices of all experts of a layer.
+
+  The outputs of gate and up take turns along one matrix: even ones are the gate's (our w1), odd
+  ones up's (w2). Not packed a matrix is (in, out); in MXFP4 it is (out, in), since the groups
+  of 32 numbers that share a scale lie along the inputs, and two numbers make a byte:
+  blocks (experts, out, in / 32, 16) and scales (experts, out, in / 32). See `mxfp4`.
+  """
   width, hidden = config.d_model, config.ffn_hidden
   half = _half_of_rows if packed else _half
   tensors = {
-      f'{name}.gate_up_proj_bias': Stored((experts, 2 * hidden), (
-          Place(f'{path}/w1/bias', (i,), _half(0)), Place(f'{path}/w2/bias', (i,), _half(1)))),
+      f'{name}.gate_up_proj_bias': StoredTensor((experts, 2 * hidden), (
+          LeafPart(f'{path}/w1/bias', (i,), _half(0)),
+          LeafPart(f'{path}/w2/bias', (i,), _half(1)))),
       f'{name}.down_proj_bias': vector(f'{path}/w_out/bias', (i,), experts, width)}
-  for part, inner, outer, places in (
+  for matrix, inner, outer, parts in (
       ('gate_up_proj', width, 2 * hidden, (
-          Place(f'{path}/w1/kernel', (i,), half(0), transposed=packed),
-          Place(f'{path}/w2/kernel', (i,), half(1), transposed=packed))),
-      ('down_proj', hidden, width, (Place(f'{path}/w_out/kernel', (i,), transposed=packed),))):
+          LeafPart(f'{path}/w1/kernel', (i,), half(0), transposed=packed),
+          LeafPart(f'{path}/w2/kernel', (i,), half(1), transposed=packed))),
+      ('down_proj', hidden, width, (LeafPart(f'{path}/w_out/kernel', (i,), transposed=packed),))):
     if not packed:
-      tensors[f'{name}.{part}'] = Stored((experts, inner, outer), places)
+      tensors[f'{name}.{matrix}'] = StoredTensor((experts, inner, outer), parts)
       continue
     if inner % 32:
       raise keys.refused('quantization_config', 'mxfp4', f'{inner} numbers are no whole number of '
                          'groups of 32')
-    scales, groups = f'{name}.{part}_scales', (experts, outer, inner // 32)
-    tensors[scales] = Stored(groups, quantized=True)
-    tensors[f'{name}.{part}_blocks'] = Stored((*groups, 16), places, quantized=True,
-                                              with_=(scales,), combine=dequantize)
+    scales, groups = f'{name}.{matrix}_scales', (experts, outer, inner // 32)
+    tensors[scales] = StoredTensor(groups, quantized=True)
+    tensors[f'{name}.{matrix}_blocks'] = StoredTensor((*groups, 16), parts, quantized=True,
+                                              read_with=(scales,), combine=dequantize)
   return tensors
 
 
-def _half(first):
+def _half(first: int) -> Callable[[np.ndarray], np.ndarray]:
   return lambda x: x[..., first::2]
 
 
-def _half_of_rows(first):
+def _half_of_rows(first: int) -> Callable[[np.ndarray], np.ndarray]:
   return lambda x: x[..., first::2, :]
 
 
-def _packed(hf):
-  found = hf.get('quantization_config')
-  return isinstance(found, dict) and found.get('quant_method') == 'mxfp4'
+def _packed(hf: dict[str, Any]) -> bool:
+  quantization = hf.get('quantization_config')
+  return isinstance(quantization, dict) and quantization.get('quant_method') == 'mxfp4'

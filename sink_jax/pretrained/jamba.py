@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sink_jax.attention.position import Nope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import Experts, Layer, Mamba, ModelConfig
 from sink_jax.pretrained import keys
-from sink_jax.pretrained.stored import Place, Stored, block, linear, shortest_period, tied, vector
+from sink_jax.pretrained.stored_tensors import (
+  LeafPart,
+  StoredTensor,
+  block,
+  linear,
+  shortest_period,
+  tied,
+  vector,
+)
 
 MODEL_TYPES = ('jamba',)
 PREFIX = 'model.'
 IGNORED = ()
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Left unread: which kernels and scans compute the mixers, and what only training or a
@@ -58,7 +68,7 @@ def _layers(hf, kind):
   return lambda layer: layer % period == offset
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
   table = (config.vocab_size, config.d_model)
   tensors = {'model.embed_tokens.weight': vector('embed', (), *table),
@@ -67,15 +77,15 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
                                 else linear('unembed/kernel', (), table))}
   for layer in range(config.layers):
     (path, i), name = block(config, layer), f'model.layers.{layer}'
-    own = config.pattern[layer % len(config.pattern)]
+    kind = config.pattern[layer % len(config.pattern)]
     for theirs, ours in (('input_layernorm', 'norm1'), ('pre_ff_layernorm', 'norm2')):
       tensors[f'{name}.{theirs}.weight'] = vector(f'{path}/{ours}/gain', (i,), config.d_model)
-    if own.mamba:
-      tensors |= _mixer(config, own.mamba, f'{name}.mamba', f'{path}/mamba', i,
+    if kind.mamba:
+      tensors |= _mixer(config, kind.mamba, f'{name}.mamba', f'{path}/mamba', i,
                         keys.flag(hf, 'mamba_conv_bias', True))
     else:
       tensors |= _attention(config, f'{name}.self_attn', f'{path}/attention', i)
-    tensors |= _feed_forward(config, own.experts, f'{name}.feed_forward', f'{path}/ffn', i)
+    tensors |= _feed_forward(config, kind.experts, f'{name}.feed_forward', f'{path}/ffn', i)
   return tensors
 
 
@@ -117,8 +127,8 @@ def _mixer(config, sizes, name, path, i, conv_bias):
   tensors |= {f'{name}.{part}_layernorm.weight': vector(f'{path}/{part}_norm/gain', (i,), size)
               for part, size in (('dt', rank), ('b', state), ('c', state))}
   tensors |= {
-      f'{name}.conv1d.weight': Stored(
-          (inner, 1, sizes.conv), (Place(f'{path}/conv/kernel', (i,), _taps, transposed=True),)),
+      f'{name}.conv1d.weight': StoredTensor(
+          (inner, 1, sizes.conv), (LeafPart(f'{path}/conv/kernel', (i,), _taps, transposed=True),)),
       # Without one, ours is zero.
       f'{name}.conv1d.bias': vector(f'{path}/conv/bias', (i,), inner, optional=not conv_bias),
       f'{name}.dt_proj.bias': vector(f'{path}/dt/bias', (i,), inner),

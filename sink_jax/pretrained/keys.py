@@ -10,7 +10,7 @@ from sink_jax.models.config import LARGEST, MOST
 _COUNTS = ('num_hidden_layers', 'n_layer', 'num_experts', 'num_local_experts')
 
 
-def size(hf: dict, key: str) -> int:
+def size(hf: dict[str, Any], key: str) -> int:
   """A size that config.json must have.
 
   Raises:
@@ -27,7 +27,7 @@ def size(hf: dict, key: str) -> int:
   return value
 
 
-def optional_size(hf: dict, key: str, default: int | None) -> int | None:
+def optional_size(hf: dict[str, Any], key: str, default: int | None) -> int | None:
   """A size that may be null, which is not the same as missing: the family's default then.
 
   Raises:
@@ -38,7 +38,7 @@ def optional_size(hf: dict, key: str, default: int | None) -> int | None:
   return None if hf[key] is None else size(hf, key)
 
 
-def number(hf: dict, key: str, default: float) -> float:
+def number(hf: dict[str, Any], key: str, default: float) -> float:
   """A number, the family's default where config.json is silent.
 
   Raises:
@@ -51,7 +51,7 @@ def number(hf: dict, key: str, default: float) -> float:
   return float(value)
 
 
-def flag(hf: dict, key: str, default: bool) -> bool:
+def flag(hf: dict[str, Any], key: str, default: bool) -> bool:
   """A switch, the family's default where config.json is silent.
 
   Raises:
@@ -64,7 +64,7 @@ def flag(hf: dict, key: str, default: bool) -> bool:
   return value
 
 
-def only(hf: dict, key: str, *supported: Any, why: str = '') -> Any:
+def only(hf: dict[str, Any], key: str, *supported: Any, why: str = '') -> Any:
   """A value out of those that are supported; the first one where config.json is silent.
 
   Raises:
@@ -84,7 +84,7 @@ def refused(key: str, value: Any, reason: str) -> ValueError:
   return ValueError(f'config.json: {key} = {value!r} is not supported: {reason}.')
 
 
-def not_quantized(hf: dict) -> None:
+def not_quantized(hf: dict[str, Any]) -> None:
   """Raises a ValueError where the checkpoint holds quantised weights."""
   found = hf.get('quantization_config')
   if found:
@@ -93,7 +93,7 @@ def not_quantized(hf: dict) -> None:
                   'float32, float16 or bfloat16; use the checkpoint it was quantised from')
 
 
-def head_dim(hf: dict, default: int | None = None) -> int | None:
+def head_dim(hf: dict[str, Any], default: int | None = None) -> int | None:
   """The size of a head where it is not the width over the number of heads, else None.
 
   Raises:

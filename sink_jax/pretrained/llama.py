@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.rope import rope
-from sink_jax.pretrained.stored import Stored, block, linear, tied, vector
+from sink_jax.pretrained.stored_tensors import StoredTensor, block, linear, tied, vector
 
 MODEL_TYPES = ('llama',)
 PREFIX = 'model.'
 IGNORED = (r'.*rotary_emb\.inv_freq',)
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Raises:
@@ -22,13 +24,13 @@ def config(hf: dict) -> ModelConfig:
   return llama_like(hf, biases=biases(hf))
 
 
-def biases(hf: dict) -> tuple[str, ...]:
+def biases(hf: dict[str, Any]) -> tuple[str, ...]:
   """Which linear layers have a bias."""
   attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', False) else ()
   return attention + (('ffn',) if keys.flag(hf, 'mlp_bias', False) else ())
 
 
-def llama_like(hf: dict, *, kv_heads: int | None = None, head_dim: int | None = None,
+def llama_like(hf: dict[str, Any], *, kv_heads: int | None = None, head_dim: int | None = None,
                eps: float = 1e-6, **options) -> ModelConfig:
   """The ModelConfig of a decoder with RMSNorm, rotary positions and SwiGLU.
 
@@ -51,7 +53,7 @@ def llama_like(hf: dict, *, kv_heads: int | None = None, head_dim: int | None = 
       tied=keys.flag(hf, 'tie_word_embeddings', False), **options)
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
   tensors = outside(config)
   for layer in range(config.layers):
@@ -59,7 +61,7 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
   return tensors
 
 
-def outside(config: ModelConfig) -> dict[str, Stored]:
+def outside(config: ModelConfig) -> dict[str, StoredTensor]:
   """Embedding, last norm and unembedding."""
   table = (config.vocab_size, config.d_model)
   tensors = {'model.embed_tokens.weight': vector('embed', (), *table),
@@ -69,7 +71,7 @@ def outside(config: ModelConfig) -> dict[str, Stored]:
   return tensors | {'lm_head.weight': linear('unembed/kernel', (), table)}
 
 
-def attention(config: ModelConfig, layer: int) -> dict[str, Stored]:
+def attention(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
   """One layer's attention, and both norms of its block."""
   (path, i), dims, width = block(config, layer), config.dims, config.d_model
   inner, inner_kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
@@ -86,7 +88,7 @@ def attention(config: ModelConfig, layer: int) -> dict[str, Stored]:
   return tensors
 
 
-def feed_forward(config: ModelConfig, layer: int) -> dict[str, Stored]:
+def feed_forward(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
   """One layer's gated feed-forward network."""
   (path, i), width, hidden = block(config, layer), config.d_model, config.ffn_hidden
   tensors = {}

@@ -18,9 +18,9 @@ from sink_jax.io.paths import to_path
 from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.catalog import resolve
-from sink_jax.pretrained.families import family
+from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.hub import resolve
 from sink_jax.pretrained.parameters import load_parameters
 from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
@@ -92,14 +92,14 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
   folder, name = resolve(path_or_name)
   checkpoint = Checkpoint(folder)
   hf = checkpoint.config
-  own = family(hf)
-  config = own.config(hf)
+  family = family_for(hf)
+  config = family.model_config(hf)
   if config.layers > len(checkpoint.entries):
     raise ValueError(f'{folder}: config.json says {config.layers} layers, and the files hold '
                      f'{len(checkpoint.entries)} tensors: the two do not belong together.')
   params = load_parameters(
-      checkpoint, own.stored(hf, config), parameter_shapes(config), prefix=own.PREFIX,
-      ignored=own.IGNORED, dtype=dtype, mesh=mesh)
+      checkpoint, family.stored_tensors(hf, config), parameter_shapes(config),
+      prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
   config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
   return Run(config, params, name, bos=_bos(folder), folder=str(folder),
              read_tokenizer=_tokenizer)

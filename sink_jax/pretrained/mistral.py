@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, windows
@@ -10,10 +12,10 @@ from sink_jax.pretrained.rope import rope
 MODEL_TYPES = ('mistral',)
 PREFIX = llama.PREFIX
 IGNORED = llama.IGNORED
-stored = llama.stored
+stored_tensors = llama.stored_tensors
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Raises:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from sink_jax.attention.position import Learned
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.gpt2 import activation, layer_norm
-from sink_jax.pretrained.stored import Place, Stored, linear, tied, vector
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, linear, tied, vector
 
 MODEL_TYPES = ('opt',)
 PREFIX = 'model.'
@@ -15,7 +19,7 @@ IGNORED = (r'.*decoder\.version',)
 _OFFSET = 2  # rows of the position table that only padding reads
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes; 350m alone is post-norm and projects embeddings.
 
   Raises:
@@ -38,13 +42,15 @@ def config(hf: dict) -> ModelConfig:
       tied=keys.flag(hf, 'tie_word_embeddings', True))
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
-  width, positions = config.d_model, config.attention.position.max_length
+  width, position = config.d_model, config.attention.position
+  assert isinstance(position, Learned), 'the family has learned positions'
   table, name = (config.vocab_size, config.embedding_dim or width), 'model.decoder'
   tensors = {f'{name}.embed_tokens.weight': vector('embed', (), *table),
-             f'{name}.embed_positions.weight': Stored(
-                 (positions + _OFFSET, width), (Place('positions', (), _without_padding),)),
+             f'{name}.embed_positions.weight': StoredTensor(
+                 (position.max_length + _OFFSET, width),
+                 (LeafPart('positions', (), _without_padding),)),
              'lm_head.weight': (tied(table, f'{name}.embed_tokens.weight') if config.tied
                                 else linear('unembed/kernel', (), table))}
   if config.norm_location == 'pre':
@@ -58,7 +64,7 @@ def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
   return tensors
 
 
-def _block(config, layer):
+def _block(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
   name, width, hidden = f'model.decoder.layers.{layer}', config.d_model, config.ffn_hidden
   tensors = (layer_norm(f'{name}.self_attn_layer_norm', 'blocks/norm1', (layer,), width)
              | layer_norm(f'{name}.final_layer_norm', 'blocks/norm2', (layer,), width))
@@ -75,5 +81,5 @@ def _block(config, layer):
   return tensors
 
 
-def _without_padding(table):
+def _without_padding(table: np.ndarray) -> np.ndarray:
   return table[_OFFSET:]

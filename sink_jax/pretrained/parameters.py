@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.stored import Stored
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from sink_jax.train.sharding import state_shardings
 
 _FLOATS = ('F32', 'F16', 'BF16')
 DTYPES = ('float32', 'bfloat16')
+Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves
 
 
-def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, *,
+def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], shapes: Params, *,
                     prefix: str = '', ignored: Sequence[str] = (), dtype: str = 'float32',
-                    mesh=None):
+                    mesh: Mesh | None = None) -> Params:
   """The parameter tree, of the dtype, on one device or laid out over a mesh.
 
   At most one stored tensor (with those that are read together with it) is in memory beside
@@ -43,8 +45,8 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
   names = match(checkpoint, tensors, prefix, ignored)
   if mesh is None:
-    one = SingleDeviceSharding(jax.local_devices()[0])
-    shardings = jax.tree.map(lambda _: one, shapes)
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: device, shapes)
   else:
     shardings = state_shardings(mesh, shapes)
   _check_covered(tensors, _flat(shapes))
@@ -55,33 +57,34 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, Stored], shapes, 
     wanted = tensors[names[name]] if name in names else None
     if wanted is not None and wanted.copy_of:
       _check_copy(checkpoint, name, by_name[wanted.copy_of])
-    if wanted is None or not wanted.places:
+    if wanted is None or not wanted.parts:
       continue
-    x = wanted.combine(checkpoint.read(name), *(checkpoint.read(by_name[w]) for w in wanted.with_))
+    x = wanted.combine(*map(checkpoint.read, [name, *(by_name[w] for w in wanted.read_with)]))
     if not all_finite(x, dtype):
-      raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.with_], x)
-    for place in wanted.places:
-      leaves[place.path] = _written(leaves[place.path], place, place.take(x))
-    del x  # before the next one is read
+      raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.read_with], x)
+    for part in wanted.parts:
+      leaves[part.path] = _write_part(leaves[part.path], part, part.take(x))
+    del x  # before the next tensor is read, which may be of several GB as well
   treedef = jax.tree.structure(shapes)
   return jax.tree.unflatten(treedef, leaves.values())
 
 
-def match(checkpoint: Checkpoint, tensors: dict[str, Stored], prefix: str,
+def match(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], prefix: str,
           ignored: Sequence[str]) -> dict[str, str]:
   """Name in the files -> full name, for every tensor of the checkpoint that is of use.
 
   Raises:
     ValueError: tensors are missing, unknown or of another shape or dtype.
   """
-  names, found, unknown = {}, set(), []
+  names: dict[str, str] = {}
+  present, unknown = set(), []
   for name, entry in checkpoint.entries.items():
     full = name if name in tensors else prefix + name
     if full not in tensors:
       if not any(re.fullmatch(pattern, name) for pattern in ignored):
         unknown.append(name)
       continue
-    if full in found:
+    if full in present:
       raise ValueError(f'{checkpoint.folder} holds the tensor {full} twice, with and without the '
                        f'prefix {prefix!r}.')
     wanted, where = tensors[full], f'{checkpoint.folder / entry.file}: the tensor {name}'
@@ -92,8 +95,9 @@ def match(checkpoint: Checkpoint, tensors: dict[str, Stored], prefix: str,
     if entry.dtype not in allowed:
       raise ValueError(f'{where} is stored as {entry.dtype}, not as {" or ".join(allowed)}.')
     names[name] = full
-    found.add(full)
-  missing = [full for full, wanted in tensors.items() if not wanted.optional and full not in found]
+    present.add(full)
+  missing = [full for full, wanted in tensors.items()
+             if not wanted.optional and full not in present]
   for what, list_ in (('lacks', missing), ('holds', unknown)):
     if list_:
       count = f'{len(list_)} tensors' if len(list_) > 1 else 'a tensor'
@@ -105,22 +109,24 @@ def match(checkpoint: Checkpoint, tensors: dict[str, Stored], prefix: str,
   return names
 
 
-def _check_copy(checkpoint, name, original):
+def _check_copy(checkpoint: Checkpoint, name: str, original: str) -> None:
+  """Raises a ValueError unless a tensor that config.json calls tied equals the original."""
   copy, first = checkpoint.read(name), checkpoint.read(original)
   if not np.array_equal(copy, first):
-    for own, x in ((name, copy), (original, first)):
+    for damaged, x in ((name, copy), (original, first)):
       if not all_finite(x):  # a NaN differs from itself
-        raise _not_finite(checkpoint, own, (), x)
+        raise _not_finite(checkpoint, damaged, (), x)
     raise ValueError(f'{checkpoint.folder}: config.json says that {name} is {original} '
                      '(tie_word_embeddings), but the two differ: set it to false there if the '
                      'model was trained untied.')
 
 
-def _not_finite(checkpoint, name, with_, x):
+def _not_finite(checkpoint: Checkpoint, name: str, read_with: Sequence[str],
+                x: np.ndarray) -> ValueError:
   """The error for a tensor, with those read together with it, that holds no numbers."""
   where = f'{checkpoint.folder / checkpoint.entries[name].file}: the tensor {name}'
-  if with_:
-    where += f', with {", ".join(with_)},'
+  if read_with:
+    where += f', with {", ".join(read_with)},'
   bad = ~np.isfinite(x)
   if bad.any():
     index = np.unravel_index(bad.argmax(), bad.shape)
@@ -130,38 +136,49 @@ def _not_finite(checkpoint, name, with_, x):
                     'model in float32 (--dtype=float32).')
 
 
-def _check_covered(tensors, shapes):
+def _check_covered(tensors: dict[str, StoredTensor], shapes: dict[str, Any]) -> None:
   """Raises a ValueError unless the table fills every leaf once: an error of the importer."""
-  parts = {path: [] for path in shapes}
+  indices: dict[str, list[tuple[int, ...]]] = {path: [] for path in shapes}
   for wanted in tensors.values():
-    for place in wanted.places:
-      parts.setdefault(place.path, []).append(place.index)
-  for path, found in parts.items():
-    axes = shapes[path].shape[:len(found[0]) if found else 0] if path in shapes else ()
-    if path not in shapes or sorted(found) != list(np.ndindex(axes)):
+    for part in wanted.parts:
+      indices.setdefault(part.path, []).append(part.index)
+  for path, filled in indices.items():
+    axes = shapes[path].shape[:len(filled[0]) if filled else 0] if path in shapes else ()
+    if path not in shapes or sorted(filled) != list(np.ndindex(axes)):
       raise ValueError(f'The table of this family does not fill the parameter {path} once: this '
                        'is an error of sink_jax, not of the checkpoint.')
 
 
-def _flat(tree):
+def _flat(tree: Params) -> dict[str, Any]:
+  """The leaves by their paths, such as 'blocks/norm1/gain'."""
   return {'/'.join(key.key for key in path): x
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _written(leaf, place, part):
-  """The leaf with one part written in place; returns when the part is no longer needed."""
-  shape = part.shape[:-2] + part.shape[:-3:-1] if place.transposed else part.shape
-  if shape != leaf.shape[len(place.index):]:
-    raise ValueError(f'The table of this family fills {place.path} {leaf.shape} at {place.index} '
+def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> jax.Array:
+  """The leaf with x written into its part; returns when x is no longer needed.
+
+  The leaf is donated: it is written in its own memory, so that no leaf is ever there twice. A
+  transposed part is sent as it is stored, and the device swaps its axes.
+  """
+  shape = x.shape[:-2] + x.shape[:-3:-1] if part.transposed else x.shape
+  if shape != leaf.shape[len(part.index):]:
+    raise ValueError(f'The table of this family fills {part.path} {leaf.shape} at {part.index} '
                      f'with {shape}: this is an error of sink_jax, not of the checkpoint.')
-  sharding = _of_part(leaf.sharding, leaf.ndim, len(place.index), place.transposed)
-  part = jax.make_array_from_callback(part.shape, sharding, lambda where: part[where])
-  write = _writer(leaf.sharding, place.transposed)
-  return jax.block_until_ready(write(leaf, part, place.index))
+  sharding = _part_sharding(leaf.sharding, leaf.ndim, len(part.index), part.transposed)
+  on_devices = jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
+  write = _writer(leaf.sharding, part.transposed)
+  # The copy to the devices may still read x, which the caller is about to drop and replace by the
+  # next tensor: without waiting, two would be in memory at a time.
+  return jax.block_until_ready(write(leaf, on_devices, part.index))
 
 
-def _of_part(sharding, axes, depth, transposed):
-  """How a part is laid out so that every device gets what it keeps, and no more."""
+def _part_sharding(sharding: jax.sharding.Sharding, axes: int, depth: int,
+                   transposed: bool) -> jax.sharding.Sharding:
+  """The sharding of a part: every device gets what it keeps of the leaf, and no more.
+
+  axes: of the leaf, of which the first `depth` are those of the part's index.
+  """
   if not isinstance(sharding, NamedSharding):
     return sharding
   spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))][depth:]

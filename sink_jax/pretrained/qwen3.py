@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.pretrained import keys, llama, windows
 from sink_jax.pretrained.rope import rope
-from sink_jax.pretrained.stored import Stored, block, vector
+from sink_jax.pretrained.stored_tensors import StoredTensor, block, vector
 
 MODEL_TYPES = ('qwen3',)
 PREFIX = llama.PREFIX
 IGNORED = llama.IGNORED
 
 
-def config(hf: dict) -> ModelConfig:
+def model_config(hf: dict[str, Any]) -> ModelConfig:
   """The model that config.json describes.
 
   Raises:
@@ -33,9 +35,9 @@ def config(hf: dict) -> ModelConfig:
                           biases=llama.biases(hf)[:2])
 
 
-def stored(hf: dict, config: ModelConfig) -> dict[str, Stored]:
+def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:
   """Every tensor of the checkpoint, by full name."""
-  tensors = llama.stored(hf, config)
+  tensors = llama.stored_tensors(hf, config)
   for layer in range(config.layers):
     path, i = block(config, layer)
     for ours, theirs in (('query', 'q'), ('key', 'k')):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from sink_jax.attention.position import Llama3Rope, Position, Rope, YarnRope
 from sink_jax.pretrained.keys import flag, number, refused, size
@@ -23,7 +24,7 @@ _TAKES = {
 }
 
 
-def rope(hf: dict, *, base: float = 10000.0, fraction: float | None = None) -> Position:
+def rope(hf: dict[str, Any], *, base: float = 10000.0, fraction: float | None = None) -> Position:
   """The rotation of queries and keys.
 
   Reads `rope_parameters` ({rope_type, rope_theta, ...}) or the older pair `rope_theta` and
@@ -38,17 +39,17 @@ def rope(hf: dict, *, base: float = 10000.0, fraction: float | None = None) -> P
     ValueError: another type, a key the type does not have, or a partial rotation where the
       family has none.
   """
-  own = parameters(hf)
-  kind = own.pop('rope_type', None) or own.pop('type', None) or 'default'
-  own.pop('type', None)
+  rotary = rotary_parameters(hf)
+  kind = rotary.pop('rope_type', None) or rotary.pop('type', None) or 'default'
+  rotary.pop('type', None)
   if not isinstance(kind, str) or kind not in _TAKES:
     raise refused('rope_type', kind, _REASONS.get(str(kind), f'choices: {", ".join(_TAKES)}'))
-  base = number(own, 'rope_theta', number(hf, 'rope_theta', base))
-  share = number(own, 'partial_rotary_factor',
+  base = number(rotary, 'rope_theta', number(hf, 'rope_theta', base))
+  share = number(rotary, 'partial_rotary_factor',
                  number(hf, 'partial_rotary_factor', 1.0 if fraction is None else fraction))
   if share != 1 and (fraction is None or kind not in ('default', 'linear')):
     raise refused('partial_rotary_factor', share, 'this model rotates all channels of a head')
-  extra = {k: v for k, v in own.items() if v is not None and k not in
+  extra = {k: v for k, v in rotary.items() if v is not None and k not in
            _TAKES[kind] | {'rope_theta', 'partial_rotary_factor'}}
   if extra:
     key, value = next(iter(extra.items()))
@@ -56,17 +57,17 @@ def rope(hf: dict, *, base: float = 10000.0, fraction: float | None = None) -> P
   if kind == 'default':
     return Rope(base=base, fraction=share)
   if kind == 'linear':
-    return Rope(base=base, fraction=share, factor=_needed(own, kind, 'factor'))
+    return Rope(base=base, fraction=share, factor=_needed(rotary, kind, 'factor'))
   if kind == 'llama3':
     return Llama3Rope(
-        base=base, factor=_needed(own, kind, 'factor'),
-        low_frequency_factor=_needed(own, kind, 'low_freq_factor'),
-        high_frequency_factor=_needed(own, kind, 'high_freq_factor'),
-        original_length=_original_length(hf, own))
-  return _yarn(hf, own, base)
+        base=base, factor=_needed(rotary, kind, 'factor'),
+        low_frequency_factor=_needed(rotary, kind, 'low_freq_factor'),
+        high_frequency_factor=_needed(rotary, kind, 'high_freq_factor'),
+        original_length=_original_length(hf, rotary))
+  return _yarn(hf, rotary, base)
 
 
-def parameters(hf: dict) -> dict:
+def rotary_parameters(hf: dict[str, Any]) -> dict:
   """What config.json says of the rotary encoding beside base and fraction; {} if nothing.
 
   Raises:
@@ -81,31 +82,31 @@ def parameters(hf: dict) -> dict:
   return {}
 
 
-def _yarn(hf, own, base):
-  length = _original_length(hf, own)
-  if own.get('factor') is None:
+def _yarn(hf, rotary, base):
+  length = _original_length(hf, rotary)
+  if rotary.get('factor') is None:
     factor = size(hf, 'max_position_embeddings') / length
   else:
-    factor = _needed(own, 'yarn', 'factor')
+    factor = _needed(rotary, 'yarn', 'factor')
   scale = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
-  m, m_all = number(own, 'mscale', 0), number(own, 'mscale_all_dim', 0)
+  m, m_all = number(rotary, 'mscale', 0), number(rotary, 'mscale_all_dim', 0)
   attention = scale(m) / scale(m_all) if m and m_all else scale(1)
   return YarnRope(  # a beta of 0 counts as none, as in transformers
-      base=base, factor=factor, beta_fast=number(own, 'beta_fast', 32) or 32.0,
-      beta_slow=number(own, 'beta_slow', 1) or 1.0, original_length=length,
-      attention_factor=number(own, 'attention_factor', attention),
-      truncate=flag(own, 'truncate', True))
+      base=base, factor=factor, beta_fast=number(rotary, 'beta_fast', 32) or 32.0,
+      beta_slow=number(rotary, 'beta_slow', 1) or 1.0, original_length=length,
+      attention_factor=number(rotary, 'attention_factor', attention),
+      truncate=flag(rotary, 'truncate', True))
 
 
-def _needed(own, kind, key):
-  if own.get(key) is None:
+def _needed(rotary, kind, key):
+  if rotary.get(key) is None:
     raise ValueError(f'config.json: a rotary encoding of type {kind!r} needs the number {key}.')
-  return number(own, key, 0)
+  return number(rotary, key, 0)
 
 
-def _original_length(hf, own):
+def _original_length(hf, rotary):
   # A length at the top level goes before the one among the parameters, as in transformers.
-  for place in (hf, own):
-    if place.get('original_max_position_embeddings') is not None:
-      return size(place, 'original_max_position_embeddings')
+  for entries in (hf, rotary):
+    if entries.get('original_max_position_embeddings') is not None:
+      return size(entries, 'original_max_position_embeddings')
   return size(hf, 'max_position_embeddings')

@@ -10,7 +10,7 @@ from sink_jax.data.documents import DocumentSource, PackedDataset
 from sink_jax.data.prepare import packed_folder
 from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder, HuggingFace
 from sink_jax.io.paths import cache_root
-from sink_jax.pretrained.export import write_object
+from sink_jax.pretrained.files import write_object
 
 
 def encoder_of(data: DataConfig, content: str) -> Encoder:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sink_jax.attention.mask import Causal, Mask, Window
 from sink_jax.pretrained.keys import refused, size
-from sink_jax.pretrained.stored import shortest_period
+from sink_jax.pretrained.stored_tensors import shortest_period
 
 
-def masks(hf: dict, kinds: list[str], window: int | None) -> tuple[Mask, ...]:
+def masks(hf: dict[str, Any], kinds: list[str], window: int | None) -> tuple[Mask, ...]:
   """The masks of one period.
 
   Args:
@@ -18,8 +20,8 @@ def masks(hf: dict, kinds: list[str], window: int | None) -> tuple[Mask, ...]:
   Raises:
     ValueError: another kind of layer, a list of another length, or a window without size.
   """
-  found = hf.get('layer_types')
-  kinds = kinds if found is None else found
+  listed = hf.get('layer_types')
+  kinds = kinds if listed is None else listed
   if not isinstance(kinds, list):
     raise ValueError(f'config.json: layer_types = {kinds!r} must be a list.')
   if len(kinds) != size(hf, 'num_hidden_layers'):
@@ -30,5 +32,5 @@ def masks(hf: dict, kinds: list[str], window: int | None) -> tuple[Mask, ...]:
       raise refused('layer_types', kind, 'supported: full_attention, sliding_attention')
   if 'sliding_attention' in kinds and window is None:
     raise refused('sliding_window', None, 'layer_types has sliding layers, which need its size')
-  return shortest_period([Window(size=window) if kind == 'sliding_attention' else Causal()
-                          for kind in kinds])
+  return shortest_period([Causal() if kind == 'full_attention' or window is None
+                          else Window(size=window) for kind in kinds])

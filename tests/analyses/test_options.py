@@ -137,6 +137,6 @@ def test_no_analysis_prints_what_is_no_number(name, subject, monkeypatch):
 def test_a_published_model_with_a_tensor_that_is_not_finite_is_not_analysed(tmp_path):
   own = tiny.tensors(tiny.LLAMA)
   own['lm_head.weight'][2, 3] = np.inf
-  tiny.write(tmp_path / 'model', own=own)
+  tiny.write(tmp_path / 'model', arrays=own)
   with pytest.raises(ValueError, match=r'the tensor lm_head.weight holds inf at \[2, 3\]'):
     analyse_models('norms', [str(tmp_path / 'model')], [], tmp_path / 'out', inputs='random')

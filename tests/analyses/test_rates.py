@@ -15,7 +15,7 @@ from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
 from sink_jax.paper.numbers import PILE, table_number
-from sink_jax.pretrained.catalog import family_of, known_model
+from sink_jax.pretrained.hub import family_of, known_model
 from tests.analyses.small import (
   check_png,
   check_rows,

@@ -8,7 +8,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.tokenizer import ByteEncoder
-from sink_jax.pretrained.export import export
+from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.random_params import random_params
 
@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory):
   written = np.zeros(258, bool)
   written[[2 + b for b in b'abcdefghijklmnopqrstuvwxyz ,.']] = True
   params['unembed']['kernel'] *= written  # which other bytes would make no letters
-  export(sj.Run(config, params), folder, context=64)
+  export_checkpoint(sj.Run(config, params), folder, context=64)
   write_tokenizer(ByteEncoder(), folder, context=64, bos=True)
   return folder
 

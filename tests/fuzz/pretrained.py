@@ -115,14 +115,14 @@ def _configs(prepared):
 
 
 def _run_config(prepared, input, folder):
-  from sink_jax.pretrained.families import family
+  from sink_jax.pretrained.families import family_for
   from sink_jax.pretrained.files import read_object
   (folder / 'config.json').write_text(input.text)
   hf = read_object(folder / 'config.json', 'Download it again.')
-  own = family(hf)
-  config = own.config(hf)
+  family = family_for(hf)
+  config = family.model_config(hf)
   if config.layers < 100:  # load_pretrained asks for as many tensors first
-    own.stored(hf, config)
+    family.stored_tensors(hf, config)
 
 
 def _run_checkpoint(prepared, input, folder):

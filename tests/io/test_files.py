@@ -10,7 +10,7 @@ from sink_jax.io.build_once import build_once
 from sink_jax.io.files import remove_temporaries, replace_atomically, write_atomically
 from sink_jax.io.hashing import sha256, sha256_of_stream
 from sink_jax.io.paths import files_named, to_path
-from sink_jax.pretrained.export_run import export_run
+from sink_jax.pretrained.export import export_workdir
 
 
 def test_a_path_of_a_bucket_that_pathlib_has_shortened_is_refused():
@@ -21,7 +21,7 @@ def test_a_path_of_a_bucket_that_pathlib_has_shortened_is_refused():
 def test_an_export_goes_to_a_disk(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ValueError, match='--out=gs://bucket/x must be a folder on a disk'):
-    export_run(tmp_path, 'gs://bucket/x')
+    export_workdir(tmp_path, 'gs://bucket/x')
   assert not list(tmp_path.iterdir())
 
 

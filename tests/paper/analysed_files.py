@@ -5,7 +5,7 @@ import json
 
 import sink_jax
 from sink_jax.paper.numbers import PILE
-from sink_jax.pretrained.catalog import known_model
+from sink_jax.pretrained.hub import known_model
 
 DATE = '2026-11-21T19:51:26+00:00'
 TEXT = "Jsonl(path='probe_valid_natural.jsonl')"

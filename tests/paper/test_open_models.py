@@ -19,8 +19,8 @@ from sink_jax.paper.open_models import figure_of, models_of
 from sink_jax.paper.open_protocol import PROTOCOLS, other_model
 from sink_jax.paper.report import as_text, build, paper_report
 from sink_jax.paper.tables import tables
-from sink_jax.pretrained.catalog import MODELS
-from sink_jax.pretrained.families import family
+from sink_jax.pretrained.families import family_for
+from sink_jax.pretrained.hub import MODELS
 from tests.paper.analysed_files import content, inputs, write
 from tests.pretrained.test_parity import FIXTURES
 from tests.report.test_report import Page
@@ -165,7 +165,7 @@ def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, wor
 def test_the_size_of_a_real_model_is_the_papers(tmp_path, stored, name, changes):
   hf = json.loads((FIXTURES / stored / 'config.json').read_text()) | changes
   hf.pop('head_dim', None)
-  size = parameter_count(family(hf).config(hf))
+  size = parameter_count(family_for(hf).model_config(hf))
   own = content('chat', name, checkpoint={'dtype': 'float32', 'parameters': size})
   write(tmp_path / 'chat.json', 'chat', [own])
   assert other_model(read(tmp_path).results[0]) == []

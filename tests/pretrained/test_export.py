@@ -19,7 +19,7 @@ from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
 from sink_jax.models.config import Layer
-from sink_jax.pretrained.export import export
+from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.files import INDEX, Checkpoint
 from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
 from sink_jax.train.loop import train
@@ -43,7 +43,7 @@ def run_of(**options):
     ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases'])
 def test_an_exported_run_comes_back(tmp_path, options):
   run = run_of(**options)
-  hf = export(run, tmp_path / 'out', context=32)
+  hf = export_checkpoint(run, tmp_path / 'out', context=32)
   assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
   assert hf['max_position_embeddings'] == 32
   back = sj.load_pretrained(tmp_path / 'out')
@@ -53,17 +53,17 @@ def test_an_exported_run_comes_back(tmp_path, options):
 
 def test_bfloat16(tmp_path):
   run = run_of()
-  assert export(run, tmp_path, dtype='bfloat16')['torch_dtype'] == 'bfloat16'
+  assert export_checkpoint(run, tmp_path, dtype='bfloat16')['torch_dtype'] == 'bfloat16'
   assert {entry.dtype for entry in Checkpoint(tmp_path).entries.values()} == {'BF16'}
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype('bfloat16')),
                sj.load_pretrained(tmp_path, dtype='bfloat16').params, run.params)
   with pytest.raises(ValueError, match="'float16'; choices: float32, bfloat16"):
-    export(run, tmp_path / 'other', dtype='float16')
+    export_checkpoint(run, tmp_path / 'other', dtype='float16')
 
 
 def test_several_files(tmp_path):
   run, limit = run_of(), 4000
-  export(run, tmp_path, shard_bytes=limit)
+  export_checkpoint(run, tmp_path, shard_bytes=limit)
   index = json.loads((tmp_path / INDEX).read_text())
   assert index['metadata']['total_size'] == 4 * sum(x.size for x in jax.tree.leaves(run.params))
   files = sorted(set(index['weight_map'].values()))
@@ -75,12 +75,12 @@ def test_several_files(tmp_path):
 
 
 def test_nothing_is_overwritten(tmp_path):
-  export(run_of(), tmp_path)
+  export_checkpoint(run_of(), tmp_path)
   with pytest.raises(ValueError, match='already holds config.json'):
-    export(run_of(), tmp_path)
+    export_checkpoint(run_of(), tmp_path)
   (tmp_path / 'config.json').unlink()
   with pytest.raises(ValueError, match='already holds model.safetensors'):
-    export(run_of(), tmp_path)
+    export_checkpoint(run_of(), tmp_path)
 
 
 def spec(**slots):
@@ -106,7 +106,7 @@ def spec(**slots):
 def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, part):
   config = sj.ModelConfig(**TINY | options)
   with pytest.raises(ValueError, match=f'{part}.*no counterpart|no counterpart.*{part}'):
-    export(sj.Run(config, {}), tmp_path / 'out')
+    export_checkpoint(sj.Run(config, {}), tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
 
 
@@ -210,4 +210,4 @@ def test_a_first_token_that_the_tokenizer_lacks(tmp_path, trained_bpe):
 
 def test_a_first_token_is_the_bos_of_an_exported_run(tmp_path):
   run = dataclasses.replace(run_of(), first_token=3)
-  assert export(run, tmp_path)['bos_token_id'] == 3
+  assert export_checkpoint(run, tmp_path)['bos_token_id'] == 3

@@ -22,12 +22,12 @@ def refused(folder, *parts):
 
 @pytest.mark.parametrize('files', [1, 3])
 def test_tensors_are_listed_file_after_file_and_read_one_by_one(tmp_path, files):
-  own = tiny.write(tmp_path, files=files)
+  arrays = tiny.write(tmp_path, files=files)
   checkpoint = Checkpoint(tmp_path)
-  assert set(checkpoint.entries) == set(own)
+  assert set(checkpoint.entries) == set(arrays)
   in_order = [entry.file for entry in checkpoint.entries.values()]
   assert in_order == sorted(in_order) and len(set(in_order)) == files
-  for name, x in own.items():
+  for name, x in arrays.items():
     assert checkpoint.entries[name].shape == x.shape and checkpoint.entries[name].dtype == 'F32'
     np.testing.assert_array_equal(checkpoint.read(name), x)
 
@@ -91,8 +91,8 @@ def test_an_index_that_names_what_its_shard_lacks(tmp_path):
 
 
 def test_a_tensor_in_two_shards(tmp_path):
-  own = tiny.write(tmp_path, files=3)
-  tiny.save_file({'model.norm.weight': own['model.norm.weight']}, tmp_path / SECOND)
+  arrays = tiny.write(tmp_path, files=3)
+  tiny.save_file({'model.norm.weight': arrays['model.norm.weight']}, tmp_path / SECOND)
   edit_index(tmp_path, lambda index: index.update(
       weight_map={k: v for k, v in index['weight_map'].items() if v != SECOND}
       | {'model.norm.weight': SECOND}))

@@ -9,8 +9,8 @@ from sink_jax.attention.position import YarnRope
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.families import FAMILIES, family
-from sink_jax.pretrained.stored import shortest_period
+from sink_jax.pretrained.families import FAMILIES, family_for
+from sink_jax.pretrained.stored_tensors import shortest_period
 from tests.pretrained import tiny
 
 SLIDING, FULL = 'sliding_attention', 'full_attention'
@@ -19,7 +19,7 @@ SLIDING, FULL = 'sliding_attention', 'full_attention'
 def config(kind, **changes):
   hf = (tiny.GPT_OSS if kind == 'gpt_oss' else tiny.LLAMA) | dict(model_type=kind) | changes
   hf = {key: value for key, value in hf.items() if value != 'missing'}
-  return family(hf).config(hf)
+  return family_for(hf).model_config(hf)
 
 
 def test_what_config_json_leaves_out_is_the_familys_own():
@@ -99,16 +99,17 @@ def test_what_is_not_supported_is_named(kind, changes, part):
 def test_unknown_architectures_list_the_known_ones():
   for hf in ({}, {'model_type': 'gpt5'}, {'model_type': ['llama']}):
     with pytest.raises(ValueError, match='gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt'):
-      family(hf)
-  assert family({'model_type': 'mistral'}) is FAMILIES['mistral']
+      family_for(hf)
+  assert family_for({'model_type': 'mistral'}) is FAMILIES['mistral']
 
 
 @pytest.mark.parametrize('kind', ['llama', 'mistral', 'qwen3', 'gpt_oss'])
 @pytest.mark.parametrize('changes', [{}, dict(attention_bias=True, tie_word_embeddings=True)])
 def test_the_table_fills_the_tree(kind, changes):
   hf = (tiny.GPT_OSS if kind == 'gpt_oss' else tiny.LLAMA) | dict(model_type=kind) | changes
-  made = family(hf).config(hf)
-  filled = {place.path for own in family(hf).stored(hf, made).values() for place in own.places}
+  made = family_for(hf).model_config(hf)
+  filled = {part.path for tensor in family_for(hf).stored_tensors(hf, made).values()
+            for part in tensor.parts}
   paths = {'/'.join(key.key for key in path)
            for path, _ in jax.tree_util.tree_leaves_with_path(
                parameter_shapes(made))}

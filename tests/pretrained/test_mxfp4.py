@@ -88,7 +88,7 @@ def test_a_checkpoint_is_that_of_its_dequantised_weights(tmp_path):
 
 def test_blocks_must_be_bytes(tmp_path):
   name = 'model.layers.0.mlp.experts.down_proj_blocks'
-  own = tiny.tensors(tiny.GPT_OSS)
-  tiny.write(tmp_path, tiny.GPT_OSS, own | {name: own[name].astype(np.float32)})
+  arrays = tiny.tensors(tiny.GPT_OSS)
+  tiny.write(tmp_path, tiny.GPT_OSS, arrays | {name: arrays[name].astype(np.float32)})
   with pytest.raises(ValueError, match=f'{name} is stored as F32, not as U8'):
     sj.load_pretrained(tmp_path)

@@ -16,7 +16,7 @@ from sink_jax.models import finite
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained import llama, parameters
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.stored import Place, Stored
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -31,81 +31,81 @@ def refused(folder, *parts, **options):
 
 
 def test_every_tensor_has_its_place_and_linear_layers_are_transposed(tmp_path):
-  own = tiny.write(tmp_path, files=3)
+  arrays = tiny.write(tmp_path, files=3)
   run = sj.load_pretrained(tmp_path)
   assert run.name == tmp_path.name and run.config.dtype == 'float32'
   params = run.params
-  np.testing.assert_array_equal(params['embed'], own['model.embed_tokens.weight'])
-  np.testing.assert_array_equal(params['unembed']['kernel'], own['lm_head.weight'].T)
-  np.testing.assert_array_equal(params['blocks']['ffn']['w1']['kernel'][1], own[GATE].T)
+  np.testing.assert_array_equal(params['embed'], arrays['model.embed_tokens.weight'])
+  np.testing.assert_array_equal(params['unembed']['kernel'], arrays['lm_head.weight'].T)
+  np.testing.assert_array_equal(params['blocks']['ffn']['w1']['kernel'][1], arrays[GATE].T)
   for layer in range(3):
     np.testing.assert_array_equal(params['blocks']['norm2']['gain'][layer],
-                                  own[f'model.layers.{layer}.post_attention_layernorm.weight'])
+                                  arrays[f'model.layers.{layer}.post_attention_layernorm.weight'])
   assert run.logits(np.zeros((1, 4), np.int32)).shape == (1, 4, 16)
 
 
 @pytest.mark.parametrize('stored', ['float32', 'float16', 'bfloat16'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_dtypes(tmp_path, stored, dtype):
-  own = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
-  tiny.write(tmp_path, own=own)
+  arrays = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
+  tiny.write(tmp_path, arrays=arrays)
   run = sj.load_pretrained(tmp_path, dtype=dtype)
   assert run.config.dtype == dtype
   assert {x.dtype for x in jax.tree.leaves(run.params)} == {np.dtype(dtype)}
   np.testing.assert_array_equal(run.params['blocks']['ffn']['w1']['kernel'][1],
-                                own[GATE].T.astype(dtype))
+                                arrays[GATE].T.astype(dtype))
 
 
 def test_other_dtypes_are_refused(tmp_path):
-  own = tiny.tensors(tiny.LLAMA)
+  arrays = tiny.tensors(tiny.LLAMA)
   for dtype, name in ((np.float64, 'F64'), (np.int8, 'I8'), (ml_dtypes.float8_e4m3fn, 'F8')):
-    tiny.write(tmp_path, own=own | {GATE: own[GATE].astype(dtype)})
+    tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE].astype(dtype)})
     refused(tmp_path, 'model.safetensors', GATE, name, 'BF16')
   tiny.write(tmp_path)
   refused(tmp_path, "dtype = 'int8'", 'bfloat16', dtype='int8')
 
 
 def test_missing_tensors_are_counted_and_five_are_named(tmp_path):
-  own = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, own={k: v for k, v in own.items() if 'self_attn' not in k})
+  arrays = tiny.tensors(tiny.LLAMA)
+  tiny.write(tmp_path, arrays={k: v for k, v in arrays.items() if 'self_attn' not in k})
   refused(tmp_path, 'lacks 12 tensors', 'model.layers.1.self_attn.q_proj.weight, ...',
           'config.json')
-  tiny.write(tmp_path, own={k: v for k, v in own.items() if k != GATE})
+  tiny.write(tmp_path, arrays={k: v for k, v in arrays.items() if k != GATE})
   refused(tmp_path, f'lacks a tensor that a model of this kind has: {GATE}.')
 
 
 def test_unknown_tensors_are_refused_and_buffers_are_not(tmp_path):
-  own = tiny.tensors(tiny.LLAMA)
+  arrays = tiny.tensors(tiny.LLAMA)
   buffer = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)}
-  tiny.write(tmp_path, own=own | buffer)
+  tiny.write(tmp_path, arrays=arrays | buffer)
   sj.load_pretrained(tmp_path)
-  tiny.write(tmp_path, own=own | {'model.layers.3.mlp.gate_proj.weight': own[GATE]})
+  tiny.write(tmp_path, arrays=arrays | {'model.layers.3.mlp.gate_proj.weight': arrays[GATE]})
   refused(tmp_path, 'holds a tensor', 'model.layers.3.mlp.gate_proj.weight', 'config.json')
 
 
 def test_a_wrong_shape_names_file_tensor_and_both_shapes(tmp_path):
-  own = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, own=own | {GATE: own[GATE][:-1]}, files=3)
+  arrays = tiny.tensors(tiny.LLAMA)
+  tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE][:-1]}, files=3)
   refused(tmp_path, 'of-00003.safetensors', GATE, '(11, 8)', '(12, 8)')
 
 
 def test_names_may_lack_the_prefix_but_not_be_given_twice(tmp_path):
   hf = tiny.LLAMA | dict(tie_word_embeddings=True)
-  own = tiny.write(tmp_path / 'whole', hf)
-  bare = {name.removeprefix('model.'): x for name, x in own.items()}
+  arrays = tiny.write(tmp_path / 'whole', hf)
+  bare = {name.removeprefix('model.'): x for name, x in arrays.items()}
   tiny.write(tmp_path / 'bare', hf, bare)
   jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'bare').params,
                sj.load_pretrained(tmp_path / 'whole').params)
-  tiny.write(tmp_path, hf, own | {'norm.weight': own['model.norm.weight']})
+  tiny.write(tmp_path, hf, arrays | {'norm.weight': arrays['model.norm.weight']})
   refused(tmp_path, 'model.norm.weight', 'twice')
 
 
 def test_a_tied_model_may_store_its_unembedding(tmp_path):
   hf = tiny.LLAMA | dict(tie_word_embeddings=True)
-  own = tiny.tensors(hf)
-  tiny.write(tmp_path, hf, own | {'lm_head.weight': own['model.embed_tokens.weight']})
+  arrays = tiny.tensors(hf)
+  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight']})
   assert 'unembed' not in sj.load_pretrained(tmp_path).params
-  tiny.write(tmp_path, hf, own | {'lm_head.weight': own['model.embed_tokens.weight'] + 1})
+  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight'] + 1})
   refused(tmp_path, 'tie_word_embeddings', 'lm_head.weight')
 
 
@@ -113,9 +113,9 @@ def test_a_tied_model_may_store_its_unembedding(tmp_path):
 @pytest.mark.parametrize('stored, dtype', [('float32', 'float32'), ('bfloat16', 'float32'),
                                            ('float16', 'bfloat16')])
 def test_the_first_tensor_that_is_not_finite_is_named(tmp_path, value, stored, dtype):
-  own = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
-  own[GATE][3, 5] = value
-  tiny.write(tmp_path, own=own, files=3)
+  arrays = {name: x.astype(stored) for name, x in tiny.tensors(tiny.LLAMA).items()}
+  arrays[GATE][3, 5] = value
+  tiny.write(tmp_path, arrays=arrays, files=3)
   refused(tmp_path, 'of-00003.safetensors: the tensor ' + GATE, f'{value} at [3, 5]',
           'download the file again', dtype=dtype)
 
@@ -135,9 +135,9 @@ def test_finite_is_what_isfinite_says(monkeypatch):
 
 
 def test_what_bfloat16_cannot_hold_is_named(tmp_path):
-  own = tiny.tensors(tiny.LLAMA)
-  own[GATE][3, 5] = -3.4e38
-  tiny.write(tmp_path, own=own)
+  arrays = tiny.tensors(tiny.LLAMA)
+  arrays[GATE][3, 5] = -3.4e38
+  tiny.write(tmp_path, arrays=arrays)
   assert np.isfinite(sj.load_pretrained(tmp_path).params['blocks']['ffn']['w1']['kernel']).all()
   refused(tmp_path, GATE, 'holds 3.4e+38, which bfloat16 cannot hold', '--dtype=float32',
           dtype='bfloat16')
@@ -145,14 +145,15 @@ def test_what_bfloat16_cannot_hold_is_named(tmp_path):
 
 def test_tensors_that_stand_for_others_and_are_not_finite(tmp_path):
   hf = tiny.LLAMA | dict(tie_word_embeddings=True)
-  own = tiny.tensors(hf)
-  own['model.embed_tokens.weight'][1, 1] = np.nan
-  tiny.write(tmp_path / 'tied', hf, own | {'lm_head.weight': own['model.embed_tokens.weight']})
+  arrays = tiny.tensors(hf)
+  arrays['model.embed_tokens.weight'][1, 1] = np.nan
+  tiny.write(tmp_path / 'tied', hf,
+             arrays | {'lm_head.weight': arrays['model.embed_tokens.weight']})
   refused(tmp_path / 'tied', 'nan at [1, 1]')
-  own = tiny.tensors(tiny.GPT_OSS)
+  arrays = tiny.tensors(tiny.GPT_OSS)
   name = 'model.layers.1.mlp.experts.gate_up_proj'
-  own[f'{name}_scales'][0, 0, 0] = 255
-  tiny.write(tmp_path / 'packed', tiny.GPT_OSS, own)
+  arrays[f'{name}_scales'][0, 0, 0] = 255
+  tiny.write(tmp_path / 'packed', tiny.GPT_OSS, arrays)
   refused(tmp_path / 'packed', f'the tensor {name}_blocks, with {name}_scales, holds')
 
 
@@ -176,19 +177,20 @@ def test_leaves_are_written_in_their_own_memory(tmp_path):
   # What is donated is gone: no leaf is ever there twice.
   tiny.write(tmp_path)
   leaf = jax.numpy.zeros((3, 8, 12))
-  place = Place('w', (2,), transposed=True)
-  new = parameters._written(leaf, place, np.ones((12, 8), np.float32))
+  part = LeafPart('w', (2,), transposed=True)
+  new = parameters._write_part(leaf, part, np.ones((12, 8), np.float32))
   assert leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
 
 
 def test_tables_that_do_not_fill_the_tree_are_errors_of_ours(tmp_path, monkeypatch):
   tiny.write(tmp_path)
-  whole = llama.stored
+  whole = llama.stored_tensors
   norm = 'model.norm.weight'
-  for places in ((), (Place('final_norm/gain'), Place('final_norm/gain')), (Place('no/such'),),
-                 (Place('final_norm/gain', take=lambda x: x[:4]),)):
-    monkeypatch.setattr(llama, 'stored', lambda *a, places=places: whole(*a) | {
-        norm: Stored((8,), places)})
+  gain = LeafPart('final_norm/gain')
+  for parts in ((), (gain, gain), (LeafPart('no/such'),),
+                (LeafPart('final_norm/gain', take=lambda x: x[:4]),)):
+    monkeypatch.setattr(llama, 'stored_tensors', lambda *a, parts=parts: whole(*a) | {
+        norm: StoredTensor((8,), parts)})
     refused(tmp_path, 'error of sink_jax')
 
 

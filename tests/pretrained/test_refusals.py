@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.pretrained.families import family
+from sink_jax.pretrained.families import family_for
 
 FIXTURES = Path(__file__).parent / 'fixtures'
 
 
 def read(case, **changes):
   hf = json.loads((FIXTURES / case / 'config.json').read_text()) | changes
-  return family(hf).config(hf)
+  return family_for(hf).model_config(hf)
 
 
 @pytest.mark.parametrize('case, key, value', [

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from sink_jax.pretrained.families import family
+from sink_jax.pretrained.families import family_for
 
 LLAMA = dict(
     model_type='llama', vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=3,
@@ -20,26 +20,27 @@ GPT_OSS = LLAMA | dict(
 
 def tensors(hf, seed=0):
   """Every tensor of the checkpoint by full name, float32 or, where it is quantised, uint8."""
-  rng, own = np.random.default_rng(seed), family(hf)
+  rng, family = np.random.default_rng(seed), family_for(hf)
   # A scale of MXFP4 beyond 252 makes numbers that bfloat16 does not have.
   bytes_ = lambda name: 253 if name.endswith('scales') else 256
   return {name: (rng.integers(0, bytes_(name), stored.shape, np.uint8) if stored.quantized
                  else rng.standard_normal(stored.shape, np.float32))
-          for name, stored in own.stored(hf, own.config(hf)).items() if not stored.optional}
+          for name, stored in family.stored_tensors(hf, family.model_config(hf)).items()
+          if not stored.optional}
 
 
-def write(folder, hf=LLAMA, own=None, files=1):
+def write(folder, hf=LLAMA, arrays=None, files=1):
   """Writes a checkpoint folder in so many files; returns its tensors."""
-  folder, own = Path(folder), tensors(hf) if own is None else own
+  folder, arrays = Path(folder), tensors(hf) if arrays is None else arrays
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(hf))
-  names = list(own)
+  names = list(arrays)
   shards = [names[i * len(names) // files:(i + 1) * len(names) // files] for i in range(files)]
   index = {}
   for i, shard in enumerate(shards, 1):
     file = f'model-{i:05}-of-{files:05}.safetensors' if files > 1 else 'model.safetensors'
-    save_file({name: own[name] for name in shard}, folder / file, {'format': 'pt'})
+    save_file({name: arrays[name] for name in shard}, folder / file, {'format': 'pt'})
     index |= dict.fromkeys(shard, file)
   if files > 1:
     (folder / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': index}))
-  return own
+  return arrays

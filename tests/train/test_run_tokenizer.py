@@ -15,7 +15,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.cli.evaluate_models import evaluate_run
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
-from sink_jax.pretrained.export_run import export_run
+from sink_jax.pretrained.export import export_workdir
 from sink_jax.train.loop import train
 from sink_jax.train.run_tokenizer import read_tokenizer, write_tokenizer
 from tests.train import runs
@@ -57,7 +57,7 @@ def test_a_run_that_was_moved_is_whole(home, tmp_path, monkeypatch):
   assert run.tokenizer.encode(TEXT).tolist() == expected
   assert run.generate(sj.tokenize(run, TEXT, length=5), 3).shape == (1, 3)
   evaluate_run(moved, tmp_path / 'evaluation', sequences=2)
-  lines = export_run(moved, tmp_path / 'exported')
+  lines = export_workdir(moved, tmp_path / 'exported')
   assert not any('No tokenizer' in line for line in lines), lines
   exported = sj.load_pretrained(tmp_path / 'exported').tokenizer
   assert exported.encode(TEXT).tolist() == expected
@@ -119,7 +119,7 @@ def test_the_fixed_first_token_travels_with_its_run(home, tmp_path):
 
 
 def exported(workdir, folder):
-  export_run(workdir, folder / 'exported')
+  export_workdir(workdir, folder / 'exported')
   return LoadedModel.of_checkpoint(folder / 'exported')
 
 

@@ -120,9 +120,10 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
 
 def _meant(name):
-  names = {own.casefold(): own for model in MODELS.values() for own in (model.name, model.hub)}
+  names = {known.casefold(): known for model in MODELS.values()
+           for known in (model.name, model.hub)}
   close = difflib.get_close_matches(name[:200].casefold(), names, n=3, cutoff=0.7)
-  return f' Did you mean {" or ".join(repr(names[own]) for own in close)}?' if close else ''
+  return f' Did you mean {" or ".join(repr(names[known]) for known in close)}?' if close else ''
 
 
 def _downloaded(hub, revision):
@@ -157,9 +158,9 @@ def _downloaded(hub, revision):
 
 def known_model(name: str) -> Published | None:
   """The model of the catalogue with this name, hub id, or folder name as on the hub."""
-  own = name.casefold()
+  folder = name.casefold()
   return find(name) or next((model for model in MODELS.values()
-                             if model.hub.casefold().split('/')[1] == own), None)
+                             if model.hub.casefold().split('/')[1] == folder), None)
 
 
 def family_of(name: str) -> str:

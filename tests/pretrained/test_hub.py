@@ -7,13 +7,13 @@ import pytest
 from huggingface_hub import errors
 
 import sink_jax as sj
-from sink_jax.pretrained import catalog
+from sink_jax.pretrained import hub
 from sink_jax.pretrained.families import FAMILIES
 from tests.pretrained import tiny
 
 
 def test_the_32_models():
-  models = catalog.MODELS
+  models = hub.MODELS
   assert len(models) == 32
   assert collections.Counter(m.family for m in models.values()) == {
       'llama': 8, 'gpt2': 4, 'mistral': 2, 'gpt_neox': 10, 'opt': 6, 'jamba': 2}
@@ -31,20 +31,20 @@ def test_the_32_models():
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def downloads(tmp_path, monkeypatch):
   """Downloads that never leave the machine: `answer` is returned, or raised."""
   calls = []
 
   def download(repo, **options):
     calls.append((repo, options))
-    if isinstance(hub.answer, Exception):
-      raise hub.answer
-    return str(hub.answer)
+    if isinstance(downloads.answer, Exception):
+      raise downloads.answer
+    return str(downloads.answer)
 
-  hub = type('Hub', (), {'calls': calls, 'answer': tmp_path / 'snapshot'})()
-  tiny.write(hub.answer)
+  downloads = type('Downloads', (), {'calls': calls, 'answer': tmp_path / 'snapshot'})()
+  tiny.write(downloads.answer)
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
-  return hub
+  return downloads
 
 
 @pytest.mark.parametrize('text, repo, name', [
@@ -53,9 +53,9 @@ def hub(tmp_path, monkeypatch):
     ('LLaMA2-7B chat', 'meta-llama/Llama-2-7b-chat-hf', 'LLaMA2-7B Chat'),
     ('facebook/opt-125m', 'facebook/opt-125m', 'OPT-125M'),
     ('Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')])
-def test_names_are_found_and_downloaded(hub, text, repo, name):
-  assert catalog.resolve(text) == (hub.answer, name)
-  (asked, options), = hub.calls
+def test_names_are_found_and_downloaded(downloads, text, repo, name):
+  assert hub.resolve(text) == (downloads.answer, name)
+  (asked, options), = downloads.calls
   assert asked == repo and options.pop('revision') is None
   kept = list(huggingface_hub.utils.filter_repo_objects(
       ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
@@ -69,32 +69,32 @@ def test_names_are_found_and_downloaded(hub, text, repo, name):
     ('pythia-14m@step1000', 'EleutherAI/pythia-14m', 'step1000', 'Pythia-14M@step1000'),
     ('Qwen/Qwen3-0.6B@refs/pr/3', 'Qwen/Qwen3-0.6B', 'refs/pr/3', 'Qwen/Qwen3-0.6B@refs/pr/3'),
     ('GPT2', 'openai-community/gpt2', None, 'GPT2')])
-def test_a_revision_of_the_hub(hub, text, repo, revision, name):
-  assert catalog.resolve(text) == (hub.answer, name)
-  (asked, options), = hub.calls
+def test_a_revision_of_the_hub(downloads, text, repo, revision, name):
+  assert hub.resolve(text) == (downloads.answer, name)
+  (asked, options), = downloads.calls
   assert (asked, options['revision']) == (repo, revision)
-  hub.answer = error_of(errors.RevisionNotFoundError)
+  downloads.answer = error_of(errors.RevisionNotFoundError)
   with pytest.raises(ValueError, match='no branch, tag or commit'):
-    catalog.resolve(text)
+    hub.resolve(text)
 
 
 @pytest.mark.parametrize('text, words', [
     ('Pythia-14M@', 'after @ stands'), ('Pythia-14M@../x', 'after @ stands'),
     ('GPT2@a b', 'after @ stands'), ('Pythia-15M@step1', "Did you mean .*'Pythia-14M'"),
     ('@main', 'neither a folder')])
-def test_revisions_that_are_none(hub, text, words):
+def test_revisions_that_are_none(downloads, text, words):
   with pytest.raises(ValueError, match=words):
-    catalog.resolve(text)
-  assert not hub.calls
+    hub.resolve(text)
+  assert not downloads.calls
 
 
-def test_a_folder_goes_first(hub, tmp_path, monkeypatch):
+def test_a_folder_goes_first(downloads, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   tiny.write('Pythia-14M')
-  assert catalog.resolve('Pythia-14M')[1] == 'Pythia-14M' and not hub.calls
-  assert catalog.resolve(tmp_path / 'snapshot') == (tmp_path / 'snapshot', 'snapshot')
+  assert hub.resolve('Pythia-14M')[1] == 'Pythia-14M' and not downloads.calls
+  assert hub.resolve(tmp_path / 'snapshot') == (tmp_path / 'snapshot', 'snapshot')
   tiny.write('Pythia-14M@step1')
-  assert catalog.resolve('Pythia-14M@step1')[1] == 'Pythia-14M@step1' and not hub.calls
+  assert hub.resolve('Pythia-14M@step1')[1] == 'Pythia-14M@step1' and not downloads.calls
   run = sj.load_pretrained('Pythia-14M')
   assert run.name == 'Pythia-14M' and run.bos == 'none' and run.folder == 'Pythia-14M'
 
@@ -102,18 +102,18 @@ def test_a_folder_goes_first(hub, tmp_path, monkeypatch):
 @pytest.mark.parametrize('text, meant', [
     ('Pythia-15M', 'Pythia-14M'), ('Llama2-7B', 'LLaMA2-7B Base'), ('GPT-2', 'GPT2'),
     ('opt125m', 'OPT-125M')])
-def test_near_names_are_suggested(hub, text, meant):
+def test_near_names_are_suggested(downloads, text, meant):
   expected = f"neither a folder.*Did you mean [^?]*'{meant}'.*Jamba-v0.1"
   with pytest.raises(ValueError, match=expected):
-    catalog.resolve(text)
-  assert not hub.calls
+    hub.resolve(text)
+  assert not downloads.calls
 
 
 @pytest.mark.parametrize('text', ['no/such/folder', './missing', '', '/missing/model', 'x' * 5000])
-def test_what_is_no_name_is_not_asked_for(hub, text):
+def test_what_is_no_name_is_not_asked_for(downloads, text):
   with pytest.raises(ValueError, match='neither a folder nor a known model'):
-    catalog.resolve(text)
-  assert not hub.calls
+    hub.resolve(text)
+  assert not downloads.calls
 
 
 def error_of(cls, text='said no'):
@@ -128,13 +128,13 @@ def error_of(cls, text='said no'):
     (error_of(errors.LocalEntryNotFoundError), 'could not be downloaded .said no.*folder'),
     (OSError('disk full'), 'could not be downloaded .disk full'),
     (RuntimeError('socket'), 'could not be downloaded .socket')])
-def test_downloads_that_fail_say_what_to_do(hub, error, part):
-  hub.answer = error
+def test_downloads_that_fail_say_what_to_do(downloads, error, part):
+  downloads.answer = error
   with pytest.raises(ValueError, match=part):
-    catalog.resolve('facebook/opt-126m')
+    hub.resolve('facebook/opt-126m')
 
 
-def test_a_model_of_pickles_only_is_explained(hub):
-  (hub.answer / 'model.safetensors').unlink()
+def test_a_model_of_pickles_only_is_explained(downloads):
+  (downloads.answer / 'model.safetensors').unlink()
   with pytest.raises(ValueError, match=r"pickles only(?s:.*)from_pretrained\('facebook/opt-125m'"):
-    catalog.resolve('OPT-125M')
+    hub.resolve('OPT-125M')
