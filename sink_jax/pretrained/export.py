@@ -1,9 +1,15 @@
-"""A run of ours as a checkpoint that transformers loads, where it has a counterpart there."""
+"""A training run as a checkpoint that transformers loads, where it has a counterpart there.
+
+The tensors to write are those that the importer of LLaMA reads, in the same table, so an exported
+run comes back as it was; tests hold that.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +28,7 @@ from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
 from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
 from sink_jax.pretrained.load import load_run, run_encoder
+from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.run_dir import read_config
@@ -29,11 +36,11 @@ from sink_jax.train.run_dir import read_config
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
-def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 2048) -> dict:
-  """config.json of the same model in transformers: LLaMA, or Mistral with a window.
+def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 2048) -> dict[str, Any]:
+  """The config.json of the same model in transformers: LLaMA, or Mistral with a window.
 
   Raises:
-    ValueError: an option has no counterpart there; names it.
+    ValueError: an option of the model has no counterpart there; names it.
   """
   _check(config)
   spec, dims, position = config.attention, config.dims, config.attention.position
@@ -57,7 +64,7 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
   return hf | {'attention_bias': 'qkv' in config.biases, 'mlp_bias': 'ffn' in config.biases}
 
 
-def _check(config):
+def _check(config: ModelConfig) -> None:
   """Raises a ValueError for the first option that LLaMA and Mistral do not have."""
   spec = config.attention
   for name, value, wanted in (
@@ -86,19 +93,19 @@ def _check(config):
                    "those of 'qkv' and 'out' together, and those of 'ffn', have one")
 
 
-def _refused(name, value, reason):
+def _refused(name: str, value: Any, reason: str) -> ValueError:
   return ValueError(f'{name} = {value!r} has no counterpart in LLaMA or Mistral, so this run '
                     f'cannot be exported: {reason}.')
 
 
-def export_checkpoint(run: Run, folder, *, dtype: str = 'float32', context: int = 2048,
-           shard_bytes: int = 5 * 10**9) -> dict:
-  """Writes config.json and the weights; returns the former.
+def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'float32',
+                      context: int = 2048, shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
+  """Writes config.json and the weights of a model; returns config.json.
 
   Args:
-    folder: made if it does not exist; must hold neither a checkpoint nor a run.
+    folder: it is made where it does not exist, and must hold neither a checkpoint nor a run.
     dtype: of the weights, 'float32' or 'bfloat16'.
-    context: what config.json calls max_position_embeddings.
+    context: the max_position_embeddings of config.json.
     shard_bytes: weights above this size go into several files of at most this size (a
       larger tensor into a file of its own), with an index.
 
@@ -110,9 +117,9 @@ def export_checkpoint(run: Run, folder, *, dtype: str = 'float32', context: int 
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
   hf = hf_config(run.config, dtype=dtype, context=context) | {'bos_token_id': run.first_token}
   folder = Path(folder)
-  # A run's own folder has a config.json, too, which must not be lost.
-  if found := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:
-    raise ValueError(f'{folder} already holds {found[0]}: choose another folder, or empty it.')
+  # The folder of the run itself has a config.json, too, which must not be lost.
+  if present := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:
+    raise ValueError(f'{folder} already holds {present[0]}: choose another folder, or empty it.')
   folder.mkdir(parents=True, exist_ok=True)
   shards, total = _shards(run, DTYPES[dtype].itemsize, shard_bytes)
   index = {}
@@ -126,14 +133,15 @@ def export_checkpoint(run: Run, folder, *, dtype: str = 'float32', context: int 
   return hf
 
 
-def _table(config):
+def _table(config: ModelConfig) -> dict[str, StoredTensor]:
   """Tensors to write: the importer's table without what it only tolerates."""
   return {name: tensor for name, tensor in llama.stored_tensors({}, config).items() if tensor.parts}
 
 
-def _shards(run, itemsize, limit):
+def _shards(run: Run, itemsize: int, limit: int) -> tuple[list[list[str]], int]:
   """Names of the tensors of every file, and the bytes of all."""
-  shards, room, total = [[]], limit, 0
+  shards: list[list[str]] = [[]]
+  room, total = limit, 0
   for name, stored in _table(run.config).items():
     size = int(np.prod(stored.shape)) * itemsize
     if size > room and shards[-1]:
@@ -144,7 +152,7 @@ def _shards(run, itemsize, limit):
   return shards, total
 
 
-def _tensors(run, names, dtype) -> Iterator[tuple[str, np.ndarray]]:
+def _tensors(run: Run, names: list[str], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
   """The tensors as they are stored: parts of leaves, transposed where the importer does."""
   table = _table(run.config)
   for name in names:
@@ -156,22 +164,24 @@ def _tensors(run, names, dtype) -> Iterator[tuple[str, np.ndarray]]:
     yield name, np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
 
 
-def export_workdir(workdir, out, *, dtype: str = 'float32') -> list[str]:
-  """Writes the run and, where possible, its tokenizer; returns what to tell, in lines.
+def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
+                   dtype: str = 'float32') -> list[str]:
+  """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
 
   Raises:
-    ValueError: no run, or one that has no counterpart. CheckpointError: no usable checkpoint.
+    ValueError: there is no run, or it has no counterpart in transformers.
+    CheckpointError: it has no usable checkpoint.
   """
-  out = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
+  folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
   data = from_dict(read_config(workdir)).data
   run = load_run(workdir)
-  hf = export_checkpoint(run, out, dtype=dtype, context=data.context)
-  lines = [f'{out / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
+  hf = export_checkpoint(run, folder, dtype=dtype, context=data.context)
+  lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']
   try:
     encoder = run_encoder(workdir, data)
-    ids = write_tokenizer(encoder, out, context=data.context, bos=data.bos,
+    ids = write_tokenizer(encoder, folder, context=data.context, bos=data.bos,
                           first_token=run.first_token)
   except (ValueError, OSError) as error:
     return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
-  write_object(out / 'config.json', hf | ids)
-  return [*lines, f'{out / "tokenizer.json"}: {encoder.vocab_size} tokens']
+  write_object(folder / 'config.json', hf | ids)
+  return [*lines, f'{folder / "tokenizer.json"}: {encoder.vocab_size} tokens']

@@ -1,4 +1,13 @@
-"""A folder with a published checkpoint: config.json and safetensors files."""
+"""A folder with a published checkpoint: config.json and safetensors files.
+
+A safetensors file is 8 bytes with the length of its header, the header, a JSON object with the
+name, dtype, shape and byte range of every tensor, and then the numbers, little-endian and in
+row-major order. Nothing in it can run, unlike in a pickle, and one tensor can be read without
+the others. A large checkpoint is several files, and an index says which tensor is in which.
+
+The files are data from elsewhere: whatever is wrong with them is a ValueError with the file's
+name, before a number is read where that is possible.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,9 @@ import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
@@ -20,8 +31,8 @@ _PICKLES = ('*.bin', '*.pth', '*.pt', '*.ckpt', '*.bin.index.json')
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-  """What the header of a file says of a tensor. dtype: as there, such as 'BF16'."""
+class TensorHeader:
+  """A tensor in the header of a file; dtype is as it stands there, such as 'BF16'."""
 
   file: str
   shape: tuple[int, ...]
@@ -31,8 +42,8 @@ class Entry:
 class Checkpoint:
   """A checkpoint folder, with the headers of its files read and no tensor.
 
-  config: config.json. entries: all tensors by name, file after file, in the order in
-  which they lie there.
+  config: the object in config.json. entries: the headers of all tensors by name, file after
+  file, in the order of their numbers there, so that reading them in turn reads every file once.
 
   Raises:
     ValueError: config.json or weights are missing or damaged; names the file and the remedy.
@@ -42,7 +53,7 @@ class Checkpoint:
     self.folder = Path(folder)
     self.config = read_object(self.folder / 'config.json', 'The folder of a published model has '
                               'one: choose that folder, or download the model again.')
-    self.entries: dict[str, Entry] = {}
+    self.entries: dict[str, TensorHeader] = {}
     index = self._index()
     for file in sorted(set(index.values())) if index else [WEIGHTS]:
       for name, entry in self._header(file):
@@ -64,7 +75,7 @@ class Checkpoint:
     with self._open(self.entries[name].file) as tensors:
       return tensors.get_tensor(name)
 
-  def _index(self):
+  def _index(self) -> dict[str, str]:
     """Tensor name -> file; {} where all tensors are in one file."""
     if (self.folder / WEIGHTS).exists():
       return {}
@@ -87,14 +98,14 @@ class Checkpoint:
                          'incomplete, run it again.')
     return files
 
-  def _header(self, file):
+  def _header(self, file: str) -> Iterator[tuple[str, TensorHeader]]:
     with self._open(file) as tensors:
       for name in tensors.offset_keys():
-        about = tensors.get_slice(name)
-        yield name, Entry(file, tuple(about.get_shape()), about.get_dtype())
+        about = tensors.get_slice(name)  # reads nothing yet
+        yield name, TensorHeader(file, tuple(about.get_shape()), about.get_dtype())
 
   @contextlib.contextmanager
-  def _open(self, file):
+  def _open(self, file: str) -> Iterator[Any]:
     path = self.folder / file
     if path.exists() and not path.is_file():  # a device has no end
       raise ValueError(f'{path} is not a file: download it again.')
@@ -105,9 +116,11 @@ class Checkpoint:
     except (SafetensorError, OSError) as error:
       raise ValueError(f'{path} is damaged or incomplete ({error}): download it again.') from None
 
-  def _no_weights(self):
+  def _no_weights(self) -> str:
+    """The message for a folder without safetensors."""
     if is_workdir(self.folder):
-      return (f'{self.folder} is a run of ours: name it by --workdir, or load it by load_run; '
+      return (f'{self.folder} is a run trained with sink_jax: name it by --workdir, or load it by '
+              'load_run; '
               'python -m sink_jax.export makes a checkpoint of it.')
     pickles = sorted({p.name for kind in _PICKLES for p in self.folder.glob(kind)})
     if pickles:
@@ -132,8 +145,8 @@ def pickled(source: str | os.PathLike, what: str) -> str:
           f"T.from_pretrained('{source}').save_pretrained('{target}')\"")
 
 
-def read_object(path: Path, remedy: str) -> dict:
-  """A JSON object.
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+  """The JSON object in a file.
 
   Raises:
     ValueError: the file is missing or holds anything else; ends with the remedy.
@@ -149,6 +162,6 @@ def read_object(path: Path, remedy: str) -> dict:
   return value
 
 
-def write_object(path: Path, value: dict) -> None:
+def write_object(path: Path, value: dict[str, Any]) -> None:
   """Writes a JSON object as transformers lays it out."""
   path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

@@ -1,4 +1,4 @@
-"""The 32 published models of the paper (Table 8) by name, and where a model's folder is."""
+"""The 32 published models of the paper (Table 8) by name, and their download from the hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
 
-# Weights a second time, in other formats, lie in these.
+# These hold the weights a second time, in other formats.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.txt']
 
@@ -19,9 +19,10 @@ _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.txt']
 class Published:
   """A published model.
 
-  hub: its id there. family: its `model_type`. tuned: whether it is a chat model, which the
-  table also calls instruct. counterpart: name of the same model before, or after, tuning.
-  billions: nominal number of parameters. bos: the token that its tokenizer prepends, or ''.
+  name: as in Table 8. hub: its id on the Hugging Face hub. family: its `model_type`. billions:
+  nominal number of parameters. bos: the token that its tokenizer prepends, or ''. tuned: whether
+  it is a chat model, which the table also calls instruct. counterpart: name of the same model
+  before, or after, tuning.
   """
 
   name: str
@@ -33,12 +34,15 @@ class Published:
   counterpart: str | None = None
 
 
-def _pair(base, tuned, hubs, *rest):
-  return [Published(base, hubs[0], *rest, counterpart=tuned),
-          Published(tuned, hubs[1], *rest, tuned=True, counterpart=base)]
+def _pair(base: str, tuned: str, hubs: tuple[str, str], family: str, billions: float,
+          bos: str) -> list[Published]:
+  """A model before and after tuning."""
+  return [Published(base, hubs[0], family, billions, bos, counterpart=tuned),
+          Published(tuned, hubs[1], family, billions, bos, tuned=True, counterpart=base)]
 
 
-def _sizes(family, bos, names):
+def _sizes(family: str, bos: str, names: list[tuple[str, str, float]]) -> list[Published]:
+  """Models of one family by name, hub id and size."""
   return [Published(name, hub, family, billions, bos) for name, hub, billions in names]
 
 
@@ -119,14 +123,16 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
                    f'{", ".join(MODELS)}.')
 
 
-def _meant(name):
+def _meant(name: str) -> str:
+  """A sentence with the known names that are like this one; '' where there are none."""
   names = {known.casefold(): known for model in MODELS.values()
            for known in (model.name, model.hub)}
   close = difflib.get_close_matches(name[:200].casefold(), names, n=3, cutoff=0.7)
   return f' Did you mean {" or ".join(repr(names[known]) for known in close)}?' if close else ''
 
 
-def _downloaded(hub, revision):
+def _downloaded(hub: str, revision: str | None) -> Path:
+  """The folder of a model of the hub; a ValueError with the remedy where that fails."""
   try:
     import huggingface_hub
     from huggingface_hub import errors

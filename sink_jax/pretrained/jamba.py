@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from sink_jax.attention.position import Nope
 from sink_jax.attention.spec import AttentionSpec
@@ -59,8 +62,8 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
       tied=keys.flag(hf, 'tie_word_embeddings', False))
 
 
-def _layers(hf, kind):
-  """Whether a layer is of the kind that comes once in a period, as a function."""
+def _layers(hf: dict[str, Any], kind: str) -> Callable[[int], bool]:
+  """A function of a layer: whether it is of the kind that comes once in a period."""
   period, offset = keys.size(hf, f'{kind}_layer_period'), hf.get(f'{kind}_layer_offset')
   if type(offset) is not int or not 0 <= offset < period:
     raise ValueError(f'config.json: {kind}_layer_offset = {offset!r} must be an integer from 0 '
@@ -89,7 +92,7 @@ def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredT
   return tensors
 
 
-def _attention(config, name, path, i):
+def _attention(config: ModelConfig, name: str, path: str, i: int) -> dict[str, StoredTensor]:
   dims, width = config.dims, config.d_model
   inner, inner_kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
   return {f'{name}.{theirs}_proj.weight': linear(f'{path}/{ours}/kernel', (i,), shape)
@@ -99,7 +102,8 @@ def _attention(config, name, path, i):
                                       ('o', 'out', (width, inner)))}
 
 
-def _feed_forward(config, experts, name, path, i):
+def _feed_forward(config: ModelConfig, experts: Experts | None, name: str, path: str,
+                  i: int) -> dict[str, StoredTensor]:
   """One network, or those of all experts and the router."""
   width, hidden = config.d_model, config.ffn_hidden
   kernels = (('gate', 'w1', (hidden, width)), ('up', 'w2', (hidden, width)),
@@ -116,7 +120,9 @@ def _feed_forward(config, experts, name, path, i):
   return tensors
 
 
-def _mixer(config, sizes, name, path, i, conv_bias):
+def _mixer(config: ModelConfig, sizes: Mamba, name: str, path: str, i: int,
+           conv_bias: bool) -> dict[str, StoredTensor]:
+  """The tensors of a Mamba mixer; the convolution's kernel is (inner, 1, taps) in the file."""
   width, inner, state, rank = config.d_model, sizes.inner, sizes.state, sizes.rank
   tensors = {
       f'{name}.{theirs}.weight': linear(f'{path}/{ours}/kernel', (i,), shape)
@@ -129,7 +135,7 @@ def _mixer(config, sizes, name, path, i, conv_bias):
   tensors |= {
       f'{name}.conv1d.weight': StoredTensor(
           (inner, 1, sizes.conv), (LeafPart(f'{path}/conv/kernel', (i,), _taps, transposed=True),)),
-      # Without one, ours is zero.
+      # A checkpoint without this bias leaves the leaf at zero.
       f'{name}.conv1d.bias': vector(f'{path}/conv/bias', (i,), inner, optional=not conv_bias),
       f'{name}.dt_proj.bias': vector(f'{path}/dt/bias', (i,), inner),
       f'{name}.A_log': vector(f'{path}/a_log', (i,), inner, state),
@@ -140,5 +146,5 @@ def _mixer(config, sizes, name, path, i, conv_bias):
   return tensors
 
 
-def _taps(weight_Ix1xK):
+def _taps(weight_Ix1xK: np.ndarray) -> np.ndarray:
   return weight_Ix1xK[:, 0]

@@ -1,4 +1,8 @@
-"""Reading config.json: what is missing or not supported is refused by name and value."""
+"""Reading config.json: a key that is missing or not supported is refused by name and value.
+
+A default is the family's own in transformers, which its config.json may leave out. No key that
+would change a result may go unread: a family lists those that it leaves unread, and why.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ _COUNTS = ('num_hidden_layers', 'n_layer', 'num_experts', 'num_local_experts')
 
 
 def size(hf: dict[str, Any], key: str) -> int:
-  """A size that config.json must have.
+  """A size that config.json must have, a positive integer.
 
   Raises:
-    ValueError: it is missing, no positive integer, or beyond reason.
+    ValueError: it is missing, no positive integer, or larger than any model has it.
   """
   if hf.get(key) is None:
     raise ValueError(f'config.json has no {key}, without which the model is not defined.')
@@ -31,7 +35,7 @@ def optional_size(hf: dict[str, Any], key: str, default: int | None) -> int | No
   """A size that may be null, which is not the same as missing: the family's default then.
 
   Raises:
-    ValueError: no positive integer.
+    ValueError: it is no positive integer.
   """
   if key not in hf:
     return default
@@ -39,7 +43,7 @@ def optional_size(hf: dict[str, Any], key: str, default: int | None) -> int | No
 
 
 def number(hf: dict[str, Any], key: str, default: float) -> float:
-  """A number, the family's default where config.json is silent.
+  """A number, or the family's default where config.json has none.
 
   Raises:
     ValueError: it is not a finite number.
@@ -52,7 +56,7 @@ def number(hf: dict[str, Any], key: str, default: float) -> float:
 
 
 def flag(hf: dict[str, Any], key: str, default: bool) -> bool:
-  """A switch, the family's default where config.json is silent.
+  """A switch, or the family's default where config.json has none.
 
   Raises:
     ValueError: it is neither true nor false.
@@ -65,7 +69,7 @@ def flag(hf: dict[str, Any], key: str, default: bool) -> bool:
 
 
 def only(hf: dict[str, Any], key: str, *supported: Any, why: str = '') -> Any:
-  """A value out of those that are supported; the first one where config.json is silent.
+  """A value out of those that are supported; the first one where config.json has none.
 
   Raises:
     ValueError: another value; names the key, the value, the supported ones and `why`.
@@ -86,9 +90,10 @@ def refused(key: str, value: Any, reason: str) -> ValueError:
 
 def not_quantized(hf: dict[str, Any]) -> None:
   """Raises a ValueError where the checkpoint holds quantised weights."""
-  found = hf.get('quantization_config')
-  if found:
-    method = found.get('quant_method', found) if isinstance(found, dict) else found
+  quantization = hf.get('quantization_config')
+  if quantization:
+    method = (quantization.get('quant_method', quantization) if isinstance(quantization, dict)
+              else quantization)
     raise refused('quantization_config', method, 'the weights of this family are read as '
                   'float32, float16 or bfloat16; use the checkpoint it was quantised from')
 
@@ -100,8 +105,8 @@ def head_dim(hf: dict[str, Any], default: int | None = None) -> int | None:
     ValueError: config.json gives none, and the heads do not divide the width.
   """
   width, heads = size(hf, 'hidden_size'), size(hf, 'num_attention_heads')
-  found = optional_size(hf, 'head_dim', default)
-  if found is None and width % heads:
+  size_ = optional_size(hf, 'head_dim', default)
+  if size_ is None and width % heads:
     raise ValueError(f'config.json: num_attention_heads = {heads} does not divide hidden_size = '
                      f'{width}, and there is no head_dim.')
-  return None if found is None or found * heads == width else found
+  return None if size_ is None or size_ * heads == width else size_

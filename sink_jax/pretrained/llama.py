@@ -25,20 +25,20 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
 
 
 def biases(hf: dict[str, Any]) -> tuple[str, ...]:
-  """Which linear layers have a bias."""
+  """The groups of linear layers that have a bias, as `ModelConfig.biases` names them."""
   attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', False) else ()
   return attention + (('ffn',) if keys.flag(hf, 'mlp_bias', False) else ())
 
 
 def llama_like(hf: dict[str, Any], *, kv_heads: int | None = None, head_dim: int | None = None,
-               eps: float = 1e-6, **options) -> ModelConfig:
+               eps: float = 1e-6, **options: Any) -> ModelConfig:
   """The ModelConfig of a decoder with RMSNorm, rotary positions and SwiGLU.
 
   `pretraining_tp` is left unread: it splits matrix products and changes no result.
 
   Args:
-    kv_heads, head_dim, eps: the family's, where config.json does not say.
-    options: further fields of ModelConfig; `attention` has the place of a rotary default.
+    kv_heads, head_dim, eps: the family's defaults, where config.json has none.
+    options: further fields of ModelConfig; `attention` replaces the rotary default.
   """
   keys.not_quantized(hf)
   keys.only(hf, 'hidden_act', 'silu', 'swish')
@@ -62,7 +62,7 @@ def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredT
 
 
 def outside(config: ModelConfig) -> dict[str, StoredTensor]:
-  """Embedding, last norm and unembedding."""
+  """The tensors outside of the blocks: embedding, last norm and unembedding."""
   table = (config.vocab_size, config.d_model)
   tensors = {'model.embed_tokens.weight': vector('embed', (), *table),
              'model.norm.weight': vector('final_norm/gain', (), config.d_model)}
@@ -72,7 +72,7 @@ def outside(config: ModelConfig) -> dict[str, StoredTensor]:
 
 
 def attention(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
-  """One layer's attention, and both norms of its block."""
+  """The tensors of one layer's attention, and both norms of its block."""
   (path, i), dims, width = block(config, layer), config.dims, config.d_model
   inner, inner_kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
   name = f'model.layers.{layer}'
@@ -89,7 +89,7 @@ def attention(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
 
 
 def feed_forward(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
-  """One layer's gated feed-forward network."""
+  """The tensors of one layer's gated feed-forward network."""
   (path, i), width, hidden = block(config, layer), config.d_model, config.ffn_hidden
   tensors = {}
   for ours, theirs, shape in (('w1', 'gate', (hidden, width)), ('w2', 'up', (hidden, width)),

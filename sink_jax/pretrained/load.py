@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from sink_jax.arguments import explained
 from sink_jax.data.dataset import DataConfig
@@ -31,43 +32,47 @@ from sink_jax.train.run_tokenizer import read_tokenizer
 
 
 @explained
-def load_run(workdir) -> Run:
+def load_run(workdir: str | os.PathLike) -> Run:
   """The model of a training run at its newest good checkpoint.
 
   Needs neither the data nor the devices the run was trained with, and writes nothing.
   Attention runs by the implementation of this platform, whichever the run was trained with.
 
   Raises:
-    ValueError: not the workdir of a run, or a parameter that is not finite; names it.
-    CheckpointError: no usable checkpoint in it.
+    ValueError: it is not the workdir of a run, or a parameter is not finite; names it.
+    CheckpointError: it has no usable checkpoint.
   """
-  workdir = to_path(workdir)
-  if (workdir / 'config.json').exists() and not is_workdir(workdir):
-    raise ValueError(f'{workdir} holds a config.json but no run of ours: a published model is '
-                     'named by --checkpoint, or loaded by load_pretrained.')
-  saved = read_config(workdir)
+  folder = to_path(workdir)
+  if (folder / 'config.json').exists() and not is_workdir(folder):
+    raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
+                     'model is named by --checkpoint, or loaded by load_pretrained.')
+  saved = read_config(folder)
   try:
     experiment = from_dict(saved)
     config = experiment.model_config()
     for edit in experiment.data.interventions:
       edit.check(experiment.data.context + 1, config.vocab_size)
   except ValueError as error:
-    raise ValueError(f'{workdir}: config.json cannot be read ({error}).') from None
+    raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
+  # What training chose for its devices: neither is a property of the model.
   config = dataclasses.replace(config, implementation=None, unroll=1)
+  # The checkpoint may come from a mesh of many devices: with shardings of its own, Orbax would
+  # look for those.
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                         parameter_shapes(config))
-  step, params = restore_params(workdir, target)
+  step, params = restore_params(folder, target)
   if parameter := first_not_finite(params):
-    raise ValueError(f'{workdir}: at step {step} the parameter {parameter} is not finite: remove '
+    raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
                      f'checkpoints/{step} there to use the checkpoint before it, or train again.')
-  return Run(config, params, workdir.name, step, probe_tokens=read_probe_tokens(workdir),
-             folder=str(workdir), first_token=first_token(experiment.data.interventions),
+  return Run(config, params, folder.name, step, probe_tokens=read_probe_tokens(folder),
+             folder=str(folder), first_token=first_token(experiment.data.interventions),
              read_tokenizer=_tokenizer)
 
 
 @explained
-def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', mesh=None,
+def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
+                    mesh: jax.sharding.Mesh | None = None,
                     implementation: str | None = None) -> Run:
   """A published model, from its folder or from the Hugging Face hub.
 
@@ -105,16 +110,16 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32', 
              read_tokenizer=_tokenizer)
 
 
-def _bos(folder):
-  """What `Run.bos` says; 'none' where there is no tokenizer, which matters to texts alone."""
+def _bos(folder: str | os.PathLike) -> str:
+  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts alone."""
   try:
     return 'tokenizer' if TextTokenizer.from_folder(folder).prefix else 'none'
   except ValueError:
     return 'none'
 
 
-def run_encoder(workdir, data: DataConfig) -> Encoder:
-  """The encoder of a training run: it lies in the workdir, that of an older run with its data.
+def run_encoder(workdir: str | os.PathLike, data: DataConfig) -> Encoder:
+  """The encoder of a training run: from its workdir, or from its data where the run is older.
 
   Raises:
     ValueError: there is none, or it is damaged; with the remedy.
@@ -127,7 +132,7 @@ def run_encoder(workdir, data: DataConfig) -> Encoder:
 
 @explained
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
-             bos: str = 'tokenizer') -> list[np.ndarray] | np.ndarray:
+             bos: str = 'tokenizer') -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
   """Texts as the token ids that a model of `load_run` or `load_pretrained` reads, int32.
 
       tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
@@ -137,20 +142,20 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
 
   Args:
     texts: one or several.
-    length: tokens of each, the first ones; all by default.
+    length: of each text, the first so many tokens; all by default.
     bos: 'tokenizer', as above; 'none', without it; 'force', with a BOS in any case.
 
   Returns:
     (S, length), or without a length a list of S arrays (T,).
 
   Raises:
-    ValueError: a text is shorter than `length`, or the model has no tokenizer; names it.
+    ValueError: a text is shorter than `length`, or the model has no tokenizer.
   """
   return run.tokenizer.tokens(texts, length, bos)
 
 
-def _tokenizer(run):
-  """What `Run.tokenizer` is: that of the folder of a run or of a published model."""
+def _tokenizer(run: Run) -> TextTokenizer:
+  """The tokenizer of a run or a published model, read from its folder; see `Run.tokenizer`."""
   if not is_workdir(run.folder):
     tokenizer = TextTokenizer.from_folder(run.folder)
   else:

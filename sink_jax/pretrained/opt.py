@@ -1,4 +1,4 @@
-"""OPT."""
+"""OPT, whose smallest sizes differ: 350m is post-norm and has narrower embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, linear, t
 MODEL_TYPES = ('opt',)
 PREFIX = 'model.'
 IGNORED = (r'.*decoder\.version',)
-_OFFSET = 2  # rows of the position table that only padding reads
+# The position of the first token is row 2 of the stored table; only padding reads the rows before.
+_OFFSET = 2
 
 
 def model_config(hf: dict[str, Any]) -> ModelConfig:

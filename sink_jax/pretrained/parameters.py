@@ -1,10 +1,15 @@
-"""A checkpoint into a parameter tree, one tensor at a time, straight onto the devices."""
+"""A checkpoint into a parameter tree, one tensor at a time, straight onto the devices.
+
+The leaves are made on the devices first, as zeros, and every stored tensor is then written into
+its part of them. The memory of the host holds one stored tensor, and that of the devices nothing
+beside the parameters but one part: a model as large as the devices can be loaded by a small host.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -188,8 +193,11 @@ def _part_sharding(sharding: jax.sharding.Sharding, axes: int, depth: int,
 
 
 @functools.cache
-def _writer(sharding, transposed):
-  """(leaf, part, index) -> leaf, in the leaf's own memory; compiled once per pair of shapes."""
+def _writer(sharding: jax.sharding.Sharding, transposed: bool) -> Callable[..., jax.Array]:
+  """A compiled (leaf, part, index) -> leaf in the leaf's own memory.
+
+  The index is an argument, not a constant, so that all layers of a leaf share one program.
+  """
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
   def write(leaf, part, index):

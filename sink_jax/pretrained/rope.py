@@ -1,4 +1,9 @@
-"""Rotary position encodings as config.json writes them, in its old form and its new one."""
+"""Rotary position encodings as config.json writes them, in its old form and its new one.
+
+Checkpoints differ in how the channels of a head are paired for the rotation: channel c with
+c + 1, or c with c + Dh / 2. All families here have the second, as transformers stores them (the
+original LLaMA files have the first), and so have the models, so no weight is reordered.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ _TAKES = {
 
 
 def rope(hf: dict[str, Any], *, base: float = 10000.0, fraction: float | None = None) -> Position:
-  """The rotation of queries and keys.
+  """The rotation of queries and keys that config.json describes.
 
   Reads `rope_parameters` ({rope_type, rope_theta, ...}) or the older pair `rope_theta` and
   `rope_scaling` ({type or rope_type, factor, ...}).
@@ -82,7 +87,7 @@ def rotary_parameters(hf: dict[str, Any]) -> dict:
   return {}
 
 
-def _yarn(hf, rotary, base):
+def _yarn(hf: dict[str, Any], rotary: dict[str, Any], base: float) -> YarnRope:
   length = _original_length(hf, rotary)
   if rotary.get('factor') is None:
     factor = size(hf, 'max_position_embeddings') / length
@@ -98,13 +103,13 @@ def _yarn(hf, rotary, base):
       truncate=flag(rotary, 'truncate', True))
 
 
-def _needed(rotary, kind, key):
+def _needed(rotary: dict[str, Any], kind: str, key: str) -> float:
   if rotary.get(key) is None:
     raise ValueError(f'config.json: a rotary encoding of type {kind!r} needs the number {key}.')
   return number(rotary, key, 0)
 
 
-def _original_length(hf, rotary):
+def _original_length(hf: dict[str, Any], rotary: dict[str, Any]) -> int:
   # A length at the top level goes before the one among the parameters, as in transformers.
   for entries in (hf, rotary):
     if entries.get('original_max_position_embeddings') is not None:

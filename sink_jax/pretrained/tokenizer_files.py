@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sink_jax.data.cache import Cache
 from sink_jax.data.dataset import DataConfig
@@ -12,6 +14,10 @@ from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Enco
 from sink_jax.io.paths import cache_root
 from sink_jax.pretrained.files import write_object
 
+if TYPE_CHECKING:  # a run of bytes or of a synthetic task needs no tokenizers
+  import tokenizers
+  from tokenizers.processors import PostProcessor
+
 
 def encoder_of(data: DataConfig, content: str) -> Encoder:
   """The encoder of a run's data.
@@ -20,10 +26,10 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
   is known by its content: trained again, it could be another.
 
   Args:
-    content: what `Dataset.summary()` of the run calls so.
+    content: the entry of that name in the `Data.summary()` of the run.
 
   Raises:
-    ValueError: a synthetic task has none, or the cache is not here.
+    ValueError: a synthetic task has no encoder, or the cache is not on this machine.
   """
   if not isinstance(data.source, DocumentSource):
     raise ValueError(f'{data.source!r} makes its own tokens.')
@@ -35,7 +41,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
   for folder in folders:
     try:
       cache = Cache(folder)
-    except ValueError:  # damaged, or of another version: not that of this run, as far as we know
+    except ValueError:  # damaged, or of another version: it cannot be known to be that of the run
       continue
     if cache.manifest['content'] == content:
       return cache.encoder
@@ -45,16 +51,17 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
                    f'{root}: set SINK_JAX_CACHE to the folder of the caches it was trained with.')
 
 
-def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool,
+def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int, bos: bool,
                     first_token: int | None = None) -> dict[str, int]:
   """Writes tokenizer.json and tokenizer_config.json; returns the ids for config.json.
 
-  Ids are those of the encoder, but the names of special tokens in a text are read as these,
-  which the encoder never does.
+  A text gets the ids that the encoder gives it, with one exception: the name of a special
+  token inside a text, such as <|endoftext|>, is read as this token, which the encoder never does.
 
   Args:
-    context: tokens of a sequence at most. bos: whether documents began with BOS.
-    first_token: that every sequence of the training began with; it is then the BOS.
+    context: the longest sequence in tokens.
+    bos: whether documents began with BOS.
+    first_token: the token that every sequence of the training began with; it is then the BOS.
 
   Raises:
     ValueError: the tokenizer has no token of this id.
@@ -87,11 +94,11 @@ def write_tokenizer(encoder: Encoder, folder, *, context: int, bos: bool,
   return ids
 
 
-def _template(tokenizer, first: int):
+def _template(tokenizer: tokenizers.Tokenizer, first: int) -> PostProcessor:
   """The post-processor that puts one token before every text.
 
-  It does not look at the text: where that begins with an ordinary token of the same number, a
-  sequence of other programs has it twice, and one of ours once.
+  It does not look at the text: where that begins with an ordinary token of the same number,
+  other programs make sequences that begin with it twice, and sink_jax ones that begin once.
   """
   from tokenizers.processors import TemplateProcessing
   name = tokenizer.id_to_token(first)
@@ -102,7 +109,7 @@ def _template(tokenizer, first: int):
       {'id': 'first', 'ids': [first], 'tokens': [name]}])
 
 
-def _bytes_tokenizer():
+def _bytes_tokenizer() -> tokenizers.Tokenizer:
   """UTF-8 bytes with the ids of ByteEncoder: no character is a token, so all fall back."""
   from tokenizers import AddedToken, Tokenizer, decoders, models
   vocabulary = {EOS_TEXT: 0, PAD_TEXT: 1} | {f'<0x{b:02X}>': 2 + b for b in range(256)}

@@ -1,4 +1,4 @@
-"""Which layers see a window only, as config.json writes it, as masks of a repeating pattern."""
+"""The masks of a model's layers, as config.json writes them: which layers see a window only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sink_jax.pretrained.stored_tensors import shortest_period
 
 
 def masks(hf: dict[str, Any], kinds: list[str], window: int | None) -> tuple[Mask, ...]:
-  """The masks of one period.
+  """The masks of one period of the layers.
 
   Args:
-    kinds: of the layers where config.json has no `layer_types`: 'full_attention' or
+    kinds: the kind of every layer where config.json has no `layer_types`: 'full_attention' or
       'sliding_attention'.
     window: keys that a sliding layer sees, the query's own included.
 
