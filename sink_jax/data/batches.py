@@ -138,5 +138,5 @@ class Dataset:
     raise NotImplementedError
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
-    """The batch of these rows of the endless training stream; row numbers count on across epochs."""
+    """The batch of these rows of the endless training stream, numbered across all epochs."""
     raise NotImplementedError

@@ -141,8 +141,8 @@ class Programs(LRUCache):
     return None
 
   def _evict_if_needed(self, *, additional_size: int = 0) -> None:
-    # JAX looks at all entries whenever it writes one, which takes 0.1 ms for each of them. Here, room
-    # for many is made at once, and none is looked at until it is used up.
+    # JAX looks at all entries whenever it writes one, which takes 0.1 ms for each of them. Here,
+    # room for many is made at once, and none is looked at until it is used up.
     if additional_size > self._room:
       for entry in self.path.glob('*-cache'):
         key = entry.name.removesuffix('-cache')

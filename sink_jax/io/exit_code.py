@@ -36,5 +36,5 @@ def exit_saved_until_training() -> None:
 def _exit_saved(number: int, frame: FrameType | None) -> None:
   if number == signal.SIGINT:
     # Not print, whose buffer the signal may have interrupted.
-    os.write(2, b'\nStopped; nothing was being trained. The same command goes on from here.\n')
+    os.write(2, b'\nStopped; nothing was being trained. The same command continues from here.\n')
   os._exit(EXIT_SAVED)

@@ -124,6 +124,6 @@ def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
   process.send_signal(signal.SIGINT)
   out, err = process.communicate(timeout=60)
   assert process.returncode == EXIT_SAVED and not out
-  assert err.split('\n')[1:] == ['Stopped; nothing was being trained. The same command goes on '
+  assert err.split('\n')[1:] == ['Stopped; nothing was being trained. The same command continues '
                                  'from here.', ''], err
   assert not (tmp_path / 'run').exists()
