@@ -46,6 +46,7 @@ class DocumentSource(Source):
   abstract = True
 
   def documents(self) -> Iterator[Document]:
+    """All documents, in their order."""
     return self.documents_from(0)
 
   def documents_from(self, start: int) -> Iterator[Document]:
@@ -53,7 +54,7 @@ class DocumentSource(Source):
     return itertools.islice(self.documents(), start, None)
 
   def held_out(self, name: str, fraction: float) -> bool:
-    """Whether the documents of this name are for validation, of which there is a fraction."""
+    """Whether the documents of this name are for validation, as this fraction of all is."""
     return held_out(name, fraction)
 
   def size(self) -> int:

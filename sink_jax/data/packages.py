@@ -25,7 +25,7 @@ class InstalledPackages(DocumentSource):
   """
   max_files: int = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.max_files < 0:
       raise ValueError(f'InstalledPackages(max_files={self.max_files}) must be 0 (all) or more.')
 
@@ -50,7 +50,7 @@ class InstalledPackages(DocumentSource):
   def fingerprint(self) -> str:
     return digest_of([(name, path.stat().st_size) for name, path in self._files()])
 
-  def _files(self):
+  def _files(self) -> list[File]:
     files = _package_files(sysconfig.get_paths()['purelib'])
     if not files:
       raise ValueError('This Python has no packages with sources; use another source, such as '

@@ -35,7 +35,7 @@ class Stdlib(DocumentSource):
   max_files: int = 0
   split: str = 'name'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     unknown = set(self._domains()) - {'code', 'docs'}
     if unknown or not self.domains:
       raise ValueError(f"Stdlib(domains={self.domains!r}): choose 'code', 'docs' or 'code,docs'.")
@@ -74,10 +74,10 @@ class Stdlib(DocumentSource):
     return digest_of([sys.version] + [(name, path.stat().st_size)
                                       for name, path in self._modules()])
 
-  def _domains(self):
+  def _domains(self) -> list[str]:
     return self.domains.split(',')
 
-  def _modules(self):
+  def _modules(self) -> list[File]:
     modules = _module_files(_root(), self.max_files)
     if not modules:
       raise ValueError(f'{_root()} holds no .py files (a zipped or stripped Python?); '

@@ -20,7 +20,7 @@ _LARGEST = {'vocab_size': 2**12, 'length': 2**14, 'content': 2**12, 'triggers': 
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticTask(Source):
-  """A task: batches at random access, and named sets of targets."""
+  """A task: sequences that are computed from their number, and named sets of their targets."""
 
   abstract = True
   # Without annotations these are no fields, which would come before those of a subclass in its
@@ -36,7 +36,7 @@ class SyntheticTask(Source):
     raise NotImplementedError
 
   def target_sets(self, batch: Batch) -> dict[str, np.ndarray]:
-    """(B, T) float32 weights of each named part of the targets, besides all of them."""
+    """The weights (B, T), float32, of each named part of the targets of a batch."""
     return {}
 
   def facts(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ class BigramBackcopy(SyntheticTask):
   seed: int = 0
   valid_sequences: int = 256
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
                 valid_sequences=1, boost=0)
     if not self.boost > 0:
@@ -180,7 +180,7 @@ class TriggerAveraging(SyntheticTask):
   content: int = 16
   valid_sequences: int = 256
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._check(length=3, content=1, valid_sequences=1)
 
   @property

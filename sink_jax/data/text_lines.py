@@ -7,7 +7,7 @@ import io
 import pathlib
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 LONGEST = 1 << 25  # bytes of a line: read as JSON it may take thirty times as much memory
 # A compressed file that expands more than this, once this many bytes of text were read, is refused.
@@ -72,7 +72,7 @@ class _ZstdFile(io.RawIOBase):
   def readable(self) -> bool:
     return True
 
-  def readinto(self, buffer) -> int:
+  def readinto(self, buffer: Any) -> int:  # anything with a writable buffer
     while not self._ready:
       data = self._rest or self._stored.read(_PIECE)
       if not data:

@@ -63,7 +63,7 @@ class RandomTokens(TokenEdit):
   seed: int = 1024
   below: int = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_integers(self, 'first', 'last', 'seed', 'below')
     if not 0 <= self.below < 2**31:
       raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
@@ -103,7 +103,7 @@ class FixedToken(TokenEdit):
   position: int = 1
   token: int = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_integers(self, 'position', 'token')
     if self.position < 1 or self.token < 0:
       raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '

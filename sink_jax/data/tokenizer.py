@@ -298,7 +298,7 @@ class TrainedBpe(Tokenizer):
   vocab_size: int = 4096
   characters: int = 100_000_000
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.vocab_size < 258:
       raise ValueError(f'TrainedBpe(vocab_size={self.vocab_size}) must be at least 258: '
                        '256 bytes, end of text and padding. For bytes alone use Bytes().')
