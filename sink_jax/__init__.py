@@ -8,11 +8,13 @@ Letters of shapes in names, as in `q_BxTxHxDh`: B batch, S sequences of a probe,
 T keys or tokens, N layers, D model, H heads, Hkv key/value heads, Dh head, F ffn or
 features, V vocabulary. Positions are 1-based where the paper's are (Sink_1) and nowhere
 else. Names are imported when first used, so that the metrics need NumPy, JAX and jaxtyping alone.
+A component class of sink_jax/attention is public by itself, without an entry here.
 """
 
 import importlib
 import warnings
 from pathlib import Path
+from typing import Any
 
 from sink_jax.arguments import explained
 from sink_jax.component import components_in
@@ -41,11 +43,11 @@ _COMPONENTS = {name: f'sink_jax.attention.{file}' for name, file in components_i
 _DEPRECATED = {'build': 'from_string', 'Want': 'RecordOptions'}
 _HOME = _COMPONENTS | {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll] computed, see above
 __version__ = '0.1.0'
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
   if name in _DEPRECATED:
     warnings.warn(f'sink_jax.{name} is now sink_jax.{_DEPRECATED[name]}.', DeprecationWarning, 2)
     name = _DEPRECATED[name]
@@ -56,5 +58,5 @@ def __getattr__(name):
   return explained(value) if isinstance(value, type) else value
 
 
-def __dir__():
+def __dir__() -> list[str]:
   return __all__

@@ -6,31 +6,40 @@ import difflib
 import functools
 import inspect
 from collections.abc import Iterable
+from typing import TypeVar
+
+_T = TypeVar('_T')
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-  """The choice that was probably meant: one that the name begins, or one of similar letters."""
+  """The choice that was probably meant: one that begins with it, or one of similar letters."""
   choices = list(choices)
-  begun = [choice for choice in choices if choice.startswith(name)]
-  return next(iter(begun or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)), None)
+  completed = [choice for choice in choices if choice.startswith(name)]
+  return next(iter(completed or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)), None)
 
 
-def explained(target):
-  """A function, or in place the constructor of a class, with a better error for such arguments.
+def explained(target: _T) -> _T:
+  """A function, or a class whose constructor is replaced, with a better error for such arguments.
 
   TypeError: attend() has no argument 'impl'; did you mean 'implementation'? It takes: ...
-  The signature and the docstring stay. What takes any keyword is left as it is.
+  The signature and the docstring stay. A function that takes any keyword is left as it is.
   """
   if not isinstance(target, type):
-    return _explained(target, target.__name__)
-  constructor = '__new__' if issubclass(target, tuple) else '__init__'
-  function = getattr(target, constructor)
-  if not hasattr(function, '__wrapped__'):  # by an earlier call
-    setattr(target, constructor, _explained(function, target.__name__))
+    return _explained(target)
+  _replace_constructor(target)
   return target
 
 
-def _explained(function, name):
+def _replace_constructor(cls: type) -> None:
+  constructor = '__new__' if issubclass(cls, tuple) else '__init__'
+  function = getattr(cls, constructor)
+  if not hasattr(function, '__wrapped__'):  # else an earlier call has replaced it
+    setattr(cls, constructor, _explained(function, cls.__name__))
+
+
+def _explained(function, name: str = ''):
+  """The function, which errors call `name`, by default what it is called."""
+  name = name or function.__name__
   parameters = inspect.signature(function).parameters.values()
   if any(p.kind is p.VAR_KEYWORD for p in parameters):
     return function
@@ -47,7 +56,7 @@ def _explained(function, name):
 
 
 def _message(name, wrong, takes):
-  takes = [own for own in takes if own not in ('self', '_cls')]
+  takes = [parameter for parameter in takes if parameter not in ('self', '_cls')]
   close = nearest(wrong, takes)
   hint = f'; did you mean {close!r}?' if close else '.'
   return f'{name}() has no argument {wrong!r}{hint} It takes: {", ".join(takes) or "none"}.'

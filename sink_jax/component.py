@@ -1,4 +1,8 @@
-"""A choice written as a value: frozen dataclasses whose `repr` is their config string."""
+"""Components: values of a config, written as frozen dataclasses.
+
+The `repr` of a component is its config string, and a class is a choice as soon as it is defined:
+there is no table to register it in.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sink_jax.arguments import explained
 
@@ -20,19 +26,21 @@ _OLD_NAMES = {'Prepared': 'PackedDataset'}
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  A subclass is a frozen dataclass that can be constructed without arguments and
-  whose fields are plain numbers, strings, booleans or tuples of them. `repr(slot)`
-  is then its config string, and `from_string(Base, repr(component)) == component`. A class that
-  only stands for its subclasses says `abstract = True` in its own body.
+  A direct subclass is a kind of component, the base of its choices. A choice is a frozen dataclass
+  that can be constructed without arguments and whose fields are plain numbers, strings, booleans
+  or tuples of them: `repr(component)` is then its config string, and
+  `from_string(Base, repr(component)) == component`. A class that only stands for its
+  subclasses sets `abstract = True` in its body.
   """
 
 
 def registry(base: type[Component]) -> dict[str, type[Component]]:
-  """The concrete slot classes below `base`, by name."""
-  found = {}
+  """The concrete classes below `base`, by name."""
+  classes = {}
   for cls in base.__subclasses__():
-    found |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
-  return dict(sorted(found.items()))
+    # `vars`, since an attribute would be inherited by the concrete ones.
+    classes |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
+  return dict(sorted(classes.items()))
 
 
 def components_in(folder: Path) -> dict[str, str]:
@@ -60,7 +68,7 @@ def components_in(folder: Path) -> dict[str, str]:
 def from_string(base: type[Component], text: str | Component) -> Component:
   """The component that a config string names, e.g. `from_string(Mask, 'Window(size=32)')`.
 
-  The string is parsed with `ast`, never evaluated: a class name, then literals.
+  The string is parsed with `ast` and never evaluated: a class name, then literals.
 
   Raises:
     ValueError: unknown class, unknown or ill-typed argument; lists the choices.
@@ -87,15 +95,17 @@ def from_string(base: type[Component], text: str | Component) -> Component:
   return cls(**keywords)
 
 
-def check_integers(slot: Component, *names: str) -> None:
+def check_integers(component: Component, *names: str) -> None:
   """Raises a ValueError unless these fields hold whole numbers."""
   for name in names:
-    value = getattr(slot, name)
-    if type(value) is not int:
-      raise ValueError(f'{type(slot).__name__}({name}={value!r}): {name} must be a whole number.')
+    value = getattr(component, name)
+    if type(value) is not int:  # True is an int to isinstance
+      raise ValueError(
+          f'{type(component).__name__}({name}={value!r}): {name} must be a whole number.')
 
 
-def _parse(text, kind, known):
+def _parse(text: object, kind: str, known: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
+  """Class name and keyword arguments of a config string."""
   example = f'a {kind} is written like {next(iter(known), kind)}()'
   if not isinstance(text, str):
     raise ValueError(f'{kind} must be a config string, not {text!r}: {example}.')
@@ -107,7 +117,7 @@ def _parse(text, kind, known):
       raise ValueError('not a call')
     if node.args or any(k.arg is None for k in node.keywords):
       raise ValueError('arguments must be written name=value')
-    keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+    keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
     if len(keywords) < len(node.keywords):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
     return node.func.id, keywords
@@ -117,8 +127,8 @@ def _parse(text, kind, known):
         f'with arguments as name=value. Choices: {", ".join(known)}.') from None
 
 
-def _typed(name, key, value, hint):
-  """Checks one argument against its annotation; an int may stand for a float."""
+def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
+  """The value of an argument as its annotation has it; an int may stand for a float."""
   options = (typing.get_args(hint)
              if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
              else (hint,))

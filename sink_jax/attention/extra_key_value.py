@@ -1,36 +1,49 @@
-"""Biases k*, v* beside the keys and values, and sink logits (Section 7.3)."""
+"""The extra key k* and value v* that a layer may have beside its tokens (Section 7.3).
+
+The paper calls them K biases, KV biases and V biases. An extra key takes part in the softmax, or
+in the row sum, of every query: attention that finds nothing can go there instead of to the first
+token, which is why these variants show no sink on it. gpt-oss' learned sink logit is the same
+with a score that no query changes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.component import Component
+
+
+Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
 
 
 @dataclasses.dataclass(frozen=True)
 class ExtraKeyValue(Component):
   """What attention sees beside its tokens.
 
-  A bias slot is one more key, seen by every query: never rotated, without position
-  bias, with its value v* (None: a zero value).
+  An extra key is one more key that every query sees: it is never rotated, gets no position
+  bias, and has the value v*, or a zero value where `value_HxDh` returns None. Whoever asks what
+  a variant does asks the attributes here, not its class.
   """
 
-  has_extra_key = False  # is there an extra key, which takes part in the normalisation?
-  logit_may_be_negative = False  # also where all features, and so their products, are positive?
+  has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
+  # May the extra logit be negative where all features, and so all products, are positive?
+  logit_may_be_negative: ClassVar[bool] = False
+  # Words for tables and for sentences; empty where nothing is added to attention.
+  label: ClassVar[str]
+  description: ClassVar[str]
 
-  @property
-  def label(self) -> str:
-    """A few words for tables, of the default values; empty where nothing is added."""
-    return type(self).__name__
-
-  @property
-  def description(self) -> str:
-    """What is added, as a part of a sentence; empty where nothing is."""
-    return repr(self)
+  def __init_subclass__(cls, **options):
+    super().__init_subclass__(**options)
+    # Words are not inherited: what a subclass adds is something else.
+    cls.label = vars(cls).get('label', cls.__name__)
+    cls.description = vars(cls).get('description', cls.__name__)
 
   @property
   def acts_only_through_normalisation(self) -> bool:
@@ -41,22 +54,23 @@ class ExtraKeyValue(Component):
     """Raises a ValueError where heads of `head_dim` channels leave no such variant."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
+    """The parameters of one layer, by name."""
     return {}
 
-  def key_HxDh(self, params, dims: Dims):
-    """k*, before the feature map; None where the logit does not depend on q."""
+  def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
+    """k* of every query head, before the feature map; None where the logit ignores the query."""
     return None
 
-  def logit_H(self, params):
-    """The slot's score where it does not depend on q."""
+  def logit_H(self, params: Arrays) -> jax.Array:
+    """The extra key's score in every query head where it does not depend on the query."""
     raise NotImplementedError
 
-  def value_HxDh(self, params, dims: Dims):
-    """v* of the slot, or None."""
+  def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
+    """v* of every query head, or None for a zero value."""
     return None
 
-  def output_HxDh(self, params, dims: Dims):
-    """A vector added to every head's output, or None."""
+  def output_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
+    """A vector that is added to every head's output, or None."""
     return None
 
 
@@ -71,11 +85,13 @@ class NoBias(ExtraKeyValue):
 class KBias(ExtraKeyValue):
   """A learned key k* whose value is fixed (Tables 4, 5, 12 and 13).
 
-  shared: one k* for all heads of a layer instead of one per head.
-  learnable_dims: only the first d_a channels are learned, the rest are zero
-    (Table 13); None learns all.
-  value: 'zero'; 'first' for v' = [1, 0, ..., 0]; 'uniform' for
-    v'' = [1, ..., 1] / sqrt(Dh). value_norm: the m of m v' and m v'' (Table 5).
+  Attributes:
+    shared: one k* serves all heads of a layer, instead of one per head.
+    learnable_dims: only the first d_a channels are learned, the rest are zero
+      (Table 13); None learns all.
+    value: 'zero'; 'first' for v' = [1, 0, ..., 0]; 'uniform' for
+      v'' = [1, ..., 1] / sqrt(Dh).
+    value_norm: the m of m v' and m v'' (Table 5).
   """
 
   shared: bool = False
@@ -144,7 +160,7 @@ class KVBias(ExtraKeyValue):
 
 @dataclasses.dataclass(frozen=True)
 class VBias(ExtraKeyValue):
-  """A learned v* added to every head's output; no extra key (Table 4, last row)."""
+  """A learned v* that is added to every head's output; no extra key (Table 4, last row)."""
 
   shared: bool = False
 
@@ -162,14 +178,17 @@ class VBias(ExtraKeyValue):
 class SinkLogit(ExtraKeyValue):
   """One learned logit per query head, without a value (gpt-oss).
 
-  The K bias whose logit does not depend on the query.
+  It is a K bias whose logit does not depend on the query.
   """
 
   has_extra_key = True
   logit_may_be_negative = True  # it is learned, and no product of features
-  acts_only_through_normalisation = True
   label = 'sink logit'
   description = 'the sink logit'
+
+  @property
+  def acts_only_through_normalisation(self):
+    return True
 
   def params(self, dims):
     return {'logit': Param((dims.heads,), 'zeros')}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.attention.similarity import Similarity, elu_plus_one
 from sink_jax.component import Component
 
@@ -16,13 +18,14 @@ from sink_jax.component import Component
 class FeatureMap(Component):
   """phi, applied to every query and key (and to k*) of a layer."""
 
-  positive = False  # are all features positive, so that phi(q).phi(k) > 0?
+  positive: ClassVar[bool] = False  # are all features positive, so that phi(q).phi(k) > 0?
 
   def params(self, dims: Dims) -> dict[str, Param]:
+    """The parameters of one layer, by name."""
     return {}
 
-  def features(self, x, params):
-    """(..., Dh) -> (..., Dh)."""
+  def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
+    """Features (..., Dh) of queries or keys (..., Dh), in their dtype."""
     raise NotImplementedError
 
 
@@ -38,7 +41,7 @@ class Identity(FeatureMap):
 class EluPlusOne(FeatureMap, Similarity):
   """elu(x) + 1: a feature map, elementwise on q and k, or a similarity f(s).
 
-  The paper uses the one function in both slots (Table 15), and so does this class.
+  The paper uses the same function for both (Table 15), and so does this class.
   """
 
   positive = True
@@ -54,7 +57,8 @@ class EluPlusOne(FeatureMap, Similarity):
 class Mlp(FeatureMap):
   """phi(x) = W2 relu(W1 x) with Dh x Dh matrices and no biases.
 
-  One per layer, shared by all heads and by queries and keys, as released.
+  All heads of a layer share it, and so do queries and keys, as in the official code
+  (sail-sg/Attention-Sink).
   """
 
   def params(self, dims):

@@ -1,28 +1,41 @@
-"""Which keys a query sees (Section 6)."""
+"""Which keys a query sees (Section 6).
+
+A mask is a predicate for the elements of a tile, `keep`, and a range of keys per query,
+`key_range`, by which kernels leave out tiles. Both must say the same; `kernels.block_mask`
+checks it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Self
 
+import jax
+import numpy as np
+
 from sink_jax.component import Component, check_integers
 
 _LARGEST = 2**30  # tokens: positions are 32-bit numbers on a device
+
+Positions = int | np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
-  def keep(self, i, j):
-    """True where query i sees key j; i and j are integer arrays."""
+  def keep(self, i: Positions, j: Positions) -> Positions:
+    """True where query i sees key j; i and j are integers that broadcast together.
+
+    This runs inside kernel tiles, so it is elementwise arithmetic and comparisons.
+    """
     raise NotImplementedError
 
-  def key_range(self, first, last, keys):
+  def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     """Half-open range of keys that queries first..last can see, out of `keys`.
 
-    Python integers in, Python integers out: chunks and tiles outside are skipped, and
-    tiles that lie in the range of each of their queries are not masked at all. For
+    The numbers are Python integers: chunks and tiles outside are skipped when a program is
+    built, and tiles that lie in the range of each of their queries are not masked at all. For
     first == last it must be exactly the keys for which `keep` is true.
     """
     raise NotImplementedError

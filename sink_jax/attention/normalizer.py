@@ -7,7 +7,9 @@ f = exp. A normalizer turns that statistic into the factor of the row, in both f
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from sink_jax.component import Component
@@ -17,17 +19,23 @@ from sink_jax.component import Component
 class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j."""
 
-  power = 1.0  # the statistic is sum_j f_ij^power; None: no statistic is needed
-  needs_nonnegative = False
+  needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
 
-  def factor(self, row_sum):
-    """1/Z_i from sum_j f_ij^power, for similarities other than exp."""
+  @property
+  def power(self) -> float | None:
+    """The statistic of a row is sum_j f_ij^power; None: no statistic is needed."""
+    return 1.0
+
+  def factor(self, row_sum: jax.Array) -> jax.Array:
+    """1/Z_i from sum_j f_ij^power, elementwise, for similarities other than exp."""
     raise NotImplementedError
 
-  def log_factor(self, lse, power_lse):
-    """log(1/Z_i) + lse for exp, whose rows arrive divided by exp(lse).
+  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
+    """log(1/Z_i) + lse for exp, whose rows arrive divided by exp(lse), elementwise.
 
-    lse: log sum_j exp(s_ij). power_lse: log sum_j exp(power s_ij).
+    Args:
+      lse: log sum_j exp(s_ij), float32.
+      power_lse: log sum_j exp(power s_ij).
     """
     raise NotImplementedError
 
@@ -45,8 +53,8 @@ def _floor(p: float) -> float:
 class RowSum(Normalizer):
   """Z_i = (sum_j f_ij + eps) / scale.
 
-  The release adds eps = 1e-8 to sums of sigmoid and elu+1; softmax takes none.
-  `scale` is the paper's alpha (Eq. 29, Table 14 left): rows then sum to alpha.
+  The official code (sail-sg/Attention-Sink) adds eps = 1e-8 to sums of sigmoid and elu+1;
+  softmax takes none. `scale` is the paper's alpha (Eq. 29, Table 14 left): rows then sum to alpha.
   """
 
   eps: float = 0.0
@@ -92,7 +100,9 @@ class PNorm(Normalizer):
 class Unnormalized(Normalizer):
   """Z_i = 1: scores of a row are independent of one another."""
 
-  power = None
+  @property
+  def power(self):
+    return None
 
   def factor(self, row_sum):
     return jnp.ones_like(row_sum)
@@ -102,7 +112,7 @@ class Unnormalized(Normalizer):
 class AbsFloor(Normalizer):
   """Z_i = max(|sum_j f_ij|, floor): for similarities that can be negative.
 
-  The signed similarities are summed first, as released (Table 15: floor = 1).
+  The signed similarities are summed first, as in the official code (Table 15: floor = 1).
   """
 
   floor: float = 1.0

@@ -1,10 +1,14 @@
-"""What a slot asks the model to own."""
+"""The parameters that a component asks the model to keep for it."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+
+AnyArray = jax.Array | np.ndarray  # what public functions take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,19 +22,20 @@ class Dims:
 
 @dataclasses.dataclass(frozen=True)
 class Param:
-  """A parameter's shape and how it starts.
+  """A parameter's shape and how it is initialised.
 
-  `init` is one of 'linear' and 'embedding' (as the model starts its own linear
-  layers and embeddings), 'bias' (normal with standard deviation 0.02, which the
-  release uses for k* and v*), 'zeros' and 'ones'.
+  `init` is one of 'linear' and 'embedding' (as the model initialises its linear layers and
+  embeddings), 'bias' (normal with standard deviation 0.02, which the official code,
+  sail-sg/Attention-Sink, uses for k* and v*), 'zeros' and 'ones'.
   """
 
   shape: tuple[int, ...]
   init: str
 
 
-def rms_norm(x, gain, eps: float):
+def rms_norm(x: jax.Array, gain: AnyArray, eps: float) -> jax.Array:
   """x / sqrt(mean(x^2) + eps) * gain over the last axis, in float32."""
+  # The gain multiplies before the rounding to the dtype of x, once.
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps))
   return (x32 * scale * gain).astype(x.dtype)

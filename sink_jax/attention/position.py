@@ -1,32 +1,43 @@
-"""Position encodings (Table 3, Appendix A)."""
+"""Position encodings (Table 3, Appendix A); the official code is sail-sg/Attention-Sink.
+
+Positions are 0-based. Where they are known when a program is built they come as NumPy arrays, so
+that tables of angles are constants; a decoding step gets its positions as traced arrays.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.param import Param
+from sink_jax.attention.param import AnyArray, Param
 from sink_jax.component import Component
+
+
+Positions = np.ndarray | jax.Array  # 0-based integers (T,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Position(Component):
-  """An encoding acts in one of three places; the other two stay as they are here.
+  """An encoding acts on embeddings, on queries and keys, or on scores.
 
-  Positions are 0-based integers (T,).
+  A subclass overrides the methods of one of the three; the others stay as they are here.
   """
 
-  has_bias = False  # is there a bias g on the scores?
+  has_bias: ClassVar[bool] = False  # is there a bias g on the scores?
 
   def embedding_params(self, d_model: int) -> dict[str, Param]:
+    """The parameters of the model, not of a layer, that `embedding` takes."""
     return {}
 
-  def embedding(self, positions_T, d_model: int, params):
-    """(T, d_model) added to the token embeddings H^0, or None."""
+  def embedding(self, positions_T: Positions, d_model: int,
+                params: Mapping[str, AnyArray]) -> jax.Array | None:
+    """What is added to the token embeddings H^0, (T, d_model) float32, or None."""
     return None
 
   def check_length(self, length: int) -> None:
@@ -36,16 +47,16 @@ class Position(Component):
     """The same encoding for a model of sequences of `length` tokens."""
     return self
 
-  def rotate(self, x_BxTxHxDh, positions_T):
-    """Queries or keys, rotated by their positions."""
+  def rotate(self, x_BxTxHxDh: jax.Array, positions_T: Positions) -> jax.Array:
+    """Queries or keys, rotated by their positions, in their dtype."""
     return x_BxTxHxDh
 
-  def slopes(self, heads: int):
-    """Per-head factor (heads,) of the bias g(i,j,h) = slopes[h] * distance_bias(i-j)."""
+  def slopes(self, heads: int) -> np.ndarray:
+    """Per-head factors (heads,) float32 of the bias g(i,j,h) = slopes[h] * distance_bias(i-j)."""
     return np.ones(heads, np.float32)
 
-  def distance_bias(self, distance):
-    """The bias of a distance i - j, as float32."""
+  def distance_bias(self, distance: jax.Array) -> jax.Array:
+    """The bias of a distance i - j, as float32; it runs inside kernel tiles."""
     raise NotImplementedError
 
 
@@ -56,20 +67,25 @@ class Nope(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Rope(Position):
-  """Rotary embedding (Eq. 8) in the half-split layout of the release.
+  """Rotary embedding (Eq. 8) in the half-split layout of the official code.
 
   The paper writes pairs of neighbouring channels; the layouts differ by a fixed
   permutation of channels, which the projections absorb. Angles are float32.
 
-  fraction: only the first share of Dh is rotated (0.25 in GPT-NeoX).
-  factor: positions are divided by it (linear interpolation).
+  Attributes:
+    base: the wavelength of channel pair c is 2 pi base^(2c / channels) tokens.
+    fraction: only the first share of Dh is rotated (0.25 in GPT-NeoX).
+    factor: positions are divided by it (linear interpolation).
   """
 
   base: float = 10000.0
   fraction: float = 1.0
   factor: float = 1.0
 
-  amplitude = 1.0  # of what is rotated
+  @property
+  def amplitude(self) -> float:
+    """Factor of the rotated channels of queries and keys alike."""
+    return 1.0
 
   def __post_init__(self):
     if not self.base > 0:
@@ -88,6 +104,8 @@ class Rope(Position):
                        'the number of heads or use Nope() or Alibi().')
     angle_TxF = (jnp.asarray(positions_T, jnp.float32)[:, None]
                  * jnp.asarray(self.frequencies(channels), jnp.float32))
+    # Half-split: channels c and c + channels/2 form a pair. The rotation is computed in float32,
+    # since angles of late positions have no bits to spare in bfloat16.
     cos, sin = (self.amplitude * f(angle_TxF)[:, None, :] for f in (jnp.cos, jnp.sin))
     x = x_BxTxHxDh.astype(jnp.float32)
     a, b = jnp.split(x[..., :channels], 2, axis=-1)
@@ -186,7 +204,7 @@ class Sinusoidal(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Learned(Position):
-  """A learned vector per position."""
+  """A learned vector per position, for positions below `max_length`."""
 
   max_length: int = 2048
 
@@ -212,9 +230,9 @@ class Learned(Position):
 class Alibi(Position):
   """g = -slope_h |i - j|, slopes 2^(-8h/H) (Eq. 7).
 
-  Head counts that are no power of two follow the recipe of the ALiBi authors, as
-  the release does: the slopes of the next lower power, then every other slope of
-  the next higher one.
+  Head counts that are no power of two follow the recipe of the ALiBi authors, as the
+  official code does: the slopes of the next lower power, then every other slope of the
+  next higher one.
   """
 
   has_bias = True
@@ -230,14 +248,14 @@ class Alibi(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Relative(Position):
-  """The release's "relative" bias: the T5 bucket number itself, for all heads.
+  """The "relative" bias of the official code: the T5 bucket number itself, for all heads.
 
   Nothing is learned: a key at distance d gets + bucket(d), 0..31, so *farther* keys
   score higher, and with equal contents the first token alone takes an importance of
   0.334 at T = 64. The paper's Proposition 2 speaks of a non-increasing g;
   `decreasing=True` is that form, - bucket(d). Below half the buckets the bucket is
   the distance; beyond, it is logarithmic up to `max_distance`. Eq. 6 as printed
-  takes the floor before multiplying by B/2; this follows the release, after.
+  takes the floor before multiplying by B/2; this follows the official code, after.
   """
 
   decreasing: bool = False

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from sink_jax.attention.param import Dims, Param, rms_norm
+import jax
+
+from sink_jax.attention.param import AnyArray, Dims, Param, rms_norm
 from sink_jax.component import Component
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryKeyNorm(Component):
+  """A normalisation of single queries and keys; a cache keeps keys that are normalised."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
+    """The parameters of one layer, by name."""
     return {}
 
-  def queries(self, q_BxTxHxDh, params):
+  def queries(self, q_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
+    """The normalised queries, in their dtype."""
     return q_BxTxHxDh
 
-  def keys(self, k_BxTxHxDh, params):
+  def keys(self, k_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
+    """The normalised keys, in their dtype."""
     return k_BxTxHxDh
 
 

@@ -1,7 +1,7 @@
 """The definition of every attention variant, T x T, on whole rows.
 
-This is the oracle of the kernels and what a recorder shows. The bias slot is one
-more column here, while the kernels add it to finished rows.
+Kernels are tested against it, and maps of a recorded model come from it. The extra key is one
+more column of scores here, while the kernels add it to finished rows.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
+from sink_jax.attention.param import AnyArray
 from sink_jax.attention.spec import (
-    AttentionSpec, Dims, TransformedQK, extra_key_logit, repeat_heads, transform_qk)
+    AttentionSpec, Dims, Params, TransformedQK, extra_key_logit, repeat_heads, transform_qk)
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
-PROXY_EPS = 1e-8  # added to the sums of |f| in proxy scores, as the release does
+# Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
+PROXY_EPS = 1e-8
 
 
 class Rows(NamedTuple):
   """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
 
   The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not
-  normalised; for exp it is softmax. Slot entries are None without a bias slot.
+  normalised; for exp it is softmax. The entries of the extra key are None without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -33,8 +36,9 @@ class Rows(NamedTuple):
   extra_proxy_BxHxL: jax.Array | None
 
 
-def scores(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T):
-  """Scores (B, H, L, T) of prepared queries and keys at positions i_L and j_T, float32."""
+def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_L: jax.Array,
+           j_T: jax.Array) -> jax.Array:
+  """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
   s = jnp.einsum('blhd,bthd->bhlt', q_BxLxHxDh, k_BxTxHxDh,
                  preferred_element_type=jnp.float32) / math.sqrt(q_BxLxHxDh.shape[-1])
   if spec.position.has_bias:
@@ -44,16 +48,17 @@ def scores(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHxDh, i_L, j_T):
   return s
 
 
-def rows(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T) -> Rows:
-  """Attention of the prepared queries at positions i_L to the prepared keys at j_T."""
+def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,
+         i_L: jax.Array, j_T: jax.Array) -> Rows:
+  """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
-  slot = extra_key_logit(spec, q_BxLxHxDh, params)
-  if slot is not None:
-    s = jnp.concatenate([slot[..., None], s], -1)
+  extra = extra_key_logit(spec, q_BxLxHxDh, params)
+  if extra is not None:  # column 0, which every query sees
+    s = jnp.concatenate([extra[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
   weights, proxy = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
-  if slot is None:
+  if extra is None:
     return Rows(weights, proxy, None, None)
   return Rows(weights[..., 1:], proxy[..., 1:], weights[..., 0], proxy[..., 0])
 
@@ -62,6 +67,7 @@ def _exponential(spec, s, keep):
   s = jnp.where(keep, s, _MASKED)
   lse = jax.nn.logsumexp(s, -1, keepdims=True)
   power = spec.normalizer.power
+  assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   power_lse = lse if power == 1 else jax.nn.logsumexp(power * s, -1, keepdims=True)
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
   return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
@@ -80,12 +86,13 @@ def _additive(spec, s, keep):
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
 
-def safe_power(f, power):
+def safe_power(f: jax.Array, power: float) -> jax.Array:
   """f^power of a similarity that is not negative; its derivative is finite at 0 as well."""
   return jnp.maximum(f, 1e-30) ** power
 
 
-def attend(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, i_L, j_T):
+def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+           v_BxTxHkvxDh: jax.Array, params: Params, i_L: jax.Array, j_T: jax.Array) -> jax.Array:
   """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T.
 
   Materialises L x T scores.
@@ -94,17 +101,17 @@ def attend(spec: AttentionSpec, q_BxLxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, 
   heads, head_dim = q_BxLxHxDh.shape[2:]
   v = repeat_heads(v_BxTxHkvxDh, heads)
   out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
-  own, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
-  value = spec.kv_bias.value_HxDh(own, dims)
+  extra_params, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
+  value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))
-  added = spec.kv_bias.output_HxDh(own, dims)
+  added = spec.kv_bias.output_HxDh(extra_params, dims)
   if added is not None:
     out = out + added.astype(jnp.float32)
   return out.astype(q_BxLxHxDh.dtype)
 
 
-def last_row(spec: AttentionSpec, qk: TransformedQK, params):
+def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Array:
   """Normalised (proxy) scores (B, H, T) of the last of the queries."""
   tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
   a = rows(spec, qk.q_BxTxHxDh[:, -1:], qk.k_BxTxHkvxDh, params, tokens[-1:], tokens)
@@ -112,18 +119,27 @@ def last_row(spec: AttentionSpec, qk: TransformedQK, params):
 
 
 @explained
-def attention_map(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *, proxy=False):
-  """Attention weights A (B, H, T, T) between tokens; small T only.
+def attention_map(
+    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
+    proxy: bool = False) -> Float[Array, 'B H T T']:
+  """Attention weights A (B, H, T, T) float32 between tokens; for small T only.
+
+  Without an extra key the rows of softmax sum to one; with one, to what it leaves to the tokens.
 
   Args:
+    params: {component: {name: array}}, as for `attend`.
     proxy: return the row-normalised proxy scores instead (the same for softmax).
+
+  Raises:
+    ValueError: shapes that do not fit together, parameters that are not those of the spec.
   """
   params = params or {}
   a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
   return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT
 
 
-def maps(spec: AttentionSpec, qk: TransformedQK, params) -> Rows:
+def maps(spec: AttentionSpec, qk: TransformedQK, params: Params) -> Rows:
   """All rows of tokens 0..T-1, with L = T."""
   tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
   return rows(spec, *qk, params, tokens, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,12 @@ class Similarity(Component):
   It runs inside kernel tiles, so it uses only operations that lower everywhere.
   """
 
-  signed = False  # may f(s) be negative?
-  exponential = False  # is f = exp, so that rows are computed relative to a maximum?
+  signed: ClassVar[bool] = False  # may f(s) be negative?
+  # Is f = exp, so that rows are computed relative to their maximum and cannot overflow?
+  exponential: ClassVar[bool] = False
 
-  def __call__(self, s):
+  def __call__(self, s: jax.Array) -> jax.Array:
+    """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
     raise NotImplementedError
 
 
@@ -36,7 +39,7 @@ class Exp(Similarity):
 
 @dataclasses.dataclass(frozen=True)
 class Sigmoid(Similarity):
-  """f(s) = 1 / (1 + exp(-s)), without bias or length scaling, as released."""
+  """f(s) = 1 / (1 + exp(-s)), without bias or length scaling, as in the official code."""
 
   def __call__(self, s):
     return jax.nn.sigmoid(s)
@@ -52,6 +55,7 @@ class Linear(Similarity):
     return s
 
 
-def elu_plus_one(x):
+def elu_plus_one(x: jax.Array) -> jax.Array:
   """elu(x) + 1, written without expm1, which does not lower on every backend."""
+  # The minimum keeps exp finite where it is not used: a gradient through `where` takes both.
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))

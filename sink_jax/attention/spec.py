@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -14,12 +15,15 @@ from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import Normalizer, RowSum
-from sink_jax.attention.param import Dims, Param
-from sink_jax.attention.position import Position, Rope
+from sink_jax.attention.param import AnyArray, Dims, Param
+from sink_jax.attention.position import Position, Positions, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
 from sink_jax.component import Component, from_string
 
+Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
+
+# The fields of a spec, by the names that they have in configs, and the base of their values.
 COMPONENTS: dict[str, type[Component]] = {
     'similarity': Similarity,
     'normalizer': Normalizer,
@@ -35,15 +39,17 @@ COMPONENTS: dict[str, type[Component]] = {
 class AttentionSpec:
   """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
 
-  The defaults are the paper's: softmax, causal, rotary. Each slot also accepts its
-  config string. Combinations that make no sense raise a ValueError:
+  The defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
+  config string. A spec is hashable and compared by value, so it is a static argument of jitted
+  functions. Combinations that make no sense raise a ValueError:
 
   * Exp with Unnormalized: exp overflows without a normalisation;
   * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
     an absolute eps has no fixed meaning;
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
     are positive, without a position bias or sink logit): the sum has no root, or can vanish;
-  * KBias with a zero value, or SinkLogit, with Unnormalized: no effect on the output.
+  * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
+    effect on the output.
   """
 
   similarity: Similarity = Exp()
@@ -81,20 +87,20 @@ class AttentionSpec:
 
   @property
   def rows_sum_to_one(self) -> bool:
-    """Are a row's weights, with the bias slot's, shares of one, as those of softmax?"""
+    """Are a row's weights, the extra key's among them, shares of one, as those of softmax?"""
     return type(self.normalizer) is RowSum and self.normalizer.scale == 1
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
-    """What the slots own in one layer: {slot: {name: Param}}, empty slots left out.
+    """Parameters of one layer, {component: {name: Param}}; components without any are left out.
 
     Position embeddings belong to the model, not to a layer.
     """
-    owned = {name: getattr(self, name).params(dims)
-             for name in ('feature_map', 'kv_bias', 'qk_norm')}
-    return {name: params for name, params in owned.items() if params}
+    params = {name: getattr(self, name).params(dims)
+              for name in ('feature_map', 'kv_bias', 'qk_norm')}
+    return {name: by_name for name, by_name in params.items() if by_name}
 
   def strings(self) -> dict[str, str]:
-    """The config strings of all slots; `AttentionSpec(**strings)` rebuilds the spec."""
+    """The config strings of all components; `AttentionSpec(**strings)` rebuilds the spec."""
     return {name: repr(getattr(self, name)) for name in COMPONENTS}
 
 
@@ -110,7 +116,8 @@ class TransformedQK(NamedTuple):
   k_BxTxHkvxDh: jax.Array
 
 
-def transform_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params) -> TransformedQK:
+def transform_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
+                 params: Params) -> TransformedQK:
   """The transformed queries and keys of projected ones.
 
   Raises:
@@ -119,51 +126,59 @@ def transform_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params) -> Trans
   return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
 
 
-def normalize_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params):
-  """The first step of `transform_qk`, before positions come in: what a cache keeps of a key."""
+def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
+                 params: Params) -> tuple[jax.Array, jax.Array]:
+  """Normalised queries and keys: the first step of `transform_qk`, before positions come in.
+
+  A cache keeps keys in this form. The shapes and `params` are checked here.
+  """
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
   check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
   norm_params = params.get('qk_norm', {})
-  return (spec.qk_norm.queries(q_BxTxHxDh, norm_params),
-          spec.qk_norm.keys(k_BxTxHkvxDh, norm_params))
+  return (spec.qk_norm.queries(jnp.asarray(q_BxTxHxDh), norm_params),
+          spec.qk_norm.keys(jnp.asarray(k_BxTxHkvxDh), norm_params))
 
 
-def position_qk(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params) -> TransformedQK:
+def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                params: Params) -> TransformedQK:
   """The second step of `transform_qk`, of normalised queries and keys."""
+  # NumPy positions: the angles of rotary embeddings are then constants of the program.
   tokens = np.arange(q_BxTxHxDh.shape[1])
   return TransformedQK(apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
                        apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params))
 
 
-def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh, positions_T, params):
-  """Normalised queries or keys, rotated by their positions and mapped."""
+def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: Positions,
+                                params: Params) -> jax.Array:
+  """Normalised queries or keys, rotated by their positions and mapped to features."""
   return spec.feature_map.features(spec.position.rotate(x_BxTxHxDh, positions_T),
                                    params.get('feature_map', {}))
 
 
-def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh, params):
-  """Score (B, H, L) of the bias slot for prepared queries, float32; None without one."""
+def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params) -> jax.Array | None:
+  """Score (B, H, L) of the extra key for transformed queries, float32; None without one."""
   if not spec.kv_bias.has_extra_key:
     return None
   heads, head_dim = q_BxLxHxDh.shape[2:]
-  own = params['kv_bias']
-  key = spec.kv_bias.key_HxDh(own, Dims(heads, heads, head_dim))
+  extra_params = params['kv_bias']
+  key = spec.kv_bias.key_HxDh(extra_params, Dims(heads, heads, head_dim))
   if key is None:
-    logit_H = spec.kv_bias.logit_H(own).astype(jnp.float32)
+    logit_H = spec.kv_bias.logit_H(extra_params).astype(jnp.float32)
     return jnp.broadcast_to(logit_H[:, None], (q_BxLxHxDh.shape[0], heads, q_BxLxHxDh.shape[1]))
+  # k* passes the feature map like any key, but has no position: it is never rotated.
   key = spec.feature_map.features(key, params.get('feature_map', {}))
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
   return product / math.sqrt(head_dim)
 
 
-def repeat_heads(x_BxTxHkvxDh, heads: int):
-  """Grouped keys or values, each repeated for the query heads of its group."""
+def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:
+  """Grouped keys or values (B, T, H, Dh), each repeated for the query heads of its group."""
   return jnp.repeat(x_BxTxHkvxDh, heads // x_BxTxHkvxDh.shape[2], axis=2)
 
 
-def dims_of(q_BxLxHxDh, k_BxTxHkvxDh) -> Dims:
-  """Sizes from arrays; raises a ValueError where they do not fit together."""
+def dims_of(q_BxLxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray) -> Dims:
+  """The sizes of queries and keys; raises a ValueError where they do not fit together."""
   if q_BxLxHxDh.ndim != 4 or k_BxTxHkvxDh.ndim != 4:
     raise ValueError('q, k and v must have the axes (batch, length, heads, head_dim), not '
                      f'{q_BxLxHxDh.shape} and {k_BxTxHkvxDh.shape}.')
@@ -182,13 +197,13 @@ def dims_of(q_BxLxHxDh, k_BxTxHkvxDh) -> Dims:
 
 
 def transposed(which: str) -> str:
-  """What an error adds where arrays would fit with their axes of length and heads exchanged."""
+  """A hint for the error where arrays would fit with their axes of length and heads exchanged."""
   return (f' {which} look like (B, H, T, Dh), and (B, T, H, Dh) is wanted: exchange their axes by '
           'x.swapaxes(1, 2).')
 
 
-def _transposed(q, k):
-  """Says which of two shapes that do not fit together would fit if it were transposed, or ''."""
+def _transposed(q: tuple[int, ...], k: tuple[int, ...]) -> str:
+  """The hint of `transposed` for the shape that would fit if it were transposed, or ''."""
   other = lambda shape: (shape[0], shape[2], shape[1], shape[3])
   fit = lambda q, k: q[:2] == k[:2] and q[3] == k[3] and q[2] % k[2] == 0
   for which, a, b in (('The arrays', other(q), other(k)), ('The keys', q, other(k)),
@@ -198,18 +213,19 @@ def _transposed(q, k):
   return ''
 
 
-def check_params(spec: AttentionSpec, dims: Dims, params, exchanged: Dims | None = None) -> None:
-  """Raises a ValueError unless `params` holds just what the slots own.
+def check_params(spec: AttentionSpec, dims: Dims, params: Params,
+                 exchanged: Dims | None = None) -> None:
+  """Raises a ValueError unless `params` holds just the parameters of the spec.
 
   Args:
     exchanged: the sizes if the arrays had their axes of length and heads exchanged.
   """
-  shapes = lambda dims: {slot: {name: p.shape for name, p in owned.items()}
-                         for slot, owned in spec.params(dims).items()}
+  shapes = lambda dims: {component: {name: p.shape for name, p in by_name.items()}
+                         for component, by_name in spec.params(dims).items()}
   wanted = shapes(dims)
-  given = {slot: {name: tuple(x.shape) for name, x in owned.items()}
-           for slot, owned in params.items()}
+  given = {component: {name: tuple(x.shape) for name, x in by_name.items()}
+           for component, by_name in params.items()}
   if wanted != given:
+    hint = transposed('The arrays') if exchanged and given == shapes(exchanged) else ''
     raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
-                     f'{given or "nothing"}.'
-                     + (transposed('The arrays') if exchanged and given == shapes(exchanged) else ''))
+                     f'{given or "nothing"}.{hint}')

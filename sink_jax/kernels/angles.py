@@ -14,8 +14,11 @@ from sink_jax.attention.spec import repeat_heads
 class Angles(NamedTuple):
   """Means over the queries t > 1, per head: of key 1, and of the mean over the keys 1 < j <= t.
 
-  cosine: cos(q_t, k_j). norm_product: |q_t| |k_j| / sqrt(Dh). score: their product, the
-  logit of softmax where positions are rotary, learned or absent.
+  Attributes:
+    cosine_*: cos(q_t, k_j).
+    norm_product_*: |q_t| |k_j| / sqrt(Dh).
+    score_*: the product of the two, the logit of softmax where positions are rotary, learned or
+      absent.
   """
 
   cosine_first: jax.Array  # (B, H)
@@ -26,8 +29,8 @@ class Angles(NamedTuple):
   score_others: jax.Array
 
 
-def query_key_angles(q_BxTxHxDh, k_BxTxHkvxDh) -> Angles:
-  """Of prepared queries and keys, T > 1.
+def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
+  """The angles of transformed queries and keys, T > 1.
 
   The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   """
@@ -35,15 +38,15 @@ def query_key_angles(q_BxTxHxDh, k_BxTxHkvxDh) -> Angles:
   q = q_BxTxHxDh.astype(jnp.float32)
   k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
-  tiny = jnp.finfo(jnp.float32).tiny
+  tiny = jnp.finfo(jnp.float32).tiny  # a zero vector has a cosine of zero, not nan
   scale = 1 / math.sqrt(head_dim)
   unit = lambda x: x / jnp.maximum(size(x), tiny)
   pairs = {'cosine': (unit(q), unit(k)), 'norm_product': (size(q) * scale, size(k)),
            'score': (q * scale, k)}
   others_T = jnp.arange(1, length)[:, None]  # keys 2..t of the queries t = 2..T
-  found = {}
+  means = {}
   for name, (queries, keys) in pairs.items():
     product = lambda k: jnp.sum(queries[:, 1:] * k, -1).mean(1)
-    found[f'{name}_first'] = product(keys[:, :1])
-    found[f'{name}_others'] = product(jnp.cumsum(keys[:, 1:], 1) / others_T[:, :, None])
-  return Angles(**found)
+    means[f'{name}_first'] = product(keys[:, :1])
+    means[f'{name}_others'] = product(jnp.cumsum(keys[:, 1:], 1) / others_T[:, :, None])
+  return Angles(**means)

@@ -2,7 +2,7 @@
 
 Scores s are in the units of the product q.k; a scale 1 / sqrt(Dh) turns them into those that
 a similarity takes. `Exact` runs on every back end. `Approximate` takes fewer instructions;
-what it costs in accuracy stands in results/kernels/README.md.
+results/kernels/README.md lists its errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.similarity import Sigmoid
+from sink_jax.attention.similarity import Sigmoid, Similarity
 
 LOG2E = math.log2(math.e)
 MASKED = -1e30  # finite, so that a row without any key so far stays finite
@@ -26,22 +26,23 @@ class Exact:
 
   exp2: Callable[[jax.Array], jax.Array] = jnp.exp2
 
-  def from_maximum(self, s, maximum, scale):
+  def from_maximum(self, s: jax.Array, maximum: jax.Array, scale: float) -> jax.Array:
     """Logarithm in base 2 of exp((s - maximum) scale), given the largest score of a row.
 
     The difference comes before the factor: large scores then lose nothing.
     """
     return (s - maximum) * (scale * LOG2E)
 
-  def from_log(self, s, log, scale):
+  def from_log(self, s: jax.Array, log: jax.Array, scale: float) -> jax.Array:
     """Logarithm in base 2 of exp(s scale - log), given a statistic of a row."""
     return (s * scale - log) * LOG2E
 
-  def weights(self, similarity, s, scale):
+  def weights(self, similarity: Similarity, s: jax.Array, scale: float) -> jax.Array:
     """f(s scale)."""
     return similarity(s * scale)
 
-  def weights_and_slopes(self, similarity, s, scale):
+  def weights_and_slopes(self, similarity: Similarity, s: jax.Array,
+                         scale: float) -> tuple[jax.Array, jax.Array]:
     """f and its derivative f' at s scale, by automatic differentiation."""
     s = s * scale
     return jax.jvp(similarity, (s,), (jnp.ones_like(s),))
@@ -51,10 +52,11 @@ class Exact:
 class Approximate(Exact):
   """Functions of one instruction each, for weights that are rounded to bfloat16 next.
 
-  exp2, reciprocal: good to about 2^-22; they may flush subnormal numbers to zero.
-  less_product: z - x y of (z, x, y), rounded once. With it an exponent is off by 2^-24 of the
-  larger of its parts, by the same for all keys of a row while its maximum stays: that leaves
-  with the sum of the row.
+  Attributes:
+    exp2, reciprocal: good to about 2^-22; they may flush subnormal numbers to zero.
+    less_product: z - x y of (z, x, y), rounded once. With it an exponent is off by 2^-24 of the
+      larger of its parts, by the same for all keys of a row while its maximum stays: that error
+      cancels when the row is divided by its sum.
   """
 
   reciprocal: Callable[[jax.Array], jax.Array]
@@ -69,6 +71,7 @@ class Approximate(Exact):
     return self._scaled(s, scale * LOG2E, log * -LOG2E)
 
   def weights(self, similarity, s, scale):
+    # By class, since a subclass may be another function.
     if type(similarity) is Sigmoid:  # far below zero 1 / (1 + inf) = 0
       return self.reciprocal(1 + self.exp2(s * (-scale * LOG2E)))
     return super().weights(similarity, s, scale)

@@ -1,4 +1,9 @@
-"""Which tiles of scores a mask leaves, as ranges of tile numbers."""
+"""Which tiles of scores a mask leaves, as ranges of tile numbers.
+
+They are computed in NumPy when a program is built, from `Mask.key_range`, and given to a kernel
+as a small table. A kernel goes through first..last only; within first_full..last_full it leaves
+the mask out. Under a causal mask that halves the work, and a window makes it linear in T.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from sink_jax.attention.mask import Mask
 
 
 class Ranges(NamedTuple):
-  """For every tile along one axis, the tiles along the other; int32 arrays, half open.
+  """For every tile along one axis, the tiles along the other; int32 arrays, half-open ranges.
 
   Tiles first..last hold everything that is visible; in first_full..last_full, a part
   of it, nothing is hidden and nothing is padding.
@@ -27,14 +32,14 @@ class Ranges(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   """The tiles of keys that every tile of queries needs."""
-  lo, hi = np.array([mask.key_range(i, i, length) for i in range(length)]).T
+  lo, hi = np.array([mask.key_range(i, i, length) for i in range(length)]).T  # of every query
   _check(mask, lo, hi, length)
   starts = np.arange(0, length, block_q)
   first = np.minimum.reduceat(lo, starts) // block_k
   last = -(-np.maximum.reduceat(hi, starts) // block_k)
   first_full = -(-np.maximum.reduceat(lo, starts) // block_k)
   last_full = np.minimum.reduceat(hi, starts) // block_k
-  if length % block_q:
+  if length % block_q:  # the last tile has queries of padding, which see nothing
     first_full[-1] = last_full[-1]
   return _ranges(first, first_full, last_full, last)
 
@@ -42,7 +47,7 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
 def _check(mask, lo, hi, length):
   """Raises a ValueError where key_range and keep differ at the ends and in the middle."""
   i = np.arange(length)
-  with jax.ensure_compile_time_eval():
+  with jax.ensure_compile_time_eval():  # this may run inside a trace, and needs numbers
     seen = lambda j: np.asarray(mask.keep(i, np.clip(j, 0, length - 1)))
     fits = (seen(lo) & seen((lo + hi) // 2) & seen(hi - 1) | (lo >= hi)) & ~(
         seen(lo - 1) & (lo > 0)) & ~(seen(hi) & (hi < length))
@@ -60,6 +65,8 @@ def query_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   first, last = _span((keys.first <= tiles) & (tiles < keys.last))
   full = (keys.first_full <= tiles) & (tiles < keys.last_full)
   first_full, last_full = _span(full)
+  # Tiles of queries that see all of these keys need not be neighbours, under any mask that one
+  # may write; a range with holes would leave out the mask where it is needed.
   holes = full.sum(1) != last_full - first_full
   return _ranges(first, np.where(holes, last_full, first_full), last_full, last)
 
@@ -71,7 +78,7 @@ def _span(chosen):
   return first, last
 
 
-def _ranges(first, first_full, last_full, last):
+def _ranges(first, first_full, last_full, last) -> Ranges:
   none = first_full >= last_full
   first_full, last_full = np.where(none, first, first_full), np.where(none, first, last_full)
   return Ranges(*(x.astype(np.int32) for x in (first, first_full, last_full, last)))

@@ -1,16 +1,26 @@
-"""Attention of a few new tokens to the keys and values of a cache."""
+"""Attention of a few new tokens to the keys and values of a cache.
+
+With one new query per text the scores are as many as the keys, so the definition serves: no
+T x T array arises that a kernel would have to avoid.
+"""
 
 from __future__ import annotations
 
+import jax
+
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, apply_position_and_features
+from sink_jax.attention.spec import AttentionSpec, Params, apply_position_and_features
 
 
-def attend_cached(spec: AttentionSpec, q_BxLxHxDh, k_BxCxHkvxDh, v_BxCxHkvxDh, params, i_L, j_C):
-  """Output (B, L, H, Dh) of queries at positions i_L on C slots at positions j_C.
+def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxCxHkvxDh: jax.Array,
+                  v_BxCxHkvxDh: jax.Array, params: Params, i_L: jax.Array,
+                  j_C: jax.Array) -> jax.Array:
+  """Output (B, L, H, Dh) of queries at positions i_L to C cache entries at positions j_C.
 
-  Queries and keys come normalised, neither rotated. A slot whose position is
-  later than every query's is not seen. L x C scores are held: L is one when decoding.
+  Queries and keys come normalised, neither rotated: positions may be those within the cache,
+  which change as entries are dropped, so keys are rotated at every step. An entry whose position
+  is later than every query's is not seen; that is how an empty one is marked. L x C scores are
+  held: L is one when decoding.
   """
   q = apply_position_and_features(spec, q_BxLxHxDh, i_L, params)
   k = apply_position_and_features(spec, k_BxCxHkvxDh, j_C, params)

@@ -1,13 +1,16 @@
 """Attention in plain XLA with memory linear in T: one block of query rows at a time.
 
 The queries are cut into a few spans, each with the static range of keys that it can
-see, so that masked work is skipped; within a span a loop runs over blocks of rows.
-The backward pass recomputes the scores of a block.
+see, so that masked work is skipped; within a span a loop runs over blocks of rows. A block holds
+whole rows of scores, so no running maximum is needed. The forward pass keeps its output and the
+statistics of its rows, and the backward pass recomputes the scores of a block from them: the
+gradient that JAX would derive from the loop would store the scores of every block.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +25,9 @@ _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh) -> PartialAttention:
-  """Rows and statistics of prepared queries and keys; differentiable in q, k and v."""
+def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHxDh: jax.Array,
+         v_BxTxHxDh: jax.Array) -> PartialAttention:
+  """Rows and statistics of transformed queries and keys; differentiable in q, k and v."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh)[0]
 
 
@@ -40,12 +44,14 @@ def _forward(spec, q, k, v):
     zeros = jnp.zeros((*s.shape[:-1], 1))
     return (out, *(_rows_last(zeros if x is None else x) for x in (stat, power_stat))), ()
 
+  # The spans are unrolled: each has another number of keys, hence other shapes.
   parts = []
   for first, last, lo, hi in spans(spec, q.shape[1]):
-    see = functools.partial(block, keys=k[:, lo:hi], values=v[:, lo:hi], j=jnp.arange(lo, hi))
-    parts.append(map_blocks(see, first, (q[:, first:last],))[0])
+    rows_of = functools.partial(block, keys=k[:, lo:hi], values=v[:, lo:hi], j=jnp.arange(lo, hi))
+    parts.append(map_blocks(rows_of, first, (q[:, first:last],))[0])
   out, *stats = (jnp.concatenate(p, 1) for p in zip(*parts))
   rows = PartialAttention(out, *(jnp.swapaxes(x[..., 0], 1, 2) for x in stats))
+  # The name lets a rematerialisation policy keep the rows; the scores are recomputed anyway.
   result = checkpoint_name(rows, ATTENTION)
   return result, (q, k, v, result)
 
@@ -70,10 +76,11 @@ def _backward(spec, saved, cotangents):
 
   for first, last, lo, hi in spans(spec, q.shape[1]):
     keys, values = k[:, lo:hi], v[:, lo:hi]
-    see = functools.partial(block, keys=keys, values=values, j=jnp.arange(lo, hi))
+    gradients_of = functools.partial(block, keys=keys, values=values, j=jnp.arange(lo, hi))
     zeros = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
+    # A query belongs to one block, so dq is joined; every block adds to dk and dv of its keys.
     (dq_span,), (dk_span, dv_span) = map_blocks(
-        see, first, tuple(x[:, first:last] for x in per_row), zeros)
+        gradients_of, first, tuple(x[:, first:last] for x in per_row), zeros)
     dq.append(dq_span)
     dk, dv = dk.at[:, lo:hi].add(dk_span), dv.at[:, lo:hi].add(dv_span)
   return jnp.concatenate(dq, 1).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
@@ -94,8 +101,8 @@ def _scores(tile, q_block, keys, i_L, j_T):
   return tile.scores(product, slopes_H[:, None, None], i, j), tile.keep(i, j)
 
 
-def spans(spec, length):
-  """(first query, last query, first key, last key) of each span, half open."""
+def spans(spec: AttentionSpec, length: int) -> Iterator[tuple[int, int, int, int]]:
+  """(first query, last query, first key, last key) of each span, half-open."""
   blocks = -(-length // BLOCK)
   size = -(-blocks // _SPANS) * BLOCK
   for first in range(0, length, size):
@@ -103,18 +110,23 @@ def spans(spec, length):
     yield first, last, *spec.mask.key_range(first, last - 1, length)
 
 
-def map_blocks(f, first, arrays, totals=(), size=None):
+def map_blocks(f: Callable[..., tuple[tuple, tuple]], first: int, arrays: tuple[jax.Array, ...],
+               totals: tuple[jax.Array, ...] = (), size: int | None = None) -> tuple[tuple, tuple]:
   """Runs `joined, summed = f(*blocks, i=positions)` over blocks of rows (axis 1).
 
-  Returns the joined results, and `totals` plus the sums of the summed ones. The last
-  span is padded to whole blocks with rows of zeros, at positions past the last token;
+  The last span is padded to whole blocks with rows of zeros, at positions past the last token;
   f lets them see nothing, and their results are cut off.
 
-  size: rows of a block, by default and at most BLOCK, which it must divide.
+  Args:
+    first: position of the first row.
+    size: rows of a block, by default and at most BLOCK, which it must divide.
+
+  Returns:
+    The joined results, and `totals` plus the sums of the summed ones.
   """
   length, size = arrays[0].shape[1], size or BLOCK
   count = -(-length // size)
-  if count == 1:
+  if count == 1:  # without a loop, and without padding
     joined, summed = f(*arrays, i=first + jnp.arange(length))
     return joined, tuple(map(jnp.add, totals, summed))
   pad = count * size - length

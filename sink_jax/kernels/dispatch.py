@@ -1,4 +1,8 @@
-"""`attend`: one entry to every implementation of attention, and the choice among them."""
+"""`attend`: one entry to every implementation of attention, and the choice among them.
+
+The choice reads the platform, shapes and the spec; it never tries and catches. What was asked for
+by name either runs or raises, since a sweep that quietly changes kernels is a wrong table.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,20 @@ import logging
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
-from sink_jax.attention.spec import AttentionSpec, TransformedQK, transform_qk, transposed
+from sink_jax.attention.param import AnyArray
+from sink_jax.attention.spec import (
+    AttentionSpec, Params, TransformedQK, transform_qk, transposed)
 from sink_jax.kernels import flash
+from sink_jax.kernels.epilogue import Shaped
 from sink_jax.kernels.implementations import ALL
 
 IMPLEMENTATIONS = tuple(ALL)
 
-# What a platform is given by default: the first that runs the case.
+# By platform, what `choose` tries in turn; 'chunked' where none of them runs the case. Libraries
+# come before our kernels, which are slower on plain softmax.
 _PREFERRED = {
     'cuda': ('linear', 'cudnn', 'pallas'),
     'tpu': ('linear', 'splash', 'pallas'),
@@ -24,22 +33,26 @@ _log = logging.getLogger('sink_jax')
 
 
 @explained
-def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, params=None, *, implementation: str | None = None):
+def attend(
+    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+    params: Params | None = None, *,
+    implementation: str | None = None) -> Float[Array, 'B T H Dh']:
   """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
   Applies everything the spec says: QK norm, rotation, feature map, mask, similarity,
   biases, normalizer. H may be a multiple of Hkv (grouped-query attention).
 
   Args:
-    params: {slot: {name: array}} for the slots that own parameters; their shapes are
-      `spec.params(Dims(heads, kv_heads, head_dim))`.
-    implementation: by default what `choose` says. All agree to rounding:
+    params: {component: {name: array}} for the components that have parameters; their shapes
+      are `spec.params(Dims(heads, kv_heads, head_dim))`.
+    implementation: by default that of `choose`. All agree to rounding:
       'reference': the T x T definition.
       'chunked': plain XLA with memory linear in T, on every platform.
       'linear': time linear in T as well, for similarity Linear and mask Causal.
-      'pallas': our kernels for TPUs and NVIDIA GPUs, every variant in float32 or bfloat16;
-        interpreted, and very slow, elsewhere. Inside a shard_map of your own: check_vma=False.
+      'pallas': the kernels of this package for TPUs and NVIDIA GPUs, every variant in float32
+        or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they need
+        check_vma=False.
       'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
   Raises:
@@ -49,21 +62,23 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   """
   params = params or {}
   check_implementation(implementation)
-  k, v = k_BxTxHkvxDh.shape, v_BxTxHkvxDh.shape
-  if k != v:
-    hint = transposed('The values') if len(v) == 4 and k == (v[0], v[2], v[1], v[3]) else ''
-    raise ValueError(f'keys and values must have the same shape: {k}, {v}.{hint}')
+  keys, values = k_BxTxHkvxDh.shape, v_BxTxHkvxDh.shape
+  if keys != values:
+    fits = len(values) == 4 and keys == tuple(values[axis] for axis in (0, 2, 1, 3))
+    hint = transposed('The values') if fits else ''
+    raise ValueError(f'keys and values must have the same shape: {keys}, {values}.{hint}')
   dtypes = {x.dtype for x in (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)}
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  out = attend_transformed(spec, qk, v_BxTxHkvxDh, params, implementation=implementation)
+  v = jnp.asarray(v_BxTxHkvxDh)
+  out = attend_transformed(spec, qk, v, params, implementation=implementation)
   return out.astype(q_BxTxHxDh.dtype)
 
 
-def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh, params, *,
-                       implementation: str | None = None) -> jax.Array:
+def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,
+                       params: Params, *, implementation: str | None = None) -> jax.Array:
   """`attend` of queries and keys that are transformed already, whose shapes are known to fit."""
   q, k = qk
   name = implementation or choose(spec, q, k)
@@ -75,7 +90,7 @@ def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh, par
   return ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params).astype(q.dtype)
 
 
-def choose(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
+def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
   """The implementation that this platform uses by default; logged once for each case.
 
   Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
@@ -89,8 +104,14 @@ def choose(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
   return name
 
 
-def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> str:
-  """'pallas' or 'chunked', for `streaming_importance`."""
+def choose_importance(implementation: str | None, q_BxTxHxDh: Shaped,
+                      k_BxTxHkvxDh: Shaped) -> str:
+  """'pallas' or 'chunked', for `streaming_importance`.
+
+  Raises:
+    ValueError: another name.
+    NotImplementedError: 'pallas' was asked for and does not run the case, with the reason.
+  """
   # What importance needs of the kernels depends on the arrays alone, not on the variant.
   reason = flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
@@ -105,7 +126,8 @@ def choose_importance(implementation: str | None, q_BxTxHxDh, k_BxTxHkvxDh) -> s
   return implementation
 
 
-def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
+def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh: Shaped,
+                k_BxTxHkvxDh: Shaped) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
   return ALL[name].unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())
 
@@ -126,13 +148,15 @@ def check_implementation(implementation: str | None) -> None:
 def platform() -> str:
   """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here.
 
-  It is that of the mesh in context, `mesh_context`, whose devices may be elsewhere; without a mesh
-  that of the default device.
+  It is that of the mesh in context, see `shard.mesh_context`, whose devices may be simulated;
+  without a mesh it is that of the default device. 'gpu' is a GPU without kernels here.
   """
   of_mesh = jax.sharding.get_abstract_mesh().abstract_device
   if of_mesh is not None and of_mesh.platform != 'gpu':  # it does not say which kind of GPU
     return of_mesh.platform
-  device = jax.config.jax_default_device or jax.devices()[0]
+  # Options of jax.config become attributes when JAX is imported.
+  device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+  device = device or jax.devices()[0]
   device = jax.devices(device)[0] if isinstance(device, str) else device
   if device.platform != 'gpu':
     return device.platform
@@ -140,6 +164,6 @@ def platform() -> str:
   return 'cuda' if runs else 'gpu'
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=None)  # a trace of every layer and step would log it again
 def _log_once(message: str) -> None:
   _log.info(message)

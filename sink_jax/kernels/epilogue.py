@@ -1,7 +1,8 @@
-"""What happens to the rows that a kernel returns: bias slots and normalisation.
+"""The epilogue of every kernel: the extra key and the normalizer, on finished rows.
 
-A kernel computes rows without bias slot and normalizer, and row statistics in
-float32. For f = exp the rows are softmax rows and the statistics logarithms.
+A kernel computes rows without extra key and normalizer, and row statistics in float32. For
+f = exp the rows are softmax rows and the statistics logarithms. What has parameters or differs
+between variants is then plain JAX on (B, H, T) statistics, which XLA differentiates.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.reference import PROXY_EPS, safe_power
-from sink_jax.attention.spec import AttentionSpec, Dims, extra_key_logit
+from sink_jax.attention.spec import AttentionSpec, Dims, Params, extra_key_logit
 
-ATTENTION = 'attention'  # what a rematerialisation policy calls the results of these kernels
+ATTENTION = 'attention'  # the name of the kernels' results in rematerialisation policies
+
+Shaped = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # something with a shape and a dtype
 
 
 class PartialAttention(NamedTuple):
   """Output of a kernel; every field is differentiable.
 
-  out: sum_j f_ij v_j, for exp sum_j exp(s_ij - lse_i) v_j.
-  stat: sum_j f_ij^power; for exp lse_i. power_stat: for exp with power != 1,
-  logsumexp_j(power s_ij), else the same as stat.
+  Attributes:
+    out_BxTxHxDh: sum_j f_ij v_j, for exp sum_j exp(s_ij - lse_i) v_j.
+    row_stats_BxHxT: sum_j f_ij^power, for exp lse_i; float32.
+    power_row_stats_BxHxT: for exp with power != 1, logsumexp_j(power s_ij), else the same as
+      the row statistics.
   """
 
   out_BxTxHxDh: jax.Array
@@ -30,73 +37,92 @@ class PartialAttention(NamedTuple):
   power_row_stats_BxHxT: jax.Array
 
 
-def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh, rows: PartialAttention, params):
-  """Adds the bias slot to the rows, normalises them, adds v*; (B, T, H, Dh) float32.
+def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAttention,
+                   params: Params) -> jax.Array:
+  """Attention output (B, T, H, Dh) float32: rows with the extra key, normalised.
 
-  q_BxTxHxDh: the prepared queries, for the score of the slot.
+  Args:
+    q_BxTxHxDh: the transformed queries, for the score of the extra key.
   """
   heads, head_dim = q_BxTxHxDh.shape[2:]
-  own, dims = params.get('kv_bias', {}), Dims(heads, heads, head_dim)
+  extra_params, dims = params.get('kv_bias', {}), Dims(heads, heads, head_dim)
   extra_logit_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params)
-  value = spec.kv_bias.value_HxDh(own, dims)
+  value = spec.kv_bias.value_HxDh(extra_params, dims)
   combine = _exponential if spec.similarity.exponential else _additive
   out, factor = combine(spec, rows, extra_logit_BxHxT, value)
   out = out if factor is None else out * _per_row(factor)
-  added = spec.kv_bias.output_HxDh(own, dims)
+  added = spec.kv_bias.output_HxDh(extra_params, dims)
   return out if added is None else out + added
 
 
-def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh, params):
-  """The same for softmax rows of a library, which gives no statistic: no bias slot."""
+def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh: jax.Array,
+                           params: Params) -> jax.Array:
+  """The same for softmax rows of a library, which gives no statistic: without an extra key."""
   heads, head_dim = out_BxTxHxDh.shape[2:]
+  assert isinstance(spec.normalizer, RowSum), 'library kernels refuse others'
   out = out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale
   added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
   return out if added is None else out + added
 
 
-def row_weights(spec: AttentionSpec, q_BxTxHxDh, stat, power_stat, sizes, params):
+def row_weights(
+    spec: AttentionSpec, q_BxTxHxDh: jax.Array, stat: jax.Array, power_stat: jax.Array,
+    sizes: jax.Array, params: Params) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Factors (B, H, T) that turn f_ij, or exp(s_ij - lse_i), into attention.
 
-  sizes: sum_j |f_ij|, unused for exp. Returns the factor of the weights, the factor of
-  |f_ij| in row-normalised scores, and the score of the bias slot (None without one).
+  Args:
+    stat, power_stat: those of `PartialAttention`.
+    sizes: sum_j |f_ij|, unused for exp.
+
+  Returns:
+    The factor of the weights, the factor of |f_ij| in row-normalised scores, and the
+    row-normalised score of the extra key (None without one).
   """
-  slot, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
+  extra, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
   if spec.similarity.exponential:
-    lse, power_lse = stat, power_stat
-    if slot is not None:
-      lse = jnp.logaddexp(stat, slot)
-      power_lse = lse if power == 1 else jnp.logaddexp(power_stat, power * slot)
+    lse, power_lse = _with_extra(stat, power_stat, extra, power)
     share = jnp.exp(stat - lse)
     raw = share * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
-    return raw, share, None if slot is None else jnp.exp(slot - lse)
-  total = stat
-  if slot is not None:
-    weight = spec.similarity(slot)
-    sizes = sizes + jnp.abs(weight)
+    return raw, share, None if extra is None else jnp.exp(extra - lse)
+  total, extra_size = stat, None
+  if extra is not None:
+    weight = spec.similarity(extra)
+    extra_size = jnp.abs(weight)
+    sizes = sizes + extra_size
     if power is not None:
       total = total + (weight if power == 1 else safe_power(weight, power))
   share = 1 / (sizes + PROXY_EPS)
-  return spec.normalizer.factor(total), share, None if slot is None else jnp.abs(weight) * share
+  return spec.normalizer.factor(total), share, None if extra_size is None else extra_size * share
 
 
-def _exponential(spec, rows, slot, value):
-  out, lse, power_lse = rows.out_BxTxHxDh, rows.row_stats_BxHxT, rows.power_row_stats_BxHxT
-  power = spec.normalizer.power
-  if slot is not None:
-    weight = jax.nn.sigmoid(slot - lse)
+def _exponential(spec, rows, extra, value):
+  """Rows with the extra key and their factor; the rows come divided by exp(lse)."""
+  out, lse = rows.out_BxTxHxDh, rows.row_stats_BxHxT
+  if extra is not None:
+    # exp(extra) / (exp(extra) + exp(lse)), without either exponential: softmax of two.
+    weight = jax.nn.sigmoid(extra - lse)
     out = out * _per_row(1 - weight)
     if value is not None:
       out = out + _per_row(weight) * value
-    lse = jnp.logaddexp(lse, slot)
-    power_lse = lse if power == 1 else jnp.logaddexp(power_lse, power * slot)
-  return out, jnp.exp(spec.normalizer.log_factor(lse, power_lse))
+  sums = _with_extra(lse, rows.power_row_stats_BxHxT, extra, spec.normalizer.power)
+  return out, jnp.exp(spec.normalizer.log_factor(*sums))
 
 
-def _additive(spec, rows, slot, value):
+def _with_extra(lse, power_lse, extra, power):
+  """logsumexp of the scores and of the power-fold scores, the extra key's among them."""
+  assert power is not None, 'AttentionSpec refuses exp without a normalisation'
+  if extra is None:
+    return lse, power_lse
+  total = jnp.logaddexp(lse, extra)
+  return total, total if power == 1 else jnp.logaddexp(power_lse, power * extra)
+
+
+def _additive(spec, rows, extra, value):
+  """Rows with the extra key and their factor; the rows are plain sums of f_ij v_j."""
   out, total = rows.out_BxTxHxDh, rows.row_stats_BxHxT
   power = spec.normalizer.power
-  if slot is not None:
-    weight = spec.similarity(slot)
+  if extra is not None:
+    weight = spec.similarity(extra)
     if value is not None:
       out = out + _per_row(weight) * value
     if power is not None:

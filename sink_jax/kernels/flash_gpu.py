@@ -1,15 +1,22 @@
 """Pallas kernels for NVIDIA GPUs from Ampere on.
 
 A program owns one tile of queries or keys of one head and goes through tiles of the other
-kind. No atomics: every program owns what it writes, so that results repeat bit for bit.
+kind in a loop, with what it accumulates in registers. No atomics: every program owns what it
+writes, so that results repeat bit for bit. The backward pass is two kernels for the same reason:
+dq belongs to queries, dk and dv to keys, and the scores are computed in both.
+
+Arrays keep the axes (B, T, H, Dh) of the model; a tile is loaded with the stride of its head.
+What the sizes of tiles are, and why, stands in `gpu_layout.BLOCKS`.
 """
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.gpu_layout import KernelLayout, products, weighted
 
 
@@ -20,106 +27,118 @@ def unsupported(head_dim: int) -> str | None:
   return None
 
 
-def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpret=False):
+def forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+            v_BxTxHkvxDh: jax.Array, slopes_H: jax.Array | None = None,
+            interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
   q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
-  program = KernelLayout('forward', spec, q, k, slopes_H, interpret)
-  out, *stats = program.over_queries(
-      _forward_kernel, [program.own(q), program.whole(k), program.whole(v)],
-      [program.own(q, dtype=v.dtype), program.own_row(), program.own_row()])
-  return program.tokens(out) + program.rows(*stats)
+  layout = KernelLayout('forward', spec, q, k, slopes_H, interpret)
+  out, *stats = layout.over_queries(
+      _forward_kernel, [layout.own(q), layout.whole(k), layout.whole(v)],
+      [layout.own(q, dtype=v.dtype), layout.own_row(), layout.own_row()])
+  return layout.tokens(out) + layout.rows(*stats)
 
 
-def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
+def statistics(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+               slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  program = KernelLayout('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
-  return program.rows(*program.over_queries(
-      _statistics_kernel, [program.own(q_BxTxHxDh), program.whole(k_BxTxHkvxDh)],
-      [program.own_row()] * 3))
+  layout = KernelLayout('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
+  return layout.rows(*layout.over_queries(
+      _statistics_kernel, [layout.own(q_BxTxHxDh), layout.whole(k_BxTxHkvxDh)],
+      [layout.own_row()] * 3))
 
 
-def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_BxHxT,
-             slopes_H=None, interpret=False):
+def backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array, *rows_BxHxT: jax.Array,
+             slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
-  program = KernelLayout('dq', spec, q, k, slopes_H, interpret)
-  dq = program.tokens(*program.over_queries(
-      _dq_kernel, [program.own(q), program.whole(k), program.whole(v), program.own(do),
-                   *map(program.own_row, rows_BxHxT)], [program.own(q)]))
-  program = KernelLayout('dkv', spec, q, k, slopes_H, interpret)
-  return dq + program.tokens(*program.over_keys(
-      _dkv_kernel, [program.group(q), program.own(k), program.own(v), program.group(do),
-                    *map(program.group_row, rows_BxHxT)], [program.own(k), program.own(v)]))
+  layout = KernelLayout('dq', spec, q, k, slopes_H, interpret)
+  dq = layout.tokens(*layout.over_queries(
+      _dq_kernel, [layout.own(q), layout.whole(k), layout.whole(v), layout.own(do),
+                   *map(layout.own_row, rows_BxHxT)], [layout.own(q)]))
+  layout = KernelLayout('dkv', spec, q, k, slopes_H, interpret)
+  return dq + layout.tokens(*layout.over_keys(
+      _dkv_kernel, [layout.group(q), layout.own(k), layout.own(v), layout.group(do),
+                    *map(layout.group_row, rows_BxHxT)], [layout.own(k), layout.own(v)]))
 
 
-def column_sums(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT,
-                slopes_H=None,     interpret=False):
+def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                row_stats_BxHxT: jax.Array, *weights_BxHxT: jax.Array,
+                slopes_H: jax.Array | None = None, interpret: bool = False
+                ) -> tuple[jax.Array, ...]:
   """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
 
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
-  program = KernelLayout('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  program.only(keys)
-  sums = program.over_keys(
-      _columns_kernel, [program.whole(q_BxTxHxDh), program.own(k_BxTxHkvxDh),
-                        *map(program.whole_row, (row_stats_BxHxT, *weights_BxHxT))],
-      [program.part()] * len(weights_BxHxT))
-  return tuple(x.sum(2)[..., :keys] for x in sums)
+  layout = KernelLayout('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  layout.only(keys)
+  sums = layout.over_keys(
+      _columns_kernel, [layout.whole(q_BxTxHxDh), layout.own(k_BxTxHkvxDh),
+                        *map(layout.whole_row, (row_stats_BxHxT, *weights_BxHxT))],
+      [layout.part()] * len(weights_BxHxT))
+  return tuple(x.sum(2)[..., :keys] for x in sums)  # over the parts, in a fixed order
 
 
-def _forward_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, *stat_refs):
-  slope, i, bounds = program.own_queries(ranges_ref, slopes_ref)
-  q = program.load(q_ref, 0, program.blocks.own)
+def _forward_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, *stat_refs):
+  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
+  q = layout.load(q_ref, 0, layout.blocks.own)
 
+  # The parts of the head dimension are separate arrays (q, d), see `gpu_layout`.
   def step(kj, masked, carry):
     out, state = carry
-    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.others(kj), masked)
-    p, factor, state = program.tile.update(state, s, keep)
-    v = program.other(v_ref, kj)
+    s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
+    p, factor, state = layout.tile.update(state, s, keep)
+    v = layout.other(v_ref, kj)
+    # Weights are rounded to the dtype of v, for the tensor cores; their sums were taken before.
     added = weighted(p.astype(v_ref.dtype), v)
     return [o + x if factor is None else o * factor + x for o, x in zip(out, added)], state
 
-  start = program.zeros(), program.tile.start((program.blocks.own, 1))
-  out, state = program.loop(bounds, step, start)
-  factor, stat, power_stat, _ = program.tile.finish(state)
-  program.store(out_ref, out if factor is None else [o * factor for o in out])
+  start = layout.zeros(), layout.tile.start((layout.blocks.own, 1))
+  out, state = layout.loop(bounds, step, start)
+  factor, stat, power_stat, _ = layout.tile.finish(state)
+  layout.store(out_ref, out if factor is None else [o * factor for o in out])
   _store_rows(stat_refs, stat, power_stat)
 
 
-def _statistics_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, *stat_refs):
-  slope, i, bounds = program.own_queries(ranges_ref, slopes_ref)
-  q = program.load(q_ref, 0, program.blocks.own)
+def _statistics_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, *stat_refs):
+  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
+  q = layout.load(q_ref, 0, layout.blocks.own)
 
   def step(kj, masked, state):
-    s, keep = program.scores(slope, q, program.other(k_ref, kj), i, program.others(kj), masked)
-    return program.tile.update(state, s, keep)[2]
+    s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
+    return layout.tile.update(state, s, keep)[2]
 
-  state = program.loop(bounds, step, program.tile.start((program.blocks.own, 1)))
-  _store_rows(stat_refs, *program.tile.finish(state)[1:])
+  state = layout.loop(bounds, step, layout.tile.start((layout.blocks.own, 1)))
+  _store_rows(stat_refs, *layout.tile.finish(state)[1:])
 
 
-def _dq_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
+def _dq_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
   *row_refs, dq_ref = refs
-  slope, i, bounds = program.own_queries(ranges_ref, slopes_ref)
-  q, do = (program.load(ref, 0, program.blocks.own) for ref in (q_ref, do_ref))
+  # A program owns a tile of queries and computes its scores again, from the rows' statistics.
+  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
+  q, do = (layout.load(ref, 0, layout.blocks.own) for ref in (q_ref, do_ref))
   rows = [ref[...][:, None] for ref in row_refs]
 
   def step(kj, masked, dq):
-    k = program.other(k_ref, kj)
-    s, keep = program.scores(slope, q, k, i, program.others(kj), masked)
-    dp = products(do, program.other(v_ref, kj))
-    _, ds = program.tile.cotangent(s, keep, dp, rows)
+    k = layout.other(k_ref, kj)
+    s, keep = layout.scores(slope, q, k, i, layout.others(kj), masked)
+    dp = products(do, layout.other(v_ref, kj))
+    _, ds = layout.tile.cotangent(s, keep, dp, rows)
     return [x + y for x, y in zip(dq, weighted(ds.astype(k_ref.dtype), k))]
 
-  dq = program.loop(bounds, step, program.zeros())
-  program.store(dq_ref, [x * program.tile.scale for x in dq])
+  dq = layout.loop(bounds, step, layout.zeros())
+  layout.store(dq_ref, [x * layout.tile.scale for x in dq])
 
 
-def _dkv_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
+def _dkv_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
+  # A program owns a tile of keys and goes through all query heads of its group, so that nobody
+  # else adds to its dk and dv. Tiles are (keys, queries): p and ds then enter both products as
+  # they are, without a transposition.
   *row_refs, dk_ref, dv_ref = refs
-  group = program.heads // program.kv_heads
-  j, bounds = program.own_keys(ranges_ref)
-  k, v = (program.load(ref, 0, program.blocks.own) for ref in (k_ref, v_ref))
+  group = layout.heads // layout.kv_heads
+  j, bounds = layout.own_keys(ranges_ref)
+  k, v = (layout.load(ref, 0, layout.blocks.own) for ref in (k_ref, v_ref))
   first_head = pl.program_id(1) * group
 
   def head(g, carry):
@@ -127,41 +146,44 @@ def _dkv_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *r
 
     def step(qi, masked, carry):
       dk, dv = carry
-      q, do = program.other(q_ref, qi, g), program.other(do_ref, qi, g)
-      s, keep = program.scores(slope, q, k, program.others(qi), j, masked, keys_first=True)
-      rows = [program.other_row(ref, qi, g) for ref in row_refs]
-      p, ds = program.tile.cotangent(s, keep, products(v, do), rows)
+      q, do = layout.other(q_ref, qi, g), layout.other(do_ref, qi, g)
+      s, keep = layout.scores(slope, q, k, layout.others(qi), j, masked, keys_first=True)
+      rows = [layout.other_row(ref, qi, g) for ref in row_refs]
+      p, ds = layout.tile.cotangent(s, keep, products(v, do), rows)
       dv = [x + y for x, y in zip(dv, weighted(p.astype(do_ref.dtype), do))]
       dk = [x + y for x, y in zip(dk, weighted(ds.astype(q_ref.dtype), q))]
       return dk, dv
 
-    return program.loop(bounds, step, carry)
+    return layout.loop(bounds, step, carry)
 
-  carry = program.zeros(), program.zeros()
+  carry = layout.zeros(), layout.zeros()
   dk, dv = head(0, carry) if group == 1 else lax.fori_loop(0, group, head, carry)
-  program.store(dk_ref, [x * program.tile.scale for x in dk])
-  program.store(dv_ref, dv)
+  layout.store(dk_ref, [x * layout.tile.scale for x in dk])
+  layout.store(dv_ref, dv)
 
 
-def _columns_kernel(program, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *refs):
+def _columns_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *refs):
   weight_refs, sum_refs = refs[:len(refs) // 2], refs[len(refs) // 2:]
-  j, bounds = program.own_keys(ranges_ref)
-  if program.parts > 1:
-    part, count = lax.rem(pl.program_id(0), program.parts), bounds[3] - bounds[0]
-    lo, hi = (bounds[0] + lax.div(count * (part + n), program.parts) for n in (0, 1))
+  # A program owns a tile of keys, and a part of the queries where few keys are asked for: with
+  # one program per tile of four keys the rest of the GPU would idle.
+  j, bounds = layout.own_keys(ranges_ref)
+  if layout.parts > 1:
+    part, count = lax.rem(pl.program_id(0), layout.parts), bounds[3] - bounds[0]
+    lo, hi = (bounds[0] + lax.div(count * (part + n), layout.parts) for n in (0, 1))
     bounds = [jnp.clip(x, lo, hi) for x in bounds]
   slope = slopes_ref[pl.program_id(1)]
-  k = program.load(k_ref, 0, program.blocks.own)
+  k = layout.load(k_ref, 0, layout.blocks.own)
 
   def step(qi, masked, sums):
-    s, keep = program.scores(slope, program.other(q_ref, qi), k, program.others(qi), j, masked,
+    s, keep = layout.scores(slope, layout.other(q_ref, qi), k, layout.others(qi), j, masked,
                           keys_first=True)
-    f = program.tile.weights(s, keep, program.other_row(stat_ref, qi))
-    return [x + g * program.other_row(ref, qi)
+    f = layout.tile.weights(s, keep, layout.other_row(stat_ref, qi))
+    return [x + g * layout.other_row(ref, qi)
             for x, g, ref in zip(sums, (f, jnp.abs(f)), weight_refs)]
 
-  zeros = jnp.zeros((program.blocks.own, program.blocks.other), jnp.float32)
-  for ref, x in zip(sum_refs, program.loop(bounds, step, [zeros] * len(sum_refs))):
+  # Sums stay (k, q) tiles until the end: one reduction over the lanes instead of one per step.
+  zeros = jnp.zeros((layout.blocks.own, layout.blocks.other), jnp.float32)
+  for ref, x in zip(sum_refs, layout.loop(bounds, step, [zeros] * len(sum_refs))):
     ref[...] = jnp.sum(x, 1)
 
 

@@ -1,19 +1,24 @@
 """Pallas kernels for TPUs (Mosaic).
 
 Tiles of scores are transposed, (keys, queries), so that quantities of rows lie along the
-lanes, (1, queries). The last axes of every grid run in order and accumulate in scratch
-memory. Outputs of queries come as (Dh, queries) and are turned outside. Letters in names:
-q and k are the sizes of a tile, D is the head dimension.
+lanes, (1, queries): a column of statistics would fill one lane of 128. The last axes of every
+grid run in order on a core and accumulate in scratch memory, while the next tiles are copied from
+HBM; the axes before them are independent. Outputs of queries come as (Dh, queries) and are
+transposed outside. The backward pass is two kernels, dq per tile of queries and dk, dv per tile
+of keys, each of which computes the scores again. Letters in names: q and k are the sizes of a
+tile, D is the head dimension.
 """
 
 from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.tpu_layout import SUBLANES, KernelLayout
 
 
@@ -24,63 +29,73 @@ def unsupported(head_dim: int) -> str | None:
   return None
 
 
-def forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, slopes_H=None, interpret=False):
+def forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+            v_BxTxHkvxDh: jax.Array, slopes_H: jax.Array | None = None,
+            interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  out, stats = program.over_queries(
-      functools.partial(_forward_kernel, program.tile),
-      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh)],
-      [program.per_query(v_BxTxHkvxDh.dtype), program.per_row(2)],
-      [program.scratch(program.head_dim, program.block), *program.state])
-  return program.tokens_first(out), *program.split(stats)
+  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  out, stats = layout.over_queries(
+      functools.partial(_forward_kernel, layout.tile),
+      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.keys(v_BxTxHkvxDh)],
+      [layout.per_query(v_BxTxHkvxDh.dtype), layout.per_row(2)],
+      [layout.scratch(layout.head_dim, layout.block), *layout.state])
+  return layout.tokens_first(out), *layout.split(stats)
 
 
-def statistics(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H=None, interpret=False):
+def statistics(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+               slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
-  stats, = program.over_queries(
-      functools.partial(_statistics_kernel, program.tile),
-      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh)], [program.per_row(3)],
-      program.state)
-  return program.split(stats)
+  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
+  stats, = layout.over_queries(
+      functools.partial(_statistics_kernel, layout.tile),
+      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh)], [layout.per_row(3)],
+      layout.state)
+  return layout.split(stats)
 
 
-def backward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh, *rows_BxHxT,
-             slopes_H=None, interpret=False):
+def backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array, *rows_BxHxT: jax.Array,
+             slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
-  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  inputs = [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.keys(v_BxTxHkvxDh),
-            program.queries(do_BxTxHxDh), program.rows(rows_BxHxT)]
-  dq, = program.over_queries(
-      functools.partial(_dq_kernel, program.tile), inputs, [program.per_query(q_BxTxHxDh.dtype)],
-      [program.scratch(program.head_dim, program.block)])
-  dk, dv = program.over_keys(
-      functools.partial(_dkv_kernel, program.tile), inputs,
-      [program.per_key(k_BxTxHkvxDh.dtype), program.per_key(v_BxTxHkvxDh.dtype)],
-      [program.scratch(program.block, program.head_dim)] * 2)
-  return (program.tokens_first(dq), program.tokens_first(dk, turned=False),
-          program.tokens_first(dv, turned=False))
+  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  inputs = [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.keys(v_BxTxHkvxDh),
+            layout.queries(do_BxTxHxDh), layout.rows(rows_BxHxT)]
+  dq, = layout.over_queries(
+      functools.partial(_dq_kernel, layout.tile), inputs, [layout.per_query(q_BxTxHxDh.dtype)],
+      [layout.scratch(layout.head_dim, layout.block)])
+  dk, dv = layout.over_keys(
+      functools.partial(_dkv_kernel, layout.tile), inputs,
+      [layout.per_key(k_BxTxHkvxDh.dtype), layout.per_key(v_BxTxHkvxDh.dtype)],
+      [layout.scratch(layout.block, layout.head_dim)] * 2)
+  return (layout.tokens_first(dq), layout.tokens_first(dk, transposed=False),
+          layout.tokens_first(dv, transposed=False))
 
 
-def column_sums(spec, keys, q_BxTxHxDh, k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT,
-                slopes_H=None,     interpret=False):
+def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                row_stats_BxHxT: jax.Array, *weights_BxHxT: jax.Array,
+                slopes_H: jax.Array | None = None, interpret: bool = False
+                ) -> tuple[jax.Array, ...]:
   """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
 
   Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
   """
-  program = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
+  # The weights are the left side of a product of matrices, whose rows fill eight sublanes.
   zeros = [jnp.zeros_like(row_stats_BxHxT)] * (SUBLANES - len(weights_BxHxT))
-  sums, = program.over_keys(
-      functools.partial(_columns_kernel, program.tile),
-      [program.queries(q_BxTxHxDh), program.keys(k_BxTxHkvxDh), program.rows([row_stats_BxHxT]),
-       program.rows([*weights_BxHxT, *zeros])],
-      [program.per_column()], [program.scratch(SUBLANES, program.block)],
+  sums, = layout.over_keys(
+      functools.partial(_columns_kernel, layout.tile),
+      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.rows([row_stats_BxHxT]),
+       layout.rows([*weights_BxHxT, *zeros])],
+      [layout.per_column()], [layout.scratch(SUBLANES, layout.block)],
       per_head=True, keys=keys)
   return tuple(sums[:, :, n, :keys] for n in range(len(weights_BxHxT)))
 
 
 def _visit(ranges_ref, own, t, step):
-  """Calls step(number of the other tile, is it masked?), if there is one at step t."""
+  """Calls step(number of the other tile, is it masked?), if there is one at step t.
+
+  The grid has as many steps as the tile that needs most; others do nothing in the last ones.
+  """
   first, first_full, last_full, last = (ranges_ref[n, own] for n in range(4))
   other = first + t
   full = (first_full <= other) & (other < last_full)
@@ -106,6 +121,8 @@ def _scores(tile, slope, q_ref, k_ref, qi, kj, masked):
 
 def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, stats_ref,
                     out_Dxq, *state):
+  # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
+  # out_Dxq and the state of the rows last over the steps, in scratch memory.
   qi, t = pl.program_id(2), pl.program_id(3)
   slope = slopes_ref[pl.program_id(1)]
 
@@ -173,6 +190,8 @@ def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_r
 
 def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dk_ref,
                 dv_ref, dk_kxD, dv_kxD):
+  # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
+  # queries, so that dk and dv of grouped heads are summed without atomics.
   kj, g, t = pl.program_id(2), pl.program_id(3), pl.program_id(4)
   slope = slopes_ref[pl.program_id(1) * pl.num_programs(3) + g]
 
@@ -199,6 +218,7 @@ def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_
 
 def _columns_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, weights_ref, sums_ref,
                     sums_8xk):
+  # A program owns a tile of keys of one query head; its steps are the queries that see it.
   kj, t = pl.program_id(2), pl.program_id(4)
   slope = slopes_ref[pl.program_id(1)]
 

@@ -1,6 +1,6 @@
 """Blocks, grids, loops and loads of the GPU kernels.
 
-The only file that names Pallas' Triton back end. Triton tiles have sizes that are powers of
+Only this file names Pallas' Triton back end. Triton tiles have sizes that are powers of
 two, so a head dimension is taken in such parts, 96 as 64 + 32, without padding. Letters in
 comments: q and k are the sizes of a tile, d of a part of the head dimension.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +25,26 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 
-from sink_jax.kernels.arithmetic import EXACT, Approximate
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.kernels.arithmetic import EXACT, Approximate, Exact
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
-_PROGRAMS = 1024  # that keep a GPU busy: sums over few columns are split into that many
+_PROGRAMS = 1024  # keep a GPU busy: sums over few columns are split into that many programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """Size of a program's own tile, of the tiles it goes through, warps, pipeline stages."""
+  """How a kernel cuts its work.
+
+  Attributes:
+    own: rows of the tile of queries or keys that a program owns.
+    other: rows of the tiles that it goes through.
+    warps: warps of a program.
+    stages: tiles in flight: loads of the next ones run during the products of this one.
+  """
 
   own: int
   other: int
@@ -42,21 +52,25 @@ class Blocks:
   stages: int
 
 
-# By kernel and largest head dimension, for bfloat16. Chosen by the registers and spills that
-# ptxas reports for sm_90a; `python -m sink_jax.benchmark attention --sweep` measures them.
+# By kernel and largest head dimension, for bfloat16. What a program accumulates lives in registers:
+# an own x Dh tile of float32 for the output, two for dk and dv, beside an own x other tile of
+# scores. So tiles shrink, or warps double, as the head dimension grows. Chosen by the registers
+# and spills that ptxas reports for sm_90a; `python -m sink_jax.benchmark attention --sweep`
+# measures them.
 BLOCKS = {
     'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
     'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
     'dkv': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 16, 8, 2)},
     'columns': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 32, 8, 2)},
 }
-_FLOAT32 = Blocks(32, 16, 4, 1)  # products at full precision, without tensor cores
+# For every kernel: products at full precision, without tensor cores, need many registers.
+_FLOAT32 = Blocks(32, 16, 4, 1)
 _CHOSEN_FOR = '9.0'  # the compute capability of H100 and H200
 _log = logging.getLogger('sink_jax')
 
 
-def choose_blocks(kernel: str, dtype, head_dim: int) -> Blocks:
-  """The entry of the table; on a GPU of another kind than it was made for, one line says so."""
+def choose_blocks(kernel: str, dtype: DTypeLike, head_dim: int) -> Blocks:
+  """The entry of the table; on a GPU of another kind than it was made for, a warning is logged."""
   if dtype == jnp.float32:
     return _FLOAT32
   _check_kind(jax.devices()[0])
@@ -73,7 +87,7 @@ def _check_kind(device):
         device.compute_capability)
 
 
-def _assembly(text):
+def _assembly(text: str) -> Callable[..., jax.Array]:
   """A function of float32 arrays of one shape, as PTX: $0 is the result, $1 to $n arguments."""
   def apply(*args):
     result = jax.ShapeDtypeStruct(args[0].shape, jnp.float32)
@@ -91,7 +105,7 @@ _APPROXIMATE = Approximate(
     less_product=_assembly('{.reg .f32 x; neg.f32 x, $2; fma.rn.f32 $0, x, $3, $1;}'))
 
 
-def arithmetic(dtype, interpret):
+def arithmetic(dtype: DTypeLike, interpret: bool) -> Exact:
   """The elementary functions for inputs of a dtype; in interpret mode there is no PTX."""
   return EXACT if interpret or dtype == jnp.float32 else _APPROXIMATE
 
@@ -100,11 +114,19 @@ class KernelLayout:
   """Blocks, grid and loops of a kernel for one set of queries and keys.
 
   A program owns one tile of queries or keys of one head and goes through the tiles of the
-  other kind. Inputs and outputs are (array or shape, BlockSpec). slopes_H: of the position
-  bias, where the heads are a part of the model's; None for those of so many heads.
+  other kind. Inputs and outputs are (array or shape, BlockSpec).
+
+  Args:
+    kernel: a key of BLOCKS.
+    slopes_H: slopes of the position bias, where the heads are a part of the model's; None for
+      those of so many heads.
+    interpret: run in Pallas' interpreter, on any machine.
+    sizes: accumulate sums of |f|, too.
   """
 
-  def __init__(self, kernel, spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=False):
+  def __init__(self, kernel: str, spec: AttentionSpec, q_BxTxHxDh: jax.Array,
+               k_BxTxHkvxDh: jax.Array, slopes_H: jax.Array | None, interpret: bool,
+               sizes: bool = False):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     self.blocks = choose_blocks(kernel, q_BxTxHxDh.dtype, head_dim)
@@ -119,19 +141,24 @@ class KernelLayout:
     self.per_head, self.interpret = kernel != 'dkv', interpret
     self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
 
-  def only(self, keys):
+  def only(self, keys: int) -> None:
     """Takes the first `keys` keys only, the queries of each tile in parts if they are few."""
     self.tiles = -(-keys // self.blocks.own)
     programs = self.tiles * self.heads * self.batch
     self.parts = max(1, min(_PROGRAMS // programs, self.padded // self.blocks.other // 8))
 
   def own_tile(self, n):
-    """The tile of program n; queries from the last, which under a causal mask see most."""
+    """The tile of program n; queries from the last, which under a causal mask see most.
+
+    Programs start in order: the longest first leaves no long one running alone at the end.
+    """
     return self.tiles - 1 - n if self.owns_queries else lax.div(n, self.parts)
 
-  # In these index maps n numbers programs of a head, h heads.
+  # In these index maps n numbers programs of a head, h heads. The tiles that a program goes
+  # through are not blocks of the grid: it gets the whole sequence of its head and loads from it.
 
   def own(self, x_BxTxHxDh, dtype=None):
+    """The program's own tile; with a dtype, of an output."""
     heads, head = x_BxTxHxDh.shape[2], self._head(x_BxTxHxDh.shape[2])
     shape = self.batch, self.padded, heads, self.tile.head_dim
     x = self._pad(x_BxTxHxDh) if dtype is None else jax.ShapeDtypeStruct(shape, dtype)
@@ -139,30 +166,35 @@ class KernelLayout:
                            lambda n, h, b: (b, self.own_tile(n), head(h), 0))
 
   def whole(self, x_BxTxHxDh):
+    """All tokens of the program's head."""
     head = self._head(x_BxTxHxDh.shape[2])
     return self._pad(x_BxTxHxDh), pl.BlockSpec(
         (None, self.padded, None, self.tile.head_dim), lambda n, h, b: (b, 0, head(h), 0))
 
   def group(self, x_BxTxHxDh):
-    """All heads that share the program's keys."""
+    """All tokens of all query heads that share the program's keys."""
     group = self.heads // self.kv_heads
     return self._pad(x_BxTxHxDh), pl.BlockSpec(
         (None, self.padded, group, self.tile.head_dim), lambda n, h, b: (b, 0, h, 0))
 
   def own_row(self, x_BxHxT=None):
+    """A number per row of the program's own tile; None for an output."""
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, None, self.blocks.own), lambda n, h, b: (b, h, self.own_tile(n)))
 
   def whole_row(self, x_BxHxT):
+    """A number per token of the program's head."""
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, None, self.padded), lambda n, h, b: (b, h, 0))
 
   def group_row(self, x_BxHxT):
+    """A number per token of all query heads that share the program's keys."""
     group = self.heads // self.kv_heads
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, group, self.padded), lambda n, h, b: (b, h, 0))
 
   def part(self):
+    """An output: a number per key of the program's own tile, from its part of the queries."""
     shape = self.batch, self.heads, self.parts, self.tiles * self.blocks.own
     return jax.ShapeDtypeStruct(shape, jnp.float32), pl.BlockSpec(
         (None, None, None, self.blocks.own),
@@ -182,10 +214,12 @@ class KernelLayout:
     return jnp.pad(x_BxHxT, ((0, 0), (0, 0), (0, self.padded - self.length)))
 
   def over_queries(self, kernel, inputs, outputs):
+    """Runs a kernel whose programs own queries and go through the keys that they see."""
     ranges = key_tiles(self.tile.spec.mask, self.length, self.blocks.own, self.blocks.other)
     return self._call(kernel, ranges, inputs, outputs)
 
   def over_keys(self, kernel, inputs, outputs):
+    """Runs a kernel whose programs own keys and go through the queries that see them."""
     ranges = query_tiles(self.tile.spec.mask, self.length, self.blocks.other, self.blocks.own)
     return self._call(kernel, ranges, inputs, outputs)
 
@@ -230,6 +264,7 @@ class KernelLayout:
   def loop(self, bounds, step, carry):
     """carry = step(number of the other tile, is it masked?, carry) over all it needs."""
     first, first_full, last_full, last = bounds
+    # Three loops: only tiles at the edges of the mask pay for it.
     for lo, hi, masked, needed in ((first, first_full, True, self.head),
                                    (first_full, last_full, False, True),
                                    (last_full, last, True, self.tail)):
@@ -274,10 +309,11 @@ def _dot(a, b, axis):
 
 def products(a_parts, b_parts):
   """Products of rows with rows, summed over the parts of the head dimension."""
-  return sum(_dot(a, b, 1) for a, b in zip(a_parts, b_parts))
+  return functools.reduce(jnp.add, (_dot(a, b, 1) for a, b in zip(a_parts, b_parts)))
 
 
 def weighted(p, parts):
+  """Rows of every part of the head dimension, weighted by p and summed."""
   return [_dot(p, x, 0) for x in parts]
 
 

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, repeat_heads
+from sink_jax.attention.spec import AttentionSpec, Params, repeat_heads
 from sink_jax.kernels import chunked, flash, library_kernels, linear
-from sink_jax.kernels.epilogue import PartialAttention, apply_epilogue, apply_softmax_epilogue
+from sink_jax.kernels.epilogue import Shaped, apply_epilogue, apply_softmax_epilogue
 from sink_jax.kernels.shard import shard_map_batch_heads
 
 # Why a kernel does not run (spec, q, k, platform), in one clause; None if it does.
-_Unsupported = Callable[[AttentionSpec, Any, Any, str], str | None]
+_Unsupported = Callable[[AttentionSpec, Shaped, Shaped, str], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Implementation(abc.ABC):
   name: str
   compiled_for: tuple[str, ...] | None = None
 
-  def unsupported(self, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, platform: str) -> str | None:
+  def unsupported(self, spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                  platform: str) -> str | None:
     """Why it does not run a case on a platform, in one clause; None if it does.
 
     Reads shapes and dtypes alone, so arrays, tracers and ShapeDtypeStructs do.
@@ -42,8 +43,8 @@ class Implementation(abc.ABC):
     return None
 
   @abc.abstractmethod
-  def attend(self, spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
-             params) -> jax.Array:
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
     """Attention output (B, T, H, Dh) of transformed queries and keys, in any float dtype."""
 
 
@@ -63,7 +64,7 @@ class Kernel(Implementation):
   grouped: it takes fewer heads of keys than of queries; otherwise they are repeated for it.
   """
 
-  rows: Callable[[AttentionSpec, Any, Any, Any], PartialAttention]
+  rows: Callable[..., Any]  # (spec, q, k, v) -> PartialAttention; jax.custom_vjp has no types
   reason: _Unsupported = lambda spec, q, k, platform: None
   grouped: bool = True
 
@@ -83,8 +84,8 @@ class SoftmaxLibrary(Implementation):
 
   platform: str
   device: str  # the platform in words, for the error
-  rows: Callable[[AttentionSpec, Any, Any, Any], jax.Array]
-  reason: Callable[[AttentionSpec, Any, Any], str | None]
+  rows: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array]
+  reason: Callable[[AttentionSpec, Shaped, Shaped], str | None]
 
   def unsupported(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, platform):
     if platform != self.platform:
@@ -92,6 +93,7 @@ class SoftmaxLibrary(Implementation):
     return self.reason(spec, q_BxTxHxDh, k_BxTxHkvxDh)
 
   def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+    # XLA cannot partition these kernels: every device calls them for its share.
     rows, = shard_map_batch_heads(
         'bthd bthd bthd -> bthd', lambda *share: (self.rows(spec, *share),),
         q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
@@ -99,10 +101,11 @@ class SoftmaxLibrary(Implementation):
 
 
 # In the order in which errors list them.
-ALL: dict[str, Implementation] = {one.name: one for one in (
+ALL: dict[str, Implementation] = {each.name: each for each in (
     Reference('reference'),
     Kernel('chunked', rows=chunked.rows, grouped=False),
-    Kernel('linear', rows=linear.rows, reason=lambda spec, q, k, platform: linear.unsupported(spec)),
+    Kernel('linear', rows=linear.rows,
+           reason=lambda spec, q, k, platform: linear.unsupported(spec)),
     Kernel('pallas', compiled_for=('cuda', 'tpu'), rows=flash.rows,
            reason=lambda spec, q, k, platform: flash.unsupported(platform, q, k)),
     SoftmaxLibrary('cudnn', platform='cuda', device='an NVIDIA GPU', rows=library_kernels.cudnn,

@@ -1,4 +1,9 @@
-"""Importance of every key without a T x T map (Section 3.2)."""
+"""Importance of every key without a T x T map (Section 3.2).
+
+A column of A can be summed only when its rows are normalised, so the scores are computed twice,
+by kernels: once for the statistics of the rows, once for the sums over the columns. Plain XLA
+takes whole rows of a block of queries at a time instead, and needs one pass.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, TransformedQK, transform_qk
+from sink_jax.attention.param import AnyArray
+from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked, flash
 from sink_jax.kernels.dispatch import choose_importance
 from sink_jax.kernels.epilogue import row_weights
@@ -20,27 +27,30 @@ _SCORES = 2**21  # of one head at a time where there are no kernels: 8 MiB, whic
 class Importance(NamedTuple):
   """alpha_k = sum_{i >= k} A_ik / (T - k + 1) of every key, per head.
 
-  raw: of the attention weights as they multiply the values; where rows sum to one
-    it equals `normalized`. normalized: of the row-normalised (proxy) scores.
-  bias_slot: mean normalised weight of the bias slot; None without one.
-  bias_slot_released: the same as the release computes it, with the dummy row of
-    weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
+  Attributes:
+    raw: of the attention weights as they multiply the values; where rows sum to one
+      it equals `normalized`.
+    normalized: of the row-normalised (proxy) scores.
+    bias_slot: the mean normalised weight of the extra key; None without one.
+    bias_slot_released: the same as the official code (sail-sg/Attention-Sink) computes it, with
+      the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
   """
 
-  raw: jax.Array  # (B, H, T)
-  normalized: jax.Array  # (B, H, T)
-  bias_slot: jax.Array | None  # (B, H)
-  bias_slot_released: jax.Array | None  # (B, H)
+  raw: Float[Array, '*B H T']
+  normalized: Float[Array, '*B H T']
+  bias_slot: Float[Array, '*B H'] | None
+  bias_slot_released: Float[Array, '*B H'] | None
 
 
 @explained
-def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=None, *,
-                         keys: int | None = None,
-                         implementation: str | None = None) -> Importance:
+def streaming_importance(
+    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
+    keys: int | None = None, implementation: str | None = None) -> Importance:
   """Column means of attention in memory linear in T.
 
-  All rows count, and the divisor of key k is T - k + 1 under every mask, as released.
-  'chunked' alone has a gradient.
+  All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official
+  code. 'chunked' alone has a gradient.
 
   Args:
     keys: only the first so many keys, such as 4 for Sink_1 to Sink_4: the rows are then
@@ -57,7 +67,7 @@ def streaming_importance(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, params=N
                                 keys=keys, implementation=implementation)
 
 
-def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params, *,
+def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Params, *,
                            keys: int | None = None,
                            implementation: str | None = None) -> Importance:
   """`streaming_importance` of queries and keys that are transformed already."""
@@ -67,48 +77,55 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params, *,
   if not 1 <= keys <= length:
     raise ValueError(f'keys = {keys} is outside 1..{length}.')
   sums = {'chunked': _chunked, 'pallas': _pallas}[choose_importance(implementation, q, k)]
-  raw, normalized, slot = sums(spec, q, k, params, keys)
+  raw, normalized, extra = sums(spec, q, k, params, keys)
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   return Importance(
       raw=raw / rows_seeing_k,
       normalized=normalized / rows_seeing_k,
-      bias_slot=None if slot is None else slot / length,
-      bias_slot_released=None if slot is None else (1 + slot) / (length + 1))
+      bias_slot=None if extra is None else extra / length,
+      bias_slot_released=None if extra is None else (1 + extra) / (length + 1))
+
+
+# Both return the sums over columns (B, H, keys) of the weights and of the proxy scores, and the
+# sum (B, H) of the extra key's, or None.
 
 
 def _chunked(spec, q, k, params, keys):
   """Rows by the reference definition, a block of queries at a time."""
   batch, length, heads, _ = q.shape
 
-  def block(q_block, i, key_block, j, seen):
+  def block(q_block, i, key_block, j, count):
     rows = reference.rows(spec, q_block, key_block, params, i, j)
     real_L = i < length  # rows of padding count nothing
-    columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :seen], 0), axis=-2)
+    columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
     sums = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
-    if spec.kv_bias.has_extra_key:
+    if rows.extra_proxy_BxHxL is not None:
       sums.append(jnp.sum(jnp.where(real_L, rows.extra_proxy_BxHxL, 0), axis=-1))
     return (), tuple(sums)
 
   totals = [jnp.zeros((batch, heads, keys))] * 2
-  slot = jnp.zeros((batch, heads)) if spec.kv_bias.has_extra_key else None
+  extra = jnp.zeros((batch, heads)) if spec.kv_bias.has_extra_key else None
   for first, last, lo, hi in chunked.spans(spec, length):
-    seen = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
-    see = lambda q_block, i: block(q_block, i, k[:, lo:hi], jnp.arange(lo, hi), seen)
-    zeros = (jnp.zeros((batch, heads, seen)),) * 2 + (() if slot is None else (slot * 0,))
+    count = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
+    sums_of = lambda q_block, i: block(q_block, i, k[:, lo:hi], jnp.arange(lo, hi), count)
+    zeros = (jnp.zeros((batch, heads, count)),) * 2 + (() if extra is None else (extra * 0,))
+    # Whole rows are held here, which for long sequences must not grow with T: fewer at a time.
     size = chunked.BLOCK
     while size % 2 == 0 and size * (hi - lo) > _SCORES:
       size //= 2
-    sums = chunked.map_blocks(see, first, (q[:, first:last],), zeros, size)[1]
-    totals = [total.at[..., lo:lo + seen].add(x) for total, x in zip(totals, sums)]
-    slot = None if slot is None else slot + sums[2]
-  return *totals, slot
+    sums = chunked.map_blocks(sums_of, first, (q[:, first:last],), zeros, size)[1]
+    totals = [total.at[..., lo:lo + count].add(x) for total, x in zip(totals, sums)]
+    extra = None if extra is None else extra + sums[2]
+  return totals[0], totals[1], extra
 
 
 def _pallas(spec, q, k, params, keys):
-  stats = flash.statistics(spec, q, k)
-  raw, share, slot = row_weights(spec, q, *stats, params)
+  """Two kernels: statistics of the rows, then weighted sums over the columns."""
+  stat, power_stat, sizes = flash.statistics(spec, q, k)
+  raw, share, extra = row_weights(spec, q, stat, power_stat, sizes, params)
   if spec.similarity.exponential and spec.rows_sum_to_one:
-    columns = flash.column_sums(spec, keys, q, k, stats[0], share) * 2  # both are the same
+    # Weights and proxy are the same: one column sum serves as both.
+    columns = flash.column_sums(spec, keys, q, k, stat, share) * 2
   else:
-    columns = flash.column_sums(spec, keys, q, k, stats[0], raw, share)
-  return *columns, None if slot is None else slot.sum(-1)
+    columns = flash.column_sums(spec, keys, q, k, stat, raw, share)
+  return columns[0], columns[1], None if extra is None else extra.sum(-1)

@@ -1,8 +1,12 @@
-"""Plain softmax attention by the kernels of others: cuDNN on NVIDIA GPUs, splash on TPUs.
+"""Plain softmax attention by the kernels of libraries: cuDNN on NVIDIA GPUs, splash on TPUs.
 
-Either returns finished softmax rows and no statistics, so it serves neither a bias slot nor
+Either returns finished softmax rows and no statistics, so it serves neither an extra key nor
 another normalizer; the scale of RowSum and VBias act on the rows afterwards. Whether one
 can run is decided by the spec, shapes and dtypes alone, never by the machine.
+
+Similarities, normalizers and masks are compared by class here, where others ask what a value
+says of itself: a library computes what its authors wrote, so only the very classes that mean
+the same are safe, and no subclass of them.
 """
 
 from __future__ import annotations
@@ -13,26 +17,27 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from jax.experimental.pallas.ops.tpu import splash_attention
 
 from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.epilogue import ATTENTION
+from sink_jax.kernels.epilogue import ATTENTION, Shaped
 
 _CUDNN_HEAD_DIM = 128
 _SPLASH_HEAD_DIM = 256
 _LANES = 128  # of a TPU's vector registers, which splash fills
 
 
-def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
+def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str | None:
   """Why cuDNN cannot compute this, in one clause; None if it can."""
   reason = _not_plain_softmax(spec, 'cuDNN')
   if reason:
     return reason
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
-  if type(spec.mask) not in (Causal, Window):  # a subclass may see other keys
+  if type(spec.mask) not in (Causal, Window):
     return f'cuDNN knows the masks Causal() and Window(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float16) or k_BxTxHkvxDh.dtype != dtype:
     return ('cuDNN takes queries, keys and values all in bfloat16 or all in float16, not '
@@ -46,7 +51,8 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | No
   return None
 
 
-def cudnn(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh):
+def cudnn(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+          v_BxTxHkvxDh: jax.Array) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
   window = None
   if spec.mask.window and spec.mask.window < q_BxTxHxDh.shape[1]:
@@ -57,13 +63,13 @@ def cudnn(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh):
       implementation='cudnn')
 
 
-def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | None:
+def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str | None:
   """Why splash attention cannot compute this, in one clause; None if it can."""
   reason = _not_plain_softmax(spec, 'splash attention')
   if reason:
     return reason
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
-  if type(spec.mask) not in (Causal, Window, Prefix):  # those that its tests hold it to
+  if type(spec.mask) not in (Causal, Window, Prefix):
     return f'splash attention is set up for Causal(), Window() and Prefix(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float32) or k_BxTxHkvxDh.dtype != dtype:
     return ('splash attention takes queries, keys and values all in bfloat16 or all in float32, '
@@ -76,8 +82,8 @@ def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh) -> str | N
   return None
 
 
-def splash(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *,
-           interpret: bool = False):
+def splash(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+           v_BxTxHkvxDh: jax.Array, *, interpret: bool = False) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped.
 
   XLA cannot partition the kernel: on several TPUs this goes into `shard_map_batch_heads`.
@@ -122,7 +128,7 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
       block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
       block_q_dq=block, block_kv_dq=block)
   masks = splash_attention.MultiHeadMask([_Lazy(mask, length)] * heads)
-  with jax.core.eval_context():
+  with core.eval_context():
     kernel = splash_attention.make_splash_mha(
         masks, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret,
         residual_checkpoint_name=ATTENTION)
@@ -130,9 +136,9 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
 
 
 class _Lazy(splash_attention.Mask):
-  """A mask of ours as splash reads it, never as a whole: block by block when it is set up.
+  """A mask of this package as splash reads it: block by block when the kernel is set up.
 
-  From the two attributes, which its own masks have too, it computes the mask of a tile
+  From the two attributes, which splash's masks have too, it computes the mask of a tile
   inside the kernel; without them it would load those tiles from memory.
   """
 

@@ -29,6 +29,7 @@ _BLOCK = 128
 
 def unsupported(spec: AttentionSpec) -> str | None:
   """Why a spec has no linear-time form, in one clause; None if it has one."""
+  # Similarity and mask are compared by class: the sums below are written for these two alone.
   if type(spec.similarity) is not Linear:  # a subclass may be another function
     return f'only the similarity Linear() has running sums, {spec.similarity} has not'
   if type(spec.mask) is not Causal:
@@ -41,8 +42,9 @@ def unsupported(spec: AttentionSpec) -> str | None:
   return None
 
 
-def rows(spec: AttentionSpec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh) -> PartialAttention:
-  """Rows and statistics of prepared queries and keys; differentiable in q, k and v.
+def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+         v_BxTxHkvxDh: jax.Array) -> PartialAttention:
+  """Rows and statistics of transformed queries and keys; differentiable in q, k and v.
 
   Hkv may divide H: query heads then share the running sums of their group.
   """
@@ -106,12 +108,15 @@ def _scan(a, b, c, reverse=False):
   a may have another number of rows per token than b and c.
   """
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  # A group of query heads lies in the rows of one key head, several per token: row // rows per
+  # token is the token.
   tokens = min(a.shape[3], b.shape[3])
   i = jnp.arange(a.shape[3])[:, None] // (a.shape[3] // tokens)
   j = jnp.arange(b.shape[3])[None, :] // (b.shape[3] // tokens)
   keep = i <= j if reverse else i >= j
 
   def step(total, blocks):
+    """Keys of the same block through their scores, all earlier ones through their sum."""
     a, b, c = blocks
     scores = jnp.where(keep, product('bhld,bhtd->bhlt', a, b), 0)
     out = product('bhlt,bhte->bhle', scores.astype(c.dtype), c)

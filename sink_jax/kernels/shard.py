@@ -1,58 +1,67 @@
 """Running a function on every device's share of a batch and of the heads.
 
 Kernels are opaque to the compiler's partitioner, which would gather their inputs on every
-device, and sums in a loop would cross the devices at every turn. The mesh is the one in
-context, `mesh_context`: its axis 'tensor' splits heads, all others split the batch.
+device, and sums in a loop would cross the devices in every iteration. So they run inside a
+shard_map. The mesh is the one in context, see `mesh_context`: its axis 'tensor' splits heads, all
+others split the batch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax import core
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 _TENSOR = 'tensor'
 
 
 @contextlib.contextmanager
-def mesh_context(mesh):
+def mesh_context(mesh: Mesh | AbstractMesh | None) -> Iterator[None]:
   """A context, or decorator, in which kernels find the mesh to split their inputs over."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh else contextlib.nullcontext():
     yield
 
 
-def mesh_of(arrays):
+def mesh_of(arrays: Any) -> Mesh | AbstractMesh | None:
   """The mesh that a tree of arrays was laid out on, or None."""
   leaf = jax.tree.leaves(arrays)[0]
-  sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, 'sharding', None)
+  # Inside a trace arrays have no layout yet; the mesh in context counts there.
+  sharding = None if isinstance(leaf, core.Tracer) else getattr(leaf, 'sharding', None)
   return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
-def sharding_constraint(layout: str, x):
-  """x, split as the letters of its axes say, see `shard_map_batch_heads`: says it to the compiler.
+def sharding_constraint(layout: str, x: jax.Array) -> jax.Array:
+  """x with the constraint that the letters of its axes say, see `shard_map_batch_heads`.
 
-  Without a word it may carry the layout of parameters, or of what the loss splits, over to
+  Without it the compiler may carry the layout of parameters, or of what the loss splits, over to
   activations.
   """
   sizes = _axes()
   if math.prod(sizes.values()) == 1:
     return x
   over = _splits(sizes, [layout], [x])
-  # A batch that does not divide is the compiler's to split.
+  # The compiler may split a batch that does not divide as it likes.
   axes = {'b': over['b'] or PartitionSpec.UNCONSTRAINED, 'h': over['h'] or None}
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(axes.get, layout)))
 
 
-def shard_map_batch_heads(layout: str, f, *arrays):
+def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Array) -> tuple:
   """Calls f(*arrays) on every device with its share of them.
 
-  layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b' is
-  split over the axes of the mesh for batches, 'h' over 'tensor': heads, or what is to be
-  treated as they are. Other letters are not split; a dot stands for no axes. A result without
-  'b' or 'h' is a sum over the devices among which an array with that letter was split. Where an
-  axis does not divide, such as the batch of a small probe, every device computes the whole.
+  A result without 'b' or 'h' is summed over the devices among which an array with that letter
+  was split. Where an axis does not divide, such as the batch of a small probe, every device
+  computes the whole.
+
+  Args:
+    layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b'
+      is split over the axes of the mesh for batches, 'h' over 'tensor': heads, or what is to be
+      treated as they are. Other letters are not split; a dot stands for no axes.
+    f: returns a tuple with one array per result of the layout.
   """
   sizes = _axes()
   if math.prod(sizes.values()) == 1:
@@ -69,22 +78,26 @@ def shard_map_batch_heads(layout: str, f, *arrays):
   def share(*inputs):
     return tuple(map(total, outputs, f(*inputs)))
 
+  # check_vma=False: the check does not know what a Pallas call does with its operands.
   return jax.shard_map(
       share, in_specs=tuple(map(spec, inputs)), out_specs=tuple(map(spec, outputs)),
       axis_names=set(sizes), check_vma=False)(*arrays)
 
 
-def axis_size(name) -> int:
-  """Devices along an axis of the mesh in context, those that may still be split; else 1."""
+def axis_size(name: str) -> int:
+  """Number of devices along an axis of the mesh in context that may still be split, or 1."""
   return _axes().get(name, 1)
 
 
-def sum_over_axis(name, f, whole, batch):
+def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: Any) -> Any:
   """Calls f(whole, batch) on every group of devices along an axis of the mesh, and sums up.
 
-  whole: a tree of arrays that all groups have. batch: a tree of arrays, of which each group has
-  its share of the first axis. Within f the other axes of the mesh split what they always do,
-  and nothing crosses the named one: its results are summed over it at the end, in their dtype.
+  Within f the other axes of the mesh split what they always do, and nothing crosses the named
+  one: the results are summed over it once, at the end, in their dtype.
+
+  Args:
+    whole: a tree of arrays that all groups have.
+    batch: a tree of arrays, of which each group has its share of the first axis.
   """
   # Kernels run where every axis is split by hand, also an axis of a single device.
   names = {axis for axis, devices in _axes().items() if axis == name or devices == 1}
@@ -109,8 +122,11 @@ def _splits(sizes, layouts, arrays):
   return over
 
 
-def _axes():
-  """{axis: devices} of the mesh in context, those that may still be split."""
+def _axes() -> dict[str, int]:
+  """{axis: devices} of the mesh in context, of the axes that may still be split.
+
+  Inside a shard_map the axes that it splits are manual, and left out here.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if AxisType.Explicit in mesh.axis_types:
     raise NotImplementedError('explicit mesh axes: make the mesh with axis_types Auto, as '

@@ -1,6 +1,13 @@
-"""Layouts, grids and loops of the TPU kernels."""
+"""Layouts, grids and loops of the TPU kernels.
+
+Arrays are laid out (B, H, T, Dh) for the kernels, since the last two axes of a block fill the
+sublanes and lanes of vector registers, and are padded to whole tiles. Which tile an axis of the
+grid loads is computed from a table of ranges in scalar memory, so a masked tile is never copied.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +16,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
-_BLOCK = 512  # queries and keys of a tile, at most; a multiple of the lanes
+# Queries and keys of a tile, at most; a multiple of the lanes. A tile of scores then takes 1 MiB in
+# float32, and with its inputs, twice for the copies in flight, stays far below the 16 MiB of
+# vector memory of a TPU v4; smaller tiles have more steps, each with its overhead.
+_BLOCK = 512
 _LANES = 128
 SUBLANES = 8
 _LOOP = 'arbitrary'  # an axis of the grid that runs in order
@@ -21,12 +32,18 @@ _LOOP = 'arbitrary'  # an axis of the grid that runs in order
 class KernelLayout:
   """Layouts and grids of the kernels for one set of queries and keys.
 
-  Inputs and outputs are (array or shape, block, axis) with axis 'queries' or 'keys': a
-  block is chosen by (batch, head) and its number along that axis. slopes_H: of the position
-  bias, where the heads are a part of the model's; None for those of so many heads.
+  Inputs and outputs are (array or shape, block, axis), where axis names what the block moves
+  along: a block is chosen by (batch, head) and its number along that axis.
+
+  Args:
+    slopes_H: slopes of the position bias, where the heads are a part of the model's; None for
+      those of so many heads.
+    interpret: run in Pallas' interpreter, on any machine.
+    sizes: accumulate sums of |f|, too.
   """
 
-  def __init__(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=False):
+  def __init__(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+               slopes_H: jax.Array | None, interpret: bool, sizes: bool = False):
     self.batch, self.length, self.heads, self.head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     self.block = min(_BLOCK, -(-self.length // _LANES) * _LANES)
@@ -38,36 +55,46 @@ class KernelLayout:
                           length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
 
-  def scratch(self, *shape):
+  def scratch(self, *shape: int):
     """Memory of a kernel that lasts from one step of a grid to the next."""
     return pltpu.VMEM(shape, jnp.float32)
 
-  def queries(self, x_BxTxHxDh):
+  # Inputs: what a tile of each is, and along which axis it is chosen.
+
+  def queries(self, x_BxTxHxDh: jax.Array):
+    """Queries, or whatever has their shape."""
     return self._heads_first(x_BxTxHxDh), (self.block, self.head_dim), 'queries'
 
-  def keys(self, x_BxTxHkvxDh):
+  def keys(self, x_BxTxHkvxDh: jax.Array):
+    """Keys or values."""
     return self._heads_first(x_BxTxHkvxDh), (self.block, self.head_dim), 'keys'
 
-  def rows(self, rows_BxHxT):
-    """Statistics of rows, (B, H, R, T)."""
+  def rows(self, rows_BxHxT: Sequence[jax.Array]):
+    """Statistics of rows, stacked as (B, H, R, T): one lane per query."""
     x = jnp.stack(rows_BxHxT, 2) if len(rows_BxHxT) else jnp.zeros(
         (self.batch, self.heads, 1, self.length))
     x = jnp.pad(x, ((0, 0),) * 3 + ((0, self.padded - self.length),))
     return x, (x.shape[2], self.block), 'rows'
 
+  # Outputs.
+
   def per_query(self, dtype):
+    """A vector of the head dimension per query, as (B, H, Dh, T)."""
     shape = self.batch, self.heads, self.head_dim, self.padded
     return jax.ShapeDtypeStruct(shape, dtype), (self.head_dim, self.block), 'rows'
 
-  def per_row(self, count):
+  def per_row(self, count: int):
+    """`count` numbers per query."""
     shape = self.batch, self.heads, count, self.padded
     return jax.ShapeDtypeStruct(shape, jnp.float32), (count, self.block), 'rows'
 
   def per_key(self, dtype):
+    """A vector of the head dimension per key."""
     shape = self.batch, self.kv_heads, self.padded, self.head_dim
     return jax.ShapeDtypeStruct(shape, dtype), (self.block, self.head_dim), 'keys'
 
   def per_column(self):
+    """Up to eight numbers per key and query head."""
     shape = self.batch, self.heads, SUBLANES, self.padded
     return jax.ShapeDtypeStruct(shape, jnp.float32), (SUBLANES, self.block), 'columns'
 
@@ -84,13 +111,16 @@ class KernelLayout:
                 'keys': (b, lax.div(h, group), kj, 0)}[axis]
       return index_map
 
+    # Batch, head and tile of queries are independent; the steps accumulate.
     grid = self.batch, self.heads, self.padded // self.block, steps
     return self._call(kernel, inputs, outputs, scratch, grid, ranges, index, loops=1)
 
   def over_keys(self, kernel, inputs, outputs, scratch, per_head=False, keys=None):
     """A grid over tiles of keys, and in it over heads of a group and the queries that see them.
 
-    per_head: every head of a group has outputs of its own.
+    Args:
+      per_head: every query head of a group has outputs, instead of their sum.
+      keys: only the tiles of the first so many keys.
     """
     ranges = query_tiles(self.tile.spec.mask, self.length, self.block, self.block)
     steps = int((ranges.last - ranges.first).max())
@@ -128,12 +158,13 @@ class KernelLayout:
     x = jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padded - self.length), (0, 0), (0, 0)))
     return jnp.swapaxes(x, 1, 2)
 
-  def tokens_first(self, x, turned=True):
-    """(B, H, Dh, T), or (B, H, T, Dh) if not turned, to (B, T, H, Dh)."""
-    x = jnp.transpose(x, (0, 3, 1, 2) if turned else (0, 2, 1, 3))
+  def tokens_first(self, x: jax.Array, transposed: bool = True) -> jax.Array:
+    """(B, H, Dh, T), or (B, H, T, Dh) if not transposed, to (B, T, H, Dh) without padding."""
+    x = jnp.transpose(x, (0, 3, 1, 2) if transposed else (0, 2, 1, 3))
     return x[:, :self.length]
 
-  def split(self, stats_BxHxRxT):
+  def split(self, stats_BxHxRxT: jax.Array) -> tuple[jax.Array, ...]:
+    """The statistics (B, H, T) one by one, without padding."""
     return tuple(stats_BxHxRxT[:, :, n, :self.length] for n in range(stats_BxHxRxT.shape[2]))
 
 
