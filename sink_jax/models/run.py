@@ -40,7 +40,7 @@ class RunTokenizer(Protocol):
     """int32 ids of a text; special: with the prefix."""
     ...
 
-  def with_prefix(self, ids: Sequence[int], bos: str) -> np.ndarray:
+  def with_prefix(self, ids: Sequence[int] | np.ndarray, bos: str) -> np.ndarray:
     """The ids of a text with what stands before it."""
     ...
 
