@@ -1,9 +1,10 @@
-"""What all tests share: the CPU as the default device, and the option --full."""
+"""What all tests share: the CPU as the default device, and the options --full and --typed."""
 
 import atexit
 import importlib.metadata
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -30,9 +31,14 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 
 def pytest_addoption(parser):
   parser.addoption('--full', action='store_true', help='also run the tests marked full')
+  parser.addoption('--typed', action='store_true',
+                   help='run the tests marked typed alone, and check annotations as they run')
 
 
 def pytest_configure(config):
+  if config.getoption('--typed'):
+    config.option.markexpr = 'typed and not untyped'
+    check_annotations()
   try:
     from hypothesis import settings
   except ImportError:
@@ -41,6 +47,25 @@ def pytest_configure(config):
   # The same examples on every run, so that a red test stays red.
   settings.register_profile('sink_jax', deadline=None, derandomize=True)
   settings.load_profile('sink_jax')
+
+
+# The rooms whose functions take and return arrays.
+TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
+
+
+def check_annotations():
+  """Makes every function of these rooms check its arguments and its result when it is called.
+
+  The hook decorates functions as their modules are loaded, so none may be loaded before. It puts
+  its decorator innermost, below jax.jit and jax.custom_vjp, whose attributes stay as they are:
+  under jit, what is checked is the trace.
+  """
+  import jaxtyping
+
+  import tests.typed  # the hook looks it up by its name
+
+  assert not any(name.startswith(tuple(TYPED)) for name in sys.modules)
+  jaxtyping.install_import_hook(TYPED, f'{tests.typed.__name__}.checked')
 
 
 # One of these keeps a process busy for minutes: last of all, it would keep the other one waiting.

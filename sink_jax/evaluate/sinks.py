@@ -70,7 +70,7 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
 
 
 @explained
-def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float = 0.3,
+def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float | Array = 0.3,
               raw: bool = False) -> Float[_Array, ' T']:
   """Sink_k^epsilon: the share of heads whose importance of token k exceeds epsilon.
 

@@ -10,4 +10,4 @@ from jaxtyping import Array
 
 AnyArray = Array | np.ndarray
 # A tree of parameters as Flax makes it: nested mappings from names to arrays, or to their shapes.
-Params = Mapping[str, Any]
+ParamTree = Mapping[str, Any]

@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache, MambaCache
 from sink_jax.models.layers import apply
@@ -38,7 +38,7 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def prefill(config: ModelConfig, params: Params, tokens_BxT: jax.Array,
+def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
             policy: CachePolicy) -> tuple[jax.Array, DecodeState]:
   """Reads the beginning of B texts, and returns the logits (B, V) of the last token, and the state.
 
@@ -58,7 +58,7 @@ def prefill(config: ModelConfig, params: Params, tokens_BxT: jax.Array,
   return jax.lax.scan(read, carry, tokens_BxT[:, fits:].T)[0]
 
 
-def decode_step(config: ModelConfig, params: Params, tokens_B: jax.Array,
+def decode_step(config: ModelConfig, params: ParamTree, tokens_B: jax.Array,
                 policy: CachePolicy, state: DecodeState) -> tuple[jax.Array, DecodeState]:
   """Reads one more token of every text, and returns its logits (B, V), and the state."""
   return apply(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 
 _PART = 2**22  # numbers that are compared at a time, so that the intermediate array stays small
 
@@ -24,7 +24,7 @@ def all_finite(x: np.ndarray, dtype: str = '') -> bool:
   return all((bits[i:i + _PART] & positive).max() < infinite for i in range(0, bits.size, _PART))
 
 
-def first_not_finite(params: Params) -> str | None:
+def first_not_finite(params: ParamTree) -> str | None:
   """The first parameter with a value that is not finite, such as 'embed[5]'; None without one.
 
   The index is along the first axis, which in the blocks counts layers, from 0.

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import FeedForward, Linear, Norm, apply
 
 
-def first_token_chain(config: ModelConfig, params: Params, inputs: ArrayLike) -> jax.Array:
+def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike) -> jax.Array:
   """Hidden states (N, B, D) of the first tokens after every block, without attention.
 
   A token that attends to itself alone, with a weight of one, gets the projection of its
@@ -51,7 +51,7 @@ def first_token_chain(config: ModelConfig, params: Params, inputs: ArrayLike) ->
   return jax.lax.scan(block, h_BxD, params['blocks'])[1]
 
 
-def _projected_value(config: ModelConfig, params: Params, x_BxD: jax.Array) -> jax.Array:
+def _projected_value(config: ModelConfig, params: ParamTree, x_BxD: jax.Array) -> jax.Array:
   """x W_V W_O, with the key/value heads repeated for their groups of queries."""
   dims = config.dims
   linear = lambda features, group, name, x: apply(

@@ -15,7 +15,7 @@ from jaxtyping import Float, Integer
 
 from sink_jax.arguments import explained
 from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import AnyArray, Params
+from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import check_policy, decode_step, prefill
 from sink_jax.models.kv_cache import CachePolicy, DecodeState
@@ -37,7 +37,7 @@ class Model(Protocol):
   @property
   def config(self) -> ModelConfig: ...
   @property
-  def params(self) -> Params: ...
+  def params(self) -> ParamTree: ...
   @property
   def name(self) -> str: ...
   @property
@@ -129,7 +129,7 @@ def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.n
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: Params,
+def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: ParamTree,
            tokens: jax.Array) -> _Carry:
   with mesh_context(mesh), precise(config.dtype):
     return prefill(config, params, tokens, policy)
@@ -139,7 +139,7 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
 # the new ones into their memory instead of holding both. The caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
 def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
-              sampling: tuple[float, int | None], count: int, params: Params, state: _Carry,
+              sampling: tuple[float, int | None], count: int, params: ParamTree, state: _Carry,
               key: jax.Array, start: int | jax.Array) -> tuple[_Carry, jax.Array]:
   def step(carry, number):
     logits, decode_state = carry
@@ -153,7 +153,7 @@ def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
-def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: Params,
+def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: ParamTree,
            state: _Carry, tokens: jax.Array) -> tuple[_Carry, jax.Array]:
   def step(carry, token_S):
     logits, decode_state = carry

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from sink_jax.attention.param import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 
 _ACTIVATIONS = {
@@ -48,7 +48,7 @@ def initializer(kind: str, config: ModelConfig) -> Callable[..., jax.Array]:
       key, shape, dtype, -1, 1) / math.sqrt(shape[0])
 
 
-def apply(module: nn.Module, params: Params, *inputs, **options) -> Any:
+def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
   """What a module returns for its parameters.
 
   The types of Flax's `apply` allow for collections that change, which no module here has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sink_jax.models.config import Mamba, ModelConfig
 from sink_jax.models.kv_cache import MambaCache
@@ -90,6 +91,6 @@ class Convolution(nn.Module):
             self.param('bias', nn.initializers.zeros, shape[1:], jnp.float32))
 
 
-def _log_integers(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+def _log_integers(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> jax.Array:
   """An initializer: log(1), log(2), ... log(S) in every channel, whatever the key."""
   return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype)), shape)

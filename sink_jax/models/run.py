@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Integer
 
 from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import AnyArray, Params
+from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import generate
 from sink_jax.models.layers import apply
@@ -69,7 +69,7 @@ class Run:
   """
 
   config: ModelConfig
-  params: Params
+  params: ParamTree
   name: str = ''
   step: int | None = None
   bos: str = 'none'
@@ -112,13 +112,13 @@ class Run:
 # Static arguments are the key of the compiled program: configs and options are frozen and
 # hashable, so that equal ones share it.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits(config: ModelConfig, mesh: Mesh | None, params: Params, tokens: jax.Array) -> jax.Array:
+def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens: jax.Array) -> jax.Array:
   with mesh_context(mesh), precise(config.dtype):
     return _readable(mesh, apply(Transformer(config), params, tokens))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def record(config: ModelConfig, options: RecordOptions, mesh: Mesh | None, params: Params,
+def record(config: ModelConfig, options: RecordOptions, mesh: Mesh | None, params: ParamTree,
            tokens: jax.Array) -> Record:
   """`Run.record` of parameters that lie on a mesh; mesh is None for those of one device."""
   with mesh_context(mesh), precise(config.dtype):

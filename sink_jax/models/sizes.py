@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.arguments import explained
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
 
@@ -43,7 +43,7 @@ def sized(size: str, **overrides: Any) -> ModelConfig:
 
 
 @functools.lru_cache
-def parameter_shapes(config: ModelConfig) -> Params:
+def parameter_shapes(config: ModelConfig) -> ParamTree:
   """The parameter tree with a `jax.ShapeDtypeStruct` for every array; allocates nothing."""
   # One token suffices to trace the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)

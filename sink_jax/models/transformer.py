@@ -14,7 +14,7 @@ import numpy as np
 
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
-from sink_jax.models.arrays import Params
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.attention import Attention, norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.kv_cache import DecodePositions, DecodeState, KVCache, MambaCache
@@ -275,7 +275,7 @@ class Transformer(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def init_params(config: ModelConfig, seed: int | jax.Array) -> Params:
+def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)

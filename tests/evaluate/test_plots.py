@@ -85,6 +85,7 @@ def test_maps_show_the_first_positions(probed, monkeypatch):
   np.testing.assert_allclose(head_maps(model, longer).raw, head_maps(model, tokens()).raw)
 
 
+@pytest.mark.typed
 @pytest.mark.parametrize('scale, shift', [(1, 0), (5, 0), (2, -1)])
 def test_weights_of_any_range(scale, shift, tmp_path):
   figure, axes = plots.canvas(4, 4)
@@ -99,7 +100,9 @@ def test_weights_of_any_range(scale, shift, tmp_path):
 
 def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
   report = probed[2]
-  large = dataclasses.replace(report, importance=np.random.default_rng(0).random((2, 22, 32, 6)))
+  alpha = np.random.default_rng(0).random((2, 22, 32, 6))
+  large = dataclasses.replace(report, importance=alpha, raw_importance=alpha, bias_slot=None,
+                              bias_slot_released=None, norms={})
   large.plot(tmp_path / 'large.png', epsilon=0.2)
   check(tmp_path / 'large.png')
 

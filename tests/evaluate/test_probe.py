@@ -9,6 +9,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.models.transformer import init_params
 
+pytestmark = pytest.mark.typed
+
 CONFIG = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11)
 
 
@@ -100,6 +102,7 @@ def test_bfloat16_probes_differ_a_little():
   assert 0 < np.abs(exact - low).max() < 0.02
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize('inputs, words', [
     (np.zeros((0, 5), int), r'\(S, T\)'), (np.zeros(5, int), r'\(S, T\)'),
     (np.full((2, 5), 11), 'vocabulary has 11'), (np.full((2, 5), -1), 'vocabulary')])

@@ -12,6 +12,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.evaluate import sinks
 
+pytestmark = pytest.mark.typed
+
 A = np.array([[1.0, 0.0, 0.0],
               [0.5, 0.5, 0.0],
               [0.6, 0.3, 0.1]])
@@ -46,6 +48,7 @@ def test_rates_lie_on_the_grid_of_the_paper():
   np.testing.assert_allclose(rate * 8000, np.round(rate * 8000), atol=1e-3)
 
 
+@pytest.mark.untyped
 def test_wrong_shapes_are_explained():
   with pytest.raises(ValueError, match=r'\(\.\.\., T, T\)'):
     sj.importance(np.zeros((3, 4)))
@@ -145,6 +148,7 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize('epsilon', [30, 0, 1, -0.1, float('nan'), '0.3', None])
 def test_epsilon_lies_between_0_and_1(epsilon):
   alpha = np.full((1, 1, 1, 2), 0.5)
@@ -154,6 +158,7 @@ def test_epsilon_lies_between_0_and_1(epsilon):
       rate(alpha, epsilon)
 
 
+@pytest.mark.untyped
 def test_tracers_are_checked_for_what_they_show():
   rate = jax.jit(lambda maps, epsilon: sj.sink_rate(sj.importance(maps), epsilon))
   assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)  # values pass
@@ -175,6 +180,7 @@ def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
   assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize('steps, rate', [
     ([0, 1], [0.2, np.nan]), ([0, 1, 2], [0.2, 0.3]), ([0], [[0.2]])])
 def test_emergence_of_what_is_no_curve(steps, rate):

@@ -40,6 +40,7 @@ def decoded(run, inputs, policy, first):
   return np.stack(found, 1)
 
 
+@pytest.mark.typed
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
     dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()')),
