@@ -13,8 +13,9 @@ def test_functions_take_and_return_what_their_annotations_say():
   pytest.importorskip('beartype')
   # In its own process: modules must not be loaded before the hook that adds the checks.
   done = subprocess.run(
-      [sys.executable, '-P', '-m', 'pytest', '--typed', '-q', '--tb=short', '-p', 'no:cacheprovider',
-       'tests/attention', 'tests/evaluate', 'tests/models'], cwd=ROOT, capture_output=True, text=True)
+      [sys.executable, '-P', '-m', 'pytest', '--typed', '-q', '--tb=short',
+       '-p', 'no:cacheprovider', 'tests/attention', 'tests/evaluate', 'tests/models'],
+      cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 0, done.stdout[-8000:] + done.stderr
 
 

@@ -13,7 +13,7 @@ class NotFinite(ValueError):
 
 
 def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
-  """Makes the error for a result of a model that is not finite, which names a parameter or a remedy.
+  """Makes the error for a result that is not finite, which names a parameter or a remedy.
 
   Args:
     what: the result, such as 'importance in block 3, head 2'.

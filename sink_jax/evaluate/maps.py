@@ -68,7 +68,8 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   raw = normalized = np.zeros(())
   for i in range(0, len(tokens), size):
     layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers
-    raw, normalized = raw + total(layers.maps_BxHxTxT), normalized + total(layers.proxy_maps_BxHxTxT)
+    raw = raw + total(layers.maps_BxHxTxT)
+    normalized = normalized + total(layers.proxy_maps_BxHxTxT)
   finite = np.isfinite(raw).all((2, 3)) & np.isfinite(normalized).all((2, 3))
   if not finite.all():
     layer, head = np.argwhere(~finite)[0]

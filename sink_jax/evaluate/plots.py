@@ -151,7 +151,9 @@ def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[in
 def head_panel(figure: Figure, ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool,
                name: str) -> None:
   """Draws one head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
-  kind = 'raw weights' if not proxy else 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
+  kind = 'raw weights'
+  if proxy:
+    kind = 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
   alpha = f'{maps.importance[head]:.2f}' + ('*' if maps.proxy else '')
   extra = '' if maps.extra_key_weight is None else f', extra key {maps.extra_key_weight[head]:.2f}'
   attention_panel(figure, ax, (maps.normalized if proxy else maps.raw)[head],
@@ -177,8 +179,8 @@ def attention_panel(figure: Figure, ax: Axes, map_TxT: ArrayLike, title: str, ki
   else:
     colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, 1))
     ticks = [0, 0.1, 0.3, 0.6, 1]
-  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
-                    **colours)
+  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5),
+                    interpolation='nearest', **colours)
   ax.set_facecolor('#e8e8e8')
   _colour_bar(figure, ax, image, kind, ticks)
   for axis in (ax.xaxis, ax.yaxis):

@@ -11,14 +11,15 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
 
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'swiglu', 'clamped_swiglu', 'none')
-# Far above any model's, far below what would only fill the memory: sizes are read from files.
+# Bounds of sizes, which are read from files and may be damaged: far above those of any model, and
+# far below what would fill the memory before an error could name the field.
 MOST = 2**12  # layers, experts: a few objects in memory each, before any tensor is looked at
 LARGEST = 2**27
 _WIDEST = 2**16  # dimensions of a head; tables of rotations on the host are as wide
 _SIZES = ('d_model', 'heads', 'ffn_hidden', 'vocab_size', 'input_features', 'output_features',
           'kv_heads', 'head_dim', 'embedding_dim')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
-CHOICES = {
+CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'none'),
     'norm_location': ('pre', 'post'),
@@ -31,7 +32,11 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Mamba:
-  """Sizes of a Mamba mixer: channels, their states, taps of its convolution, rank of dt."""
+  """Sizes of a Mamba mixer (Gu and Dao 2023).
+
+  inner: channels. state: values of the recurrent state of each channel. conv: taps of the causal
+  convolution. rank: of the projection that makes the step size dt.
+  """
 
   inner: int
   state: int
@@ -43,8 +48,11 @@ class Mamba:
 class Experts:
   """A mixture of `count` feed-forward networks, of which each token uses `active`.
 
-  renormalize: their weights are the softmax over the active ones (gpt-oss) instead of
+  renormalize: whether their weights are the softmax over the active ones (gpt-oss) instead of
     the active ones' shares of the softmax over all (Jamba).
+
+  Raises:
+    ValueError: `active` outside 1..count.
   """
 
   count: int
@@ -58,10 +66,10 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """What sets one block of a repeating pattern apart from the others.
+  """The differences of one block of a repeating pattern from the others.
 
-  mask: in place of the attention's own. mamba: in place of attention. experts: in place
-  of the one feed-forward network.
+  mask: takes the place of the attention's mask. mamba: sizes of a mixer that takes the place of
+  attention. experts: a mixture that takes the place of the one feed-forward network.
   """
 
   mask: Mask | None = None
@@ -76,42 +84,46 @@ class ModelConfig:
 
   vocab_size: 0 for a model of continuous inputs, whose sizes are then
     input_features and output_features.
-  head_dim: where it is not d_model / heads.
+  head_dim: dimensions of a head; by default d_model / heads.
   pattern: the blocks of one period, which repeats; layers is a multiple of its length.
   ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu',
     'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
   norm_location: 'pre' (Eq. 2) or 'post' (Eq. 3, without a final norm).
   parallel_residual: attention and feed-forward network both read the block's input, and
     their outputs are added to it (GPT-NeoX); pre-norm only.
-  biases: which linear layers have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
+  biases: the linear layers that have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
     in and out), 'unembed'.
   embedding_dim: of token embeddings that are projected to d_model, and back (OPT-350m).
-  tied: the unembedding is the embedding.
+  tied: whether the unembedding is the embedding.
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
     Dh x D projection (Table 12 left).
   sink_tokens: 1 puts a learned vector before the embeddings of every sequence, without
     position embedding; it takes part in attention and has no prediction (Table 4). It
     counts as a position of a rotary or ALiBi encoding, a prefix and a window.
   init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
-    what the release's multi-device runs very probably used; 'tinyllama' is what its
-    model files write: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
+    which the multi-device runs of the official implementation (sail-sg/Attention-Sink) very
+    probably used; 'tinyllama' is what its model files write: N(0, 2/(5 D)), and
+    N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
   dtype: of activations; norms, row statistics and logits are float32, and parameters too, but
     for those of models imported in bfloat16.
   implementation: of attention, see `attend`.
   remat: what the backward pass recomputes instead of keeping it. In values per token and
     block, D = d_model, A = heads x head_dim, K = kv_heads x head_dim, F = ffn_hidden, of 2
     bytes each in bfloat16, is kept with
-    'none': everything that a gradient needs, more than below, whatever XLA makes of it;
-    'save_matmuls': the block's input, what comes out of linear layers and attention:
+    'none': everything that a gradient needs, as XLA decides; more than with the others;
+    'save_matmuls': the block's input, and the outputs of linear layers and attention:
       2 D + 2 A + 2 K + 2 F (gated; else F); recomputes norms, rotations and activations;
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
     A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
   unroll: blocks that are compiled one after another in each turn of the loop over blocks,
-    rounded down to whole periods of the pattern; from `layers` on there is no loop. What a
-    loop keeps for the backward pass is copied into one array of all its turns and out again;
-    without it nothing is copied, and compiling takes longer. With a `remat` other than 'none'
-    the loop stays as it is. The function, its parameters and their tree are the same.
+    rounded down to whole periods of the pattern; from `layers` on there is no loop. Values that
+    a loop keeps for the backward pass are copied into one array of all its turns and out again;
+    without a loop nothing is copied, and compiling takes longer. With a `remat` other than
+    'none' every turn is one period. The function, its parameters and their tree are the same.
+
+  Raises:
+    ValueError: a field out of range, or fields that do not fit each other; names them.
   """
 
   layers: int
@@ -152,15 +164,16 @@ class ModelConfig:
     for name in ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll'):
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
-    for name, largest in (dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST, 'unroll': MOST}).items():
+    limits = dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST, 'unroll': MOST}
+    for name, largest in limits.items():
       if not 0 <= (getattr(self, name) or 0) <= largest:
         raise ValueError(f'model.{name} = {str(getattr(self, name))[:50]} cannot be: it lies '
                          f'between 0 and {largest}.')
     if self.head_dim is None and self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
     if self.dims.head_dim > _WIDEST:
-      raise ValueError(f'a head of {self.dims.head_dim} dimensions (model.head_dim, or model.d_model '
-                       f'/ model.heads) cannot be: at most {_WIDEST}.')
+      raise ValueError(f'a head of {self.dims.head_dim} dimensions (model.head_dim, or '
+                       f'model.d_model / model.heads) cannot be: at most {_WIDEST}.')
     if not self.pattern or self.layers % len(self.pattern):
       raise ValueError(f'model.layers = {self.layers} must be a multiple of the '
                        f'{len(self.pattern)} blocks of the pattern.')
@@ -184,14 +197,14 @@ class ModelConfig:
       raise ValueError(f'model.sink_tokens must be 0 or 1, not {self.sink_tokens}.')
     if self.sink_tokens and self.attention.kv_bias.has_extra_key:
       raise ValueError(f'model.sink_tokens = 1 and {self.attention.kv_bias} both take the place '
-                       'of the bias slot: choose one.')
+                       'of the extra key: choose one.')
     if not self.vocab_size and not (self.input_features and self.output_features):
       raise ValueError('A model needs a vocab_size, or input_features and output_features.')
     check_implementation(self.implementation)
-    self.attention.params(self.dims)  # raises where a slot does not fit the head dimension
+    self.attention.params(self.dims)  # raises where a component does not fit the head dimension
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
-    """The attention of a block of the pattern."""
+    """The attention of a block of the pattern, with the block's mask."""
     if layer.mask is None:
       return self.attention
     return dataclasses.replace(self.attention, mask=layer.mask)
@@ -205,13 +218,14 @@ class ModelConfig:
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """Which blocks have attention, from 0; the others have a Mamba mixer in its place.
+    """The blocks that have attention, from 0; the others have a Mamba mixer in its place.
 
-    Records of attention have a leading axis that counts these.
+    The leading axis of records of attention counts these.
     """
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property
   def dims(self) -> Dims:
+    """Heads, key/value heads and dimensions of a head."""
     return Dims(self.heads, self.kv_heads or self.heads,
                 self.head_dim or self.d_model // self.heads)

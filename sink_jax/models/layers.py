@@ -27,7 +27,7 @@ _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alp
 
 
 def initializer(kind: str, config: ModelConfig) -> Callable[..., jax.Array]:
-  """The function (key, shape, dtype) -> array that initialises a parameter of a `Param.init` kind."""
+  """The function (key, shape, dtype) -> array that initialises a parameter, by its `Param.init`."""
   if kind == 'zeros':
     return nn.initializers.zeros
   if kind == 'ones':

@@ -112,7 +112,8 @@ class Run:
 # Static arguments are the key of the compiled program: configs and options are frozen and
 # hashable, so that equal ones share it.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens: jax.Array) -> jax.Array:
+def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens: jax.Array,
+            ) -> jax.Array:
   with mesh_context(mesh), precise(config.dtype):
     return _readable(mesh, apply(Transformer(config), params, tokens))
 

@@ -232,11 +232,10 @@ class Transformer(nn.Module):
     # (variable_axes), and each turn initialises its slice from a key of its own (split_rngs);
     # caches go in and come out slice by slice along axis 0, as records come out. Record options
     # and positions are the same in every turn (nn.broadcast).
+    in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern),
-                      unroll=config.periods_per_turn,
-                      # Flax annotates in_axes as a number, and documents a tuple.
-                      in_axes=(nn.broadcast, 0, nn.broadcast))  # pyright: ignore[reportArgumentType]
+                      unroll=config.periods_per_turn, in_axes=in_axes)
     return scanned(config, **arguments, name='blocks')
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
