@@ -1,7 +1,14 @@
 """Checkpoints: asynchronous, checksummed, and never restored when damaged.
 
 Orbax commits a step by renaming its folder, so a killed save leaves no step behind.
-It does not notice flipped bits; checksums written after the commit do.
+It does not notice flipped bits; checksums written after the commit do. A save passes through
+
+  save()   copies the state to the host and returns; threads of Orbax write it;
+  poll()   finds it committed, and starts a thread that hashes its files;
+  close()  waits for both.
+
+so that the training step waits for the copy alone. A run killed between commit and checksums
+leaves a step without any: it is used as it is, for its name says that it is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from sink_jax.io.paths import free_name, move_folder, to_path
+from sink_jax.io.paths import AnyPath, free_name, move_folder, to_path
 from sink_jax.train.checksums import (
   forget_checksums,
   has_checksums,
@@ -26,12 +33,13 @@ from sink_jax.train.checksums import (
 )
 from sink_jax.train.multihost import broadcast_from_process0, is_first, process_allgather
 from sink_jax.train.record import write_record
+from sink_jax.train.step import Params, TrainState
 
 _log = logging.getLogger('sink_jax')
 
 
 class CheckpointError(RuntimeError):
-  """There is no usable checkpoint, or it holds another tree than the one asked for."""
+  """No checkpoint can be used or written, or one holds another tree than the one asked for."""
 
 
 class Checkpoints:
@@ -42,16 +50,20 @@ class Checkpoints:
   latest: the newest step that is saved, or being saved; None if there is none.
   """
 
-  def __init__(self, workdir, kept: int = 2):
+  def __init__(self, workdir: str | AnyPath, kept: int = 2):
+    """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
-    self._pending: int | None = None
-    self._record: Mapping[str, Any] | None = None  # of what is pending
+    self._pending: int | None = None  # the step that Orbax is writing
+    self._record: Mapping[str, Any] | None = None  # that goes with the pending step
     self._hashing: threading.Thread | None = None
+    self.damaged: list[str]
+    self.latest: int | None
+    # One process looks at the files and moves them: others would see folders come and go.
     self.damaged, self.latest = broadcast_from_process0(
         lambda: _set_damaged_aside(self._workdir), OSError)
-    self._manager = self._opened()
+    self._manager = self._open_manager()
 
-  def save(self, step: int, state, record: Mapping[str, Any] | None = None) -> None:
+  def save(self, step: int, state: TrainState, record: Mapping[str, Any] | None = None) -> None:
     """Starts saving; the state may be donated as soon as this returns.
 
     record: digests of what the run has recorded so far, to be stored with the checksums.
@@ -59,11 +71,12 @@ class Checkpoints:
     Raises:
       CheckpointError: this save or the one before could not be written.
     """
-    self.poll(wait=True)
+    self.poll(wait=True)  # one save at a time: a second would need the host's memory again
     if step == self.latest:
       return
     with self._explained(step):
       if is_first():
+        # Those of a step of this number that was removed by hand: they would fit no new file.
         forget_checksums(self._workdir, step)
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
@@ -71,12 +84,17 @@ class Checkpoints:
     self._record = record
 
   def poll(self, wait: bool = False) -> None:
-    """Writes the checksums of a save once it is committed; cheap, call it every step."""
+    """Writes the checksums of a save once it is committed; cheap, to be called at every step.
+
+    Args:
+      wait: for the save and its checksums, instead of looking whether they are there.
+    """
     if wait:
       with self._explained(self._pending):
         self._manager.wait_until_finished()
     if self._pending is not None and not self._manager.is_saving_in_progress():
       if is_first():
+        # In a thread: hashing some gigabytes takes seconds, and leaves the interpreter free.
         self._hashing = threading.Thread(target=_hash,
                                          args=(self._workdir, self._pending, self._record))
         self._hashing.start()
@@ -84,8 +102,10 @@ class Checkpoints:
     if wait and self._hashing is not None:
       self._hashing.join()
 
-  def restore(self, target):
+  def restore(self, target: TrainState) -> TrainState | None:
     """The newest state, laid out as `target` (shapes with shardings); None if there is none.
+
+    A step that one process cannot read is set aside for all, and the one before it tried.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
@@ -95,11 +115,11 @@ class Checkpoints:
       if not any(process_allgather(problem is not None)):
         return state
       self._manager.close()
-      lines, self.latest = broadcast_from_process0(
+      remarks, self.latest = broadcast_from_process0(
           lambda: _set_damaged_aside(self._workdir, self.latest, problem or 'unreadable'),
           OSError)
-      self.damaged += lines
-      self._manager = self._opened()
+      self.damaged += remarks
+      self._manager = self._open_manager()
     return None
 
   def close(self) -> None:
@@ -107,7 +127,7 @@ class Checkpoints:
     self.poll(wait=True)
     self._manager.close()
 
-  def _opened(self):
+  def _open_manager(self):
     return ocp.CheckpointManager(
         self._workdir / 'checkpoints', item_names=('state',),
         item_handlers={'state': ocp.StandardCheckpointHandler()},
@@ -149,10 +169,11 @@ class Checkpoints:
           f'is {self.latest}; once there is room, the same command resumes from it.') from error
 
 
-def restore_params(workdir, target):
+def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]:
   """(step, parameters) of the newest good checkpoint of a workdir; writes nothing.
 
-  target: parameter shapes, with shardings where they matter.
+  Args:
+    target: parameter shapes, with shardings where they matter.
 
   Raises:
     CheckpointError: there is no usable checkpoint, or it holds another model.
@@ -193,9 +214,12 @@ def _hash(workdir, step, record):
 
 
 def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
-  """Moves damaged steps away until one is good: (what was found, that step or None).
+  """Moves damaged steps away, newest first, until one is good.
 
-  unreadable: a step that turned out not to be readable, whatever its checksums say.
+  Returns (a remark on each damaged step, the good step or None).
+
+  Args:
+    unreadable: a step that turned out not to be readable, whatever its checksums say.
   """
   damaged, used = [], None
   for step in saved_steps(workdir):
@@ -203,12 +227,12 @@ def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
     if problem is None:
       used = step
       break
-    damaged.append(_moved_aside(workdir, step, problem))
+    damaged.append(_move_aside(workdir, step, problem))
   instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
   return [f'{line}; {instead}' for line in damaged], used
 
 
-def _moved_aside(workdir, step, problem):
+def _move_aside(workdir, step, problem):
   aside = free_name(workdir / 'damaged' / str(step))
   move_folder(step_folder(workdir, step), aside)
   forget_checksums(workdir, step)
@@ -226,7 +250,11 @@ def _check_shapes(folder, saved, target):
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:
-  """{'params.embed': (258, 64), ...}; tuples and dicts with digits as keys look the same."""
+  """{'params.embed': (258, 64), ...}; tuples and dicts with digits as keys look the same.
+
+  Orbax returns the optimizer's tuples as such dicts. So the place of a transformation in optax's
+  chain is a part of what a checkpoint fits.
+  """
   name = lambda k: str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
   return {'.'.join(map(name, path)): tuple(x.shape)
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}

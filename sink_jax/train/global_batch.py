@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
@@ -34,7 +33,7 @@ class GlobalBatches:
     return jax.tree.map(self._to_global, batch)
 
   def _to_global(self, x: np.ndarray) -> jax.Array:
-    def part(index: Sequence[slice]) -> np.ndarray:
+    def part(index):
       # JAX asks for rows by their numbers in the global batch; x has those of `rows` alone.
       start, stop, _ = index[0].indices(self._batch_size)
       first = np.searchsorted(self.rows, start)

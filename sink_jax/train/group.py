@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
 from sink_jax.train.group_steps import (
@@ -63,7 +62,7 @@ class Group:
     Evaluation(run, name='').compile(state.params)
 
 
-def train_group(group: Group, root: str | os.PathLike, on_begin: Callable[[list[str]], None],
+def train_group(group: Group, root: str | AnyPath, on_begin: Callable[[list[str]], None],
                 show_progress: bool = True) -> dict[str, BaseException | None]:
   """Trains the members of a compiled group in ROOT/NAME; returns how each ended.
 
@@ -183,7 +182,7 @@ class _Member:
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir, width, wait_for_file_check, until) -> TrainState | None:
+  def begin(self, workdir: str | AnyPath, width, wait_for_file_check, until) -> TrainState | None:
     """Opens the workdir; returns the state, or None where nothing is left to do.
 
     until: when to stop waiting for another process that has the workdir, `time.monotonic`.

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.data.token_edits import first_token
+from sink_jax.io.paths import AnyPath
 from sink_jax.io.progress import Progress
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token
@@ -27,12 +27,12 @@ from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.prepare import PreparedRun, prepare_run
 from sink_jax.train.recorder import Recorder, open_recorder
-from sink_jax.train.step import TrainState, make_train_step
+from sink_jax.train.step import Params, TrainState, make_train_step
 from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 
-def train(config: Mapping[str, Any], workdir: str | os.PathLike, *, name: str = '',
+def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
           show_progress: bool = True) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
@@ -78,7 +78,7 @@ def quiet_logs() -> None:
   logging.getLogger('sink_jax').setLevel(logging.INFO)
 
 
-def _train(run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool):
+def _train(run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool) -> Params:
   """Trains from the newest checkpoint to the last step; returns the parameters."""
   state = recorder.restore()
   if recorder.has_finished():

@@ -11,10 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from etils import epath
-
 from sink_jax.io.files import named_in_errors, write_atomically
-from sink_jax.io.paths import is_local, to_path
+from sink_jax.io.paths import AnyPath, is_local, to_path
 from sink_jax.train.multihost import is_first
 from sink_jax.train.record import read_rows, settle_metrics
 from sink_jax.train.tensorboard import Board
@@ -35,7 +33,7 @@ class MetricsWriter:
   whole_from, remark: of the rows that were there, see `record.SettledMetrics`.
   """
 
-  def __init__(self, workdir: str | os.PathLike, step: int = 0):
+  def __init__(self, workdir: str | AnyPath, step: int = 0):
     """step: that of the checkpoint that the run resumes from, 0 without one."""
     self._outputs: _Outputs | None = None
     self.whole_from, self.remark = 0, ''
@@ -91,7 +89,7 @@ class MetricsWriter:
 class _AppendedFile:
   """A text file on a disk that grows by whole lines: each is in the system's hands once written."""
 
-  def __init__(self, path: epath.Path):
+  def __init__(self, path: AnyPath):
     self._path, self._file = path, open(path, 'a', buffering=1)
 
   def write(self, line: str) -> None:
@@ -110,7 +108,7 @@ class _AppendedFile:
 class _RewrittenFile:
   """A text file in an object store, which cannot append: it is written as a whole each time."""
 
-  def __init__(self, path: epath.Path, content: str):
+  def __init__(self, path: AnyPath, content: str):
     self._path, self._lines, self._written = path, [content], time.monotonic()
 
   def write(self, line: str) -> None:
@@ -135,7 +133,7 @@ class _Outputs:
   board: Board
 
 
-def read_metrics(workdir: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
+def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[str, Any]]:
   """The events of a run in order; lines that a kill or a fault made unreadable are left out.
 
   Args:

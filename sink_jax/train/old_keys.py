@@ -32,6 +32,27 @@ def with_update_rule(config: Mapping[str, Any]) -> dict[str, Any]:
   return dict(config, optimizer={'rule': rule.get(name, name), **kept})
 
 
+def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
+  """The config of a stored run, with the keys that are younger than it.
+
+  Their values are what its program computed: where a key has another default by now, a resumed run
+  still does what it did when it began.
+  """
+  config = with_update_rule(config)
+  config.setdefault('loss_logits', 2**26)
+  config.setdefault('gradient_reduction', 'microbatch')
+  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
+  if isinstance(mesh, dict):
+    mesh.setdefault('tensor', 1)
+  if isinstance(data, dict):
+    data.setdefault('valid_source', '')
+  if isinstance(model, dict):
+    model.setdefault('unroll', 1)
+    if isinstance(model.get('remat'), bool):
+      model['remat'] = 'blocks' if model['remat'] else 'none'
+  return config
+
+
 def hint(key: str) -> str:
   """Words that follow an error about an unknown config key, such as 'optimizer.beta2'; or ''."""
   section, _, name = key.rpartition('.')

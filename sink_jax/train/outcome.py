@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from sink_jax.io.paths import AnyPath
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.stop_handler import Unsaved
@@ -41,7 +41,7 @@ class Interrupted(RuntimeError):
     super().__init__(f'Stopped and saved at step {step} of {steps}; the same command resumes.')
 
 
-def group_widths(workdir: str | os.PathLike, start: int, width: int) -> dict[str, int]:
+def group_widths(workdir: str | AnyPath, start: int, width: int) -> dict[str, int]:
   """Members of the groups that a run was trained in, by the first step in each: {step: members}.
 
   1 stands for a run alone, whose last bits differ from those of a group; {} where all of it is.
@@ -57,7 +57,7 @@ def group_widths(workdir: str | os.PathLike, start: int, width: int) -> dict[str
 
 
 @contextlib.contextmanager
-def recorded_outcome(workdir: str | os.PathLike, checkpoints: Checkpoints, start: int, steps: int,
+def recorded_outcome(workdir: str | AnyPath, checkpoints: Checkpoints, start: int, steps: int,
                      whole_from: int, attention: str, width: int = 1) -> Iterator[None]:
   """A context that leaves a status behind, however it ends, once what it saves is on the disk.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from sink_jax.data.dataset import DataConfig, Dataset, open_data
 from sink_jax.data.tokenizer import Encoder
+from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
@@ -56,7 +56,7 @@ class PreparedRun(NamedTuple):
     return self.experiment.batch_size * self.experiment.data.context
 
 
-def prepare_run(config: Mapping[str, Any], workdir: str | os.PathLike,
+def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
                 opener: Callable[[DataConfig], Dataset] = open_data) -> PreparedRun:
   """Checks a config against the devices, the data and the workdir, and makes what it describes.
 

@@ -17,7 +17,7 @@ import jax
 import sink_jax
 from sink_jax.io.compile_cache import usable_cores
 
-_COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one to help it
+_COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one as a worker
 
 
 def command() -> str:
@@ -29,13 +29,13 @@ def command() -> str:
 
 
 def pass_on_command() -> None:
-  """Makes processes that this one starts name its command as their own."""
+  """Makes the processes that this one starts record its command: nobody gave theirs."""
   os.environ[_COMMAND] = command()
 
 
 @functools.cache
 def code() -> str:
-  """The source code that runs: 'commit 1f3a..., clean', or what stands for it elsewhere.
+  """The source code that runs, such as 'commit 1f3a..., clean'.
 
   In a checkout the commit is named, and whether files of the package or of configs/ differ
   from it ('with uncommitted changes'). An installed package has its version and a SHA-256 of its
@@ -46,12 +46,12 @@ def code() -> str:
 
 
 def _commit(root):
-  """Of the checkout whose top folder this is; None if it is none, or git cannot read it."""
-  # Without optional locks: a commit that a person makes meanwhile must not meet ours.
+  """The commit of a checkout, given its top folder; None if it is none, or git cannot read it."""
+  # Without optional locks: this must not stand in the way of a commit that a person makes.
   git = lambda *words: subprocess.run(
       ['git', '--no-optional-locks', '-C', root, *words],
       capture_output=True, text=True, timeout=20, check=True).stdout
-  if not (root / '.git').exists():  # a package inside somebody else's checkout is not of it
+  if not (root / '.git').exists():  # a package installed inside another project's checkout
     return None
   try:
     changed = git('status', '--porcelain', '--', 'sink_jax', 'configs')

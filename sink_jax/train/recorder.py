@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -15,6 +14,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
+from sink_jax.io.paths import AnyPath
 from sink_jax.models.run import Run
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
@@ -31,7 +31,7 @@ _log = logging.getLogger('sink_jax')
 
 
 @contextlib.contextmanager
-def open_recorder(run: PreparedRun, workdir: str | os.PathLike, name: str,
+def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str,
                   check_files: Callable[[], Callable[[], None]]) -> Iterator[Recorder]:
   """Locks a workdir for one run and yields its Recorder; all processes of a job call it.
 

@@ -1,4 +1,11 @@
-"""A run's folder: its config and its status, and who may write there."""
+"""A run's folder: its config and its status, and who may write there.
+
+Two jobs that train in one workdir would overwrite each other's checkpoints. Two means keep them
+apart. An flock on the file `lock` holds between the processes of one machine, and ends with its
+process, however that ends. Object stores and some network file systems have no such locks, so each
+job also writes a name of its own into `owner` when it begins, and reads it again before every save:
+the newest job wins, and an older one ends without writing.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +16,23 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
-from sink_jax.io.paths import is_local, to_path
+from sink_jax.io.paths import AnyPath, is_local, to_path
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.defaults import CHOSEN_KEYS, filled_from
 from sink_jax.train.experiment import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
-from sink_jax.train.old_keys import with_update_rule
+from sink_jax.train.old_keys import with_current_keys
 from sink_jax.train.provenance import provenance
 from sink_jax.train.record import metrics_problem, settle_metrics, stored_digests
 
-PATIENCE = 15  # seconds: the processes of a sweep that was killed need some to notice it
-_CONTENT = ('content', 'valid_content')  # of Data.summary(): hashes that must not change
-_BEGUN = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')  # after config.json
+PATIENCE = 15  # seconds to wait for a lock: processes of a killed sweep need some to notice it
+_CONTENT = ('content', 'valid_content')  # of Dataset.summary(): hashes that must not change
+# What a run writes after its config.json.
+_WRITTEN_LATER = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')
 _log = logging.getLogger('sink_jax')
 
 
@@ -37,21 +45,19 @@ class LockLost(WorkdirLocked):
 
 
 class RunLock:
-  """A workdir that is held for one run.
-
-  Locks hold between processes of one system, and not in object stores or on every network
-  file system. So the newest job writes its name into `owner`, and one that finds another
-  name there before it saves ends instead of writing.
+  """The right of one job to write in a workdir; see the head of this file.
 
   digests: of what is there before the first step; they go with every checkpoint, see `record`.
   """
 
-  def __init__(self, workdir, data: Mapping[str, Any]):
+  def __init__(self, workdir: AnyPath, data: Mapping[str, Any]):
+    """data: `Dataset.summary()`."""
     self.workdir = workdir
-    self.digests = {'data': {key: data[key] for key in _CONTENT if key in data}}
+    self.digests: dict[str, dict[str, Any]] = {'data': {key: data[key] for key in _CONTENT if key in data}}
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
 
   def begin(self) -> None:
+    """Writes this job's name: from now on an older job finds that it has lost the workdir."""
     write_atomically(self.workdir / 'owner', self._name)
 
   def check(self) -> None:
@@ -61,15 +67,15 @@ class RunLock:
   def _check(self):
     try:
       owner = (self.workdir / 'owner').read_bytes().decode('utf-8', 'replace')
-    except OSError:  # somebody tidied up
+    except OSError:  # somebody removed the file: nothing says that the lock is lost
       return
     if owner != self._name:
       raise LockLost(f'Another job ({owner}) has begun to train in {self.workdir} meanwhile: this '
                  'one ends, and leaves what it has saved to the other.')
 
 
-def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
-  """What `lock_workdir` will refuse, as far as it is known before the data are opened.
+def check_unlocked(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
+  """Raises what `lock_workdir` would, as far as it is known before the data are opened.
 
   Raises:
     ValueError: the workdir holds a run of another config, or cannot be written.
@@ -80,15 +86,16 @@ def check_unlocked(workdir, config: Mapping[str, Any]) -> None:
     saved = read_config(path)
     _refuse(path, differences(saved, filled_from(config, saved)))
   elif is_local(path):
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-      raise ValueError(f'Cannot use {workdir} as a workdir: {there} is not a folder that you may '
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+      raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you may '
                        'write to. Choose another --workdir.')
 
 
 @contextlib.contextmanager
-def lock_workdir(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
-  """Holds a workdir for one run: makes it, or checks that it holds this very run.
+def lock_workdir(workdir: str | AnyPath, config: Mapping[str, Any],
+                 data: Mapping[str, Any]) -> Iterator[RunLock]:
+  """A context that keeps a workdir for one run: it makes it, or checks that it holds this very run.
 
   All processes of a job call it, the first one acts. Yields the RunLock.
 
@@ -104,9 +111,11 @@ def lock_workdir(workdir, config: Mapping[str, Any], data: Mapping[str, Any]):
 
     def begin():
       resources.enter_context(_file_lock(lock.workdir))
+      # Under the lock: only now does no other process write what is compared.
       _check_same(lock.workdir, config, data)
       for name in ('', 'checksums', 'tokenizer', 'damaged'):
         remove_temporaries(lock.workdir / name)
+      # config.json first: whoever finds anything else of a run finds what it is a run of.
       write_atomically(lock.workdir / 'config.json', json.dumps(config, indent=2))
       write_atomically(lock.workdir / 'data.json', json.dumps(data, indent=2))
       lock.begin()
@@ -125,6 +134,7 @@ def _file_lock(workdir):
   if not is_local(workdir):
     yield
     return
+  # Never removed: a process that waits for a removed file's lock would hold nothing.
   with open(workdir / 'lock', 'a+') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +143,7 @@ def _file_lock(workdir):
       raise WorkdirLocked(
           f'Another process ({lock.read().strip()}) is training in {workdir}: wait for it, or use '
           'another --workdir.') from None
-    except OSError:  # a file system without locks
+    except OSError:  # a file system without locks: `owner` alone has to do
       pass
     lock.truncate(0)
     lock.write(f'{socket.gethostname()}, process {os.getpid()}')
@@ -153,7 +163,7 @@ def _check_same(workdir, config, data):
 
 
 def _check_config_is_there(workdir):
-  begun = [name for name in _BEGUN if (workdir / name).exists()]
+  begun = [name for name in _WRITTEN_LATER if (workdir / name).exists()]
   if begun and not (workdir / 'config.json').exists():
     raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing: '
                      'nobody can say whether this config is the one it began with. Put the file '
@@ -166,8 +176,10 @@ def _refuse(workdir, changed):
                      + '\nUse another --workdir, or the old values to resume it.')
 
 
-def with_keys_as_begun(workdir, config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the empty ones of `defaults.KEYS` as they were when the run began, if it did.
+def with_keys_as_begun(workdir: str | AnyPath, config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with empty `defaults.CHOSEN_KEYS` as they were when the run of a workdir began.
+
+  Where no run has begun, the config as it is.
 
   Raises:
     ValueError: the config of the run cannot be read.
@@ -188,13 +200,13 @@ def _known_data(workdir):
   return known
 
 
-def is_workdir(path) -> bool:
+def is_workdir(path: str | AnyPath) -> bool:
   """Whether a run was begun in the folder; that of a published model has a config.json too."""
   return (to_path(path) / 'data.json').exists()
 
 
-def read_config(workdir) -> dict[str, Any]:
-  """The config of a run.
+def read_config(workdir: str | AnyPath) -> dict[str, Any]:
+  """The config of a run, with the keys of today where an older version wrote it.
 
   Raises:
     ValueError: there is none, or it is unreadable.
@@ -206,38 +218,28 @@ def read_config(workdir) -> dict[str, Any]:
   if config is None:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
-  config = with_update_rule(config)
-  # Of runs that are older than these keys.
-  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
-  config.setdefault('loss_logits', 2**26)
-  config.setdefault('gradient_reduction', 'microbatch')
-  if isinstance(mesh, dict):
-    mesh.setdefault('tensor', 1)
-  if isinstance(data, dict):
-    data.setdefault('valid_source', '')
-  if isinstance(model, dict):
-    model.setdefault('unroll', 1)
-    if isinstance(model.get('remat'), bool):
-      model['remat'] = 'blocks' if model['remat'] else 'none'
-  return config
+  return with_current_keys(config)
 
 
-def read_data_summary(workdir) -> dict[str, Any]:
+def read_data_summary(workdir: str | AnyPath) -> dict[str, Any]:
   """`Dataset.summary()` of a run; {} where it has none."""
   return _read_object(to_path(workdir) / 'data.json') or {}
 
 
-def write_status(workdir, status: str, **details) -> None:
-  """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
+def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
+  """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when.
+
+  All processes may call it; the first one writes.
+  """
   record = {'status': status, **details, **provenance()}
   if is_first():
     _write_status(workdir, record)
 
 
-def settle_finished(workdir, step: int) -> str:
-  """Sees that the metrics of a finished run are those that it wrote, as `settle_metrics` does.
+def settle_finished(workdir: str | AnyPath, step: int) -> str:
+  """Checks that the metrics of a finished run are those that it wrote, as `settle_metrics` does.
 
-  Returns a line of what was wrong, or ''. The status keeps when, where and by what it was made.
+  Returns what was wrong, or ''. The status keeps when, where and by what the run was trained.
   """
   remark = settle_metrics(workdir, step).remark if metrics_problem(workdir) else ''
   whole_from = next(iter(stored_digests(workdir, 'metrics.jsonl', 'whole_from')), 0)
@@ -247,14 +249,14 @@ def settle_finished(workdir, step: int) -> str:
   return remark
 
 
-def write_outcome(workdir, status: str, **details) -> None:
+def write_outcome(workdir: str | AnyPath, status: str, **details: Any) -> None:
   """Records what became of a trial that did not train; asks no device, makes the folder."""
   to_path(workdir).mkdir(parents=True, exist_ok=True)
   _write_status(workdir, {'status': status, **details, **provenance(devices=False)})
 
 
-def in_use(workdir) -> bool:
-  """Is a process training in the workdir? Yes, too, where the file system has no locks."""
+def in_use(workdir: str | AnyPath) -> bool:
+  """Whether a process trains in the workdir; True where the file system has no locks to ask."""
   workdir = to_path(workdir)
   if not is_local(workdir):
     return True
@@ -268,14 +270,14 @@ def in_use(workdir) -> bool:
   return False
 
 
-def read_status(workdir) -> dict[str, Any]:
-  """{'status': 'not run'} where there is none."""
+def read_status(workdir: str | AnyPath) -> dict[str, Any]:
+  """The content of status.json; {'status': 'not run'} where there is none."""
   status = _read_object(to_path(workdir) / 'status.json') or {}
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 
-def has_ended(workdir, config: Mapping[str, Any]) -> bool:
-  """Has this very config been trained here to its end, or until it diverged?
+def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
+  """Whether this very config was trained here to its end, or until it diverged.
 
   A run whose last checkpoint was removed, but not an older one, is to be resumed from that.
   """
@@ -302,15 +304,15 @@ def _read_object(path):
   return value if isinstance(value, dict) else None
 
 
-def analyses_file(workdir):
-  """The path of what analyses found for a run, which a sweep writes once it is done."""
+def analyses_file(workdir: str | AnyPath) -> AnyPath:
+  """The path of the results of a run's analyses, which a sweep writes once the run is done."""
   return to_path(workdir) / 'analyses.json'
 
 
-def read_analyses(workdir) -> dict[str, Any]:
-  """What the analyses of a finished run found; {} where there is nothing, or nothing readable."""
+def read_analyses(workdir: str | AnyPath) -> dict[str, Any]:
+  """The results of a finished run's analyses; {} where there are none, or none readable."""
   try:
-    found = json.loads(analyses_file(workdir).read_text(encoding='utf-8'))
+    results = json.loads(analyses_file(workdir).read_text(encoding='utf-8'))
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return results if isinstance(results, dict) else {}

@@ -12,19 +12,19 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors
-from sink_jax.io.paths import is_local
+from sink_jax.io.paths import AnyPath, is_local
 
 
 class Board:
   """TensorBoard events of one start of a run, in a file for this start alone.
 
-  They are written in this thread: that of tensorboardX's own writer dies of a full disk, and
+  They are written in this thread: tensorboardX's writer has a thread that a full disk ends, and
   whoever gives it more then waits for ever. An object store cannot append, so the file grows
   in a temporary folder here, and every `flush` copies it to the run's.
   """
 
-  def __init__(self, folder, step: int):
-    """folder: of the events. step: of the checkpoint that the run goes on from, 0 for none."""
+  def __init__(self, folder: AnyPath, step: int):
+    """folder: of the events. step: of the checkpoint that the run resumes from, 0 for none."""
     self._remote = None if is_local(folder) else folder
     self._folder = folder
     if self._remote is None:
@@ -40,6 +40,7 @@ class Board:
     self._event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
 
   def write(self, name: str, value: float, step: int) -> None:
+    """Adds a point to the curve of this name."""
     self._event(step=step, summary=scalar(name, value))
 
   def flush(self) -> None:

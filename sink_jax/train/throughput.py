@@ -14,10 +14,11 @@ def measured_matmul_rate(dtype: str) -> float | None:
   The best of a few tries on random data; takes about half a second.
   """
   size = 1024 if jax.default_backend() == 'cpu' else 8192
+  # Random numbers: GPUs draw less power on zeros, and so run faster than in training.
   try:
     a = jax.random.normal(jax.random.key(0), (size, size), jnp.dtype(dtype))
     product = jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
+    product(a, a).block_until_ready()  # compiles
     best = float('inf')
     for _ in range(5):
       start = time.perf_counter()
@@ -32,12 +33,14 @@ class Throughput:
   """A clock of training steps that can be stopped while something else runs."""
 
   def __init__(self, tokens_per_step: int, flops_per_token: float, matmul_rate: float | None):
+    """matmul_rate: FLOP/s of one device, of which MFU is the share in use; None where unknown."""
     self._tokens, self._flops = tokens_per_step, flops_per_token
     self._rate = matmul_rate and matmul_rate * jax.device_count()
-    self._seconds, self._steps, self._since = 0.0, 0, None
+    self._seconds, self._steps = 0.0, 0
+    self._since: float | None = None  # when the step before was done; None while stopped
 
   def step(self) -> None:
-    """A step is done; the first after a pause starts the clock and counts nothing."""
+    """Counts a step that is done; the first after a pause starts the clock and counts nothing."""
     now = time.perf_counter()
     if self._since is not None:
       self._seconds += now - self._since
@@ -45,11 +48,12 @@ class Throughput:
     self._since = now
 
   def timed(self, seconds: float) -> None:
-    """A step is done that took so long."""
+    """Counts a step that took so long."""
     self._seconds += seconds
     self._steps += 1
 
   def pause(self) -> None:
+    """Stops the clock until the next step is done."""
     self._since = None
 
   def read(self) -> dict[str, float | str]:
