@@ -1,6 +1,7 @@
 """p-normalised softmax and sigmoid (Equations 43 and 44, Figure 29).
 
-The text gives p for softmax alone; the p of sigmoid are in the figure only, so sigmoid has the same here.
+The text gives p for softmax alone; the p of sigmoid are in the figure only, so sigmoid has the same
+here.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Keys that a config leaves empty, because the model's size and the devices decide them.
 
-They are chosen once, when a run begins, and written to its config.json. A resumed run goes on
-with what is written there, on any devices: they change rounding and speed, and nothing else.
+They are chosen once, when a run begins, and written to its config.json. A resumed run has the
+values that are written there, on any devices: they change rounding and speed, and nothing else.
 
 `model.remat` is 'none' wherever a step without a loop over the blocks fits a device, else the
 policy that recomputes least of those that fit. Nothing is compiled to find that out:
@@ -12,7 +12,7 @@ policy that recomputes least of those that fit. Nothing is compiled to find that
 
 for TPUs, with 2 and 4 layers, and again with --remat=save_matmuls. For GPUs the same training
 step was compiled as tests/compile/test_train_step.py does, for one H200: 60m with 8, 16 and 32
-sequences, 1b with 4 and 8. tests/train/test_defaults.py has what the compilers said.
+sequences, 1b with 4 and 8. tests/train/test_defaults.py has the bytes that the compilers reported.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _log = logging.getLogger('sink_jax')
 
 
 class MemoryFactors(NamedTuple):
-  """Bytes in the memory, over the bytes of `kept_bytes`.
+  """Measured bytes of a block, as multiples of what `kept_bytes` gives.
 
-  laid_out: what the backward pass finds of a block with remat 'none' and no loop over the blocks,
-  over what 'save_matmuls' keeps. looped: what any other policy keeps of a block, over its own.
-  again: what one block needs that is computed again, over what 'save_matmuls' keeps.
+  unrolled: that wait for the backward pass with remat 'none' and no loop over the blocks, as a
+    multiple of what 'save_matmuls' keeps. looped: that any other policy keeps, of its own.
+  recomputed: that one block needs while it is computed again, of what 'save_matmuls' keeps.
   """
 
-  laid_out: float
+  unrolled: float
   looped: float
-  again: float
+  recomputed: float
 
 
 _TABLE = {'cuda': MemoryFactors(1.4, 1.02, 1.8), 'tpu': MemoryFactors(1.25, 1.15, 3.2)}
@@ -54,12 +54,12 @@ _TABLE = {'cuda': MemoryFactors(1.4, 1.02, 1.8), 'tpu': MemoryFactors(1.25, 1.15
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLoad:
-  """What one device has to hold of a training step.
+  """The part of a training step that one device computes and holds.
 
   platform: 'cpu', 'cuda', 'tpu', as `kernels.dispatch.platform` has it.
   memory: bytes that programs may use, None where they are unknown.
-  tokens: of a micro-batch. devices: among which the state is split. tensor: those of them that
-  share the tokens. logits: most at a time in the loss, None for those of the platform.
+  tokens: of a micro-batch, on this device. devices: among which the state is split. tensor: those
+  of them that have the same tokens. logits: most at a time in the loss, None for the platform's.
   """
 
   platform: str
@@ -76,29 +76,35 @@ def device_memory() -> float | None:
   return (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
 
 
-def with_chosen_keys(config: Mapping[str, Any], model: ModelConfig, share: DeviceLoad) -> dict[str, Any]:
-  """The config with its empty KEYS filled.
+def with_chosen_keys(config: Mapping[str, Any], model: ModelConfig,
+                     load: DeviceLoad) -> dict[str, Any]:
+  """The config with values for those of CHOSEN_KEYS that it leaves empty.
 
-  Where both `model.unroll` and `model.remat` are set, one line says that the loop over the
-  blocks is kept.
+  Where both `model.unroll` and `model.remat` are set, a warning says that the loop over the blocks
+  is kept.
 
   Args:
     model: what the config describes.
   """
-  asked = config['model']
-  model = with_defaults(model, share, asked['remat'], asked['unroll'])
-  if (asked['unroll'] or 1) > 1 and model.remat != 'none':
-    _log.warning(f'model.unroll = {asked["unroll"]} has no effect with model.remat = '
+  given = config['model']
+  model = with_defaults(model, load, given['remat'], given['unroll'])
+  if (given['unroll'] or 1) > 1 and model.remat != 'none':
+    _log.warning(f'model.unroll = {given["unroll"]} has no effect with model.remat = '
                  f'{model.remat}: the loop over the blocks is kept')
-  return dict(config, model=dict(asked, remat=model.remat, unroll=model.unroll),
-              loss_logits=config['loss_logits'] or default_logits(share.platform),
+  return dict(config, model=dict(given, remat=model.remat, unroll=model.unroll),
+              loss_logits=config['loss_logits'] or default_logits(load.platform),
               gradient_reduction=config['gradient_reduction'] or 'step')
 
 
 def filled_from(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | None = None,
-           section: str = '') -> dict[str, Any]:
-  """The config with its empty keys, or those of them in `keys`, as another config has them."""
-  other = other if isinstance(other, dict) else {}  # a config.json that somebody changed
+                section: str = '') -> dict[str, Any]:
+  """The config with its empty keys, or those of them in `keys`, as another config has them.
+
+  Args:
+    other: of any type where somebody changed a config.json; no dict fills nothing.
+    section: prefix of the config's keys, such as 'model.'.
+  """
+  other = other if isinstance(other, dict) else {}
   values = {}
   for key, value in config.items():
     if isinstance(value, Mapping):
@@ -109,42 +115,43 @@ def filled_from(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | N
   return values
 
 
-def with_defaults(model: ModelConfig, share: DeviceLoad, remat: str | None,
+def with_defaults(model: ModelConfig, load: DeviceLoad, remat: str | None,
                   unroll: int | None) -> ModelConfig:
   """The model with these values of `remat` and `unroll`, or those for its size and a device."""
-  few = share.platform in _TABLE and model.layers <= _MOST_BLOCKS
-  laid_out = dataclasses.replace(model, remat='none', unroll=unroll or (
+  few = load.platform in _TABLE and model.layers <= _MOST_BLOCKS
+  unrolled = dataclasses.replace(model, remat='none', unroll=unroll or (
       model.layers if few else 1))
   if remat is None:
-    remat = _remat(laid_out, share)
+    remat = _remat(unrolled, load)
   if remat == 'none':
-    return laid_out
+    return unrolled
   return dataclasses.replace(model, remat=remat, unroll=unroll or 1)
 
 
-def _remat(laid_out, share):
-  """What recomputes least of what fits; on a CPU nothing is recomputed."""
-  if share.platform not in _TABLE:
+def _remat(unrolled, load):
+  """The policy that recomputes least of those that fit; on a CPU nothing is recomputed."""
+  if load.platform not in _TABLE:
     return 'none'
-  policies = [dataclasses.replace(laid_out, remat=remat) for remat in CHOICES['remat']]
-  if laid_out.unroll == 1 < laid_out.layers:  # a loop copies what it keeps: that takes longer
+  policies = [dataclasses.replace(unrolled, remat=remat) for remat in CHOICES['remat']]
+  if unrolled.unroll == 1 < unrolled.layers:  # a loop copies what it keeps: that takes longer
     policies = policies[1:]
-  fits = lambda model: needed_bytes(model, share) < _SHARE * (share.memory or _SMALLEST)
+  fits = lambda model: needed_bytes(model, load) < _SHARE * (load.memory or _SMALLEST)
   return next(filter(fits, policies), policies[-1]).remat
 
 
-def needed_bytes(model: ModelConfig, share: DeviceLoad) -> float:
-  """An estimate of what a training step with AdamW takes of the memory of a device.
+def needed_bytes(model: ModelConfig, load: DeviceLoad) -> float:
+  """An estimate of the bytes on a device that a training step with AdamW needs.
 
-  Parameters, two moments, gradients, and their sum over micro-batches; what waits for the backward
-  pass; logits with their gradients, in whose place a loop then computes a block again.
+  Parameters, two moments, gradients, and their sum over micro-batches; activations that wait for
+  the backward pass; and the larger of logits with their gradients and a block that a loop computes
+  again, for the two are never there at once.
   """
-  table = _TABLE[share.platform]
-  state = 4 * parameter_count(model) / share.devices * (4 + (share.microbatches > 1))
-  block = lambda remat: share.tokens * kept_bytes(model, remat, share.tensor)
+  table = _TABLE[load.platform]
+  state = 4 * parameter_count(model) / load.devices * (4 + (load.microbatches > 1))
+  block = lambda remat: load.tokens * kept_bytes(model, remat, load.tensor)
   # Logits are float32, their gradients bfloat16.
-  logits = 6 * min(share.tokens * model.vocab_size, share.logits or default_logits(share.platform))
+  logits = 6 * min(load.tokens * model.vocab_size, load.logits or default_logits(load.platform))
   if model.remat == 'none':
-    return state + table.laid_out * model.layers * block('save_matmuls') + logits
+    return state + table.unrolled * model.layers * block('save_matmuls') + logits
   return state + table.looped * model.layers * block(model.remat) + max(
-      logits, table.again * block('save_matmuls'))
+      logits, table.recomputed * block('save_matmuls'))

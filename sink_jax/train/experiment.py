@@ -203,7 +203,8 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 def _from_dict(config):
   top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
-  data: dict[str, Any] = dict(_checked(top['data'], 'data.', [f.name for f in dataclasses.fields(DataConfig)]))
+  data_keys = [f.name for f in dataclasses.fields(DataConfig)]
+  data: dict[str, Any] = dict(_checked(top['data'], 'data.', data_keys))
   data['source'] = from_string(Source, data['source'])
   data['valid_source'] = from_string(Source, data['valid_source']) if data['valid_source'] else None
   data['tokenizer'] = from_string(Tokenizer, data['tokenizer'])

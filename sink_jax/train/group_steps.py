@@ -88,7 +88,8 @@ def empty_inputs(run: PreparedRun, width: int, corpus: np.ndarray | None) -> Gro
 
 
 def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh: jax.sharding.Mesh,
-                     microbatches: int = 1, *, loss_logits: int | None = None) -> jax.stages.Wrapped:
+                     microbatches: int = 1, *,
+                     loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `steps(states, corpus, inputs, count) -> (states, metrics)`.
 
   states: TrainStates of (G, ...), donated. corpus: chunks (R, T + 1) of unsigned integers, or

@@ -1,4 +1,11 @@
-"""Several processes as one job: how they find each other, and how they agree."""
+"""Several processes as one job: how they find each other, and how they agree.
+
+Every process runs the same program, and a collective waits until all have come to it. So whatever
+could send one of them another way, such as an error in opening a file, is first made known to all,
+by the functions below. Files of the workdir are written by process 0 alone: the others would write
+the same content over it, at other times. Checkpoints are the exception, Orbax writing each
+process's part of the arrays.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import numpy as np
@@ -21,11 +28,12 @@ from sink_jax.io.exit_code import stop_signals
 # A process that is silent for so long is dead, and the others end as well: with exit code
 # 134, and the words of the coordination service on stderr.
 HEARTBEAT_SECONDS = 60
-_FOREVER = 2**31 - 1  # one process alone may be suspended for as long as its owner likes
+_FOREVER = 2**31 - 1  # one process alone may be suspended for as long as somebody likes
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _STARTUP_SECONDS = 300
-_PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30
-_LAST_WORDS_SECONDS = 3
+_PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been missed
+_LAST_WORDS_SECONDS = 3  # that process 0 gives the others for their messages
+Value = TypeVar('Value')
 
 
 def init_distributed() -> bool:
@@ -82,12 +90,13 @@ def _explicit(given):
 
 
 def _meet():
-  """The first thing that processes do together, on CPUs, has to begin within 30 seconds."""
+  """Waits for all processes: on CPUs the first collective has to begin within 30 seconds in all."""
   if jax.process_count() > 1:
     collective(multihost_utils.sync_global_devices, 'begun')
 
 
 def _alone():
+  # A job of one process, so that everything below works in it as in a larger one.
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{free.getsockname()[1]}'
@@ -96,14 +105,14 @@ def _alone():
 
 
 def is_first() -> bool:
-  """Is this the process that writes, prints and decides for all?"""
+  """Whether this is process 0, which writes, prints and decides for all."""
   return jax.process_index() == 0
 
 
-def broadcast_from_process0(decide: Callable[[], Any], *errors: type[Exception]) -> Any:
-  """What `decide()` returns in the first process, in all of them.
+def broadcast_from_process0(decide: Callable[[], Value], *errors: type[Exception]) -> Value:
+  """Calls `decide` in the first process, and returns its result in all of them.
 
-  A value that JSON can hold. An error of one of the types `errors` is raised in all
+  The result is a value that JSON can hold. An error of one of the types `errors` is raised in all
   processes, with its message; another one in the first process only.
   """
   if jax.process_count() == 1:
@@ -115,16 +124,17 @@ def broadcast_from_process0(decide: Callable[[], Any], *errors: type[Exception])
     except errors as caught:
       error = caught
   which = next((i for i, kind in enumerate(errors) if isinstance(error, kind)), None)
-  which, told = _broadcast([which, str(error) if error else value])
+  # The error's place in `errors`, with its message or the value.
+  which, sent = _broadcast([which, str(error) if error else value])
   if error is not None:
     raise error
   if which is not None:
-    raise errors[which](told)
-  return told if not is_first() else value
+    raise errors[which](sent)
+  return cast(Value, value if is_first() else sent)  # the value that was sent has been through JSON
 
 
-def on_all_processes(prepare: Callable[[], Any]) -> Any:
-  """What `prepare()` returns in each process; a ValueError of one is one of all.
+def on_all_processes(prepare: Callable[[], Value]) -> Value:
+  """Calls `prepare` in each process and returns its result; a ValueError of one is raised in all.
 
   For what depends on the machine of a process, such as its data.
   """
@@ -135,7 +145,7 @@ def on_all_processes(prepare: Callable[[], Any]) -> Any:
   failed = process_allgather(error is not None)
   if any(failed):
     raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
-  return value
+  return cast(Value, value)  # no process failed, so this one has a value
 
 
 def check_same(what: str, text: str) -> None:
@@ -151,15 +161,15 @@ def check_same(what: str, text: str) -> None:
 
 
 def process_allgather(flag: bool) -> list[bool]:
-  """The flags of all processes, in their order."""
+  """Returns the flags of all processes, in their order."""
   if jax.process_count() == 1:
     return [flag]
   flags = collective(multihost_utils.process_allgather, np.array(flag))
   return [bool(x) for x in flags.ravel()]
 
 
-def fail(message: str, alone: bool = False) -> None:
-  """Says what is wrong and ends this process with exit code 1.
+def fail(message: str, alone: bool = False) -> NoReturn:
+  """Prints what is wrong and ends this process with exit code 1.
 
   alone: the other processes may not know of it. They are not waited for; they end when this
     one is missed. And where it was rather another process that died, which breaks what is
@@ -179,8 +189,8 @@ def fail(message: str, alone: bool = False) -> None:
   os._exit(1)  # sys.exit would wait for the others
 
 
-def collective(call: Callable, *arguments) -> Any:
-  """What `call` returns, which the processes do together.
+def collective(call: Callable[..., Value], *arguments: Any) -> Value:
+  """Calls what all processes do together, and returns its result.
 
   Raises:
     RuntimeError: another process has died. JAX raises a ValueError, which would be a mistake
@@ -193,6 +203,7 @@ def collective(call: Callable, *arguments) -> Any:
 
 
 def _broadcast(value):
+  # The length first: a collective has arrays of one shape in all processes.
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
   send = lambda x: np.asarray(collective(multihost_utils.broadcast_one_to_all, x))
   padded = np.zeros(int(send(np.int32(len(data)))), np.uint8)

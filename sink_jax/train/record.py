@@ -178,6 +178,7 @@ def _set_aside(workdir, step, sound):
     write_atomically(aside, source.read_bytes())
     where = f', and the file as it was is damaged/{aside.name}'
   remedy = '' if sound is None else (
-      f'. To have them again, remove checkpoints/{step}: the same command then resumes from {sound}')
+      f'. To have them again, remove checkpoints/{step}: the same command then resumes from '
+      f'{sound}')
   return (f'metrics.jsonl does not fit its digest of step {step}: {which} up to there are left '
           f'out{where}; the record is whole from step {step} on{remedy}')

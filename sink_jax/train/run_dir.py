@@ -53,7 +53,8 @@ class RunLock:
   def __init__(self, workdir: AnyPath, data: Mapping[str, Any]):
     """data: `Dataset.summary()`."""
     self.workdir = workdir
-    self.digests: dict[str, dict[str, Any]] = {'data': {key: data[key] for key in _CONTENT if key in data}}
+    self.digests: dict[str, dict[str, Any]] = {
+        'data': {key: data[key] for key in _CONTENT if key in data}}
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
 
   def begin(self) -> None:
@@ -85,7 +86,7 @@ def check_unlocked(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
   if (path / 'config.json').exists():
     saved = read_config(path)
     _refuse(path, differences(saved, filled_from(config, saved)))
-  elif is_local(path):
+  elif is_local(path):  # an object store has no folders to be there, or to lack a right
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
       raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you may '
@@ -95,7 +96,7 @@ def check_unlocked(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def lock_workdir(workdir: str | AnyPath, config: Mapping[str, Any],
                  data: Mapping[str, Any]) -> Iterator[RunLock]:
-  """A context that keeps a workdir for one run: it makes it, or checks that it holds this very run.
+  """A context that makes and locks a workdir for one run, or checks that it holds this very run.
 
   All processes of a job call it, the first one acts. Yields the RunLock.
 

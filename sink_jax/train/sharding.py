@@ -1,8 +1,12 @@
 """Meshes and the rule that lays arrays out on them.
 
-A batch is split over 'data' and 'fsdp'. Parameters, and what the optimiser keeps of each,
+A batch is split over 'data' and 'fsdp'. Parameters, and what the optimizer keeps of each,
 are split over 'tensor' by this table, and over 'fsdp' along the larger one of their last two
-axes, or along the other one if 'tensor' has the larger:
+axes, or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of
+its devices has all that an update of its own sequences needs, and only gradients travel, once in
+a step. Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
+parameters before it computes the block, and scatters the sums of its gradients back, so memory is
+paid for with traffic in every block (Rajbhandari et al. 2020).
 
   | parameter                                             | 'tensor' splits        |
   |-------------------------------------------------------|------------------------|
@@ -35,7 +39,8 @@ from sink_jax.models.config import ModelConfig
 Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings in their place
 
 # How a parameter's path ends, its number of axes with that of the layers (experts have one
-# more), and the axis that 'tensor' splits.
+# more), and the axis that 'tensor' splits. Heads and hidden units are split where they come out of
+# a product and where they go into the next one, so that nothing travels between the two.
 _TENSOR = (
     (r'attention/(query|key|value)/kernel', 3, 2),
     (r'attention/(query|key|value)/bias', 2, 1),
@@ -52,14 +57,18 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
               devices: Sequence | None = None) -> Mesh:
   """A (data, fsdp, tensor) mesh over all devices, or these; -1 takes the devices that remain.
 
-  Devices of a tensor group are neighbours: of one process, or on a TPU of one another.
+  Devices of a tensor group are neighbours: of one process, or on a TPU of one another. They add
+  up activations twice in every block, which only the fastest links bear.
+
+  Args:
+    devices: those of `jax.devices()` by default.
 
   Raises:
     ValueError: the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(data, fsdp, tensor, len(devices))
-  # jax.make_mesh has no mesh for some sizes on a TPU whose axes are larger than they are.
+  # Not jax.make_mesh: it finds no mesh for some sizes on a TPU whose axes are larger than they are.
   grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   return Mesh(grid, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
 
@@ -99,24 +108,27 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def state_shardings(mesh: Mesh, state: Tree) -> Tree:
-  """Shardings of parameters and optimiser state, from their paths and shapes alone.
+  """Shardings of parameters and optimizer state, from their paths and shapes alone.
 
   'fsdp' splits the largest of the last two axes that divides and is not split yet; small and
-  odd arrays are replicated.
+  odd arrays are replicated: a vector that is split saves little and is gathered in every step.
   """
-  def rule(path, x):
+  def sharding_of(path, x):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     axes = [None] * x.ndim
     for pattern, ndim, axis in _TENSOR:
-      # The optimiser's arrays end with the path of their parameter.
+      # The optimizer's arrays end with the path of their parameter, so a moment lies where its
+      # parameter does and the update needs no traffic.
       if x.ndim == ndim and re.search(f'(^|/){pattern}$', name):
         if mesh.shape['tensor'] > 1 and x.shape[axis] % mesh.shape['tensor'] == 0:
           axes[axis] = 'tensor'
-    first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)  # of these arrays the first: layers
+    # The first axis of arrays that 'tensor' splits counts the layers. It stays whole: the loop over
+    # blocks takes one layer at a time, which a split axis would have on one device alone.
+    first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)
     free = [a for a in range(first, x.ndim)
             if not axes[a] and x.shape[a] % mesh.shape['fsdp'] == 0]
     if x.ndim > 1 and free and mesh.shape['fsdp'] > 1:
       axes[max(free, key=lambda a: x.shape[a])] = 'fsdp'
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
 
-  return jax.tree_util.tree_map_with_path(rule, state)
+  return jax.tree_util.tree_map_with_path(sharding_of, state)

@@ -1,4 +1,4 @@
-"""Being asked to stop: a request that every process of a job hears of at the same step."""
+"""Requests to stop: signals that every process of a job acts on at the same step."""
 
 from __future__ import annotations
 
@@ -29,47 +29,50 @@ class Unsaved(KeyboardInterrupt):
 class StopHandler:
   """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
-  A context: signals are ours inside. A second Ctrl-C changes nothing, for the step may be being
-  saved; a third raises Unsaved. The schedulers of pods signal one process, or all of
-  them a little apart; a step is saved by all or by none. So processes tell each other at
-  every step, and hear it one step later, without waiting for the devices. Of two, one
-  within the other, the outer one hears what the inner one heard.
+  A context, inside which it handles the signals. A second Ctrl-C changes nothing, for the step may
+  be being saved; a third raises Unsaved. The schedulers of pods signal one process, or all of
+  them a little apart; a step is saved by all or by none. So the processes combine their requests
+  at every step, and read the result one step later: it is a computation of the devices like the
+  step itself, and by then it is done, so that nothing waits for it. All processes read the same
+  result at the same step. Of two handlers, one within the other, the outer one learns of the
+  requests that the inner one had.
   """
 
   def __init__(self):
     self._asked = False  # this process
     self._interrupts = 0
-    self._told = None    # the answer of all to the poll before
-    self._outer = None
+    self._last_answer: jax.Array | None = None  # of all processes, to the poll before
+    self._outer: object = None
 
   @property
   def asked(self) -> bool:
-    """Has this process been asked?"""
+    """Whether this process was asked."""
     return self._asked
 
   def poll(self, wait: bool = False) -> bool:
-    """Has any process been asked, as far as all know? All must call it equally often.
+    """Whether any process was asked. All of them must call it equally often.
 
-    wait: asks now. Otherwise it is what was known at the last call, with more than one
-      process.
+    Args:
+      wait: for the answer of this moment. Otherwise, with more than one process, it is the answer
+        to the call before.
     """
     if jax.process_count() == 1:
       return self._asked
     return collective(self._poll, wait)
 
   def _poll(self, wait):
-    told, self._told = self._told, _any(self._asked)
+    answer, self._last_answer = self._last_answer, _any(self._asked)
     if wait:
-      told = self._told
-    return told is not None and bool(told)
+      answer = self._last_answer
+    return answer is not None and bool(answer)
 
-  def __enter__(self):
+  def __enter__(self) -> StopHandler:
     self._old = {}
     self._outer = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():  # Python allows no other to
       for number in stop_signals():
         self._old[number] = signal.signal(number, self._request)
-    if isinstance(self._outer, StopHandler):  # what came until this one listened
+    if isinstance(self._outer, StopHandler):  # a signal that came before this one was in place
       self._asked |= self._outer._asked
     return self
 
@@ -81,7 +84,7 @@ class StopHandler:
     elif number == signal.SIGINT and self._interrupts > 2:
       raise Unsaved
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     if isinstance(self._outer, StopHandler):
       self._outer._asked |= self._asked
     for number, handler in self._old.items():
@@ -90,7 +93,7 @@ class StopHandler:
 
 
 def _any(flag: bool) -> jax.Array:
-  """Whether the flag is set in any process; on its way while this returns."""
+  """Whether the flag is set in any process; computed by the devices after this has returned."""
   sharding, combine = _combination()
   mine = np.full(jax.local_device_count(), flag)
   return combine(jax.make_array_from_process_local_data(sharding, mine))

@@ -7,8 +7,12 @@ import time
 from pathlib import Path
 
 from tensorboardX.event_file_writer import EventsWriter
-# protobuf makes the two classes while it is imported, where no type checker sees them.
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+
+from tensorboardX.proto.event_pb2 import (
+  # protobuf makes the two classes while it is imported, where no type checker sees them.
+  Event,  # pyright: ignore[reportAttributeAccessIssue]
+  SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors
