@@ -89,8 +89,8 @@ def check_unlocked(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
   elif is_local(path):  # an object store has no folders to be there, or to lack a right
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-      raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you may '
-                       'write to. Choose another --workdir.')
+      raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you '
+                       'may write to. Choose another --workdir.')
 
 
 @contextlib.contextmanager
