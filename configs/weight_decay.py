@@ -1,4 +1,4 @@
-"""Weight decay (Table 2); 10 is in the release alone."""
+"""Weight decay (Table 2); 10 is in the official implementation alone."""
 
 from ml_collections import ConfigDict
 

@@ -146,7 +146,7 @@ class Checkpoints:
           step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
     except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
       raise
-    except Exception as error:  # Orbax raises bare Exceptions, and others' own
+    except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         raise  # the disk or the network, not the checkpoint
       reason = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
@@ -159,7 +159,7 @@ class Checkpoints:
   def _explained(self, step):
     try:
       yield
-    except Exception as error:  # Orbax raises bare Exceptions, and others' own
+    except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       self._pending = None
       self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(

@@ -40,8 +40,9 @@ class MemoryFactors(NamedTuple):
   """Measured bytes of a block, as multiples of what `kept_bytes` gives.
 
   unrolled: that wait for the backward pass with remat 'none' and no loop over the blocks, as a
-    multiple of what 'save_matmuls' keeps. looped: that any other policy keeps, of its own.
-  recomputed: that one block needs while it is computed again, of what 'save_matmuls' keeps.
+    multiple of what 'save_matmuls' keeps. looped: that any other policy keeps, as a multiple of
+    what it keeps by that count.
+  recomputed: that one block needs while it is computed again, as `unrolled`.
   """
 
   unrolled: float

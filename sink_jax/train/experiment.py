@@ -150,7 +150,7 @@ class Experiment:
                        f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
       intervention.check(chunk, self.model.vocab_size or _LARGEST_VOCABULARY)
-    self.model_before_data()
+    self.model_before_data()  # raises where model and attention do not fit each other
 
   @property
   def microbatch_size(self) -> int:
@@ -202,6 +202,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 
 def _from_dict(config):
+  # Every key has to be there: a default that changed would silently change what a stored run is.
   top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
   data_keys = [f.name for f in dataclasses.fields(DataConfig)]
   data: dict[str, Any] = dict(_checked(top['data'], 'data.', data_keys))
@@ -250,7 +251,7 @@ def _same(name: str, a: Any, b: Any) -> bool:
 
 
 def resolved(config: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
-  """The config with the sizes filled in that come from the data."""
+  """The config with the sizes that come from the data: a stored run is read without them."""
   model = dict(config['model'])
   if data.vocab_size:
     model['vocab_size'] = model['vocab_size'] or data.vocab_size

@@ -95,15 +95,15 @@ class _Loop:
 
     1. the step is dispatched, which returns before the devices have computed it;
     2. the metrics of the step before are read, checked and logged: they are there by now, or
-       almost, and the devices have the next step to go on with;
+       almost, and the devices compute the next step meanwhile;
     3. if the probe, the validation, a checkpoint or a request to stop wants the state of this very
        step, its metrics are read too, which waits for the devices;
     4. the state is checked for numbers that are not finite, then probed and validated, then saved.
 
-  Nothing is saved that was not found finite, so the newest checkpoint is always one to resume
-  from. The probe comes before the save because a save vouches for the metrics up to its step: a
-  run that resumes there finds the rows of that step's probe in metrics.jsonl, and writes none of
-  them twice. The state is saved before the next step is dispatched, which donates its memory.
+  Only finite states are saved, so a run can always resume from its newest checkpoint. The probe
+  comes before the save because a save vouches for the metrics up to its step: a run that resumes
+  there has that step's probe in metrics.jsonl, and writes it no second time. The state is saved
+  before the next step is dispatched, which donates its memory.
   """
 
   def __init__(self, run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool):

@@ -100,7 +100,7 @@ def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float
   # The schedules are linear in their peak: runs of other learning rates compile nothing new.
   fractions = jax.jit(learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps))
 
-  @functools.lru_cache(2)
+  @functools.lru_cache(2)  # the block of an update, and that of the one before, logged a step late
   def block(number):
     updates = np.minimum(np.arange(_BLOCK) + number * _BLOCK, steps - 1).astype(np.int32)
     return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
@@ -128,6 +128,8 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
 
   The tree of its state does not depend on the rates, which may be traced.
   """
+  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
+  # the parameters as they were before the update.
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   if (scaling := config.rule.transformation()) is not None:
     parts.append(scaling)
@@ -146,5 +148,6 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
 
 
 def _is_matrix(params):
+  # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
   return jax.tree_util.tree_map_with_path(
       lambda path, x: path[-1].key == 'kernel' or path[-1].key.startswith('feature_map'), params)

@@ -26,7 +26,7 @@ _BLOCK = 1 << 20  # bytes that are read at a time
 
 
 class SettledMetrics(NamedTuple):
-  """The content of `metrics.jsonl` with which a run goes on.
+  """The content of `metrics.jsonl` to which a resumed run appends.
 
   whole_from: the step from which on no row is missing; 0 unless rows were left out.
   remark: what a person has to know of it, or ''.
@@ -62,7 +62,7 @@ def stored_digests(workdir: str | AnyPath, name: str, key: str) -> list[Any]:
 
 
 def settle_metrics(workdir: str | AnyPath, step: int) -> SettledMetrics:
-  """Cuts `metrics.jsonl` back to a saved step from which a run goes on.
+  """Cuts `metrics.jsonl` back to a saved step from which a run resumes.
 
   Where the rows up to the step are not those that were written, the file is copied to
   `damaged/`, and only what an older checkpoint vouches for is kept.
@@ -72,19 +72,19 @@ def settle_metrics(workdir: str | AnyPath, step: int) -> SettledMetrics:
   path = to_path(workdir) / 'metrics.jsonl'
   marks = {s: _digest_of_metrics(workdir, s) for s in saved_steps(workdir) if s <= step}
   marks = {s: mark for s, mark in marks.items() if mark}
-  sound, newest = _newest_intact(path, marks), max(marks, default=None)
-  size, whole_from = (0, 0) if sound is None else (
-      marks[sound]['bytes'], marks[sound]['whole_from'])
+  intact, newest = _newest_intact(path, marks), max(marks, default=None)
+  size, whole_from = (0, 0) if intact is None else (
+      marks[intact]['bytes'], marks[intact]['whole_from'])
   if not step:  # the run begins again: no checkpoint vouches for any row
     kept = SettledMetrics(b'', 0, '')
-  elif sound == newest == step:
+  elif intact == newest == step:
     kept = SettledMetrics(_first_bytes(path, size), whole_from, '')
-  elif sound == newest:
+  elif intact == newest:
     kept = SettledMetrics(_rows_up_to(path, step, size), whole_from,
                 f'metrics.jsonl has no digest of step {step} (saved by an older version, or killed '
                 'right after that): its rows are taken as they are')
   else:
-    kept = SettledMetrics(_first_bytes(path, size), step, _set_aside(workdir, step, sound))
+    kept = SettledMetrics(_first_bytes(path, size), step, _set_aside(workdir, step, intact))
   write_atomically(path, kept.content)
   # The record of the step now describes what is left, so that a second start finds nothing wrong.
   if kept.whole_from == step > 0 and kept.remark:
@@ -139,7 +139,7 @@ def _digest_of_metrics(workdir, step):
 
 def _newest_intact(path, marks):
   """The newest step whose digest the beginning of the file has; None if no step's is right."""
-  sound, at, contents = None, 0, hashlib.sha256()
+  intact, at, contents = None, 0, hashlib.sha256()
   if not path.is_file():  # as in `read_rows`
     return next((s for s, mark in marks.items() if not mark['bytes']), None)
   # One reading checks all steps: the bytes of an older one are the first of a newer one's.
@@ -149,8 +149,8 @@ def _newest_intact(path, marks):
         contents.update(block)
         at += len(block)
       if at == mark['bytes'] and contents.hexdigest() == mark['sha256']:
-        sound = step if sound is None else max(step, sound)
-  return sound
+        intact = step if intact is None else max(step, intact)
+  return intact
 
 
 def _first_bytes(path, size):
@@ -169,16 +169,16 @@ def _rows_up_to(path, step, first):
   return b''.join(kept)
 
 
-def _set_aside(workdir, step, sound):
+def _set_aside(workdir, step, intact):
   source = to_path(workdir) / 'metrics.jsonl'
-  which = 'all rows' if sound is None else f'the rows after step {sound}'
+  which = 'all rows' if intact is None else f'the rows after step {intact}'
   where = ''
   if source.is_file():
     aside = free_name(to_path(workdir) / 'damaged' / 'metrics.jsonl')
     write_atomically(aside, source.read_bytes())
     where = f', and the file as it was is damaged/{aside.name}'
-  remedy = '' if sound is None else (
+  remedy = '' if intact is None else (
       f'. To have them again, remove checkpoints/{step}: the same command then resumes from '
-      f'{sound}')
+      f'{intact}')
   return (f'metrics.jsonl does not fit its digest of step {step}: {which} up to there are left '
           f'out{where}; the record is whole from step {step} on{remedy}')
