@@ -25,14 +25,23 @@ _NAME, _MESSAGE = 100, 200  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What an analysis found in one model. published: the model, where it is one of the paper's."""
+  """The result of an analysis of one model.
+
+  published: the model, where it is one of the paper's. content: as `analysis_fields` checks it.
+  """
 
   analysis: str
   file: str
   date: datetime.datetime
   model: str
   published: Published | None
-  content: dict
+  content: Mapping[str, Any]
+
+  @property
+  def paper_model(self) -> Published:
+    """The model of a result that a row or a figure of the paper may show."""
+    assert self.published is not None, f'{self.model} is none of the paper\'s models'
+    return self.published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Analysed:
 
   results: tuple[Result, ...] = ()
   failed: tuple[Failed, ...] = ()
-  files: dict[str, dict] = dataclasses.field(default_factory=dict)
+  files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   lines: tuple[str, ...] = ()
   analyses: Mapping[str, Analysis] = dataclasses.field(default_factory=dict)
 
@@ -86,8 +95,10 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
   Raises:
     ValueError: a place is neither file nor folder, or a folder holds no .json file.
   """
-  results, failed, files, about = [], [], {}, {}
-  for path, name in _found(places):
+  results: list[Result] = []
+  failed: list[Failed] = []
+  files, about = {}, {}
+  for path, name in _files_of(places):
     try:
       if is_local(path) and not path.is_file():  # a pipe would wait for its other end
         raise ValueError('not a file')
@@ -96,7 +107,7 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
         about.setdefault('not of an analysis', []).append(name)
         continue
       analysis = record['analysis']
-      own = _list_of(record, 'results'), _list_of(record, 'failed')
+      contents, failures = _list_of(record, 'results'), _list_of(record, 'failed')
     except (ValueError, TypeError, OSError) as error:
       about.setdefault('damaged', []).append(f'{name} ({_reason(error, path)})')
       continue
@@ -106,7 +117,7 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
     if analysis not in FIELDS:
       about.setdefault('elsewhere', []).append(name)
       continue
-    for content in own[0]:
+    for content in contents:
       model = printable(content.get('model') or 'a model without a name', _NAME)
       try:
         check_result(analysis, content)
@@ -114,16 +125,17 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
         about.setdefault('left out', []).append(f'{model} in {name} ({error})')
         continue
       results.append(Result(analysis, name, _date(record), model, _published(content), content))
-    for item in own[1]:
+    for item in failures:
       model = printable(item.get('model'), _NAME)
       failed.append(Failed(analysis, name, model, known_model(model),
                            printable(item.get('error'), _MESSAGE)))
-  about['failed'] = [f'{one.model} in {one.file} ({one.error})' for one in failed]
-  about['others'] = [f'{one.model} ({one.file})' for one in results if not one.published]
+  about['failed'] = [f'{failure.model} in {failure.file} ({failure.error})' for failure in failed]
+  about['others'] = [f'{result.model} ({result.file})' for result in results
+                     if not result.published]
   return Analysed(tuple(results), tuple(failed), files, tuple(_lines(about)), analyses)
 
 
-def printable(value, most: int) -> str:
+def printable(value: object, most: int) -> str:
   """A text of a file in one line of printable characters, cut to at most so many."""
   words = ' '.join(''.join(c if c.isprintable() else ' ' for c in str(value)[:4 * most]).split())
   return words if len(words) <= most else words[:most - 3] + '...'
@@ -135,9 +147,9 @@ def listed(names: Sequence[str]) -> str:
   return ', '.join(names[:_SHOWN]) + more
 
 
-def _found(places):
-  """(path, name to show) of every file, each once."""
-  found = {}
+def _files_of(places: Iterable[str]) -> list[tuple[Path, str]]:
+  """(path, name to show) of every file, each once, however many of the places hold it."""
+  files = {}
   for place in places:
     root, typed = to_path(place), Path(place)
     relative = is_local(root) and not typed.expanduser().is_absolute()
@@ -149,65 +161,66 @@ def _found(places):
       root, typed, paths = root.parent, typed.parent, [root]
     else:
       raise ValueError(f'--analyses={place} is neither a file nor a folder: {_REMEDY}.')
-    if len(found) + len(paths) > _FILES:
+    if len(files) + len(paths) > _FILES:
       raise ValueError(f'--analyses={place} holds more than {_FILES:,} .json files: {_REMEDY}.')
-    shown = typed if relative else Path(root.name)
+    shown = typed if relative else Path(root.name)  # no absolute path goes into a report
     for path in paths:
-      one = path.resolve() if is_local(path) else path
-      found.setdefault(one, (path, (shown / path.relative_to(root)).as_posix()))
-  return [(path, printable(name, 2 * _NAME)) for path, name in found.values()]
+      real = path.resolve() if is_local(path) else path
+      files.setdefault(real, (path, (shown / path.relative_to(root)).as_posix()))
+  return [(path, printable(name, 2 * _NAME)) for path, name in files.values()]
 
 
-def _json_files(root):
+def _json_files(root: Path) -> list[Path]:
   """In or below a folder, without following links to folders."""
   if is_local(root):
     return sorted(path for path in root.rglob('*.json') if not path.is_dir())
   return [path for path in files_below(root) if path.name.endswith('.json')]
 
 
-def _list_of(record, key):
-  found = record.get(key)
-  if not isinstance(found, list) or len(found) > _RESULTS or not all(
-      isinstance(item, dict) for item in found):
+def _list_of(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+  items = record.get(key)
+  if not isinstance(items, list) or len(items) > _RESULTS or not all(
+      isinstance(item, dict) for item in items):
     raise ValueError(f'{key} is no list of at most {_RESULTS:,} objects')
-  return found
+  return items
 
 
-def _made(record):
+def _made(record: Mapping[str, Any]) -> dict[str, Any]:
   """How a file was made, as text that can be shown."""
   versions = record.get('versions')
   versions = versions if isinstance(versions, dict) else {}
-  told = lambda key: printable(record.get(key) or 'unknown', 5 * _MESSAGE)
-  return {'analysis': record['analysis'], **{key: told(key) for key in (
+  words = lambda key: printable(record.get(key) or 'unknown', 5 * _MESSAGE)
+  return {'analysis': record['analysis'], **{key: words(key) for key in (
       'date', 'command', 'code', 'hardware')}, 'versions': {
           key: printable(versions[key], _NAME) for key in ('sink_jax', 'jax') if key in versions}}
 
 
-def _date(record):
+def _date(record: Mapping[str, Any]) -> datetime.datetime:
+  """When a file was written; the earliest possible time where it does not say."""
   try:
-    found = datetime.datetime.fromisoformat(record.get('date'))
+    date = datetime.datetime.fromisoformat(record.get('date', ''))
   except (TypeError, ValueError):
-    found = datetime.datetime.min
-  return found.replace(tzinfo=found.tzinfo or datetime.timezone.utc)
+    date = datetime.datetime.min
+  return date.replace(tzinfo=date.tzinfo or datetime.timezone.utc)
 
 
-def _published(content):
-  """The paper's model; None for a run of ours, which has a step, and for an unknown model."""
-  own, name = content['checkpoint'], content.get('model')
-  if own.get('step') is not None or not isinstance(name, str):
+def _published(content: Mapping[str, Any]) -> Published | None:
+  """The paper's model; None for a run of sink_jax, which has a step, and for an unknown model."""
+  checkpoint, name = content['checkpoint'], content.get('model')
+  if checkpoint.get('step') is not None or not isinstance(name, str):
     return None
-  if name == own.get('revision'):  # the folder of a snapshot is called by its revision
-    name = (own.get('folder') or '').removeprefix('models--').replace('--', '/', 1)
+  if name == checkpoint.get('revision'):  # the folder of a snapshot is called by its revision
+    name = (checkpoint.get('folder') or '').removeprefix('models--').replace('--', '/', 1)
   return known_model(name)
 
 
-def _reason(error, path):
+def _reason(error: Exception, path: Path) -> str:
   """Why a file cannot be read, without its path, which the line has."""
   words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
   return printable(words.removeprefix(f'{path} is '), _MESSAGE)
 
 
-def _lines(about):
+def _lines(about: Mapping[str, Sequence[str]]) -> list[str]:
   """A line for each kind of thing that no table or figure shows."""
   words = {
       'not of an analysis': 'Not of an analysis',

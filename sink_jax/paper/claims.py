@@ -11,11 +11,14 @@ normalisation has one. Runs that cannot be compared with the default run decide 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from sink_jax.paper.aggregate import gather
+from sink_jax.paper.aggregate import aggregate
+from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
+from sink_jax.paper.content import Verdict
 from sink_jax.paper.criteria import MASSIVE, SINK, Check
-from sink_jax.paper.metrics import summary
+from sink_jax.paper.metrics import metric_summary
 from sink_jax.report.markup import upper
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'does not hold', 'cannot be judged'
@@ -23,7 +26,7 @@ PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNKNOWN: 'cannot be judged'}
 _NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE = 'counterpart'
-# kind: trial, measure, level, what there has to be.
+# kind: trial, metric, level, what there has to be.
 _LEVELS = {'sink': ('default', 'sink_1', SINK, 'sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
            _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'sink')}
@@ -39,7 +42,7 @@ PRESUPPOSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """statement: the paper's, in our words. presupposes: of other runs; see PRESUPPOSED."""
+  """A claim of the paper. statement: in other words. presupposes: of other runs; see PRESUPPOSED."""
 
   key: str
   section: str
@@ -69,41 +72,38 @@ class Claim:
     return tuple(dict.fromkeys((*before, *self.asked)))
 
 
-def judge(claim: Claim, group: Group) -> dict:
-  """The verdict as a dict.
-
-  key, budget, protocol, verdict, close (does it hang on a number close to its level?), why,
-  reason (short; why it cannot be judged, else ''), and the deciding numbers.
-  """
+def judge(claim: Claim, group: Group) -> Verdict:
+  """What the runs of a group say to a claim, with the numbers that decide."""
   reason, why = _lacking(claim, group, [kind for kind in claim.presupposes if kind != _ABSENCE])
   verdict, close, outcomes = UNKNOWN, False, []
+  failed, undecided = [], []
   if not why:
     outcomes = [check.judge(group) for check in claim.checks]
-    failed = [o for o in outcomes if o.held is False]
+    failed = [outcome for outcome in outcomes if outcome.held is False]
+    undecided = [outcome for outcome in outcomes if outcome.held is None]
     if _ABSENCE in claim.presupposes and not failed:  # a sink that is there needs no counterpart
       reason, why = _lacking(claim, group, [_ABSENCE])
   if not why:
-    open_ = [o for o in outcomes if o.held is None]
-    verdict = FAILS if failed else UNKNOWN if open_ else HOLDS
-    told = failed or open_ or outcomes
-    close = all(o.close for o in failed) if failed else not open_ and any(
-        o.close for o in outcomes)
-    reason = '' if verdict != UNKNOWN else open_[0].reason
-    why = '. '.join(dict.fromkeys(upper(o.words) for o in told if o.words))
-  numbers = [number for o in outcomes for number in o.numbers]
-  beside = '; '.join(f'{trial} ({words})' for trial in claim.trials if trial not in claim.asked
-                     and group.done(trial) and (words := group.not_done(trial)))
-  remarks = [f'Presupposed of those that are done; not in the means: {beside}'] if beside else []
+    verdict = FAILS if failed else UNKNOWN if undecided else HOLDS
+    deciding = failed or undecided or outcomes
+    close = all(outcome.close for outcome in failed) if failed else not undecided and any(
+        outcome.close for outcome in outcomes)
+    reason = '' if verdict != UNKNOWN else undecided[0].reason
+    why = '. '.join(dict.fromkeys(upper(outcome.words) for outcome in deciding if outcome.words))
+  numbers = [number for outcome in outcomes for number in outcome.numbers]
+  not_done = '; '.join(f'{trial} ({words})' for trial in claim.trials if trial not in claim.asked
+                       and group.done(trial) and (words := group.not_done(trial)))
+  remarks = [f'Presupposed of those that are done; not in the means: {not_done}'
+             ] if not_done else []
   if _ABSENCE in claim.presupposes:
     words, losses = _learns_less(claim, group)
-    remarks, numbers = [*remarks, words], numbers + losses
+    remarks, numbers = [*remarks, words], [*numbers, *losses]
   why = '. '.join(filter(None, (why, *remarks)))
-  return {'key': claim.key, 'budget': group.budget, 'protocol': group.protocol,
-          'verdict': verdict, 'close': close, 'why': upper(why), 'reason': reason,
-          'numbers': numbers}
+  return Verdict(group.name, group.budget, group.protocol, verdict, close, upper(why), reason,
+                 numbers)
 
 
-def _lacking(claim, group, presupposes):
+def _lacking(claim: Claim, group: Group, presupposes: Sequence[str]) -> tuple[str, str]:
   """Why nothing can be judged, in short and at length; ('', '') if all is there."""
   strange = [f'{trial}: {words}' for trial in claim.trials
              if (words := group.incomparable.get(trial))]
@@ -112,37 +112,40 @@ def _lacking(claim, group, presupposes):
         f'not comparable with the default run: {"; ".join(strange)}')
   for kind in presupposes:
     if kind == 'ordinary text':
-      edits = {run.known_setup.settings['data.interventions'] for run in group.done('default')} - {''}
+      edits = {run.known_setup.settings['data.interventions']
+               for run in group.done('default')} - {''}
       if edits:
         return 'the sequences of the default run are edited', (
             f'at this budget the sequences of the default run are edited ({", ".join(edits)}), '
             'which decides where a sink stands')
       continue
-    trial, measure, level, what = _LEVELS[kind]
+    trial, metric, level, what = _LEVELS[kind]
     name = 'the baseline' if trial == 'default' else 'the counterpart with normalisation'
-    found = summary(measure, group.done(trial))
-    if found is None:
+    summary = metric_summary(metric, group.done(trial))
+    if summary is None:
       why = (f'no {name.removeprefix("the ")}: {trial} is {group.status(trial)}'
-             if not group.done(trial) else f'the {trial} run was not measured: {measure}')
+             if not group.done(trial) else f'the {trial} run was not measured: {metric}')
       return f'{trial} is not there', why
-    if found.mean < level:
-      heading = found.measure.heading
+    if summary.mean < level:
+      heading = summary.metric.heading
       return (f'no {what} in {name} ({heading.replace(" %", "")} is '
-              f'{found.measure.worded(found.mean)})',
-              f'no {what} in {name}: {heading} of {trial} is {found.text()}')
+              f'{summary.metric.worded(summary.mean)})',
+              f'no {what} in {name}: {heading} of {trial} is {summary.text()}')
   return '', ''
 
 
-def _learns_less(claim, group):
+def _learns_less(claim: Claim, group: Group) -> tuple[str, tuple[TrialStatistics, ...]]:
   """The trials whose loss is much above the default's, in words and as numbers."""
-  seen = gather(group, 'valid_loss', ['default', *claim.asked])
-  base = seen.found.get('default')
-  worse = {trial: found for trial, found in seen.found.items()
-           if base is not None and found.mean > base.mean + _NATS}
+  losses = aggregate(group, 'valid_loss', ['default', *claim.asked])
+  base = losses.summaries.get('default')
+  if base is None:
+    return '', ()
+  worse = {trial: summary for trial, summary in losses.summaries.items()
+           if summary.mean > base.mean + _NATS}
   if not worse:
-    return '', []
-  told = lambda found: found.measure.text(found.mean)
-  words = ', '.join(f'{trial} {told(found)}' for trial, found in worse.items())
+    return '', ()
+  words = ', '.join(f'{trial} {summary.metric.text(summary.mean)}'
+                    for trial, summary in worse.items())
   end = 'it also learns less' if len(worse) == 1 else 'they also learn less'
-  return (f'Valid loss: {words} against {told(base)} of default: {end}',
-          list(dataclasses.replace(seen, found={'default': base, **worse}).numbers()))
+  return (f'Valid loss: {words} against {base.metric.text(base.mean)} of default: {end}',
+          dataclasses.replace(losses, summaries={'default': base, **worse}).numbers())

@@ -1,13 +1,17 @@
-"""The figures of the paper as numbers of our runs: panels, series, and what is missing."""
+"""The figures of the paper drawn from runs: their panels and series as numbers, no picture yet."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import ALONE, METRICS, summary, window_size
+from sink_jax.paper.metrics import ALONE, METRICS, metric_summary, window_size
+from sink_jax.paper.numbers import PaperFigure
+from sink_jax.paper.pictures import Panel, Series, TrainedPicture
 from sink_jax.report.records import NormRatios, RunRecord
 
 _POINTS = 200  # of a training loss: more could not be told apart
@@ -19,170 +23,173 @@ _Point = tuple[float | None, float | None]
 _Points = Callable[[RunRecord], Sequence[_Point]]  # of a run
 
 
-def figure_data(figure: dict, group: Group) -> dict | None:
-  """What a figure of the paper shows of a group's runs; None where there is nothing.
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+  """What a kind of figure makes of runs. missing: {trial: why, or None for its status}."""
 
-  Returns:
-    {budget, protocol, panels, missing}, and where it applies note (for the caption) and across
-    (how many panels stand beside one another). A panel: title, x, y and right (labels of axes),
-    log (axes that are logarithmic), series, and in one case a map. A series: name, runs, x,
-    y, low and high (over seeds), axis ('left' or 'right') and dashed.
-  """
-  panels, missing, *extra = _KINDS[figure['kind']](figure, group)
-  panels = [panel for panel in panels if panel['series'] or 'map' in panel]
+  panels: Sequence[Panel]
+  missing: Mapping[str, str | None]
+  note: str = ''
+  across: int | None = None
+
+
+def figure_data(figure: PaperFigure, group: Group) -> TrainedPicture | None:
+  """What a figure of the paper shows of a group's runs; None where there is nothing."""
+  drawn = _KINDS[figure.kind](figure, group)
+  panels = [panel for panel in drawn.panels if panel.series or panel.map_TxT is not None]
   if not panels:
     return None
-  return {**(extra[0] if extra else {}),
-          'budget': group.budget, 'protocol': group.protocol, 'panels': panels,
-          'missing': [f'{trial} ({group.status(trial) if words is None else words})'
-                      for trial, words in missing.items()]}
+  return TrainedPicture(
+      file=f'{figure.key}-{group.key}.png', name=group.name, panels=panels, note=drawn.note,
+      across=drawn.across, budget=group.budget, protocol=group.protocol,
+      missing=[f'{trial} ({group.status(trial) if words is None else words})'
+               for trial, words in drawn.missing.items()])
 
 
-def series(name: str, runs: Iterable[RunRecord], points_of: _Points,
-           axis: str = 'left', dashed: bool = False) -> dict | None:
+def series(name: str, runs: Iterable[RunRecord], points_of: _Points, axis: str = 'left',
+           dashed: bool = False) -> Series | None:
   """The mean over runs where all of them have a point; None where there is no such point."""
   runs = list(runs)
-  courses = [dict(point for point in points_of(run) if None not in point) for run in runs]
+  courses = [{x: y for x, y in points_of(run) if x is not None and y is not None} for run in runs]
   shared = [x for x in courses[0] if all(x in course for course in courses)] if courses else []
   if not shared:
     return None
   values = [[course[x] for course in courses] for x in shared]
-  return {'name': name, 'runs': [run.name for run in runs], 'x': shared,
-          'y': [statistics.fmean(v) for v in values], 'low': [min(v) for v in values],
-          'high': [max(v) for v in values], 'axis': axis, 'dashed': dashed}
+  return Series(name, [run.name for run in runs], shared, [statistics.fmean(v) for v in values],
+                [min(v) for v in values], [max(v) for v in values], axis, dashed)
 
 
-def _panel(title, x, y, found, right='', log=''):
-  return {'title': title, 'x': x, 'y': y, 'right': right, 'log': log,
-          'series': [one for one in found if one]}
+def _panel(title: str, x: str, y: str, lines: Iterable[Series | None], right: str = '',
+           log: str = '') -> Panel:
+  return Panel(title, x, y, [line for line in lines if line], right, log)
 
 
-def _absent(group, trials, drawn):
+def _absent(group: Group, figure: PaperFigure, drawn: Collection[str]) -> dict[str, str | None]:
   """{trial: None, or why it is not there though it was run}."""
   return {trial: 'not measured' if group.done(trial) else None
-          for trial in trials if trial not in drawn}
+          for trial in figure.trials if trial not in drawn}
 
 
-def _dynamics(figure, group):
-  trial = figure['trials'][0]
+def _dynamics(figure: PaperFigure, group: Group) -> _Drawn:
+  trial = figure.trials[0]
   runs = group.measured(trial)
-  found = [series('training loss', runs, _train_points),
+  lines = [series('training loss', runs, _train_points),
            series('validation loss', runs, _valid_points),
            series('Sink_1', runs, _sink_points, 'right', dashed=True)]
-  drawn = [trial] if any(found) else []
-  return ([_panel(trial, 'step', _LOSS, found, _SINK)],
-          _absent(group, figure['trials'], drawn))
+  return _Drawn([_panel(trial, 'step', _LOSS, lines, _SINK)],
+                _absent(group, figure, [trial] if any(lines) else []))
 
 
-def _learning_rates(figure, group):
+def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
   """The losses above, Sink_1 below, as long as the default run took."""
   losses, rates, drawn = [], [], []
   default = group.measured('default')
   end = default[0].known_setup.steps if default else math.inf
   until = lambda points: [point for point in points if point[0] <= end]
-  for trial in figure['trials']:
+  for trial in figure.trials:
     runs = group.measured(trial)
-    pair = [series(trial, runs, lambda run: _thinned(until(_losses(run)), _FEW)),
-            series(trial, runs, lambda run: until(_sink_points(run)))]
-    losses, rates = losses + pair[:1], rates + pair[1:]
-    drawn += [trial] if any(pair) else []
+    losses.append(series(trial, runs, lambda run: _thinned(until(_losses(run)), _FEW)))
+    rates.append(series(trial, runs, lambda run: until(_sink_points(run))))
+    drawn += [trial] if losses[-1] or rates[-1] else []
   panels = [_panel('training loss, means over stretches', 'step', _LOSS, losses),
             _panel('Sink_1', 'step', _SINK, rates)]
-  extra = {'across': 1}
-  if default:
-    extra['note'] = f'Shown up to step {end:,}, the last of the default run.'
-  return panels, _absent(group, figure['trials'], drawn), extra
+  note = f'Shown up to step {end:,}, the last of the default run.' if default else ''
+  return _Drawn(panels, _absent(group, figure, drawn), note, across=1)
 
 
-def _sweep(figure, group):
+def _sweep(figure: PaperFigure, group: Group) -> _Drawn:
   """Ends of runs, of those that are done, against what their trials vary."""
-  windows = figure['number'] == '6'
+  windows = figure.number == '6'
   x_of = window_size if windows else _max_tokens
-  measures = [('valid_loss', 'left'), ('sink_1', 'right')]
-  measures += [] if windows else [('train_loss', 'left')]
-  found, drawn = [], set()
-  for measure, axis in measures:
-    points = [(x_of(runs[0]), value) for trial in figure['trials']
-              if (runs := group.done(trial)) and (value := summary(measure, runs))]
+  metrics = [('valid_loss', 'left'), ('sink_1', 'right')]
+  metrics += [] if windows else [('train_loss', 'left')]
+  lines, drawn = [], set()
+  for metric, axis in metrics:
+    points = []
+    for trial in figure.trials:
+      runs = group.done(trial)
+      if runs and (summary := metric_summary(metric, runs)):
+        points.append((x_of(runs[0]), summary))
+        drawn.add(trial)
     points.sort(key=lambda point: point[0])
-    drawn |= {trial for trial in figure['trials'] if summary(measure, group.done(trial))}
     if points:
-      found.append({
-          'name': METRICS[measure].heading.removesuffix(' %'),
-          'runs': [run for _, value in points for run in value.runs],
-          'x': [x for x, _ in points], 'y': [value.mean for _, value in points],
-          'low': [min(value.values) for _, value in points],
-          'high': [max(value.values) for _, value in points],
-          'axis': axis, 'dashed': axis == 'right'})
+      lines.append(Series(
+          METRICS[metric].heading.removesuffix(' %'),
+          [run for _, summary in points for run in summary.runs],
+          [x for x, _ in points], [summary.mean for _, summary in points],
+          [min(summary.values) for _, summary in points],
+          [max(summary.values) for _, summary in points], axis, dashed=axis == 'right'))
   x = 'window in tokens' if windows else 'unique training tokens'
-  return ([_panel('', x, _LOSS, found, _SINK, log='x')],
-          _absent(group, figure['trials'], drawn))
+  return _Drawn([_panel('', x, _LOSS, lines, _SINK, log='x')], _absent(group, figure, drawn))
 
 
-def _ratios(figure, group):
-  found, drawn = [], []
-  for trial in figure['trials']:
+def _ratios(figure: PaperFigure, group: Group) -> _Drawn:
+  lines, drawn = [], []
+  hidden = lambda ratios: ratios.hidden
+  for trial in figure.trials:
     runs = group.done(trial)
-    if trial == 'post-norm' and figure['number'] == '7':
-      parts = [series('post-norm, after the norm', runs, _ratio_points(lambda ratios: ratios.hidden)),
+    if trial == 'post-norm' and figure.number == '7':
+      parts = [series('post-norm, after the norm', runs, _ratio_points(hidden)),
                series('post-norm, before the norm', runs,
                       _ratio_points(lambda ratios: ratios.hidden_before_norm, 1), dashed=True)]
     elif trial == 'sink-token':
-      parts = [series('sink-token: the token itself', runs, _ratio_points(lambda ratios: ratios.sink_token))]
+      parts = [series('sink-token: the token itself', runs,
+                      _ratio_points(lambda ratios: ratios.sink_token))]
     else:
-      name = 'default, pre-norm' if 'post-norm' in figure['trials'] else trial
-      parts = [series(name, runs, _ratio_points(lambda ratios: ratios.hidden))]
-    found += parts
+      name = 'default, pre-norm' if 'post-norm' in figure.trials else trial
+      parts = [series(name, runs, _ratio_points(hidden))]
+    lines += parts
     drawn += [trial] if any(parts) else []
-  return ([_panel('', _EMBEDDING, 'hidden norm ratio', found, log='y')],
-          _absent(group, figure['trials'], drawn))
+  return _Drawn([_panel('', _EMBEDDING, 'hidden norm ratio', lines, log='y')],
+                _absent(group, figure, drawn))
 
 
-def _prefix(figure, group):
+def _prefix(figure: PaperFigure, group: Group) -> _Drawn:
   """A panel per prefix length; single sequences of its first run."""
   panels, drawn = [], []
-  for trial in figure['trials']:
+  for trial in figure.trials:
     for run in group.done(trial)[:1]:
-      seen = run.analyses.get('prefix') or {}
-      lines = [{'name': f'sequence {i}', 'runs': [run.name],
-                'x': list(range(1, len(rates) + 1)), 'y': rates, 'low': rates, 'high': rates,
-                'axis': 'left', 'dashed': False}
-               for i, rates in enumerate(seen.get('sequences') or (), 1)]
-      panels.append(_panel(f'{trial}: prefix of {seen.get("length")}', 'position k',
+      analysis = run.analyses.get('prefix') or {}
+      lines = [Series(f'sequence {i}', [run.name], list(range(1, len(rates) + 1)), rates, rates,
+                      rates) for i, rates in enumerate(analysis.get('sequences') or (), 1)]
+      panels.append(_panel(f'{trial}: prefix of {analysis.get("length")}', 'position k',
                            'Sink_k in % of heads', lines))
       drawn += [trial] if lines else []
-  return panels, _absent(group, figure['trials'], drawn)
+  return _Drawn(panels, _absent(group, figure, drawn))
 
 
-def _window_map(figure, group):
+def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
   """One map, of the window model with the strongest sink; and the two tokens in all of them."""
-  seen = {trial: run for trial in figure['trials'] for run in group.done(trial)[:1]
+  runs = {trial: run for trial in figure.trials for run in group.done(trial)[:1]
           if run.analyses.get('window')}
-  alone = [trial for trial, run in seen.items() if run.analyses['window']['size'] == 1]
-  rows = sorted(((run.analyses['window'], run) for trial, run in seen.items()
-                 if trial not in alone), key=lambda row: row[0]['size'])
-  of = lambda key, name, dashed=False: {
-      'name': name, 'runs': [run.name for _, run in rows],
-      'x': [window['size'] for window, _ in rows], 'y': [window.get(key) for window, _ in rows],
-      'low': [window.get(key) for window, _ in rows],
-      'high': [window.get(key) for window, _ in rows], 'axis': 'left', 'dashed': dashed}
+  alone = [trial for trial, run in runs.items() if run.analyses['window']['size'] == 1]
+  analysed = sorted(((run.analyses['window'], run) for trial, run in runs.items()
+                     if trial not in alone), key=lambda pair: pair[0]['size'])
+  sizes, names = [window['size'] for window, _ in analysed], [run.name for _, run in analysed]
+
+  def line(key: str, name: str, dashed: bool = False) -> Series:
+    weights = [window.get(key) for window, _ in analysed]
+    return Series(name, names, sizes, weights, weights, weights, dashed=dashed)
+
   panels = []
-  mapped = [row for row in rows if row[0].get('map') and len(row[0]['map']) <= _LONGEST_MAP]
+  mapped = [pair for pair in analysed
+            if pair[0].get('map') and len(pair[0]['map']) <= _LONGEST_MAP]
   if mapped:
-    window, run = max(mapped, key=lambda row: (row[1].probe.sink_1 if row[1].probe else 0, row[0]['size']))
+    window, run = max(mapped, key=lambda pair: (
+        pair[1].probe.sink_1 if pair[1].probe else 0, pair[0]['size']))
     title = (f'window of {window["size"]}: {_weight(window, "absolute_first")} on token 1,\n'
              f'{_weight(window, "relative_first")} on the first of the window')
-    panels.append(_panel(title, 'key', 'query', []) | {'map': window['map'], 'runs': [run.name]})
-  if rows:
+    panels.append(Panel(title, 'key', 'query', [], map_TxT=window['map'], runs=[run.name]))
+  if analysed:
     panels.append(_panel('mean attention', 'window in tokens', 'attention weight', [
-        of('absolute_first', 'to token 1, where it is seen'),
-        of('relative_first', 'to the first token of the window, after it'),
-        of('absolute_uniform', 'to token 1, if queries saw all keys alike', dashed=True),
-        of('uniform', 'to the first token of the window, likewise', dashed=True)], log='xy'))
-  return panels, _absent(group, figure['trials'], seen) | dict.fromkeys(alone, ALONE)
+        line('absolute_first', 'to token 1, where it is seen'),
+        line('relative_first', 'to the first token of the window, after it'),
+        line('absolute_uniform', 'to token 1, if queries saw all keys alike', dashed=True),
+        line('uniform', 'to the first token of the window, likewise', dashed=True)], log='xy'))
+  return _Drawn(panels, _absent(group, figure, runs) | dict.fromkeys(alone, ALONE))
 
 
-def _weight(window, key):
+def _weight(window: Mapping[str, Any], key: str) -> str:
   return f'{window[key]:.3f}' if isinstance(window.get(key), (int, float)) else '?'
 
 
@@ -205,7 +212,7 @@ def _train_points(run: RunRecord) -> list[tuple[float, float]]:
   return _thinned(_losses(run), _POINTS)
 
 
-def _thinned(points, most):
+def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
   """Means over stretches of steps, so that there are at most so many of them."""
   size = -(-len(points) // most) or 1
   stretches = [points[i:i + size] for i in range(0, len(points), size)]

@@ -1,9 +1,9 @@
-"""When our numbers may be set against the paper's, and the difference where they may."""
+"""When a measured number may be compared with the paper's, and the difference where it may."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sink_jax.data.tokenizer import HuggingFace
 from sink_jax.paper import numbers
@@ -40,13 +40,14 @@ def pile_cc_loss(run: RunRecord) -> float | None:
 
 
 def comparable_loss(run: RunRecord) -> bool:
+  """May its loss be compared with the paper's?"""
   return same_data(run) and pile_cc_loss(run) is not None
 
 
-def remark(measure: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
-  """Is a measure of these runs compared with the paper's, and what has to be said of it?"""
+def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
+  """Is a metric of these runs compared with the paper's, and what has to be said of it?"""
   runs = list(runs)
-  comparable = measure not in _LOSSES or all(map(comparable_loss, runs))
+  comparable = metric not in _LOSSES or all(map(comparable_loss, runs))
   kinds = [word for word, same in (
       ('model', all(map(_same_model, runs))),
       ('data', all(map(same_data, runs)) and comparable)) if not same]
@@ -54,32 +55,32 @@ def remark(measure: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
   words += dict.fromkeys(word for run in runs for word in _training(run))
   if not words and any(run.label.budget != 'full' for run in runs):
     words = ['another budget']
-  return comparable and not (measure in _STEPS and words), ', '.join(words)
+  return comparable and not (metric in _STEPS and words), ', '.join(words)
 
 
-def _same_model(run):
+def _same_model(run: RunRecord) -> bool:
   model, large = run.known_setup.experiment.model, run.label.trial.startswith('1b-')
   return model.size == ('1b' if large else '60m') and not any(getattr(model, key) for key in _WIDTHS)
 
 
-def _training(run):
+def _training(run: RunRecord) -> Iterator[str]:
   """What is not the paper's of how long and on how much at a time a run was trained."""
   steps, batch = numbers.training_of(run.label.trial)
   experiment = run.known_setup.experiment
-  for mine, its, words in ((experiment.steps, steps, ('fewer steps', 'more steps')),
+  for own, expected, words in ((experiment.steps, steps, ('fewer steps', 'more steps')),
                            (experiment.batch_size, batch,
                             ('smaller batches', 'larger batches'))):
-    if mine != its:
-      yield words[mine > its]
+    if own != expected:
+      yield words[own > expected]
 
 
-def difference(ours: float, paper) -> float | None:
-  """Ours minus the paper's; from a range, the distance to its nearer end."""
+def difference(measured: float, paper: numbers.Value) -> float | None:
+  """Measured minus the paper's; from a range, the distance to its nearer end."""
   if paper is None or isinstance(paper, bool):
     return None
-  if isinstance(paper, list):
+  if isinstance(paper, tuple):
     low, high = paper
-    if low is not None and ours < low:
-      return ours - low
-    return ours - high if high is not None and ours > high else 0.0
-  return ours - paper
+    if low is not None and measured < low:
+      return measured - low
+    return measured - high if high is not None and measured > high else 0.0
+  return measured - paper

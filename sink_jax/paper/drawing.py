@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
+from sink_jax.paper.cells import Statistics
+from sink_jax.paper.pictures import Panel, TrainedPicture
 
 _COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
 _MARKERS = 'osD^vPXh*<>'
@@ -20,22 +26,22 @@ _WITH_MARKERS = 40  # points of a line; more markers would hide it
 _LEGEND = 10
 
 
-def panels(content: dict) -> bytes:
-  """The PNG of what `figure_data` found."""
-  shown = content['panels']
-  across = min(content.get('across', _ACROSS), len(shown))
+def panels(picture: TrainedPicture) -> bytes:
+  """The PNG of a picture of runs."""
+  shown = picture.panels
+  across = min(picture.across or _ACROSS, len(shown))
   down = -(-len(shown) // across)
-  wide = {1: 7.2, 2: 10.5, 3: 12.5}[across]
-  names = list(dict.fromkeys(one['name'] for panel in shown for one in panel['series']))
+  width = {1: 7.2, 2: 10.5, 3: 12.5}[across]
+  names = list(dict.fromkeys(line.name for panel in shown for line in panel.series))
   columns = 2 if len(names) in (2, 4) or max(map(len, names), default=0) > 30 else 3
   height = (3.4 if across > 1 else 3.8) * down + 0.24 * -(-len(names) // columns)
-  figure, axes = plots.canvas(wide, height, down, across)
+  figure, axes = plots.canvas(width, height, down, across)
   for ax in axes.flat[len(shown):]:
     ax.set_axis_off()
   lines = {}
   for ax, panel in zip(axes.flat, shown):
-    if 'map' in panel:
-      plots.attention_panel(figure, ax, panel['map'], panel['title'], 'attention')
+    if panel.map_TxT is not None:
+      plots.attention_panel(figure, ax, panel.map_TxT, panel.title, 'attention')
     else:
       lines = _panel(ax, panel, names) | lines
   if lines:
@@ -45,13 +51,13 @@ def panels(content: dict) -> bytes:
 
 
 def masks(of: str) -> bytes:
-  """Which keys a query sees: of 'prefix' or 'window'."""
-  length, slots = 12, {'prefix': (Prefix(1), Prefix(5)), 'window': (Window(12), Window(5))}[of]
+  """Which keys a query sees under two masks each, as a PNG. of: 'prefix' or 'window'."""
+  length, pair = 12, {'prefix': (Prefix(1), Prefix(5)), 'window': (Window(12), Window(5))}[of]
   titles = {'prefix': ('causal, p = 1', 'prefix, p = 5'),
             'window': ('causal', 'window, w = 5')}[of]
   figure, axes = plots.canvas(7.2, 3.9, columns=2)
   query, key = np.mgrid[:length, :length]
-  for ax, mask, title in zip(axes[0], slots, titles):
+  for ax, mask, title in zip(axes[0], pair, titles):
     ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3,
               extent=(0.5, length + 0.5, length + 0.5, 0.5))
     ax.set_xticks(np.arange(0.5, length), minor=True)
@@ -62,24 +68,22 @@ def masks(of: str) -> bytes:
   return png(figure)
 
 
-def rates(names: list[str], rows: list[dict]) -> bytes:
-  """Sink_1 and Sink_* by variant, with the range over seeds.
-
-  rows: {'sink_1': summary dict or None, 'sink_star': the same}.
-  """
+def rates(names: Sequence[str], first_token: Sequence[Statistics],
+          extra_key: Sequence[Statistics | None]) -> bytes:
+  """Sink_1 and Sink_* by variant, with the range over seeds, as a PNG."""
   figure, axes = plots.canvas(8.0, 1.5 + 0.36 * len(names))
-  ax, places = axes[0, 0], np.arange(len(names))
-  for shift, (measure, name, colour, marker) in zip((-0.13, 0.13), (
-      ('sink_1', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      ('sink_star', plots.SINK_EXTRA_KEY + ', bias slot', plots.COLOURS[1], 'D'))):
-    found = [(place, row[measure]) for place, row in zip(places, rows) if row.get(measure)]
-    if not found:
+  ax, heights = axes[0, 0], np.arange(len(names))
+  for shift, cells, name, colour, marker in (
+      (-0.13, first_token, plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
+      (0.13, extra_key, plots.SINK_EXTRA_KEY + ', bias slot', plots.COLOURS[1], 'D')):
+    measured = [(height, cell) for height, cell in zip(heights, cells) if cell]
+    if not measured:
       continue
-    y = [place + shift for place, _ in found]
-    ax.hlines(y, [cell['least'] for _, cell in found], [cell['largest'] for _, cell in found],
+    y = [height + shift for height, _ in measured]
+    ax.hlines(y, [cell.least for _, cell in measured], [cell.largest for _, cell in measured],
               color=colour, linewidth=2)
-    ax.plot([cell['mean'] for _, cell in found], y, marker, color=colour, markersize=8, label=name)
-  ax.set_yticks(places, names)
+    ax.plot([cell.mean for _, cell in measured], y, marker, color=colour, markersize=8, label=name)
+  ax.set_yticks(heights, names)
   ax.set_ylim(len(names) - 0.4, -0.6)
   ax.set_xlim(-4, 104)
   ax.grid(alpha=0.25)
@@ -88,7 +92,7 @@ def rates(names: list[str], rows: list[dict]) -> bytes:
   return png(figure)
 
 
-def png(figure) -> bytes:
+def png(figure: MatplotlibFigure) -> bytes:
   """A picture with a palette."""
   raw = io.BytesIO()
   plots.save(figure, raw)
@@ -103,7 +107,7 @@ def with_palette(raw: io.BytesIO) -> bytes:
   return small.getvalue()
 
 
-def shrunk(pictures: dict[str, bytes], limit: int) -> dict[str, bytes]:
+def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
   """Pictures by name, made smaller together until they take about `limit` bytes at most."""
   while (total := sum(map(len, pictures.values()))) > limit:
     scale = max(0.5, min(0.9, (limit / total) ** 0.5))
@@ -111,7 +115,7 @@ def shrunk(pictures: dict[str, bytes], limit: int) -> dict[str, bytes]:
   return pictures
 
 
-def _scaled(picture, scale):
+def _scaled(picture: bytes, scale: float) -> bytes:
   image = Image.open(io.BytesIO(picture)).convert('RGB')
   size = [max(1, round(scale * side)) for side in image.size]
   small = io.BytesIO()
@@ -120,46 +124,46 @@ def _scaled(picture, scale):
   return small.getvalue()
 
 
-def _panel(ax, panel, names):
+def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
   """Lines with the range over seeds, {name: line}; a name has one colour on both axes."""
-  right = ax.twinx() if any(one['axis'] == 'right' for one in panel['series']) else None
+  right = ax.twinx() if any(line.axis == 'right' for line in panel.series) else None
   lines = {}
-  for one in panel['series']:
-    i = names.index(one['name'])
+  for line in panel.series:
+    i = names.index(line.name)
     again = i // len(_COLOURS)
     style = dict(color=_COLOURS[i % len(_COLOURS)], linewidth=2,
-                 linestyle='--' if one['dashed'] else ('-', '-.', ':')[again % 3])
-    if len(one['x']) <= _WITH_MARKERS:
+                 linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
+    if len(line.x) <= _WITH_MARKERS:
       style |= dict(marker=_MARKERS[i % len(_MARKERS)], markersize=5)
-    on = right if one['axis'] == 'right' else ax
-    x = [np.nan if v is None else v for v in one['x']]
-    y = [np.nan if v is None else v for v in one['y']]
-    line, = on.plot(x, y, **style)
-    lines.setdefault(one['name'], line)
-    if one['low'] != one['high']:
-      on.fill_between(x, one['low'], one['high'], color=style['color'], alpha=0.2, linewidth=0)
+    target = right if right is not None and line.axis == 'right' else ax
+    x = [np.nan if v is None else v for v in line.x]
+    y = [np.nan if v is None else v for v in line.y]
+    artist, = target.plot(x, y, **style)
+    lines.setdefault(line.name, artist)
+    if line.low != line.high:
+      target.fill_between(x, line.low, line.high, color=style['color'], alpha=0.2, linewidth=0)
   _scales(ax, panel)
   if right is not None:
     right.set_ylim(-4, 104)
-    plots.label(right, '', '', _mathematical(panel['right']))
+    plots.label(right, '', '', _mathematical(panel.right))
   ax.grid(alpha=0.25)
-  plots.label(ax, _mathematical(panel['title']), panel['x'], _mathematical(panel['y']))
+  plots.label(ax, _mathematical(panel.title), panel.x, _mathematical(panel.y))
   return lines
 
 
-def _scales(ax, panel):
+def _scales(ax: Axes, panel: Panel) -> None:
   plain = FuncFormatter(lambda value, _: f'{value:g}')
-  if 'x' in panel['log']:
-    ticks = sorted({x for one in panel['series'] for x in one['x'] if x})
+  if 'x' in panel.log:
+    ticks = sorted({x for line in panel.series for x in line.x if x})
     ax.set_xscale('log')
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xticks(ticks, [_short(x) for x in ticks], minor=False)
     ax.minorticks_off()
-  elif panel['x'].startswith(('block', 'position')):
+  elif panel.x.startswith(('block', 'position')):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-  if 'y' in panel['log']:
+  if 'y' in panel.log:
     ax.set_yscale('log')
-    if panel['y'] == 'hidden norm ratio':
+    if panel.y == 'hidden norm ratio':
       ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
       low, high = ax.get_ylim()
       ax.set_ylim(min(low, 0.5), max(high, 3))
@@ -168,7 +172,7 @@ def _scales(ax, panel):
     ax.yaxis.set_major_formatter(plain)
 
 
-def _short(number):
+def _short(number: float) -> str:
   """5000000000 -> '5B', 1024 -> '1024'."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
     if number >= max(size, 1e4):
@@ -176,5 +180,6 @@ def _short(number):
   return f'{number:g}'
 
 
-def _mathematical(text):
+def _mathematical(text: str) -> str:
+  """'Sink_1' as the symbol of the paper."""
   return re.sub(r'Sink_(\w)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)

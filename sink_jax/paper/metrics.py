@@ -1,4 +1,4 @@
-"""The quantities that tables and claims speak of, read off runs; their means and spreads."""
+"""The metrics of tables and claims: how each is read off a run; means and spreads over seeds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from sink_jax.attention.mask import Mask
+from sink_jax.paper.cells import Statistics
 from sink_jax.paper.differences import pile_cc_loss, same_data
 from sink_jax.report.records import NormRatios, ProbeRecord, RunRecord
 
@@ -29,7 +30,7 @@ class Metric:
   unit: str
   of: Callable[[RunRecord], float | bool | None]
 
-  def text(self, value) -> str:
+  def text(self, value: float | None) -> str:
     """A value in the table's form, without the unit."""
     if value is None:
       return ''
@@ -41,16 +42,16 @@ class Metric:
             'share': '.3f'}
     return format(value, form.get(self.unit, '.2f'))
 
-  def worded(self, value) -> str:
+  def worded(self, value: float | None) -> str:
     """The same for a sentence."""
     return self.text(value) + (' %' if self.unit == 'percent' and value is not None else '')
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
-  """A quantity of the seeds of a trial; proxy: of scores that do not sum to one."""
+class MetricSummary:
+  """A metric of the seeds of a trial. proxy: of scores that do not sum to one."""
 
-  measure: Metric
+  metric: Metric
   values: tuple[float, ...]
   proxy: bool
   runs: tuple[str, ...]
@@ -59,12 +60,12 @@ class Summary:
   def mean(self) -> float:
     return statistics.fmean(self.values) if math.inf not in self.values else math.inf
 
-  def as_dict(self) -> dict:
+  def statistics(self) -> Statistics:
+    """The numbers and the text as the report has them."""
     finite = len(self.values) > 1 and self.mean < math.inf
     spread = statistics.stdev(self.values) if finite else None
-    return {'mean': self.mean, 'least': min(self.values), 'largest': max(self.values),
-            'standard_deviation': spread, 'n': len(self.values), 'text': self.text(),
-            'proxy': self.proxy, 'runs': list(self.runs)}
+    return Statistics(self.mean, min(self.values), max(self.values), spread, len(self.values),
+                      self.text(), self.proxy, list(self.runs))
 
   def text(self, unit: str = '') -> str:
     """'18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores."""
@@ -72,36 +73,37 @@ class Summary:
     if self.mean == math.inf and min(self.values) < math.inf:
       never = self.values.count(math.inf)
       return f'never in {never} of {len(self.values)}{star}'
-    words = self.measure.text(self.mean) + star
-    if len(self.values) > 1 and self.measure.unit != 'truth':
-      words += (f' ({self.measure.text(min(self.values))} to '
-                f'{self.measure.text(max(self.values))}, n = {len(self.values)})')
+    words = self.metric.text(self.mean) + star
+    if len(self.values) > 1 and self.metric.unit != 'truth':
+      words += (f' ({self.metric.text(min(self.values))} to '
+                f'{self.metric.text(max(self.values))}, n = {len(self.values)})')
     return words
 
 
-def summary(name: str, runs: Iterable[RunRecord]) -> Summary | None:
-  """The mean and spread over the runs that have the quantity; None if none has it."""
-  return summarise(METRICS[name], runs, starred=name in _OF_SCORES)
+def metric_summary(name: str, runs: Iterable[RunRecord]) -> MetricSummary | None:
+  """The mean and spread over the runs that have the metric; None if none has it."""
+  return summarize(METRICS[name], runs, starred=name in _OF_SCORES)
 
 
-def summarise(measure: Metric, runs: Iterable[RunRecord], starred: bool = False) -> Summary | None:
-  """The same of any measure; starred: proxies are marked."""
-  found = [(run, measure.of(run)) for run in runs]
-  found = [(run, float(value)) for run, value in found if value is not None]
-  if not found:
+def summarize(metric: Metric, runs: Iterable[RunRecord], starred: bool = False
+              ) -> MetricSummary | None:
+  """The same of any metric; starred: proxies are marked."""
+  measured = [(run, float(value)) for run in runs if (value := metric.of(run)) is not None]
+  if not measured:
     return None
-  proxy = starred and any(run.proxy for run, _ in found)
-  return Summary(measure, tuple(value for _, value in found), proxy,
-                 tuple(run.name for run, _ in found))
+  proxy = starred and any(run.proxy for run, _ in measured)
+  return MetricSummary(metric, tuple(value for _, value in measured), proxy,
+                       tuple(run.name for run, _ in measured))
 
 
 def impossible(name: str, run: RunRecord) -> str:
-  """Why a run can never have a quantity; '' if it can."""
+  """Why a run can never have a metric; '' if it can."""
   alone = name in ('window_absolute', 'window_relative') and window_size(run) == 1
   return ALONE if alone else ''
 
 
 def window_size(run: RunRecord) -> int | None:
+  """Tokens of the attention window; None where the mask is no window."""
   return _mask(run).window
 
 

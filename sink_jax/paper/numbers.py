@@ -1,20 +1,17 @@
-"""What the paper reports: tables, numbers of the text, figures; data from numbers.json.
+"""What the paper reports, from numbers.json: tables, numbers of the running text, figures.
 
-A table or a group of numbers: key, number and half ('' in the text), title, section, needs
-('training', 'open models' or 'nothing'), analysis (of open models, which makes it), measures,
-rows, and a note where it needs one. A row: setting, trial (of configs/, or None), values {measure:
-a number, True or False, a range [low, high] with None for an open end, or None where the paper
-gives none}, and where it applies steps and batch_size (where they are not the default's), proxy
-(the paper's scores are proxies), failed (its training failed) and a note. A figure: key, number,
-half, kind, needs, analysis, models (of the catalogue; all of them where a figure of open models has
-none), epsilon (of a part of Figure 9), caption, trials.
+The file is read here alone. Its keys are the fields below, but for `measures`, which are the
+metrics of a table.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from sink_jax.evaluate.sinks import EPSILON
 
@@ -25,72 +22,180 @@ PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchang
         'USPTO Backgrounds', 'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)',
         'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
         'Enron Emails')
+# A number; True or False; a range (low, high) with None for an open end; None: not given.
+Value = float | bool | tuple[float | None, float | None] | None
 
 
-@functools.cache
-def _published():
-  path = resources.files('sink_jax.paper') / 'numbers.json'
-  return json.loads(path.read_text(encoding='utf-8'))
+@dataclasses.dataclass(frozen=True)
+class PaperRow:
+  """A row of a table of the paper.
+
+  trial: of configs/paper, None where nothing is trained for the row. values: by metric. steps,
+  batch_size: where they are not the default's. proxy: the paper's scores are proxies. failed: its
+  training failed.
+  """
+
+  setting: str
+  trial: str | None
+  values: Mapping[str, Value]
+  steps: int | None = None
+  batch_size: int | None = None
+  proxy: bool = False
+  failed: bool = False
+  note: str = ''
+
+  def as_dict(self) -> dict[str, Any]:
+    """As in the file: without the keys that say nothing of this row."""
+    return _without_blanks({
+        'setting': self.setting, 'trial': self.trial, 'steps': self.steps,
+        'batch_size': self.batch_size, 'values': self.values, 'proxy': self.proxy,
+        'failed': self.failed, 'note': self.note}, ('setting', 'trial', 'values'))
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperTable:
+  """A table, or a half of one, or a group of numbers of the running text.
+
+  number, half: '' for numbers of the text. needs: 'training', 'open models' or 'nothing'.
+  analysis: the one of open models that makes it, or ''.
+  """
+
+  key: str
+  number: str
+  half: str
+  title: str
+  section: str
+  needs: str
+  metrics: Sequence[str]
+  rows: Sequence[PaperRow]
+  analysis: str = ''
+  note: str = ''
+
+  @property
+  def name(self) -> str:
+    """'Table 10 (left)'; the title of numbers of the text."""
+    return f'Table {self.number}{_half(self)}' if self.number else self.title
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperFigure:
+  """A figure, or a panel of one.
+
+  needs: as of a table, or 'fine-tuning'. kind: how it is drawn. models: names in the catalogue;
+  None where a figure of open models is of all of them. epsilon: of a panel of Figure 9. paper: the
+  other paper that the figure is from, or ''. trials: what is trained for it.
+  """
+
+  key: str
+  number: str
+  half: str
+  kind: str
+  needs: str
+  caption: str
+  trials: Sequence[str]
+  analysis: str = ''
+  models: Sequence[str] | None = None
+  epsilon: float | None = None
+  paper: str = ''
+  note: str = ''
+
+  @property
+  def name(self) -> str:
+    """'Figure 3', 'Figure 2 (top)', 'StreamingLLM, Figure 12'."""
+    paper = f'{self.paper}, ' if self.paper else ''
+    return f'{paper}Figure {self.number}{_half(self)}'
+
+  def as_dict(self) -> dict[str, Any]:
+    """As in the file: without the keys that say nothing of this figure."""
+    kept = ('key', 'number', 'half', 'kind', 'needs', 'caption', 'trials')
+    return _without_blanks({
+        'key': self.key, 'number': self.number, 'half': self.half, 'kind': self.kind,
+        'needs': self.needs, 'analysis': self.analysis, 'models': self.models,
+        'epsilon': self.epsilon, 'paper': self.paper, 'caption': self.caption,
+        'trials': self.trials, 'note': self.note}, kept)
 
 
 def title() -> str:
-  return _published()['paper']
+  """The title of the paper."""
+  return _content()['paper']
 
 
-def tables() -> list[dict]:
+@functools.cache
+def tables() -> tuple[PaperTable, ...]:
   """Tables 1 to 15, halves apart."""
-  return _published()['tables']
+  return tuple(map(_table, _content()['tables']))
 
 
-def text_numbers() -> list[dict]:
+@functools.cache
+def text_numbers() -> tuple[PaperTable, ...]:
   """Numbers that only the running text has, in groups."""
-  return _published()['text']
+  return tuple(map(_table, _content()['text']))
 
 
-def figures() -> list[dict]:
+@functools.cache
+def figures() -> tuple[PaperFigure, ...]:
   """Figures 1 to 30, panels apart, and Figure 12 of StreamingLLM."""
-  return _published()['figures']
+  return tuple(PaperFigure(**figure) for figure in _content()['figures'])
 
 
-def trials() -> set[str]:
+@functools.cache
+def trials() -> frozenset[str]:
   """Every trial that some row or figure needs."""
-  rows = {row['trial'] for table in tables() + text_numbers() for row in table['rows']}
-  return (rows | {trial for figure in figures() for trial in figure['trials']}) - {None}
+  return frozenset(row.trial for row in _rows() if row.trial is not None) | {
+      trial for figure in figures() for trial in figure.trials}
 
 
 @functools.cache
 def training_of(trial: str) -> tuple[int, int]:
   """The paper's number of steps and of sequences in a batch."""
-  rows = [row for table in tables() + text_numbers() for row in table['rows']
-          if row['trial'] == trial]
-  told = lambda key, default: next((row[key] for row in rows if key in row), default)
-  return told('steps', STEPS), told('batch_size', BATCH)
+  rows = [row for row in _rows() if row.trial == trial]
+  return (next((row.steps for row in rows if row.steps is not None), STEPS),
+          next((row.batch_size for row in rows if row.batch_size is not None), BATCH))
 
 
-def table_number(table: str, setting: str, measure: str) -> float | None:
+def table_number(table: str, setting: str, metric: str) -> float | None:
   """One number of a table, by its key ('table-1-left'); None where the paper gives none."""
-  rows = {row['setting']: row['values'] for own in tables() if own['key'] == table
-          for row in own['rows']}
-  return rows.get(setting, {}).get(measure)
+  values = next((row.values for item in tables() if item.key == table for row in item.rows
+                 if row.setting == setting), {})
+  value = values.get(metric)
+  return value if isinstance(value, (int, float)) else None
 
 
 def comparable(length: int, epsilon: float) -> bool:
-  """Whether rates of these inputs can stand beside the paper's, of other text."""
+  """Whether rates of these inputs can be compared with the paper's, of other text."""
   return length == LENGTH and epsilon == EPSILON
 
 
-def same_bos(description: dict) -> bool:
+def same_bos(description: Mapping[str, Any]) -> bool:
   """Do inputs begin as the paper's: text as the tokenizer has it, the others without BOS?"""
   expected = 'tokenizer' if description['kind'] == 'natural' else 'none'
   return description['bos']['protocol'] == expected
 
 
-def name_of(item: dict) -> str:
-  """'Table 10 (left)', 'Figure 3', 'StreamingLLM, Figure 12'; the title of a group of numbers."""
-  if not item['number']:
-    return item['title']
-  kind = 'Figure' if 'caption' in item else 'Table'
-  half = f' ({item["half"]})' if item['half'] else ''
-  paper = f'{item["paper"]}, ' if 'paper' in item else ''
-  return f'{paper}{kind} {item["number"]}{half}'
+@functools.cache
+def _content() -> dict[str, Any]:
+  path = resources.files('sink_jax.paper') / 'numbers.json'
+  return json.loads(path.read_text(encoding='utf-8'))
 
+
+def _table(table: dict[str, Any]) -> PaperTable:
+  rows = [PaperRow(**row | {'values': {
+      metric: tuple(value) if isinstance(value, list) else value
+      for metric, value in row['values'].items()}}) for row in table['rows']]
+  names = {'measures': 'metrics'}
+  return PaperTable(**{names.get(key, key): value for key, value in table.items()} | {
+      'rows': rows})
+
+
+def _rows() -> list[PaperRow]:
+  return [row for table in tables() + text_numbers() for row in table.rows]
+
+
+def _half(item: PaperTable | PaperFigure) -> str:
+  return f' ({item.half})' if item.half else ''
+
+
+def _without_blanks(fields: dict[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+  """The fields, less those that are None, '' or False; `kept` are there always."""
+  return {key: value for key, value in fields.items()
+          if key in kept or value not in (None, '', False)}

@@ -1,4 +1,4 @@
-"""The paper's rows and figures of open models, beside what analyses found in them.
+"""The paper's rows and figures of open models, with what analyses measured in these models.
 
 Of several results for one number, that with the fewest differences from the paper's protocol is
 shown, of these the newest; the files of the others are named.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from sink_jax.paper import drawing
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
+from sink_jax.paper.cells import OpenCell, OpenEntry, Row
 from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
 from sink_jax.paper.open_protocol import (
   PROTOCOLS,
   alike,
@@ -22,70 +26,66 @@ from sink_jax.paper.open_protocol import (
   other_model,
   remarks,
 )
+from sink_jax.paper.pictures import DrawnModel, OpenPicture
 from sink_jax.pretrained.hub import MODELS, known_model
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
 _MESSAGE, _LABEL = 200, 40  # characters
 _NOT_RUN = 'not run'
+# Fields are checked when a file is read; what they are together is not known before it is drawn.
 _UNDRAWABLE = (ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 
 
-def needs_models(item: dict, models: list[str] | None = None) -> str:
+def needs_models(item: PaperTable | PaperFigure, models: Sequence[str] | None = None) -> str:
   """Why a table or figure of open models is not there, and the commands that make it."""
-  names = ','.join(models or item.get('models') or [_MANY])
+  wanted = models or (item.models if isinstance(item, PaperFigure) else None) or [_MANY]
+  names = ','.join(wanted)
   quoted = f'"{names}"' if ' ' in names else names
-  options = ' '.join(filter(None, [PROTOCOLS[item['analysis']].options, '--out=analyses']))
+  options = ' '.join(filter(None, [PROTOCOLS[item.analysis].options, '--out=analyses']))
   return ('not run: needs a published checkpoint, and python -m sink_jax.analyses '
-          f'{item["analysis"]} --checkpoint={quoted} {options}; then --analyses=analyses here')
+          f'{item.analysis} --checkpoint={quoted} {options}; then --analyses=analyses here')
 
 
-def models_of(item: dict, row: dict) -> dict[str, str]:
-  """{measure: name in the catalogue} of a row of a table of open models."""
-  if item['analysis'] == 'positions':
-    return dict.fromkeys(item['measures'], 'GPT2-XL')
-  base = known_model(row['setting']) or known_model(f'{row["setting"]} Base')
-  return {measure: base.counterpart if measure == 'sink_1_chat' else base.name
-          for measure in item['measures']}
+def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
+  """{metric: name in the catalogue} of a row of a table of open models."""
+  if table.analysis == 'positions':
+    return dict.fromkeys(table.metrics, 'GPT2-XL')
+  base = known_model(row.setting) or known_model(f'{row.setting} Base')
+  assert base is not None, f'{row.setting} is not in the catalogue'
+  chat = base.counterpart or base.name
+  return {metric: chat if metric == 'sink_1_chat' else base.name for metric in table.metrics}
 
 
-def lacking(item: dict, row: dict) -> list[str]:
-  """The models of a row that has no number of ours of them."""
-  cells = row['ours'][0]['measures'].values() if row['ours'] else ()
-  there = {cell['model'] for cell in cells}
-  return [model for model in dict.fromkeys(models_of(item, row).values()) if model not in there]
+def lacking(table: PaperTable, row: Row) -> list[str]:
+  """The models of a row that have no measured number in it."""
+  cells = row.open_models.cells.values() if row.open_models else ()
+  there = {cell.model for cell in cells}
+  return [model for model in dict.fromkeys(models_of(table, row.paper).values())
+          if model not in there]
 
 
-def row_of(item: dict, row: dict, analysed: Analysed) -> dict | None:
-  """Our side of a row: status, files, and measures {measure: cell}; None if nothing was run.
-
-  A cell: mean, text, paper, difference (None where the protocol is another), agrees (None),
-  remark, model, file, others (files of the same number that are not shown), inputs, checkpoint.
-  """
-  cells = {}
-  for measure, model in models_of(item, row).items():
-    if cell := _cell(item, row, measure, model, analysed):
-      cells[measure] = cell
-  there = {cell['model'] for cell in cells.values()}
-  models = dict.fromkeys(models_of(item, row).values())
-  absent = {model: _absent(item, model, analysed) for model in models if model not in there}
+def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> OpenEntry | None:
+  """The measured numbers of a row; None if nothing was run for it."""
+  cells = {metric: cell for metric, model in models_of(table, row).items()
+           if (cell := _cell(table, row, metric, model, analysed))}
+  there = {cell.model for cell in cells.values()}
+  models = dict.fromkeys(models_of(table, row).values())
+  absent = {model: _absent(table, model, analysed) for model in models if model not in there}
   if not cells and set(absent.values()) == {_NOT_RUN}:
     return None
+  others = dict.fromkeys(file for cell in cells.values() for file in cell.others)
   status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
-            _beside(cells)]
-  return {'status': '; '.join(filter(None, status)), 'measures': cells,
-          'files': list(dict.fromkeys(cell['file'] for cell in cells.values()))}
+            f'also in {listed(list(others))}' if others else '']
+  return OpenEntry('; '.join(filter(None, status)), cells,
+                   list(dict.fromkeys(cell.file for cell in cells.values())))
 
 
-def figure_of(figure: dict, analysed: Analysed) -> tuple[dict | None, bytes, str]:
-  """A picture's description and PNG, and the figure's status; (None, b'', status) without one.
-
-  The description: file, name (''), models [{model, file, checkpoint}], missing, note (protocol
-  and files), numbers (a table of texts, its header first), panels (none).
-  """
-  shown, beside = _together(figure, analysed)
+def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | None, bytes, str]:
+  """A picture, its PNG and the figure's status; (None, b'', status) where there is none."""
+  shown, left_out = _together(figure, analysed)
   if not shown:
-    return None, b'', '; '.join([needs_models(figure), *beside])
-  module, raw = analysed.analyses[figure['analysis']].module, io.BytesIO()
+    return None, b'', '; '.join([needs_models(figure), *left_out])
+  module, raw = analysed.analyses[figure.analysis].module, io.BytesIO()
   drawn = [_named(figure, result) for result in shown]
   try:
     module.draw(drawn, raw)
@@ -94,126 +94,138 @@ def figure_of(figure: dict, analysed: Analysed) -> tuple[dict | None, bytes, str
     files = ', '.join(dict.fromkeys(result.file for result in shown))
     return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
                        f'({printable(error, _MESSAGE)})')
-  there = {result.published.name for result in shown}
-  missing = [f'{name} ({_absent(figure, name, analysed)})'
-             for name in figure.get('models', ()) if name not in there]
-  content = {
-      'file': f'{figure["key"]}.png', 'name': '', 'panels': [], 'missing': missing,
-      'note': _note(figure, shown, beside), 'numbers': numbers,
-      'models': [{'model': result.published.name, 'file': result.file,
-                  'checkpoint': checkpoint_of(result)} for result in shown]}
-  return content, drawing.with_palette(raw), 'drawn'
+  there = {result.paper_model.name for result in shown}
+  picture = OpenPicture(
+      file=f'{figure.key}.png',
+      missing=[f'{name} ({_absent(figure, name, analysed)})'
+               for name in figure.models or () if name not in there],
+      note=_note(shown, left_out), numbers=numbers,
+      models=[DrawnModel(result.paper_model.name, result.file, checkpoint_of(result))
+              for result in shown])
+  return picture, drawing.with_palette(raw), 'drawn'
 
 
-def _absent(item, model, analysed):
+def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:
   """Why an analysis has no result of a model."""
-  failed = [one for one in analysed.failed if one.analysis == item['analysis']
-            and one.published and one.published.name == model]
+  failed = [failure for failure in analysed.failed if failure.analysis == item.analysis
+            and failure.published and failure.published.name == model]
   return f'failed: {failed[0].error} ({failed[0].file})' if failed else _NOT_RUN
 
 
-def _cell(item, row, measure, model, analysed):
-  kind = _kind(item, measure)
-  found = []
+def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: Analysed
+          ) -> OpenCell | None:
+  kind = _kind(table, metric)
+  candidates = []  # (differences from the protocol, result, value)
   for result in analysed.results:
-    if result.analysis == item['analysis'] and result.published and (
+    if result.analysis == table.analysis and result.published and (
         result.published.name == model) and inputs_of(result, kind):
-      if (value := _value(item, row, measure, result)) is not None:
-        found.append((differences(result, kind) + other_model(result), result, value))
-  if not found:
+      if (value := _value(table, row, metric, result)) is not None:
+        candidates.append((differences(result, kind) + other_model(result), result, value))
+  if not candidates:
     return None
-  apart, shown, value = min(found, key=lambda one: (len(one[0]), *_newest_first(one[1])))
-  paper = row['values'].get(measure)
-  words, inputs = apart or remarks(shown, kind), inputs_of(shown, kind)
-  return {'mean': value, 'text': METRICS[measure].text(value), 'paper': paper,
-          'difference': None if apart or paper is None else value - paper, 'agrees': None,
-          'remark': '' if paper is None else '; '.join(words), 'model': model,
-          'file': shown.file, 'checkpoint': checkpoint_of(shown),
-          'inputs': {key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
-              'bos': inputs['bos']['protocol']},
-          'others': [result.file for _, result, _ in found if result is not shown]}
+  apart, shown, value = min(
+      candidates, key=lambda candidate: (len(candidate[0]), *_newest_first(candidate[1])))
+  paper, inputs = row.values.get(metric), inputs_of(shown, kind) or {}
+  compared = not apart and isinstance(paper, (int, float))
+  return OpenCell(
+      paper=paper,
+      difference=value - paper if compared else None,
+      agrees=None,
+      remark='' if paper is None else '; '.join(apart or remarks(shown, kind)),
+      value=value,
+      words=METRICS[metric].text(value),
+      model=model,
+      file=shown.file,
+      checkpoint=checkpoint_of(shown),
+      inputs={key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
+          'bos': inputs['bos']['protocol']},
+      others=[result.file for _, result, _ in candidates if result is not shown])
 
 
-def _value(item, row, measure, result):
-  """The number of a result that a row's measure asks for; None where it has none."""
+def _value(table: PaperTable, row: PaperRow, metric: str, result: Result) -> float | None:
+  """The number of a result that stands for a metric of a row; None where it has none."""
   content = result.content
-  if item['analysis'] == 'kinds':
-    return content['sink_1'].get(_kind(item, measure))
-  if item['analysis'] == 'chat':
+  if table.analysis == 'kinds':
+    return content['sink_1'].get(_kind(table, metric))
+  if table.analysis == 'chat':
     return content['sink_1']
-  position = re.search(r'(\d+)th$', row['setting'])
-  wanted = (item['half'], int(position[1])) if position else ('no', None)
-  return next((own.get(measure) for own in content['rows']
-               if (own['change'], own.get('position')) == wanted), None)
+  position = re.search(r'(\d+)th$', row.setting)
+  wanted = (table.half, int(position[1])) if position else ('no', None)
+  return next((change.get(metric) for change in content['rows']
+               if (change['change'], change.get('position')) == wanted), None)
 
 
-def _kind(item, measure):
+def _kind(table: PaperTable, metric: str) -> str | None:
   """Of the inputs of a number; None for what is usual in its analysis."""
-  if item['analysis'] != 'kinds':
+  if table.analysis != 'kinds':
     return None
-  return measure.removeprefix('sink_1_') if measure != 'sink_1' else 'natural'
+  return metric.removeprefix('sink_1_') if metric != 'sink_1' else 'natural'
 
 
-def _beside(cells):
-  others = dict.fromkeys(file for cell in cells.values() for file in cell['others'])
-  return f'also in {listed(list(others))}' if others else ''
-
-
-def _together(figure, analysed):
+def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], list[str]]:
   """The results to draw in one picture, a model each; and words on those that are left out."""
-  names, epsilon = figure.get('models'), figure.get('epsilon')
-  found = [result for result in analysed.results
-           if result.analysis == figure['analysis'] and result.published
-           and (names is None or result.published.name in names)]
-  fit = [result for result in found
+  names, epsilon = figure.models, figure.epsilon
+  candidates = [result for result in analysed.results
+                if result.analysis == figure.analysis and result.published
+                and (names is None or result.published.name in names)]
+  fit = [result for result in candidates
          if epsilon is None or epsilon in result.content['epsilons']]
-  groups = {}
+  groups: dict[tuple, list[Result]] = {}
   for result in fit:
     groups.setdefault(alike(result), []).append(result)
   if not groups:
-    failed = {one.published.name: _absent(figure, one.published.name, analysed)
-              for one in analysed.failed if one.analysis == figure['analysis'] and one.published}
-    return [], [f'{result.file} has no epsilon {epsilon:g}' for result in found] + [
+    failed = {failure.published.name: _absent(figure, failure.published.name, analysed)
+              for failure in analysed.failed
+              if failure.analysis == figure.analysis and failure.published}
+    return [], [f'{result.file} has no epsilon {epsilon:g}' for result in candidates] + [
         f'{model} {why}' for model, why in failed.items() if names is None or model in names]
-  models = lambda group: {result.published.name for result in group}
-  group = min(groups.values(), key=lambda group: (
-      max(len(differences(result)) for result in group), -len(models(group)), *_newest_first(
-          min(group, key=_newest_first))))
-  shown = {}
-  for result in sorted(group, key=lambda one: (len(other_model(one)), *_newest_first(one))):
-    shown.setdefault(result.published.name, result)
-  left = [result for result in found if all(result is not one for one in shown.values())]
+  group = min(groups.values(), key=_group_order)
+  shown: dict[str, Result] = {}
+  for result in sorted(group, key=lambda result: (
+      len(other_model(result)), *_newest_first(result))):
+    shown.setdefault(result.paper_model.name, result)
+  left_out = [result for result in candidates
+              if all(result is not other for other in shown.values())]
   order = list(names or MODELS)
-  return sorted(shown.values(), key=lambda result: order.index(result.published.name)), [
-      f'{result.published.name} of {result.file}' for result in left]
+  return sorted(shown.values(), key=lambda result: order.index(result.paper_model.name)), [
+      f'{result.paper_model.name} of {result.file}' for result in left_out]
 
 
-def _newest_first(result: Result):
+def _group_order(group: Sequence[Result]) -> tuple[int, int, float, str]:
+  """Of results that are alike: nearest to the protocol, most models, newest first."""
+  models = {result.paper_model.name for result in group}
+  return (max(len(differences(result)) for result in group), -len(models),
+          *min(map(_newest_first, group)))
+
+
+def _newest_first(result: Result) -> tuple[float, str]:
   return -result.date.timestamp(), result.file
 
 
-def _named(figure, result):
+def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
   """A result as its module draws it: with the paper's name, and the thresholds of the figure."""
-  content = result.content | {'model': result.published.name}
+  name = result.paper_model.name
+  content = dict(result.content) | {'model': name}
   if 'family' in content:
-    content['family'] = result.published.name.split('-')[0]
-  if 'epsilon' in figure:
-    place = content['epsilons'].index(figure['epsilon'])
-    content |= {'epsilons': [figure['epsilon']], 'sink_1': [content['sink_1'][place]]}
+    content['family'] = name.split('-')[0]
+  if figure.epsilon is not None:
+    index = content['epsilons'].index(figure.epsilon)
+    content |= {'epsilons': [figure.epsilon], 'sink_1': [content['sink_1'][index]]}
   if 'domains' in content:  # a dollar begins a formula in a picture
-    content['domains'] = [printable(name, _LABEL).replace('$', r'\$')
-                          for name in content['domains']]
+    content['domains'] = [printable(domain, _LABEL).replace('$', r'\$')
+                          for domain in content['domains']]
   return content
 
 
-def _note(figure, shown, beside):
+def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
+  """The files of a picture, how its inputs were made, and in what that is not the paper's way."""
   files = listed(list(dict.fromkeys(result.file for result in shown)))
   lines = [f'Ours, of {files}: {described(shown[0])}']
   apart = list(dict.fromkeys(words for result in shown for words in differences(result)))
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
-  lines += [f'{result.published.name}: {words}' for result in shown
+  lines += [f'{result.paper_model.name}: {words}' for result in shown
             for words in other_model(result)]
   if not apart:
     lines += dict.fromkeys(words for result in shown for words in remarks(result))
-  lines += [f'Not drawn with these: {listed(beside)}'] if beside else []
+  lines += [f'Not drawn with these: {listed(left_out)}'] if left_out else []
   return '. '.join(line[:1].upper() + line[1:] for line in lines) + '.'

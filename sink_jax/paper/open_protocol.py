@@ -1,13 +1,16 @@
-"""What the paper did with open models, and in what a result of ours differs from it.
+"""How the paper measured open models, and in what a result differs from that.
 
-Section 3: 100 sequences of 64 tokens, epsilon 0.3, float32 (the release loads models in the
-default of PyTorch), text as the tokenizer begins it, and other tokens without BOS. Its text is
-the file below; rates of other text are compared all the same, and marked.
+Section 3: 100 sequences of 64 tokens, epsilon 0.3, float32 (the official implementation,
+sail-sg/Attention-Sink, loads models in the default of PyTorch), text as the tokenizer begins it,
+and other tokens without BOS. Its text is the file below; rates of other text are compared all the
+same, and marked.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.paper.analysed import Result, printable
@@ -24,7 +27,10 @@ _SOURCE = 80  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """None: whatever the result has, as where a figure is about it or the paper does not say."""
+  """How the paper made the inputs of an analysis.
+
+  None: any value will do, as where a figure is about it or the paper does not say.
+  """
 
   kind: str = 'natural'
   sequences: int | None = 100
@@ -44,39 +50,39 @@ PROTOCOLS = {
 }
 
 
-def inputs_of(result: Result, kind: str | None) -> dict | None:
+def inputs_of(result: Result, kind: str | None) -> Mapping[str, Any] | None:
   """How the inputs of a kind were made; None where the result has none of that kind."""
   inputs = result.content['inputs']
   if result.analysis != 'kinds':
     return inputs
-  return next((own for own in inputs['kinds'] if own['kind'] == kind), None)
+  return next((item for item in inputs['kinds'] if item['kind'] == kind), None)
 
 
-def checkpoint_of(result: Result) -> dict:
+def checkpoint_of(result: Result) -> dict[str, Any]:
   """Which checkpoint a result is of: folder, revision, dtype and number of parameters."""
-  own = result.content['checkpoint']
-  return {key: own.get(key) for key in ('folder', 'revision', 'dtype', 'parameters')}
+  checkpoint = result.content['checkpoint']
+  return {key: checkpoint.get(key) for key in ('folder', 'revision', 'dtype', 'parameters')}
 
 
 def differences(result: Result, kind: str | None = None) -> list[str]:
   """In what a result is not made as the paper's, in words; kind: of the inputs, if not usual."""
-  protocol, inputs = PROTOCOLS[result.analysis], inputs_of(result, kind)
+  protocol, inputs = PROTOCOLS[result.analysis], _known_inputs(result, kind)
   expected = dataclasses.replace(protocol, kind=kind or protocol.kind)
   content = result.content
-  found = [f'{name} {_value(own)} instead of {_value(theirs)}' for name, own, theirs in (
+  words = [f'{name} {_value(actual)} instead of {_value(wanted)}' for name, actual, wanted in (
       ('inputs', inputs['kind'], expected.kind),
       ('sequences', inputs['sequences'], expected.sequences),
       ('T =', inputs['length'], expected.length),
       ('epsilon', content.get('epsilon'), expected.epsilon),
-      ('dtype', content['options']['dtype'], _DTYPE)) if theirs is not None and own != theirs]
+      ('dtype', content['options']['dtype'], _DTYPE)) if wanted is not None and actual != wanted]
   if not same_bos(inputs):
-    found.append(f'BOS protocol {_value(inputs["bos"]["protocol"])}')
-  return found + _OF_ANALYSES.get(result.analysis, lambda result: [])(result)
+    words.append(f'BOS protocol {_value(inputs["bos"]["protocol"])}')
+  return words + _OF_ANALYSES.get(result.analysis, lambda result: [])(result)
 
 
 def other_model(result: Result) -> list[str]:
-  """Says that a model is not the paper's, whatever its name, where its size shows that."""
-  size, nominal = result.content['checkpoint'].get('parameters'), result.published.billions * 1e9
+  """A line where the size of a model shows that it is not the paper's, whatever its name."""
+  size, nominal = result.content['checkpoint'].get('parameters'), result.paper_model.billions * 1e9
   if size is None or abs(size / nominal - 1) <= _SIZE:
     return []
   return [f'another model of that name: {short(size)} parameters instead of {short(nominal)}']
@@ -84,15 +90,22 @@ def other_model(result: Result) -> list[str]:
 
 def remarks(result: Result, kind: str | None = None) -> list[str]:
   """What is to be said of a result that is made as the paper's."""
-  inputs, own, found = inputs_of(result, kind), result.content['checkpoint'], []
-  source = inputs.get('source') or ''
+  inputs, checkpoint = _known_inputs(result, kind), result.content['checkpoint']
+  lines, source = [], inputs.get('source') or ''
   if inputs['kind'] == 'natural' and _TEXT not in source:
-    found.append(f'other text, {printable(source or "of an unknown source", _SOURCE)}')
-  if own.get('parameters') is None:
-    found.append('the file does not say how many parameters the model has')
-  if own.get('revision') == result.content.get('model'):
-    found.append(f'revision {printable(own["revision"], 12)} of the hub')
-  return found
+    lines.append(f'other text, {printable(source or "of an unknown source", _SOURCE)}')
+  if checkpoint.get('parameters') is None:
+    lines.append('the file does not say how many parameters the model has')
+  if checkpoint.get('revision') == result.content.get('model'):
+    lines.append(f'revision {printable(checkpoint["revision"], 12)} of the hub')
+  return lines
+
+
+def _known_inputs(result: Result, kind: str | None) -> Mapping[str, Any]:
+  """The inputs of a result that is known to have some of the kind."""
+  inputs = inputs_of(result, kind)
+  assert inputs is not None, f'{result.file} has no {kind} inputs'
+  return inputs
 
 
 def described(result: Result) -> str:
@@ -111,9 +124,9 @@ def described(result: Result) -> str:
 def alike(result: Result) -> tuple:
   """Results that are equal in this can be drawn together."""
   content = result.content
-  own = content.get('hellaswag', {})
+  questions = content.get('hellaswag', {})
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
-          str(own.get('bos')), str(own.get('limit')),
+          str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
 
 
@@ -126,35 +139,36 @@ def short(number: float) -> str:
   return f'{number:.0f}'
 
 
-def _value(value):
+def _value(value: object) -> str:
   return printable(value, _SOURCE)
 
 
-def _hellaswag(result):
-  own, found = result.content['hellaswag'], []
-  if own.get('limit') is not None:
-    found.append(f'{own["limit"]} questions of HellaSwag instead of all')
-  if own['bos'] != 'none':
-    found.append(f'BOS protocol {_value(own["bos"])} of the questions')
-  return found
+def _hellaswag(result: Result) -> list[str]:
+  questions, lines = result.content['hellaswag'], []
+  if questions.get('limit') is not None:
+    lines.append(f'{questions["limit"]} questions of HellaSwag instead of all')
+  if questions['bos'] != 'none':
+    lines.append(f'BOS protocol {_value(questions["bos"])} of the questions')
+  return lines
 
 
-def _domains(result):
+def _domains(result: Result) -> list[str]:
   content, key = result.content, lambda name: ''.join(filter(str.isalnum, name)).casefold()
-  own = set(map(key, content['domains']))
-  missing = [name for name in PILE if key(name) not in own]
+  there = set(map(key, content['domains']))
+  missing = [name for name in PILE if key(name) not in there]
   if len(missing) == len(PILE):
     return ["domains of another corpus than the Pile's"]
-  found = [f'without the domains {", ".join(missing)}'] if missing else []
+  lines = [f'without the domains {", ".join(missing)}'] if missing else []
   if min(content['sequences']) < 100:
-    found.append(f'{min(content["sequences"])} sequences of a domain instead of 100')
-  return found
+    lines.append(f'{min(content["sequences"])} sequences of a domain instead of 100')
+  return lines
 
 
-def _last_query(result):
+def _last_query(result: Result) -> list[str]:
   options = result.content['options']
   chosen = options.get('layers') is not None or options.get('heads') is not None
   return ['chosen blocks or heads instead of all'] if chosen else []
 
 
+# Differences that only some analyses can have.
 _OF_ANALYSES = {'hellaswag': _hellaswag, 'domains': _domains, 'last_query': _last_query}

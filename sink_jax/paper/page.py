@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 
+from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import FAILS, HOLDS, UNKNOWN
+from sink_jax.paper.content import JudgedClaim, PaperReport, SyntheticAxis
+from sink_jax.paper.pictures import Figure
 from sink_jax.paper.table_grid import (
   Grid,
+  GridCell,
   runs_grid,
   synthetic_grid,
   table_grid,
@@ -20,135 +25,133 @@ _CLASSES = {HOLDS: 'yes', FAILS: 'no', UNKNOWN: 'open'}
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 
 
-def as_html(report: dict, images: dict[str, bytes]) -> str:
+def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
   """A page without scripts or outside resources. images: PNGs by file name."""
   parts = [_header(report), _in_short(report), _contents(report), _claims(report),
-           '<section id="tables"><h2>Tables</h2>', f'<p>{text(report["comparison"])}</p>']
-  parts += [_table(table, report) for table in report['tables'] if table['number']]
+           '<section id="tables"><h2>Tables</h2>', f'<p>{text(report.comparison)}</p>']
+  parts += [_table(table, report) for table in report.tables if table.paper.number]
   parts += ['</section>', '<section id="numbers"><h2>Numbers of the text</h2>']
-  parts += [_table(table, report) for table in report['tables'] if not table['number']]
+  parts += [_table(table, report) for table in report.tables if not table.paper.number]
   parts += ['</section>', '<section id="figures"><h2>Figures</h2>']
-  parts += [_figure(figure, images) for figure in report['figures']]
-  parts += ['</section>', _synthetic(report['synthetic'], images), _runs(report), _made(report)]
-  return markup.document(report['title'], parts)
+  parts += [_figure(figure, images) for figure in report.figures]
+  parts += ['</section>', _synthetic(report.synthetic, images) if report.synthetic else '',
+            _runs(report) if report.runs else '', _made(report)]
+  return markup.document(report.title, parts)
 
 
-def _header(report):
-  if not (report['runs'] or report['analyses']):
+def _header(report: PaperReport) -> str:
+  if not (report.runs or report.analyses):
     facts = f'Nothing has been run. Begin with {markup.code(_SWEEP)}.'
   else:
-    told = [f'{group["name"]}: {group["runs"]} runs of {group["trials"]} trials ('
-            + ', '.join(f'{n} {status}' for status, n in group['statuses'].items()) + ')'
-            for group in report['groups']]
-    files = len(report['analyses'])
-    told += [f'{files} file{"s" if files > 1 else ""} of analyses'] if files else []
-    facts = text('; '.join(told) or 'No run is of the paper') + '.'
-  return (f'<header><h1>{text(report["title"])}</h1><p><i>{text(report["paper"])}</i>: its claims, '
+    parts = [f'{group.name}: {group.runs} runs of {group.trials} trials ('
+             + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')'
+             for group in report.groups]
+    files = len(report.analyses)
+    parts += [f'{files} file{"s" if files > 1 else ""} of analyses'] if files else []
+    facts = text('; '.join(parts) or 'No run is of the paper') + '.'
+  return (f'<header><h1>{text(report.title)}</h1><p><i>{text(report.paper)}</i>: its claims, '
           f'its tables and its figures, and what our runs say to each. {facts} Report of '
-          f'{text(report["provenance"]["date"][0])}.</p></header>')
+          f'{text(report.provenance["date"][0])}.</p></header>')
 
 
-def _contents(report):
+def _contents(report: PaperReport) -> str:
   link = lambda key, words: f'<a href="#{key}">{text(words)}</a>'
-  short = lambda item: f'{item["number"]} {item["half"]}'.strip() + (
-      f' ({item["paper"]})' if 'paper' in item else '')
-  tables = [link(t['key'], short(t)) for t in report['tables'] if t['number']]
-  numbers = [link(t['key'], t['title']) for t in report['tables'] if not t['number']]
-  figures = [link(f['key'], short(f)) for f in report['figures']]
+  short = lambda item: f'{item.number} {item.half}'.strip()
+  papers = [table.paper for table in report.tables]
+  tables = [link(table.key, short(table)) for table in papers if table.number]
+  numbers = [link(table.key, table.title) for table in papers if not table.number]
+  figures = [link(figure.key, short(figure) + (f' ({figure.paper})' if figure.paper else ''))
+             for figure in (drawn.paper for drawn in report.figures)]
   lines = [link('in-short', 'In short'), link('claims', 'Claims'),
            f'{link("tables", "Tables")}: {", ".join(tables)}',
            f'{link("numbers", "Numbers of the text")}: {", ".join(numbers)}',
            f'{link("figures", "Figures")}: {", ".join(figures)}',
-           *([link('synthetic', 'Synthetic axis')] if report['synthetic'] else []),
-           *([link('runs', 'All runs')] if report['runs'] else []),
+           *([link('synthetic', 'Synthetic axis')] if report.synthetic else []),
+           *([link('runs', 'All runs')] if report.runs else []),
            link('made', 'How it was made')]
   return '<nav><ul>' + ''.join(f'<li>{line}</li>' for line in lines) + '</ul></nav>'
 
 
-def _in_short(report):
+def _in_short(report: PaperReport) -> str:
   parts = ['<section id="in-short"><h2>In short</h2>']
-  for part in report['in_short']['groups']:
-    lines = ''.join(f'<li>{text(line)}</li>' for line in part['lines'])
-    parts.append(f'<h3>{text(upper(part["name"]))}</h3><ul>{lines}</ul>')
+  for part in report.summary.parts:
+    lines = ''.join(f'<li>{text(line)}</li>' for line in part.lines)
+    parts.append(f'<h3>{text(upper(part.name))}</h3><ul>{lines}</ul>')
   return ''.join([*parts, '</section>'])
 
 
-def _claims(report):
-  notes = ''.join(f'<p class="note">{text(note)}</p>' for note in report['in_short']['notes'])
+def _claims(report: PaperReport) -> str:
+  notes = ''.join(f'<p class="note">{text(note)}</p>' for note in report.summary.notes)
   return ('<section id="claims"><h2>Claims</h2>' + notes + _grid(verdict_grid(report))
-          + ''.join(map(_claim, report['claims'])) + '</section>')
+          + ''.join(map(_claim, report.claims)) + '</section>')
 
 
-def _claim(claim):
+def _claim(claim: JudgedClaim) -> str:
   verdicts = ''.join(
-      f'<p><span class="verdict {_CLASSES[verdict["verdict"]]}">{verdict_words(verdict)}</span> '
-      f'{text(verdict["name"])}: {text(verdict["why"])}</p>' for verdict in claim['verdicts'])
-  return (f'<article id="claim-{claim["key"]}"><h3>{text(claim["statement"])}{claim["marks"]} '
-          f'<small>Section {text(claim["section"])}</small></h3>{verdicts}'
-          f'<p class="note">Asked: {text(claim["criterion"])}</p></article>')
+      f'<p><span class="verdict {_CLASSES[verdict.verdict]}">{verdict_words(verdict)}</span> '
+      f'{text(verdict.name)}: {text(verdict.why)}</p>' for verdict in claim.verdicts)
+  return (f'<article id="claim-{claim.key}"><h3>{text(claim.statement)}{claim.marks} '
+          f'<small>Section {text(claim.section)}</small></h3>{verdicts}'
+          f'<p class="note">Asked: {text(claim.criterion)}</p></article>')
 
 
-def _table(table, report):
-  grid = table_grid(table, report['groups'])
-  title = table['name'] + (f': {table["title"]}' if table['number'] else '')
-  status = f'<p class="note">{text(upper(table["status"]))}.</p>' if table['status'] else ''
-  body = _grid(grid) if grid else f'<p class="note">{text(table.get("note", ""))}</p>'
-  return (f'<article id="{table["key"]}"><h3>{text(title)} '
-          f'<small>Section {text(table["section"])}</small></h3>{status}{body}</article>')
+def _table(table: Table, report: PaperReport) -> str:
+  grid, paper = table_grid(table, report.groups), table.paper
+  title = paper.name + (f': {paper.title}' if paper.number else '')
+  status = f'<p class="note">{text(upper(table.status))}.</p>' if table.status else ''
+  body = _grid(grid) if grid else f'<p class="note">{text(paper.note)}</p>'
+  return (f'<article id="{paper.key}"><h3>{text(title)} '
+          f'<small>Section {text(paper.section)}</small></h3>{status}{body}</article>')
 
 
-def _figure(figure, images):
-  parts = [f'<article id="{figure["key"]}"><h3>{text(figure["title"])}</h3>']
-  words = ' '.join(filter(None, [figure['caption'], figure.get('note')]))
-  if figure['status'] != 'drawn':
-    parts.append(f'<p>{text(words)}</p><p class="note">{text(upper(figure["status"]))}.</p>')
-  for picture in figure['pictures']:
-    missing = f' Without {", ".join(picture["missing"])}.' if picture['missing'] else ''
-    name = f'{upper(picture["name"])}. ' if picture['name'] else ''
-    single = len(picture['panels']) < 2 or picture.get('across') == 1
-    kind = 'single' if single and 'models' not in picture else 'wide'
-    note = f' {picture["note"]}' if picture.get('note') else ''
-    parts.append(markup.picture(images[picture['file']], f'{name}{words}{note}{missing}', kind))
+def _figure(figure: Figure, images: Mapping[str, bytes]) -> str:
+  paper = figure.paper
+  parts = [f'<article id="{paper.key}"><h3>{text(paper.name)}</h3>']
+  words = ' '.join(filter(None, [paper.caption, paper.note]))
+  if figure.status != 'drawn':
+    parts.append(f'<p>{text(words)}</p><p class="note">{text(upper(figure.status))}.</p>')
+  for picture in figure.pictures:
+    missing = f' Without {", ".join(picture.missing)}.' if picture.missing else ''
+    name = f'{upper(picture.name)}. ' if picture.name else ''
+    note = f' {picture.note}' if picture.note else ''
+    parts.append(markup.picture(images[picture.file], f'{name}{words}{note}{missing}',
+                                'single' if picture.narrow else 'wide'))
   return ''.join([*parts, '</article>'])
 
 
-def _synthetic(axis, images):
-  if not axis:
-    return ''
+def _synthetic(axis: SyntheticAxis, images: Mapping[str, bytes]) -> str:
   optimum = ''.join(f'<p class="note">The least possible loss is {value:.3f} nats on bigram '
-                    'targets and 0 on back-copies.</p>' for value in axis['optimum'])
+                    'targets and 0 on back-copies.</p>' for value in axis.optimum)
   caption = 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks proxies.'
-  drawn = markup.picture(images[axis['file']], caption, 'single') if axis['file'] else ''
-  terms = markup.definitions({heading: text(words) for heading, words in axis['columns'].items()})
+  drawn = markup.picture(images[axis.file], caption, 'single') if axis.file else ''
+  terms = markup.definitions({heading: text(words) for heading, words in axis.columns.items()})
   return ('<section id="synthetic"><h2>Synthetic axis</h2><p>The paper\'s variants on the '
           'Bigram-Backcopy task, where one head has one thing to do; default is softmax.</p>'
           f'{_grid(synthetic_grid(axis))}{optimum}{drawn}'
           f'<details><summary>Columns</summary>{terms}</details></section>')
 
 
-def _runs(report):
-  if not report['runs']:
-    return ''
+def _runs(report: PaperReport) -> str:
   return ('<section id="runs"><h2>All runs</h2><details><summary>'
-          f'{len(report["runs"])} folders</summary>{_grid(runs_grid(report))}</details></section>')
+          f'{len(report.runs)} folders</summary>{_grid(runs_grid(report))}</details></section>')
 
 
-def _made(report):
+def _made(report: PaperReport) -> str:
   code = lambda values: '<br>'.join(map(markup.code, values))
-  made = {upper(key): code(values) for key, values in report['provenance'].items()}
+  made = {upper(key): code(values) for key, values in report.provenance.items()}
   parts = ['<section id="made"><h2>How it was made</h2>', markup.definitions(made, 'made')]
-  for group in report['groups']:
-    settings = [f'{key} = {value}' for key, value in group['settings'].items()]
-    parts.append(f'<p>{text(upper(group["name"]))}: {code(settings)}</p>')
-  for name, rules in report['budgets'].items():
+  for group in report.groups:
+    settings = [f'{key} = {value}' for key, value in group.settings.items()]
+    parts.append(f'<p>{text(upper(group.name))}: {code(settings)}</p>')
+  for name, rules in report.budgets.items():
     parts.append(f'<h3>Budget {text(name)}</h3><ul>'
                  + ''.join(f'<li>{text(rule)}</li>' for rule in rules) + '</ul>')
-  if report['other_runs']:
-    parts.append(f'<p class="note">Not of the paper: {text(", ".join(report["other_runs"]))}.</p>')
+  if report.other_runs:
+    parts.append(f'<p class="note">Not of the paper: {text(", ".join(report.other_runs))}.</p>')
   return ''.join([*parts, '</section>'])
 
 
-def _grid(grid: Grid):
+def _grid(grid: Grid) -> str:
   head = '<tr>' + ''.join(
       f'<th scope="col"{_side(i, grid)}>{text(words)}</th>' for i, words in enumerate(grid.head))
   rows = []
@@ -160,11 +163,11 @@ def _grid(grid: Grid):
   return markup.table(head + '</tr>', rows) + notes
 
 
-def _side(column, grid):
+def _side(column: int, grid: Grid) -> str:
   return ' class="left"' if column in grid.left else ''
 
 
-def _cell(cell):
+def _cell(cell: GridCell) -> str:
   if not isinstance(cell, tuple):
     return text(cell)
   words, small = cell

@@ -6,22 +6,24 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
-from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarise
+from sink_jax.paper.content import SyntheticAxis, SyntheticRow
+from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarize
 from sink_jax.report.records import ProbeRecord, RunRecord
+from sink_jax.train.experiment import Label
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column: its heading, what it means, its measure, and whether * marks proxies in it."""
+  """A column: its heading, what it means, its metric, and whether * marks proxies in it."""
 
   heading: str
   meaning: str
-  measure: Metric
+  metric: Metric
   proxies: bool = False
 
 
-def _column(heading, meaning, of: Callable[[RunRecord], float | bool | None],
-            unit='share', proxies=False):
+def _column(heading: str, meaning: str, of: Callable[[RunRecord], float | bool | None],
+            unit: str = 'share', proxies: bool = False) -> Column:
   return Column(heading, meaning, Metric(heading, unit, of), proxies)
 
 
@@ -50,44 +52,38 @@ COLUMNS = (
 )
 
 
-def section(runs: Sequence[RunRecord]) -> dict | None:
-  """Rows of all variants, the softmax baseline first; None without a synthetic run.
-
-  A row: variant (the trial without its prefix), status, proxy, cells {heading: summary},
-  runs (folders). With `columns` {heading: meaning} and what is known of the optimum.
-  """
+def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
+  """Rows of all variants, the softmax baseline first; None without a synthetic run."""
   runs = [run for run in runs if is_synthetic(run)]
   if not runs:
     return None
-  found = {}
+  trials: dict[Label, list[RunRecord]] = {}
   for run in runs:
-    found.setdefault(dataclasses.astuple(run.label), []).append(run)
-  several = len({key[1:] for key in found}) > 1
+    trials.setdefault(run.label, []).append(run)
+  several = len({(label.budget, label.protocol) for label in trials}) > 1
   losses = dict.fromkeys(key for run in runs for key in run.shown_losses)
   columns = [_column(f'{key} loss', f'Validation loss on the {key} targets, nats.' if key != 'valid'
                      else 'Validation loss, nats.',
                      lambda run, key=key: (run.losses or {}).get(key), 'nats')
              for key in losses] + list(COLUMNS)
-  rows = [_row(key, members, columns, several) for key, members in found.items()]
-  rows.sort(key=lambda row: (not row['variant'].startswith('default'), row['variant']))
+  rows = [_row(label, members, columns, several) for label, members in trials.items()]
+  rows.sort(key=lambda row: (not row.variant.startswith('default'), row.variant))
   optimum = {entropy for run in runs if run.setup
              and (entropy := run.setup.facts.get('bigram_entropy')) is not None}
-  shown = [column for column in columns
-           if any(column.heading in row['cells'] for row in rows)]
-  return {'columns': {column.heading: column.meaning for column in shown}, 'rows': rows,
-          'optimum': sorted(optimum)}
+  shown = [column for column in columns if any(column.heading in row.cells for row in rows)]
+  return SyntheticAxis({column.heading: column.meaning for column in shown}, rows, sorted(optimum))
 
 
-def _row(key, runs, columns, several):
-  trial, budget, protocol = key
-  group = Group(budget, protocol, {trial: tuple(sorted(runs, key=seed_and_name))})
-  measured = group.measured(trial)
-  name = trial.removeprefix(SYNTHETIC)
+def _row(label: Label, runs: Sequence[RunRecord], columns: Sequence[Column], several: bool
+         ) -> SyntheticRow:
+  """A row of all seeds of a trial; several: the name tells budgets and protocols apart."""
+  group = Group(label.budget, label.protocol,
+                {label.trial: tuple(sorted(runs, key=seed_and_name))})
+  measured = group.measured(label.trial)
+  name = label.trial.removeprefix(SYNTHETIC)
   if several:
-    name += f' ({", ".join(filter(None, (budget, protocol))) or "no budget"})'
-  cells = {}
-  for column in columns:
-    if found := summarise(column.measure, measured, column.proxies):
-      cells[column.heading] = found.as_dict()
-  return {'variant': name, 'trial': trial, 'budget': budget, 'protocol': protocol,
-          'status': group.status(trial), 'cells': cells, 'runs': [run.name for run in runs]}
+    name += f' ({", ".join(filter(None, (label.budget, label.protocol))) or "no budget"})'
+  cells = {column.heading: summary.statistics() for column in columns
+           if (summary := summarize(column.metric, measured, column.proxies))}
+  return SyntheticRow(name, label.trial, label.budget, label.protocol, group.status(label.trial),
+                      cells, [run.name for run in runs])

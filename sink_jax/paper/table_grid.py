@@ -3,159 +3,177 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+
+from sink_jax.paper.cells import Cell, Row, Statistics, Table, TrainedEntry
+from sink_jax.paper.content import (
+  GroupSummary,
+  JudgedClaim,
+  PaperReport,
+  SyntheticAxis,
+  Verdict,
+)
 
 _MARKS = '†‡§¶#'
+GridCell = str | tuple[str, str]  # a text, or a text and small print
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """head and rows of cells; a cell is a text, or (text, small print). left: columns of words."""
+  """head and rows of cells, and notes below them. left: columns of words."""
 
-  head: list[str]
-  rows: list[list]
-  notes: list[str]
-  left: tuple[int, ...] = (0,)
+  head: Sequence[str]
+  rows: Sequence[Sequence[GridCell]]
+  notes: Sequence[str]
+  left: Sequence[int] = (0,)
 
 
-def table_grid(table: dict, groups: list[dict]) -> Grid | None:
-  """A table of `rows.tables`; None where the paper's has no numbers."""
-  if not table['rows']:
+def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
+  """The cells of a table of the paper; None where the paper's has no numbers."""
+  if not table.rows:
     return None
-  measures, headings = table['measures'], table['headings']
-  notes = [table['note']] if table.get('note') else []
-  if table['needs'] == 'open models' and any(row['ours'] for row in table['rows']):
+  metrics, headings = table.paper.metrics, table.headings
+  notes = [table.paper.note] if table.paper.note else []
+  if any(row.open_models for row in table.rows):
     return _open_grid(table, notes)
-  if table['needs'] != 'training':
-    return Grid(['setting', *(headings[m] for m in measures)],
-                [[_setting(row), *(row['paper'][m] for m in measures)] for row in table['rows']],
-                notes)
+  if table.paper.needs != 'training':
+    return Grid(['setting', *(headings[metric] for metric in metrics)],
+                [[_setting(row), *(row.texts[metric] for metric in metrics)]
+                 for row in table.rows], notes)
   several = len(groups) > 1
   head = ['setting'] + ['budget, protocol'] * several + _compared(table)
   head += ['steps', 'tokens', 'status and runs']
-  remarks, rows = {}, []
-  for row in table['rows']:
-    for ours in row['ours'] or [None]:
-      rows.append([_setting(row)] + [_group(ours)] * several
-                  + [cell for m in measures for cell in _measure(row, ours, m, remarks)]
-                  + _cost(ours))
-  notes += [f'{mark}: {words}.' for words, mark in remarks.items()]
+  marks: dict[str, str] = {}
+  rows = []
+  for row in table.rows:
+    for entry in row.trained or [None]:
+      cells = entry.cells if entry else {}
+      rows.append([_setting(row)] + [_group(entry)] * several
+                  + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
+                  + _cost(entry))
+  notes += [f'{mark}: {words}.' for words, mark in marks.items()]
   if any('*' in str(cell) for row in rows for cell in row[1:]):
     notes.append('*: of proxy scores.')
   return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
 
 
-def _compared(table):
-  """Headings of the paper's number, ours, and the difference."""
-  return [words for m in table['measures'] for words in (
-      f'{table["headings"][m]}: paper', 'ours', 'agrees' if m == 'converges' else 'difference')]
+def _compared(table: Table) -> list[str]:
+  """Headings of the paper's number, the measured one, and the difference."""
+  return [words for metric in table.paper.metrics for words in (
+      f'{table.headings[metric]}: paper', 'ours',
+      'agrees' if metric == 'converges' else 'difference')]
 
 
-def _open_grid(table, notes):
+def _open_grid(table: Table, notes: Sequence[str]) -> Grid:
   """A table of open models, some of which have been measured."""
-  remarks, rows = {}, []
-  for row in table['rows']:
-    ours = row['ours'][0] if row['ours'] else None
-    cells = [cell for m in table['measures'] for cell in _measure(row, ours, m, remarks)]
-    status = (ours['status'], ', '.join(ours['files'])) if ours else 'not run'
+  marks: dict[str, str] = {}
+  rows = []
+  for row in table.rows:
+    entry = row.open_models
+    cells = [cell for metric in table.paper.metrics
+             for cell in _measured(row, entry.cells if entry else {}, metric, marks)]
+    status = (entry.status, ', '.join(entry.files)) if entry else 'not run'
     rows.append([_setting(row), *cells, status])
   head = ['setting', *_compared(table), 'status and files']
-  return Grid(head, rows, notes + [f'{mark}: {words}.' for words, mark in remarks.items()],
+  return Grid(head, rows, [*notes, *(f'{mark}: {words}.' for words, mark in marks.items())],
               (0, len(head) - 1))
 
 
-def verdict_grid(report: dict) -> Grid:
+def verdict_grid(report: PaperReport) -> Grid:
   """Every claim with its verdicts, at a glance."""
   names = list(dict.fromkeys(
-      verdict['name'] for claim in report['claims'] for verdict in claim['verdicts']))
-  rows = [[(claim['statement'] + claim['marks'], claim['key']), claim['section'],
-           *(_verdict_of(claim, name) for name in names)]
-          for claim in report['claims']]
+      verdict.name for claim in report.claims for verdict in claim.verdicts))
+  rows = [[(claim.statement + claim.marks, claim.key), claim.section,
+           *(_verdict_of(claim, name) for name in names)] for claim in report.claims]
   head = ['claim', 'section', *(names if len(names) > 1 else ['verdict'])]
   return Grid(head, rows, [], tuple(range(len(head))))
 
 
-def _verdict_of(claim, name):
+def _verdict_of(claim: JudgedClaim, name: str) -> str:
   """'-' where a group of runs was not asked, as the synthetic axis is not asked everything."""
-  return next((verdict_words(verdict) for verdict in claim['verdicts']
-               if verdict['name'] == name), '-')
+  return next((verdict_words(verdict) for verdict in claim.verdicts if verdict.name == name), '-')
 
 
-def verdict_words(verdict: dict) -> str:
-  return verdict['verdict'] + (' (close to the level)' if verdict['close'] else '')
+def verdict_words(verdict: Verdict) -> str:
+  """'holds', or 'holds (close to the level)'."""
+  return verdict.verdict + (' (close to the level)' if verdict.close else '')
 
 
-def synthetic_grid(axis: dict) -> Grid:
+def synthetic_grid(axis: SyntheticAxis) -> Grid:
   """The table of the synthetic axis."""
-  head = ['variant', *axis['columns'], 'status and runs']
-  rows = [[row['variant'], *(_spread(row['cells'].get(heading)) for heading in axis['columns']),
-           (row['status'], ', '.join(row['runs']))] for row in axis['rows']]
+  head = ['variant', *axis.columns, 'status and runs']
+  rows = [[row.variant, *(_spread(row.cells.get(heading)) for heading in axis.columns),
+           (row.status, ', '.join(row.runs))] for row in axis.rows]
   notes = ['*: of proxy scores.'] if any('*' in str(cell) for row in rows for cell in row) else []
   return Grid(head, rows, notes, (0, len(head) - 1))
 
 
-def runs_grid(report: dict) -> Grid:
+def runs_grid(report: PaperReport) -> Grid:
   """Every run, with the label, the status and the main numbers."""
   head = ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss']
   number = lambda value, form: '' if value is None else format(value, form)
   rows = []
-  for name, run in report['runs'].items():
-    loss = (run['losses'] or {}).get('valid')
-    rows.append([name, run['trial'], run['budget'], run['protocol'], number(run['seed'], 'd'),
-                 (run['status'], run['error'] or run['reason'] or ''),
-                 number(run['step'], ',d'),
-                 number((run['sink'] or [None])[0], '.2f') + ('*' if run['proxy'] else ''),
-                 number(loss, '.3f')])
+  for name, run in report.runs.items():
+    rows.append([name, run.trial, run.budget, run.protocol, number(run.seed, 'd'),
+                 (run.status, run.error or run.reason or ''), number(run.step, ',d'),
+                 number((run.sink or [None])[0], '.2f') + ('*' if run.proxy else ''),
+                 number((run.losses or {}).get('valid'), '.3f')])
   return Grid(head, rows, [], (0, 1, 2, 3, 5))
 
 
-def _setting(row):
-  note = '' if row.get('note') == 'illegible' else row.get('note')
-  small = '; '.join(filter(None, [row['trial'], note]))
-  return (row['setting'], small) if small else row['setting']
+def _setting(row: Row) -> GridCell:
+  note = '' if row.paper.note == 'illegible' else row.paper.note
+  small = '; '.join(filter(None, [row.paper.trial, note]))
+  return (row.paper.setting, small) if small else row.paper.setting
 
 
-def _group(ours):
-  return '' if ours is None else f'{ours["budget"]}, {ours["protocol"]}'
+def _group(entry: TrainedEntry | None) -> str:
+  return f'{entry.budget}, {entry.protocol}' if entry else ''
 
 
-def _measure(row, ours, measure, remarks):
-  """Cells: the paper's value, ours, the difference."""
-  cell = ours['measures'].get(measure) if ours else None
+def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str, str]
+              ) -> list[GridCell]:
+  """The paper's value, the measured one, the difference.
+
+  marks: {remark: its mark} of the whole table, which new remarks are added to.
+  """
+  cell = cells.get(metric)
   if cell is None:
-    return [row['paper'][measure], '', '']
-  told = cell['remark']
-  if cell['agrees'] is not None:
-    apart = 'yes' if cell['agrees'] else 'no'
-  elif cell['difference'] is None:
-    apart = 'not compared' if told else ''
+    return [row.texts[metric], '', '']
+  if cell.agrees is not None:
+    apart = 'yes' if cell.agrees else 'no'
+  elif cell.difference is None:
+    apart = 'not compared' if cell.remark else ''
   else:
-    steps = measure.endswith('step')
-    apart = f'{cell["difference"]:+,.0f}' if steps else f'{cell["difference"]:+.2f}'
-  if told:
-    apart += remarks.setdefault(told, _mark(len(remarks)))
-  return [row['paper'][measure], _spread(cell), apart]
+    steps = metric.endswith('step')
+    apart = f'{cell.difference:+,.0f}' if steps else f'{cell.difference:+.2f}'
+  if cell.remark:
+    apart += marks.setdefault(cell.remark, _mark(len(marks)))
+  return [row.texts[metric], _with_spread(cell.text), apart]
 
 
-def _mark(number):
+def _mark(number: int) -> str:
   """Each doubled, and so on, where there are more than these."""
   return _MARKS[number % len(_MARKS)] * (1 + number // len(_MARKS))
 
 
-def _spread(cell):
-  if cell is None:
-    return ''
-  words, _, spread = cell['text'].partition(' (')
+def _spread(statistics: Statistics | None) -> GridCell:
+  return '' if statistics is None else _with_spread(statistics.text)
+
+
+def _with_spread(text: str) -> GridCell:
+  """'1.00 (0.50 to 1.50, n = 2)' with what is in brackets as small print."""
+  words, _, spread = text.partition(' (')
   return (words, spread.removesuffix(')')) if spread else words
 
 
-def _cost(ours):
-  if ours is None:
+def _cost(entry: TrainedEntry | None) -> list[GridCell]:
+  if entry is None:
     return ['', '', 'not run']
-  tokens = short(ours['tokens'])
-  if ours['unique_tokens']:
-    tokens = (tokens, f'{short(ours["unique_tokens"])} unique')
-  steps = '' if ours['steps'] is None else f'{ours["steps"]:,}'
-  return [steps, tokens, (ours['status'], ', '.join(ours['runs']))]
+  seen = short(entry.tokens)
+  tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
+  steps = '' if entry.steps is None else f'{entry.steps:,}'
+  return [steps, tokens, (entry.status, ', '.join(entry.runs))]
 
 
 def short(tokens: int | None) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar('T')
 
 
 def to_json(value: Any) -> str:
@@ -35,19 +39,29 @@ def _finite_number(words: str) -> float:
   return number
 
 
-def finite(value: Any) -> Any:
-  """The same JSON value with None in place of numbers that are not finite."""
-  if isinstance(value, dict):
-    return {key: finite(item) for key, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [finite(item) for item in value]
-  return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(value: T) -> T:
+  """The same with None in place of numbers that are not finite."""
+  return mapped(value, lambda leaf: (
+      None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf))
 
 
-def rounded(value: Any) -> Any:
-  """The same JSON value with six significant digits, more than a float32 result has to say."""
+def rounded(value: T) -> T:
+  """The same with six significant digits, which is more than a float32 result has to say."""
+  return mapped(value, lambda leaf: float(f'{leaf:.6g}') if isinstance(leaf, float) else leaf)
+
+
+def mapped(value: T, change: Callable[[Any], Any]) -> T:
+  """The same with every leaf changed: of dicts, lists, tuples and fields of dataclasses."""
+  result: Any
   if isinstance(value, dict):
-    return {key: rounded(item) for key, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [rounded(item) for item in value]
-  return float(f'{value:.6g}') if isinstance(value, float) else value
+    result = {key: mapped(item, change) for key, item in value.items()}
+  elif isinstance(value, (list, tuple)):
+    items = [mapped(item, change) for item in value]
+    result = items if isinstance(value, list) else tuple(items)
+  elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    result = dataclasses.replace(value, **{
+        field.name: mapped(getattr(value, field.name), change)
+        for field in dataclasses.fields(value)})
+  else:
+    result = change(value)
+  return result

@@ -5,6 +5,7 @@ import json
 
 from configs import paper
 from sink_jax.paper import numbers
+from sink_jax.paper.numbers import PaperRow
 from sink_jax.report.read_runs import find_runs
 
 HARDWARE = dict(
@@ -81,13 +82,13 @@ def write_paper(root):
 
   Where the paper's numbers are in pictures only, they are made up to agree with its words.
   """
-  rows = {row['trial']: row for table in numbers.tables() + numbers.text_numbers()
-          for row in table['rows'] if row['trial'] and row['trial'] not in ('k-bias', 'default')
-          or row['values'].get('valid_loss')}
+  rows = {row.trial: row for table in numbers.tables() + numbers.text_numbers()
+          for row in table.rows if row.trial and row.trial not in ('k-bias', 'default')
+          or row.values.get('valid_loss')}
   for trial in numbers.trials():
-    row = rows.get(trial, {'values': {}})
-    values = {k: v for k, v in row['values'].items() if isinstance(v, (int, float))}
-    failed = row.get('failed') or row['values'].get('converges') is False
+    row = rows.get(trial, PaperRow('', trial, {}))
+    values = {k: v for k, v in row.values.items() if isinstance(v, (int, float))}
+    failed = row.failed or row.values.get('converges') is False
     slot = values.get('sink_star')
     if slot is None and trial.startswith('value-'):
       slot = {'1': 60.0, '5': 20.0, '20': 0.0}[trial.split('-')[-1]]

@@ -25,25 +25,24 @@ from tests.paper.analysed_files import content, inputs, write
 from tests.pretrained.test_parity import FIXTURES
 from tests.report.test_report import Page
 
-FIGURES = {figure['key']: figure for figure in numbers.figures()
-           if figure['needs'] == 'open models'}
-TABLES = {item['key']: item for item in numbers.tables() + numbers.text_numbers()
-          if item['needs'] == 'open models'}
+FIGURES = {figure.key: figure for figure in numbers.figures()
+           if figure.needs == 'open models'}
+TABLES = {item.key: item for item in numbers.tables() + numbers.text_numbers()
+          if item.needs == 'open models'}
 
 SEVEN = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
              num_attention_heads=32, num_key_value_heads=8, vocab_size=32000)
 
 
-def row_of(report, key, setting):
-  """Our side of a row; None where there is none."""
-  item = next(item for item in report['tables'] if item['key'] == key)
-  row = next(row for row in item['rows'] if row['setting'] == setting)
-  return row['ours'][0] if row['ours'] else None
+def entry_of(tables, key, setting):
+  """What was measured for a row; None where nothing was."""
+  table = next(table for table in tables if table.paper.key == key)
+  return next(row for row in table.rows if row.paper.setting == setting).open_models
 
 
-def found(*results):
-  """What stands in the tables of these results, without a picture."""
-  return {'tables': tables([], Analysed(results))}
+def tables_of(*results):
+  """The tables of these results, without a picture."""
+  return tables([], Analysed(results))
 
 
 def read(tmp_path):
@@ -51,14 +50,14 @@ def read(tmp_path):
 
 
 def test_every_row_and_figure_has_models_of_the_catalogue_and_an_analysis():
-  rows = [(item, row) for item in TABLES.values() for row in item['rows']]
+  rows = [(item, row) for item in TABLES.values() for row in item.rows]
   assert len(rows) == 24 and len(FIGURES) == 26
   for item, row in rows:
     assert set(models_of(item, row).values()) <= set(MODELS), row
   for figure in FIGURES.values():
-    assert set(figure.get('models', ())) <= set(MODELS)
-    assert (figure['analysis'] == 'domains') == ('epsilon' in figure)
-  used = {item['analysis'] for item in [*TABLES.values(), *FIGURES.values()]}
+    assert set(figure.models or ()) <= set(MODELS)
+    assert (figure.analysis == 'domains') == (figure.epsilon is not None)
+  used = {item.analysis for item in [*TABLES.values(), *FIGURES.values()]}
   assert used == set(FIELDS) == set(PROTOCOLS) <= set(ANALYSES)
 
 
@@ -80,8 +79,10 @@ def measured(tmp_path_factory):
 def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   printed = make_report(tmp_path / 'out', None, [str(measured)])
   report = json.loads((tmp_path / 'out/report.json').read_text())
+  rows_of = {table['key']: {row['setting']: row['ours'] for row in table['rows']}
+             for table in report['tables']}
   written = json.loads((measured / 'kinds.json').read_text())['results'][0]
-  cell = row_of(report, 'table-1-left', 'GPT2-XL')['measures']['sink_1_random']
+  cell = rows_of['table-1-left']['GPT2-XL'][0]['measures']['sink_1_random']
   assert cell['mean'] == pytest.approx(written['sink_1']['random'])
   assert (cell['paper'], cell['difference'], cell['file']) == (70.29, None, 'analyses/kinds.json')
   assert cell['remark'].startswith(
@@ -90,12 +91,12 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   rows = json.loads((measured / 'positions.json').read_text())['results'][0]['rows']
   for change in ('replaced', 'swapped'):
     by = 'by' if change == 'replaced' else 'with'
-    ours = row_of(report, f'table-7-{change}', f'first position vector {change} {by} the 10th')
+    settings = rows_of[f'table-7-{change}']
+    ours, = settings[f'first position vector {change} {by} the 10th']
     own = next(row for row in rows if (row['change'], row['position']) == (change, 10))
     for measure in ('sink_1', 'sink_t'):
       assert ours['measures'][measure]['mean'] == pytest.approx(own[measure])
-    assert row_of(report, f'table-7-{change}', f'first position vector {change} {by} the 15th'
-                  ) is None
+    assert settings[f'first position vector {change} {by} the 15th'] == []
   for key, model in (('figure-22', 'GPT2-XL'), ('figure-23', 'Pythia-14M')):
     figure = next(figure for figure in report['figures'] if figure['key'] == key)
     picture, = figure['pictures']
@@ -118,9 +119,9 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
                                          content('chat', 'Llama-2-7b-chat-hf', sink_1=92.0)])
   write(tmp_path / 'positions.json', 'positions', [
       content('positions', 'openai-community/gpt2-xl', inputs('repeat'))])
-  report = found(*read(tmp_path).results)
-  of = lambda *place: {measure: (cell['text'], round(cell['difference'], 6), cell['remark'])
-                       for measure, cell in row_of(report, *place)['measures'].items()}
+  found = tables_of(*read(tmp_path).results)
+  of = lambda *place: {metric: (cell.text, round(cell.difference, 6), cell.remark)
+                       for metric, cell in entry_of(found, *place).cells.items()}
   assert of('table-1-left', 'GPT2-XL') == {
       'sink_1_natural': ('80.00', 3.0, ''), 'sink_1_random': ('70.00', -0.29, ''),
       'sink_1_repeat': ('60.00', -2.28, '')}
@@ -130,9 +131,9 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
   assert of('table-7-swapped', 'first position vector swapped with the 5th') == {
       'sink_1': ('1.44', 0.0, ''), 'sink_t': ('50.00', -7.63, '')}
   assert of('text-jamba', 'Jamba-v0.1') == {'sink_1': ('80.00', -8.48, '')}
-  assert row_of(report, 'table-1-left', 'Mistral-7B') is None
-  left = next(item for item in report['tables'] if item['key'] == 'table-1-left')
-  assert '--checkpoint="Mistral-7B,LLaMA2-7B Base,LLaMA3-8B Base" --out=' in left['status']
+  assert entry_of(found, 'table-1-left', 'Mistral-7B') is None
+  left = next(table for table in found if table.paper.key == 'table-1-left')
+  assert '--checkpoint="Mistral-7B,LLaMA2-7B Base,LLaMA3-8B Base" --out=' in left.status
 
 
 @pytest.mark.parametrize('made, changes, words', [
@@ -146,9 +147,9 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
      'another model of that name: 12 k parameters instead of 7 B')])
 def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, words):
   write(tmp_path / 'chat.json', 'chat', [content('chat', 'Mistral-7B', made, **changes)])
-  cell = row_of(found(*read(tmp_path).results), 'table-1-right', 'Mistral-7B')['measures'][
+  cell = entry_of(tables_of(*read(tmp_path).results), 'table-1-right', 'Mistral-7B').cells[
       'sink_1_base']
-  assert (cell['text'], cell['difference'], cell['remark']) == ('80.00', None, words)
+  assert (cell.text, cell.difference, cell.remark) == ('80.00', None, words)
 
 
 @pytest.mark.parametrize('stored, name, changes', [
@@ -176,9 +177,9 @@ def test_other_text_is_compared_and_marked(tmp_path):
   del own['checkpoint']['parameters']
   write(tmp_path / 'own/chat.json', 'chat', [own])
   report = paper_report([], tmp_path / 'out', read(tmp_path / 'own'))
-  cell = row_of(report, 'table-1-right', 'Mistral-7B')['measures']['sink_1_base']
-  assert cell['difference'] == pytest.approx(80 - 97.49)
-  assert cell['remark'] == ("other text, Stdlib(domains='docs'); the file does not say how many "
+  cell = entry_of(report.tables, 'table-1-right', 'Mistral-7B').cells['sink_1_base']
+  assert cell.difference == pytest.approx(80 - 97.49)
+  assert cell.remark == ("other text, Stdlib(domains='docs'); the file does not say how many "
                             'parameters the model has')
   markdown = (tmp_path / 'out/report.md').read_text()
   line = next(line for line in markdown.splitlines()
@@ -196,12 +197,12 @@ def test_of_several_files_the_nearest_to_the_paper_then_the_newest_is_shown(tmp_
   write(tmp_path / 'c/kinds.json', 'kinds', [
       content('kinds', 'GPT2-XL', inputs(length=16), sink_1={'natural': 5.0})],
       date='2028-01-01')
-  ours = row_of(found(*read(tmp_path).results), 'table-1-left', 'GPT2-XL')
+  ours = entry_of(tables_of(*read(tmp_path).results), 'table-1-left', 'GPT2-XL')
   place = tmp_path.name
-  assert ours['measures']['sink_1_natural']['mean'] == 81.0
-  assert ours['measures']['sink_1_random']['mean'] == 70.0  # which the newest has not
-  assert ours['files'] == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
-  assert ours['status'] == f'measured; also in {place}/a/kinds.json, {place}/c/kinds.json'
+  assert ours.cells['sink_1_natural'].value == 81.0
+  assert ours.cells['sink_1_random'].value == 70.0  # which the newest has not
+  assert ours.files == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
+  assert ours.status == f'measured; also in {place}/a/kinds.json, {place}/c/kinds.json'
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):
@@ -246,11 +247,11 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
       f'({place}/good.json).')
   assert not lines and [result.model for result in analysed.results] == [
       'Mistral-7B', 'Mistral-7B@step1000', 'Mistral-7B']
-  ours = {'tables': tables([], analysed)}
-  assert row_of(ours, 'table-1-right', 'LLaMA2-7B')['status'].startswith(
+  ours = tables([], analysed)
+  assert entry_of(ours, 'table-1-right', 'LLaMA2-7B').status.startswith(
       'LLaMA2-7B Base not run; LLaMA2-7B Chat failed: it is gated (')
-  assert 'failed' not in row_of(ours, 'table-1-right', 'Mistral-7B')['status']
-  assert row_of(ours, 'table-1-right', 'Mistral-7B')['measures'].keys() == {'sink_1_base'}
+  assert 'failed' not in entry_of(ours, 'table-1-right', 'Mistral-7B').status
+  assert entry_of(ours, 'table-1-right', 'Mistral-7B').cells.keys() == {'sink_1_base'}
 
 
 @pytest.mark.parametrize('options, words', [
@@ -270,7 +271,7 @@ def test_names_are_text_on_every_page(tmp_path):
   evil = '<img src=x onerror=alert(1)> [a](http://b) `c` | d\n# e\x1b[2J'
   write(tmp_path / 'chat.json', 'chat', [content('chat', evil)], command=f'x {evil}')
   report = paper_report([], tmp_path / 'out', read(tmp_path))
-  line = next(line for part in report['in_short']['groups'] for line in part['lines']
+  line = next(line for part in report.summary.parts for line in part.lines
               if 'none of the paper' in line)
   assert '\n' not in line and '\x1b' not in line and '1 model is none of the paper' in line
   assert '\x1b' not in as_text(report)
@@ -289,20 +290,20 @@ def test_names_are_text_on_every_page(tmp_path):
             *range(11, 19), *range(20, 25), 26, 27))))])
 def test_every_figure_is_drawn_of_its_models(tmp_path, key):
   figure = FIGURES[key]
-  analysis, names = figure['analysis'], figure.get('models') or ['Pythia-14M', 'GPT2']
+  analysis, names = figure.analysis, figure.models or ['Pythia-14M', 'GPT2']
   made = inputs(sequences=256, length=4096) if analysis == 'last_query' else inputs()
   results = [content(analysis, name, made) for name in [*names[:2], 'OPT-125M', 'mine']]
   write(tmp_path / 'x.json', analysis, results)
   picture, png, status = figure_of(figure, read(tmp_path))
-  assert status == 'drawn' and png.startswith(b'\x89PNG') and picture['file'] == f'{key}.png'
-  expected = names[:2] + ([] if 'models' in figure or key == 'figure-3' else [])
-  shown = [own['model'] for own in picture['models']]
-  assert set(shown) == set(expected) | ({'OPT-125M'} if 'models' not in figure else set())
+  assert status == 'drawn' and png.startswith(b'\x89PNG') and picture.file == f'{key}.png'
+  expected = names[:2] + ([] if figure.models or key == 'figure-3' else [])
+  shown = [own.model for own in picture.models]
+  assert set(shown) == set(expected) | ({'OPT-125M'} if figure.models is None else set())
   assert shown == [name for name in MODELS if name in shown]  # in the order of Table 8
-  assert picture['missing'] == [f'{name} (not run)' for name in names[2:]]
-  assert "Not the paper's" not in picture['note'] and 'other text' not in picture['note']
-  assert all(name in json.dumps(picture['numbers']) for name in shown)
-  assert 'whatever' not in json.dumps(picture['numbers'])
+  assert picture.missing == [f'{name} (not run)' for name in names[2:]]
+  assert "Not the paper's" not in picture.note and 'other text' not in picture.note
+  assert all(name in json.dumps(picture.numbers) for name in shown)
+  assert 'whatever' not in json.dumps(picture.numbers)
 
 
 def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
@@ -311,16 +312,16 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
       'GPT2', 'GPT2-XL', 'OPT-125M')])
   write(tmp_path / 'b.json', 'scale', [content('scale', 'GPT2')])
   picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
-  assert [own['model'] for own in picture['models']] == ['GPT2']
+  assert [own.model for own in picture.models] == ['GPT2']
   place = tmp_path.name
-  assert picture['note'] == (
+  assert picture.note == (
       f'Ours, of {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '
       f'tokenizer, float32. Not drawn with these: GPT2 of {place}/a.json, GPT2-XL of '
       f'{place}/a.json, OPT-125M of {place}/a.json.')
   (tmp_path / 'b.json').unlink()
   picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
-  assert len(picture['models']) == 3
-  assert "Not the paper's protocol: T = 16 instead of 64." in picture['note']
+  assert len(picture.models) == 3
+  assert "Not the paper's protocol: T = 16 instead of 64." in picture.note
 
 
 def test_the_domains_of_another_threshold_or_corpus(tmp_path):
@@ -330,23 +331,23 @@ def test_the_domains_of_another_threshold_or_corpus(tmp_path):
   write(tmp_path / 'd.json', 'domains', [own, few], [{'model': 'GPT2-XL', 'error': 'no memory'}])
   analysed = read(tmp_path)
   picture = figure_of(FIGURES['figure-9-left'], analysed)[0]
-  assert len(picture['models']) == 2
-  assert "Not the paper's protocol: 90 sequences of a domain instead of 100." in picture['note']
+  assert len(picture.models) == 2
+  assert "Not the paper's protocol: 90 sequences of a domain instead of 100." in picture.note
   content_, png, status = figure_of(FIGURES['figure-9-right'], analysed)
   assert content_ is None and not png and status.endswith(
       f'd.json has no epsilon 0.4; GPT2-XL failed: no memory ({tmp_path.name}/d.json)')
   own |= {'domains': ['a$b', 'c_d'], 'sequences': [100, 100], 'sink_1': [[1.0, 2.0]]}
   write(tmp_path / 'd.json', 'domains', [own])
   picture, _, _ = figure_of(FIGURES['figure-9-left'], read(tmp_path))
-  assert "domains of another corpus than the Pile's" in picture['note']
+  assert "domains of another corpus than the Pile's" in picture.note
 
 
 def test_changed_files_never_end_a_report(tmp_path):
   """One value at a time becomes another; what is left out is named, and the rest is drawn."""
-  rng, figures = random.Random(0), {figure['analysis']: figure for figure in FIGURES.values()}
+  rng, figures = random.Random(0), {figure.analysis: figure for figure in FIGURES.values()}
   others = [None, -1, 1e29, 10**400, 'x', '$\\', [], {}, [[]], True, [1, 'a'], {'a': []}, 0]
   for analysis in ('kinds', 'chat', 'positions', *figures):
-    models = (figures[analysis].get('models') if analysis in figures else None) or ['GPT2-XL']
+    models = (figures[analysis].models if analysis in figures else None) or ['GPT2-XL']
     for number in range(5):
       own = content(analysis, models[0])
       place, path = own, []
@@ -368,9 +369,9 @@ def test_a_report_without_analyses_is_as_before(tmp_path):
   page = Page((tmp_path / 'out/index.html').read_text()).text
   assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
   report, _ = build([])
-  assert report['analyses'] == {} and 'open models' not in [
-      part['name'] for part in report['in_short']['groups']]
-  for item in report['tables'] + report['figures']:
-    if item['needs'] == 'open models':
-      assert item['status'].startswith('not run: needs a published checkpoint, and python -m ')
-      assert f'sink_jax.analyses {item["analysis"]} --checkpoint=' in item['status']
+  assert report.analyses == {} and 'open models' not in [
+      part.name for part in report.summary.parts]
+  for item in [*report.tables, *report.figures]:
+    if item.paper.needs == 'open models':
+      assert item.status.startswith('not run: needs a published checkpoint, and python -m ')
+      assert f'sink_jax.analyses {item.paper.analysis} --checkpoint=' in item.status

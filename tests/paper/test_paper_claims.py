@@ -17,17 +17,17 @@ BY_KEY = {claim.key: claim for claim in CLAIMS}
 def verdict(root, key):
   group, = groups_of(runs(root))
   found = judge(BY_KEY[key], group)
-  return found['verdict'], found['why']
+  return found.verdict, found.why
 
 
 def test_the_paper_bears_its_own_claims_out(tmp_path):
   # Criteria that the paper's numbers would not meet are not criteria of its claims.
   group, = groups_of(runs(paper_runs.write_paper(tmp_path)))
   found = {claim.key: judge(claim, group) for claim in CLAIMS}
-  assert {key: v['why'] for key, v in found.items() if v['verdict'] != 'holds'} == {}
+  assert {key: v.why for key, v in found.items() if v.verdict != 'holds'} == {}
   assert len(BY_KEY) == len(CLAIMS)
   for verdict_ in found.values():  # every number names its runs
-    assert verdict_['numbers'] and all(number['runs'] for number in verdict_['numbers'])
+    assert verdict_.numbers and all(number.statistics.runs for number in verdict_.numbers)
 
 
 def test_every_claim_says_what_it_asks():
@@ -142,7 +142,7 @@ def test_a_number_close_to_its_level_is_said_to_be(sinks, expected, tmp_path):
     write(tmp_path / trial, trial, sink=(sink,))
   group, = groups_of(runs(tmp_path))
   found = judge(BY_KEY['batch-size'], group)
-  assert (found['verdict'], found['close']) == expected
+  assert (found.verdict, found.close) == expected
 
 
 @pytest.mark.parametrize('settings', [
@@ -208,7 +208,7 @@ def test_budgets_and_protocols_are_judged_apart(tmp_path):
   write(tmp_path / 'a', sink=(20,))
   write(tmp_path / 'b', sink=(0,), protocol='released')
   write(tmp_path / 'c', sink=(30,), budget='tenth')
-  found = [(group.key, judge(BY_KEY['emergence'], group)['verdict'])
+  found = [(group.key, judge(BY_KEY['emergence'], group).verdict)
            for group in groups_of(runs(tmp_path))]
   assert found == [('tenth-paper', 'holds'), ('smoke-paper', 'holds'),
                    ('smoke-released', 'does not hold')]
@@ -240,8 +240,8 @@ def test_windows_that_cannot_show_a_sink_are_no_evidence(tmp_path):
   write(tmp_path / 'tenth', budget='tenth')
   tenth, smoke = groups_of(runs(tmp_path))
   # A window of 1 to 16 of 64 tokens keeps the importance below 0.3, however strong the sink.
-  assert judge(BY_KEY['small-window'], smoke)['verdict'] == 'cannot be judged'
-  assert judge(BY_KEY['small-window'], tenth)['verdict'] == 'holds'
+  assert judge(BY_KEY['small-window'], smoke).verdict == 'cannot be judged'
+  assert judge(BY_KEY['small-window'], tenth).verdict == 'holds'
 
 
 def test_a_sink_that_is_there_needs_no_counterpart(tmp_path):

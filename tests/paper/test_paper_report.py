@@ -1,5 +1,6 @@
 """The report of the paper as files: complete, self-contained, repeatable; and the command."""
 
+import dataclasses
 import json
 import os
 import re
@@ -43,8 +44,8 @@ def test_the_page_stands_alone_and_has_everything(whole):
   names = set(re.findall(r' id="([^"]+)"', source))
   assert {link[1:] for link in page.links if link.startswith('#')} <= names
   for item in numbers.tables() + numbers.text_numbers() + numbers.figures():
-    assert item['key'] in names and f'#{item["key"]}' in page.links
-  assert {f'claim-{claim["key"]}' for claim in report['claims']} <= names
+    assert item.key in names and f'#{item.key}' in page.links
+  assert {f'claim-{claim.key}' for claim in report.claims} <= names
   words = ' '.join(page.text.split())
   for number in range(1, 16):
     assert f'Table {number}' in words
@@ -52,37 +53,38 @@ def test_the_page_stands_alone_and_has_everything(whole):
     assert f'Figure {number}' in words
   assert 'StreamingLLM, Figure 12' in words and 'not expressible (half a head)' in words
   waiting = [item for item in numbers.tables() + numbers.text_numbers() + numbers.figures()
-             if item['needs'] == 'open models']
+             if item.needs == 'open models']
   assert words.count('Not run: needs a published checkpoint, and') == len(waiting) == 31
-  assert {item['analysis'] for item in waiting} <= set(ANALYSES)
+  assert {item.analysis for item in waiting} <= set(ANALYSES)
   assert 'learning rate times' in words  # the rules of a budget
   assert 'Synthetic axis' in words and '60.00 to 100.00, n = 2' in words
 
 
 def test_every_trained_figure_is_drawn(whole):
   base, report = whole
-  for figure in report['figures']:
-    expected = {'training': 1, 'nothing': int(figure['kind'] == 'mask')}.get(figure['needs'], 0)
-    drawn = [p for p in figure['pictures'] if p['name'].startswith('full') or not p['name']]
-    assert len(drawn) == expected, figure['title']
+  for figure in report.figures:
+    expected = {'training': 1, 'nothing': int(figure.paper.kind == 'mask')}.get(
+        figure.paper.needs, 0)
+    drawn = [p for p in figure.pictures if p.name.startswith('full') or not p.name]
+    assert len(drawn) == expected, figure.paper.name
     for picture in drawn:
-      assert (base / 'out' / picture['file']).read_bytes().startswith(b'\x89PNG')
-      assert picture['missing'] == [], figure['title']
-  four = next(f for f in report['figures'] if f['key'] == 'figure-4-right')
-  assert 'lr-8e-4 (failed' in ' '.join(four['pictures'][1]['missing'])
+      assert (base / 'out' / picture.file).read_bytes().startswith(b'\x89PNG')
+      assert list(picture.missing) == [], figure.paper.name
+  four = next(f for f in report.figures if f.paper.key == 'figure-4-right')
+  assert 'lr-8e-4 (failed' in ' '.join(four.pictures[1].missing)
 
 
 def test_json_and_markdown_say_no_absolute_path(whole):
   base, report = whole
   text = (base / 'out/report.json').read_text()
   written = json.loads(text, parse_constant=pytest.fail)
-  assert written == json.loads(json.dumps(report))
+  assert written == json.loads(json.dumps(report.as_dict()))
   for name in ('report.json', 'report.md', 'index.html'):
     content = (base / 'out' / name).read_text()
     assert str(base) not in content and '/disk/me' not in content, name
   assert '--workdir=.../runs' in text and "cannot write '.../x'" in text
   markdown = (base / 'out/report.md').read_text()
-  assert all(f']({p["file"]})' in markdown for f in report['figures'] for p in f['pictures'])
+  assert all(f']({p.file})' in markdown for f in report.figures for p in f.pictures)
   assert '| 18.18 |' in markdown and '## Claims' in markdown
   head, line = markdown.split('## Tables')[1].split('| setting | budget, protocol |')[1].split(
       '\n')[:2]
@@ -94,15 +96,15 @@ def test_both_pages_say_the_same_in_short(whole):
   base, report = whole
   markdown = (base / 'out/report.md').read_text().replace('\\', '')
   page = ' '.join(Page((base / 'out/index.html').read_text()).text.split())
-  full, smoke, _ = report['in_short']['groups']
+  full, smoke, _ = report.summary.parts
   for words in (f'{len(CLAIMS)} of {len(CLAIMS)} claims hold', 'says little about the paper',
                 'by their mean over seeds', '† presupposes that', '0 cannot be judged.'):
     assert words in markdown and words in page.replace('\xa0', ' '), words
-  assert full['lines'][0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
-  assert all(words in smoke['lines'][3] for words in ('missing (', 'are edited (random-first'))
+  assert full.lines[0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
+  assert all(words in smoke.lines[3] for words in ('missing (', 'are edited (random-first'))
   assert markdown.index('## In short') < markdown.index('| claim | section |') < markdown.index(
       'Asked:')
-  assert not any('resuppose' in claim['criterion'] for claim in report['claims'])
+  assert not any('resuppose' in claim.criterion for claim in report.claims)
 
 
 def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
@@ -110,28 +112,28 @@ def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
     write(tmp_path / f'runs/{i}')
     change(tmp_path / f'runs/{i}', {'label.budget': budget})
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
-  files = [p['file'] for f in report['figures'] for p in f['pictures'] if p['name']]
+  files = [p.file for f in report.figures for p in f.pictures if p.name]
   assert len(set(map(str.lower, files))) == len(files) >= 4
   assert all(re.fullmatch(r'[a-z0-9.-]+', file) and (tmp_path / 'out' / file).is_file()
              for file in files)
   assert {path.name for path in tmp_path.iterdir()} == {'runs', 'out'}
-  steps, = [part for part in report['in_short']['groups'] if 'steps=50' in part['name']]
-  assert 'At the smoke budget' in ' '.join(steps['lines'])  # its rules are those of smoke
-  assert report['groups'][0]['budget'].startswith('smoke with')
+  steps, = [part for part in report.summary.parts if 'steps=50' in part.name]
+  assert 'At the smoke budget' in ' '.join(steps.lines)  # its rules are those of smoke
+  assert report.groups[0].budget.startswith('smoke with')
 
 
 def test_every_number_traces_to_a_folder(whole):
   base, report = whole
-  cells = [cell for table in report['tables'] for row in table['rows'] for ours in row['ours']
-           for cell in ours['measures'].values()]
-  lines = [line for figure in report['figures'] for picture in figure['pictures']
-           for panel in picture['panels'] for line in panel['series']]
-  numbers = [n for claim in report['claims'] for v in claim['verdicts'] for n in v['numbers']]
+  cells = [cell.statistics for table in report.tables for row in table.rows
+           for entry in row.trained for cell in entry.cells.values()]
+  lines = [line for figure in report.figures for picture in figure.pictures
+           for panel in picture.panels for line in panel.series]
+  numbers = [n.statistics for claim in report.claims for v in claim.verdicts for n in v.numbers]
   assert len(cells) > 150 and len(lines) > 50 and len(numbers) > 100
-  for found in cells + lines + numbers:
-    assert found['runs']
-    assert all((base / 'runs' / name / 'config.json').is_file() for name in found['runs'])
-  assert set(report['runs']) == {run.name for run in runs(base / 'runs')}
+  for traced in cells + lines + numbers:
+    assert traced.runs
+    assert all((base / 'runs' / name / 'config.json').is_file() for name in traced.runs)
+  assert set(report.runs) == {run.name for run in runs(base / 'runs')}
 
 
 def test_the_terminal_text_counts(whole):
@@ -144,7 +146,7 @@ def test_the_terminal_text_counts(whole):
 def test_the_same_runs_make_the_same_report(tmp_path):
   write(tmp_path / 'runs/post-norm', 'post-norm')
   first, second = (paper_report(runs(tmp_path / 'runs'), tmp_path / name) for name in ('a', 'b'))
-  assert (first | {'provenance': 0}) == (second | {'provenance': 0})
+  assert dataclasses.replace(first, provenance={}) == dataclasses.replace(second, provenance={})
   files = {path.name for path in (tmp_path / 'a').iterdir()}
   assert files == {path.name for path in (tmp_path / 'b').iterdir()} and 'index.html' in files
   for name in files - {'report.json', 'report.md', 'index.html'}:
@@ -200,8 +202,8 @@ def test_the_synthetic_axis_answers_what_it_can(tmp_path):
                         ('mlp', 0), ('mlp-normalized', 40)):
     paper_runs.write_synthetic(tmp_path / 'runs' / variant, variant, sink=(sink,))
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
-  verdicts = {claim['key']: {v['name']: v['verdict'] for v in claim['verdicts']}
-              for claim in report['claims']}
+  verdicts = {claim.key: {v.name: v.verdict for v in claim.verdicts}
+              for claim in report.claims}
   assert verdicts['value-biases'] == {'smoke budget, paper protocol': 'cannot be judged',
                                       'synthetic axis': 'holds'}
   assert verdicts['mlp-kernel']['synthetic axis'] == 'does not hold'

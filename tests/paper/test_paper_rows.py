@@ -5,10 +5,12 @@ import json
 import pytest
 
 from sink_jax.paper import numbers, synthetic, tables
-from sink_jax.paper.aggregate import gather
+from sink_jax.paper.aggregate import aggregate
+from sink_jax.paper.cells import Row, Statistics, Table, TrainedCell, TrainedEntry
 from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import difference
+from sink_jax.paper.numbers import PaperRow, PaperTable
 from sink_jax.paper.table_grid import table_grid
 from sink_jax.train.experiment import Label
 from tests.paper.paper_runs import (
@@ -22,23 +24,23 @@ from tests.paper.paper_runs import (
 
 
 def row(root, table, trial, number=0):
-  found = {t['key']: t for t in tables.tables(groups_of(runs(root)))}
-  return [r for r in found[table]['rows'] if r['trial'] == trial][number]
+  shown = {t.paper.key: t for t in tables.tables(groups_of(runs(root)))}
+  return [r for r in shown[table].rows if r.paper.trial == trial][number]
 
 
 def ours(root, table='table-4', trial='default'):
-  entry, = row(root, table, trial)['ours']
+  entry, = row(root, table, trial).trained
   return entry
 
 
 def test_nothing_run(tmp_path):
   entry = row(tmp_path, 'table-4', 'k-bias')
-  assert entry['ours'] == [] and entry['paper'] == {
+  assert entry.trained == [] and entry.texts == {
       'sink_star': '73.34', 'sink_1': '0.00', 'valid_loss': '3.72'}
-  assert row(tmp_path, 'table-15', 'elu-kernel')['paper']['sink_1'] == 'training failure'
-  assert row(tmp_path, 'table-6', 'sigmoid')['paper'] == {'sink_1': '0.44*', 'valid_loss': '3.70'}
-  assert row(tmp_path, 'table-5', 'value-uniform-5')['paper']['sink_star'] == 'illegible'
-  assert row(tmp_path, 'text-data-amount', 'data-50m')['paper'] == {
+  assert row(tmp_path, 'table-15', 'elu-kernel').texts['sink_1'] == 'training failure'
+  assert row(tmp_path, 'table-6', 'sigmoid').texts == {'sink_1': '0.44*', 'valid_loss': '3.70'}
+  assert row(tmp_path, 'table-5', 'value-uniform-5').texts['sink_star'] == 'illegible'
+  assert row(tmp_path, 'text-data-amount', 'data-50m').texts == {
       'sink_1': 'below 1.00', 'overfit_step': '1,000 to 2,000'}
 
 
@@ -46,14 +48,15 @@ def test_two_seeds_have_a_mean_and_a_spread(tmp_path):
   write(tmp_path / 'a', seed=0, sink=(20,))
   write(tmp_path / 'sub/b', seed=1, sink=(26,))
   entry = ours(tmp_path)
-  cell = entry['measures']['sink_1']
-  assert (cell['mean'], cell['least'], cell['largest'], cell['n']) == (23, 20, 26, 2)
-  assert cell['standard_deviation'] == pytest.approx(18**0.5)
-  assert cell['difference'] == pytest.approx(23 - 18.18) and cell['text'] == (
+  beside = entry.cells['sink_1']
+  cell = beside.statistics
+  assert (cell.mean, cell.least, cell.largest, cell.n) == (23, 20, 26, 2)
+  assert cell.standard_deviation == pytest.approx(18**0.5)
+  assert beside.difference == pytest.approx(23 - 18.18) and beside.text == (
       '23.00 (20.00 to 26.00, n = 2)')
-  assert cell['runs'] == entry['runs'] == ['a', 'sub/b']  # numbers trace to folders
-  assert entry['status'] == 'done at smoke, seeds 0, 1' and entry['tokens'] == (
-      entry['steps'] * 16 * 64)
+  assert cell.runs == entry.runs == ['a', 'sub/b']  # numbers trace to folders
+  assert entry.status == 'done at smoke, seeds 0, 1' and entry.tokens == (
+      entry.steps * 16 * 64)
 
 
 @pytest.mark.parametrize('status, details, words', [
@@ -62,76 +65,76 @@ def test_two_seeds_have_a_mean_and_a_spread(tmp_path):
 def test_a_run_that_is_not_done_says_how_far_it_is(status, details, words, tmp_path):
   write(tmp_path / 'a', status=status, step=300, details=details)
   entry = ours(tmp_path)
-  assert entry['status'].startswith(words) and not entry['finished']
+  assert entry.status.startswith(words) and not entry.finished
   if status == 'failed':
-    assert not entry['measures'] and entry['tokens'] is None
+    assert not entry.cells and entry.tokens is None
   else:
-    cell = entry['measures']['sink_1']
-    assert (cell['difference'], cell['remark']) == (None, 'not the last step')
-    assert entry['tokens'] == 300 * 16 * 64
+    cell = entry.cells['sink_1']
+    assert (cell.difference, cell.remark) == (None, 'not the last step')
+    assert entry.tokens == 300 * 16 * 64
 
 
 def test_a_seed_that_is_done_stands_for_the_trial(tmp_path):
   write(tmp_path / 'a', seed=0, sink=(20,))
   write(tmp_path / 'b', seed=1, sink=(0,), status='running', step=300)
   entry = ours(tmp_path)
-  assert entry['measures']['sink_1']['runs'] == ['a'] and entry['runs'] == ['a', 'b']
-  assert 'done at smoke, seed 0; running (step 300 of' in entry['status']
+  assert entry.cells['sink_1'].statistics.runs == ['a'] and entry.runs == ['a', 'b']
+  assert 'done at smoke, seed 0; running (step 300 of' in entry.status
 
 
 def test_training_failures_are_compared(tmp_path):
   write(tmp_path / 'a', 'elu-kernel', status='diverged', step=40)
   write(tmp_path / 'b', 'elu-normalized')
   write(tmp_path / 'c', 'softmax-p-2', status='diverged', step=40)
-  assert ours(tmp_path, 'table-15', 'elu-kernel')['status'].endswith(
+  assert ours(tmp_path, 'table-15', 'elu-kernel').status.endswith(
       ': a training failure, as in the paper')
-  assert ours(tmp_path, 'table-15', 'elu-normalized')['status'] == (
+  assert ours(tmp_path, 'table-15', 'elu-normalized').status == (
       'done at smoke: it trained, unlike in the paper')
-  cell = ours(tmp_path, 'text-p-norm', 'softmax-p-2')['measures']['converges']
-  assert (cell['text'], cell['agrees']) == ('no', True)
+  cell = ours(tmp_path, 'text-p-norm', 'softmax-p-2').cells['converges']
+  assert (cell.text, cell.agrees) == ('no', True)
 
 
 def test_a_trial_that_is_not_expressible(tmp_path):
   write_not_expressible(tmp_path / 'heads-1', 'heads-1', 'half a head')
   entry = ours(tmp_path, 'table-12-left', 'heads-1')
-  assert entry['status'] == 'not expressible (half a head)' and not entry['measures']
-  assert (entry['budget'], entry['protocol']) == ('smoke', 'paper')
+  assert entry.status == 'not expressible (half a head)' and not entry.cells
+  assert (entry.budget, entry.protocol) == ('smoke', 'paper')
 
 
 def test_losses_are_compared_on_the_papers_data_alone(tmp_path):
   write(tmp_path / 'smoke', losses=2.5)
-  cell = ours(tmp_path)['measures']['valid_loss']
-  assert (cell['mean'], cell['difference'], cell['remark']) == (
+  cell = ours(tmp_path).cells['valid_loss']
+  assert (cell.statistics.mean, cell.difference, cell.remark) == (
       2.5, None, 'other model and data, fewer steps, smaller batches')
-  sink = ours(tmp_path)['measures']['sink_1']
-  assert sink['remark'] == cell['remark'] and sink['difference'] is not None
+  sink = ours(tmp_path).cells['sink_1']
+  assert sink.remark == cell.remark and sink.difference is not None
 
   write(tmp_path / 'x/full', budget='full', losses=3.8, domain='Pile-CC')
-  full, smoke = row(tmp_path, 'table-4', 'default')['ours']
-  cell = full['measures']['valid_loss']
-  assert cell['difference'] == pytest.approx(3.8 - 3.73) and cell['remark'] == ''
-  assert full['measures']['sink_1']['remark'] == '' and smoke['budget'] == 'smoke'
+  full, smoke = row(tmp_path, 'table-4', 'default').trained
+  cell = full.cells['valid_loss']
+  assert cell.difference == pytest.approx(3.8 - 3.73) and cell.remark == ''
+  assert full.cells['sink_1'].remark == '' and smoke.budget == 'smoke'
 
   write(tmp_path / 'x/quarter', budget='quarter', losses=3.8, domain='Pile-CC')
-  cell = row(tmp_path, 'table-4', 'default')['ours'][1]['measures']['valid_loss']
-  assert cell['difference'] == pytest.approx(3.8 - 3.73) and cell['remark'] == 'fewer steps'
+  cell = row(tmp_path, 'table-4', 'default').trained[1].cells['valid_loss']
+  assert cell.difference == pytest.approx(3.8 - 3.73) and cell.remark == 'fewer steps'
 
   write(tmp_path / 'x/tenth', budget='tenth', losses=3.8, domain='Wikipedia')  # of another domain
-  assert row(tmp_path, 'table-4', 'default')['ours'][2]['measures']['valid_loss'][
-      'difference'] is None
+  assert row(tmp_path, 'table-4', 'default').trained[2].cells[
+      'valid_loss'].difference is None
 
 
 def test_no_run_passes_as_a_full_one(tmp_path):
   write(tmp_path / 'a', budget='full', domain='Pile-CC')
   change(tmp_path / 'a', {'label.budget': 'full with optimizer.clip=2', 'optimizer.clip': 2.0})
-  cells = lambda table: row(tmp_path, table, 'default')['ours'][0]['measures']
-  assert cells('table-4')['sink_1']['remark'] == 'another budget'
+  cells = lambda table: row(tmp_path, table, 'default').trained[0].cells
+  assert cells('table-4')['sink_1'].remark == 'another budget'
   change(tmp_path / 'a', {'label.budget': 'full', 'steps': 50, 'batch_size': 1024})
-  assert cells('table-4')['sink_1']['remark'] == 'fewer steps, larger batches'
+  assert cells('table-4')['sink_1'].remark == 'fewer steps, larger batches'
   cell = cells('text-emergence')['emergence_step']
-  assert cell['difference'] is None and cell['remark'] == 'fewer steps, larger batches'
+  assert cell.difference is None and cell.remark == 'fewer steps, larger batches'
   change(tmp_path / 'a', {'model.d_model': 64, 'data.context': 64})
-  assert cells('table-4')['valid_loss']['remark'] == (
+  assert cells('table-4')['valid_loss'].remark == (
       'other model and data, fewer steps, larger batches')
 
 
@@ -140,7 +143,7 @@ def test_the_papers_own_steps_and_batches_count(tmp_path):
     write(tmp_path / trial, trial, budget='full', domain='Pile-CC')
   for table, trial in (('table-9', 'lr-1e-4-80k'), ('table-10-left', 'batch-1024'),
                        ('text-1b', '1b-softmax')):
-    assert ours(tmp_path, table, trial)['measures']['sink_1']['remark'] == '', trial
+    assert ours(tmp_path, table, trial).cells['sink_1'].remark == '', trial
   for trial in numbers.trials():
     config = json.loads(config_text(trial, 'full', 'paper'))
     assert (config['steps'], config['batch_size']) == numbers.training_of(trial), trial
@@ -149,19 +152,20 @@ def test_the_papers_own_steps_and_batches_count(tmp_path):
 def test_equal_settings_are_said_to_be_the_same_run(tmp_path):
   for trial in ('default', 'fixed-1', 'fixed-2'):
     write(tmp_path / trial, trial)
-  assert ours(tmp_path, 'table-10-right', 'fixed-1')['status'].endswith(
+  assert ours(tmp_path, 'table-10-right', 'fixed-1').status.endswith(
       'equal settings: at this budget the same run as default')
-  assert 'equal' not in ours(tmp_path, 'table-10-right', 'fixed-2')['status']
+  assert 'equal' not in ours(tmp_path, 'table-10-right', 'fixed-2').status
 
 
 def test_a_table_has_as_many_marks_as_it_needs():
-  measures = {'sink_1': dict(text='1', remark='', difference=1.0, agrees=None, proxy=False)}
-  entry = lambda i: dict(setting=str(i), trial=None, paper={'sink_1': '2'}, ours=[dict(
-      budget='', protocol='', status='', steps=1, tokens=1, unique_tokens=0, runs=[], measures={
-          'sink_1': measures['sink_1'] | {'remark': f'remark {i}'}})])
-  table = dict(rows=[entry(i) for i in range(12)], measures=['sink_1'], needs='training',
-               headings={'sink_1': 'Sink_1'})
-  marks = [note.split(':')[0] for note in table_grid(table, [{}]).notes]
+  statistics = Statistics(1.0, 1.0, 1.0, None, 1, '1', False, ['a'])
+  cell = lambda i: TrainedCell(2.0, 1.0, None, f'remark {i}', statistics)
+  entry = lambda i: TrainedEntry('', '', '', True, {'sink_1': cell(i)}, 1, 1, 0, [])
+  rows = [Row(PaperRow(str(i), None, {'sink_1': 2.0}), {'sink_1': '2'}, [entry(i)])
+          for i in range(12)]
+  paper = PaperTable('', '', '', '', '', 'training', ['sink_1'], [row.paper for row in rows])
+  table = Table(paper, '', {'sink_1': 'Sink_1'}, rows)
+  marks = [note.split(':')[0] for note in table_grid(table, []).notes]
   assert len(set(marks)) == 12
 
 
@@ -179,12 +183,12 @@ def test_a_window_of_one_token_is_never_shown(tmp_path):
   for trial, size in (('window-32', 1), ('window-64', 2), ('window-128', 4)):
     write(tmp_path / trial, trial, sink=(0,), analyses=dict(window=seen(size)))
   group, = groups_of(runs(tmp_path))
-  figure = next(f for f in numbers.figures() if f['key'] == 'figure-6-middle')
+  figure = next(f for f in numbers.figures() if f.key == 'figure-6-middle')
   found = figure_data(figure, group)
-  shown, means = found['panels']
-  assert shown['runs'] == ['window-128'] and means['series'][0]['x'] == [2, 4]
-  assert 'window-32 (in a window of one token every query sees itself alone)' in found['missing']
-  evidence = gather(group, 'window_absolute', ['window-32', 'window-64'])
+  shown, means = found.panels
+  assert shown.runs == ['window-128'] and means.series[0].x == [2, 4]
+  assert 'window-32 (in a window of one token every query sees itself alone)' in found.missing
+  evidence = aggregate(group, 'window_absolute', ['window-32', 'window-64'])
   assert evidence.pending == [] and 'itself alone' in evidence.left_out[0]
 
 
@@ -192,12 +196,12 @@ def test_learning_rates_end_with_the_default(tmp_path):
   write(tmp_path / 'default')
   write(tmp_path / 'long', 'lr-1e-5-80k', step=4000)
   group, = groups_of(runs(tmp_path))
-  figure = next(f for f in numbers.figures() if f['key'] == 'figure-4-right')
+  figure = next(f for f in numbers.figures() if f.key == 'figure-4-right')
   found = figure_data(figure, group)
-  losses, rates = found['panels']
-  assert found['note'] == 'Shown up to step 1,000, the last of the default run.'
-  assert {line['name'] for line in losses['series']} == {'default'}  # the other logs 2,000 first
-  assert {line['name']: line['x'] for line in rates['series']} == {
+  losses, rates = found.panels
+  assert found.note == 'Shown up to step 1,000, the last of the default run.'
+  assert {line.name for line in losses.series} == {'default'}  # the other logs 2,000 first
+  assert {line.name: line.x for line in rates.series} == {
       'default': [0, 1000], 'lr-1e-5-80k': [0]}
 
 
@@ -205,42 +209,42 @@ def test_the_loss_compared_is_that_of_pile_cc(tmp_path):
   write(tmp_path / 'a', budget='full', losses=3.0, domain='pile_cc')
   text = (tmp_path / 'a/metrics.jsonl').read_text()
   (tmp_path / 'a/metrics.jsonl').write_text(text.replace('"valid": 3.0', '"valid": 2.0'))
-  assert ours(tmp_path)['measures']['valid_loss']['mean'] == 3.0
+  assert ours(tmp_path).cells['valid_loss'].statistics.mean == 3.0
 
 
 def test_steps_are_compared_at_the_full_budget_alone(tmp_path):
   write(tmp_path / 'a')
-  cell = ours(tmp_path, 'text-emergence')['measures']['emergence_step']
-  assert cell['difference'] is None and 'fewer steps' in cell['remark']
+  cell = ours(tmp_path, 'text-emergence').cells['emergence_step']
+  assert cell.difference is None and 'fewer steps' in cell.remark
   write(tmp_path / 'b', budget='full')
-  cell = row(tmp_path, 'text-emergence', 'default')['ours'][0]['measures']['emergence_step']
-  assert cell['mean'] == 20_000 and cell['difference'] == 18_000  # 1,000 to 2,000 in the paper
+  cell = row(tmp_path, 'text-emergence', 'default').trained[0].cells['emergence_step']
+  assert cell.statistics.mean == 20_000 and cell.difference == 18_000  # 1,000 to 2,000 in the paper
 
 
 @pytest.mark.parametrize('value, paper, expected', [
-    (3, 2, 1), (3, [1, 4], 0), (0, [1, 4], -1), (6, [1, 4], 2), (0.5, [None, 1.0], 0),
-    (3, [None, 1.0], 2), (3, None, None), (1, True, None)])
+    (3, 2, 1), (3, (1, 4), 0), (0, (1, 4), -1), (6, (1, 4), 2), (0.5, (None, 1.0), 0),
+    (3, (None, 1.0), 2), (3, None, None), (1, True, None)])
 def test_differences(value, paper, expected):
   assert difference(value, paper) == expected
 
 
 def test_proxies_are_marked(tmp_path):
   write(tmp_path / 'a', 'sigmoid', sink=(1,))
-  assert ours(tmp_path, 'table-6', 'sigmoid')['measures']['sink_1']['text'] == '1.00*'
+  assert ours(tmp_path, 'table-6', 'sigmoid').cells['sink_1'].text == '1.00*'
 
 
 def test_unique_tokens_and_never(tmp_path):
   write(tmp_path / 'a', 'data-50m', sink=(0,))
   entry = ours(tmp_path, 'text-data-amount', 'data-50m')
-  assert 0 < entry['unique_tokens'] < entry['tokens']
+  assert 0 < entry.unique_tokens < entry.tokens
   write(tmp_path / 'b', sink=(0,))
-  assert ours(tmp_path, 'text-emergence')['measures']['emergence_step']['text'] == 'never'
+  assert ours(tmp_path, 'text-emergence').cells['emergence_step'].text == 'never'
 
 
 def test_a_cell_says_what_its_marks_mean(tmp_path):
   write(tmp_path / 'a', losses=2.5)
-  found = {t['key']: t for t in tables.tables(groups_of(runs(tmp_path)))}
-  grid = table_grid(found['table-2'], [{}])
+  found = {t.paper.key: t for t in tables.tables(groups_of(runs(tmp_path)))}
+  grid = table_grid(found['table-2'], [])
   cells = next(row for row in grid.rows if row[0] == ('weight decay 0.1 (default)', 'default'))
   assert cells[1:7] == ['18.18', '20.00', '+1.82†', '3.73', '2.500', 'not compared†']
   assert grid.notes[-1] == '†: other model and data, fewer steps, smaller batches.'
@@ -260,16 +264,16 @@ def test_runs_that_are_not_alike_are_named(tmp_path):
 def test_figures_draw_what_is_there_and_name_what_is_missing(tmp_path):
   write(tmp_path / 'a', hidden_ratio=[1.0, 1.5, 3.0])
   write(tmp_path / 'b', seed=1, hidden_ratio=[1.0, 1.5, 5.0])
-  figures = {f['key']: f for f in numbers.figures()}
+  figures = {f.key: f for f in numbers.figures()}
   group, = groups_of(runs(tmp_path))
   found = figure_data(figures['figure-7-middle'], group)
-  line, = found['panels'][0]['series']
-  assert (line['y'], line['low'], line['high'], line['runs']) == (
+  line, = found.panels[0].series
+  assert (line.y, line.low, line.high, line.runs) == (
       [1.0, 1.5, 4.0], [1.0, 1.5, 3.0], [1.0, 1.5, 5.0], ['a', 'b'])
-  assert found['missing'][0] == 'sink-token (not run)' and len(found['missing']) == 4
+  assert found.missing[0] == 'sink-token (not run)' and len(found.missing) == 4
   assert figure_data(figures['figure-8-right'], group) is None
-  dynamics = figure_data(figures['figure-4-middle'], group)['panels'][0]['series']
-  assert [line['name'] for line in dynamics] == ['training loss', 'validation loss', 'Sink_1']
+  dynamics = figure_data(figures['figure-4-middle'], group).panels[0].series
+  assert [line.name for line in dynamics] == ['training loss', 'validation loss', 'Sink_1']
 
 
 def test_the_synthetic_axis(tmp_path):
@@ -278,13 +282,13 @@ def test_the_synthetic_axis(tmp_path):
   write_synthetic(tmp_path / 'd1', 'default', seed=1, sink=(0,), raw_mass_1=0.25, domain='bigram')
   write_synthetic(tmp_path / 'k', 'k-bias', sink=(0,), sink_bias_slot=100.0)
   axis = synthetic.section(runs(tmp_path))
-  softmax, k_bias = axis['rows']
-  assert (softmax['variant'], k_bias['variant']) == ('default', 'k-bias')
-  assert softmax['cells']['Sink_1 %']['text'] == '50.00 (0.00 to 100.00, n = 2)'
-  assert softmax['cells']['raw mass, first']['mean'] == 0.5
-  assert softmax['cells']['sink emerged']['text'] == 'never in 1 of 2'
-  assert (softmax['cells']['value ratio']['mean'], softmax['cells']['key ratio']['mean'],
-          softmax['cells']['hidden ratio']['mean']) == (0.25, 0.5, 1.5)
-  assert softmax['cells']['bigram loss']['runs'] == ['d1'] and 'valid loss' not in axis['columns']
-  assert k_bias['cells']['Sink_* %']['runs'] == ['k'] and not groups_of(runs(tmp_path))
-  assert axis['optimum'] == [pytest.approx(3.049, abs=1e-3)]
+  softmax, k_bias = axis.rows
+  assert (softmax.variant, k_bias.variant) == ('default', 'k-bias')
+  assert softmax.cells['Sink_1 %'].text == '50.00 (0.00 to 100.00, n = 2)'
+  assert softmax.cells['raw mass, first'].mean == 0.5
+  assert softmax.cells['sink emerged'].text == 'never in 1 of 2'
+  assert (softmax.cells['value ratio'].mean, softmax.cells['key ratio'].mean,
+          softmax.cells['hidden ratio'].mean) == (0.25, 0.5, 1.5)
+  assert softmax.cells['bigram loss'].runs == ['d1'] and 'valid loss' not in axis.columns
+  assert k_bias.cells['Sink_* %'].runs == ['k'] and not groups_of(runs(tmp_path))
+  assert axis.optimum == [pytest.approx(3.049, abs=1e-3)]

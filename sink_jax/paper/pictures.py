@@ -1,0 +1,130 @@
+"""Figures of the paper as typed values: series, panels, pictures.
+
+`curves` and `open_models` make them, `drawing` draws them. The `as_dict` of each is its form in
+report.json, whose keys are fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sink_jax.paper.numbers import PaperFigure
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+  """A line of a panel. low, high: the range over seeds. axis: 'left' or 'right'."""
+
+  name: str
+  runs: Sequence[str]
+  x: Sequence[float | None]
+  y: Sequence[float | None]
+  low: Sequence[float | None]
+  high: Sequence[float | None]
+  axis: str = 'left'
+  dashed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """Lines, or an attention map.
+
+  x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map.
+  """
+
+  title: str
+  x: str
+  y: str
+  series: Sequence[Series]
+  right: str = ''
+  log: str = ''
+  map_TxT: Sequence[Sequence[float]] | None = None
+  runs: Sequence[str] = ()
+
+  def as_dict(self) -> dict[str, Any]:
+    """Without the map, which the analyses.json of its run has."""
+    return {'title': self.title, 'x': self.x, 'y': self.y, 'right': self.right, 'log': self.log,
+            'series': [dataclasses.asdict(line) for line in self.series],
+            **({'runs': self.runs} if self.runs else {})}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """A picture of a figure: the name of its PNG, of what it is, and what is missing in it."""
+
+  file: str
+  name: str = ''
+  missing: Sequence[str] = ()
+  panels: Sequence[Panel] = ()
+  note: str = ''
+
+  @property
+  def narrow(self) -> bool:
+    """Whether panels stand below one another, so that the picture takes a part of the page."""
+    return len(self.panels) < 2
+
+  def as_dict(self) -> dict[str, Any]:
+    """Of a picture that shows no runs."""
+    return {'file': self.file, 'name': self.name, 'missing': self.missing, 'panels': []}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedPicture(Picture):
+  """Of the runs of a budget and protocol. across: how many panels stand beside one another."""
+
+  budget: str = ''
+  protocol: str = ''
+  across: int | None = None
+
+  @property
+  def narrow(self) -> bool:
+    return len(self.panels) < 2 or self.across == 1
+
+  def as_dict(self) -> dict[str, Any]:
+    return {**({'across': self.across} if self.across else {}),
+            **({'note': self.note} if self.note else {}),
+            'budget': self.budget, 'protocol': self.protocol,
+            'panels': [panel.as_dict() for panel in self.panels], 'missing': self.missing,
+            'file': self.file, 'name': self.name}
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnModel:
+  """A published model in a picture, and the file and checkpoint that it is drawn from."""
+
+  model: str
+  file: str
+  checkpoint: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenPicture(Picture):
+  """Of published models. numbers: those of the picture as a table of texts, its header first."""
+
+  numbers: Sequence[Sequence[str]] = ()
+  models: Sequence[DrawnModel] = ()
+
+  @property
+  def narrow(self) -> bool:
+    return False
+
+  def as_dict(self) -> dict[str, Any]:
+    return {'file': self.file, 'name': self.name, 'panels': [], 'missing': self.missing,
+            'note': self.note, 'numbers': self.numbers,
+            'models': [dataclasses.asdict(model) for model in self.models]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """A figure of the paper with its pictures. status: 'drawn', or why there is none."""
+
+  paper: PaperFigure
+  pictures: Sequence[Picture]
+  status: str
+
+  def as_dict(self) -> dict[str, Any]:
+    return self.paper.as_dict() | {
+        'title': self.paper.name, 'pictures': [picture.as_dict() for picture in self.pictures],
+        'status': self.status}
