@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sink_jax.arguments import explained
 
@@ -34,7 +34,10 @@ class Component:
   """
 
 
-def registry(base: type[Component]) -> dict[str, type[Component]]:
+C = TypeVar('C', bound=Component)
+
+
+def registry(base: type[C]) -> dict[str, type[C]]:
   """The concrete classes below `base`, by name."""
   classes = {}
   for cls in base.__subclasses__():
@@ -65,7 +68,7 @@ def components_in(folder: Path) -> dict[str, str]:
 
 
 @explained
-def from_string(base: type[Component], text: str | Component) -> Component:
+def from_string(base: type[C], text: str | Component) -> C:
   """The component that a config string names, e.g. `from_string(Mask, 'Window(size=32)')`.
 
   The string is parsed with `ast` and never evaluated: a class name, then literals.

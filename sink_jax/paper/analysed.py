@@ -10,13 +10,14 @@ from typing import IO, Any, Protocol
 
 import sink_jax
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import files_below, is_local, to_path
+from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
 from sink_jax.paper.analysis_fields import FIELDS, check_result
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
 _REMEDY = ('name the folders or files that python -m sink_jax.analyses NAME '
            '--checkpoint=... --out=... wrote')
+# Bounds on what a stranger's files can make a report read and show.
 _LARGEST = 1 << 25  # bytes of a file; thirty models with maps take a tenth
 _FILES, _RESULTS = 10_000, 1_000
 _SHOWN = 10  # names in a line
@@ -111,6 +112,7 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
     except (ValueError, TypeError, OSError) as error:
       about.setdefault('damaged', []).append(f'{name} ({_reason(error, path)})')
       continue
+    # From here on a fault in one result spares the others of its file.
     files[name] = _made(record)
     if (version := files[name]['versions'].get('sink_jax')) != sink_jax.__version__:
       about.setdefault('version', []).append(f'{name} ({version or "unknown"})')
@@ -147,7 +149,7 @@ def listed(names: Sequence[str]) -> str:
   return ', '.join(names[:_SHOWN]) + more
 
 
-def _files_of(places: Iterable[str]) -> list[tuple[Path, str]]:
+def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
   """(path, name to show) of every file, each once, however many of the places hold it."""
   files = {}
   for place in places:
@@ -170,7 +172,7 @@ def _files_of(places: Iterable[str]) -> list[tuple[Path, str]]:
   return [(path, printable(name, 2 * _NAME)) for path, name in files.values()]
 
 
-def _json_files(root: Path) -> list[Path]:
+def _json_files(root: AnyPath) -> list[AnyPath]:
   """In or below a folder, without following links to folders."""
   if is_local(root):
     return sorted(path for path in root.rglob('*.json') if not path.is_dir())
@@ -214,7 +216,7 @@ def _published(content: Mapping[str, Any]) -> Published | None:
   return known_model(name)
 
 
-def _reason(error: Exception, path: Path) -> str:
+def _reason(error: Exception, path: AnyPath) -> str:
   """Why a file cannot be read, without its path, which the line has."""
   words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
   return printable(words.removeprefix(f'{path} is '), _MESSAGE)

@@ -1,4 +1,4 @@
-"""What a result of an analysis must hold before a report reads or draws it.
+"""What a result of an analysis must contain before a report reads or draws it.
 
 A file of results may come from anywhere, so that every number is checked for its range, and
 every list for its shape, before anything is computed from it.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from sink_jax.data.inputs import KINDS
 
+# Bounds that keep a picture drawable and a computation finite, far above what is measured.
 _LARGEST = 1e30
 _LONGEST = 2048  # entries of a list
 _CHARACTERS = 500  # of a text
@@ -46,15 +48,15 @@ class Items:
   most: int
 
 
-def _percent(axes=''):
-  return Numbers(axes, 0, 100.001)
+def _percent(axes: str = '') -> Numbers:
+  return Numbers(axes, 0, 100.001)  # 100 * a mean in float32 may round up
 
 
-def _share(axes=''):
+def _share(axes: str = '') -> Numbers:
   return Numbers(axes, 0, 1)
 
 
-def _importance(axes=''):
+def _importance(axes: str = '') -> Numbers:
   return Numbers(axes, 0, _LONGEST)  # above one for late keys of a short sequence
 
 
@@ -70,6 +72,8 @@ _SHARED = {**{f'inputs.{name}': field for name, field in _INPUTS.items()},
            'checkpoint.dtype': Words(), 'options.dtype': Words()}
 _SCALE = {'epsilon': _share(), 'parameters': Numbers(low=1, high=1e15, whole=True),
           'sink_1': _percent()}
+# Axes: N blocks, M hidden states (one more, of the embedding), H heads, T tokens, L lengths,
+# E thresholds, K positions, D domains, X domains that are missing.
 _HEAD = {'layer': _COUNT, 'head': _COUNT, 'importance': _importance()}
 _NORMS = Numbers('N', 0, _LARGEST)
 _HIDDEN = Numbers('M', 0, _LARGEST)
@@ -107,19 +111,25 @@ FIELDS = {
 }
 
 
-def check_result(analysis: str, result: dict) -> None:
-  """Raises a ValueError that names the field of a result that a report cannot use."""
-  _check(result, _SHARED | FIELDS[analysis], {}, '')
+def check_result(analysis: str, result: Mapping[str, Any]) -> None:
+  """Checks the fields of a result of one of the analyses in `FIELDS`.
+
+  Raises:
+    ValueError: a field is missing or out of its range or shape; names the first such field.
+  """
+  _check(result, _SHARED | FIELDS[analysis], {}, prefix='')
 
 
-def _check(found, fields, sizes, place):
+def _check(result: Mapping[str, Any], fields: Mapping[str, Numbers | Words | Items],
+           sizes: dict[str, int], prefix: str) -> None:
+  """sizes: {axis: length} as the lists before have it; those of this result are added."""
   for name, field in fields.items():
     *outer, last = name.rstrip('?').split('.')
-    where, value = place + name.rstrip('?'), found
+    where, value = prefix + name.rstrip('?'), result
     for key in outer:
       value = value.get(key)
       if not isinstance(value, dict):
-        raise ValueError(f'{place}{key} is no object')
+        raise ValueError(f'{prefix}{key} is no object')
     value = value.get(last)
     if value is None and name.endswith('?'):
       continue
@@ -133,7 +143,8 @@ def _check(found, fields, sizes, place):
       _check_nested(value, field, field.axes, sizes, where)
 
 
-def _check_nested(value, field, axes, sizes, where):
+def _check_nested(value: object, field: Numbers | Words, axes: str, sizes: dict[str, int],
+                  where: str) -> None:
   if axes:
     if not isinstance(value, list) or not field.least <= len(value) <= _LONGEST:
       raise ValueError(f'{where} is no list of {field.least} to {_LONGEST} entries')
@@ -144,7 +155,8 @@ def _check_nested(value, field, axes, sizes, where):
   elif isinstance(field, Words):
     if not isinstance(value, str) or len(value) > _CHARACTERS:
       raise ValueError(f'{where} is no text of at most {_CHARACTERS} characters')
-  elif (isinstance(value, bool) or not isinstance(value, int if field.whole else (int, float))
+  elif (isinstance(value, bool)  # which is an int to Python
+        or not isinstance(value, int if field.whole else (int, float))
         or not field.low <= value <= field.high):
     kind = 'whole number' if field.whole else 'number'
     raise ValueError(f'{where} is no {kind} from {field.low:g} to {field.high:g}')

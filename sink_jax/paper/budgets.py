@@ -1,4 +1,4 @@
-"""Budgets: one trial of the paper at any cost, by stated rules."""
+"""Budgets: the rules by which a trial of the paper is trained at a lower cost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.experiment import NotExpressible
 
 
+_Changes = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """changes(config): dotted keys to set in the nested dict of a trial at the paper's scale.
+  """How a trial is changed to cost less.
 
+  changes: returns the dotted keys to set, of the nested config of a trial at the paper's scale.
   rules: what that does, in words, for the dry run and the report.
   """
 
-  changes: Callable[[Mapping[str, Any]], dict[str, Any]]
+  changes: _Changes
   rules: tuple[str, ...]
 
 
@@ -40,10 +44,11 @@ def scaled(config: Mapping[str, Any], budget: str) -> dict[str, Any]:
 _PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further
 
 
-def _share(share: float):
+def _share(share: float) -> _Changes:
   """The paper's models and batches for a share of the steps and of the unique tokens."""
-  def changes(config):
+  def changes(config: Mapping[str, Any]) -> dict[str, Any]:
     steps = max(1, round(config['steps'] * share))
+    # A short run is probed, validated and saved as many times as its curves need.
     often = lambda section: min(config[section]['every'], max(1, steps // 20))
     return {'steps': steps,
             'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
@@ -74,6 +79,8 @@ _SMOKE = {
     'validation.every': 250,
     'validation.batches': 20,
 }
+# Factors on the paper's values. The rate and the decay are larger because the steps are few and
+# the model is small: with the paper's own no sink emerges.
 _SMOKE_STEPS = 1000 / 20_000
 _SMOKE_BATCH = 16 / 512
 _SMOKE_LEARNING_RATE = 50
@@ -83,14 +90,14 @@ _SMOKE_HEADS = 4 / 8
 _FIRST_TOKEN = 'FixedToken(position=1)'
 
 
-def _smoke(config):
+def _smoke(config: Mapping[str, Any]) -> dict[str, Any]:
   data, context = config['data'], _SMOKE['data.context']
   steps = round(config['steps'] * _SMOKE_STEPS)
   batch = round(config['batch_size'] * _SMOKE_BATCH)
   tokens = config['steps'] * config['batch_size'] * data['context']
   rate = config['optimizer']['learning_rate'] * _SMOKE_LEARNING_RATE
   decay = config['optimizer']['weight_decay'] * _SMOKE_WEIGHT_DECAY
-  if rate * decay >= 1:
+  if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
     raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
   large = config['model']['size'] == '1b'
   changes = _SMOKE | {
@@ -98,6 +105,7 @@ def _smoke(config):
       'batch_size': batch,
       'optimizer.learning_rate': rate,
       'optimizer.weight_decay': decay,
+      # The share of unique tokens among all tokens seen stays, and so does the number of epochs.
       'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
       'data.interventions': _smoke_edits(data['interventions'], context) or _FIRST_TOKEN,
   }
@@ -109,11 +117,11 @@ def _smoke(config):
       raise NotExpressible(f'{config["model"]["heads"]} of the paper\'s 8 heads would be {heads:g} '
                            'of 4')
     changes['model.heads'] = round(heads)
-  changes |= _smoke_slots(config, context, head_dim=16)
+  changes |= _smoke_attention(config, context, head_dim=16)
   return changes
 
 
-def _smoke_edits(text, context):
+def _smoke_edits(text: str, context: int) -> str:
   """Edits of the sequences, for shorter ones and for the vocabulary of the smoke model."""
   parts = [part.strip() for part in text.split(';') if part.strip()]
   for i, part in enumerate(parts):
@@ -121,13 +129,13 @@ def _smoke_edits(text, context):
     if isinstance(edit, RandomTokens):
       if edit.last >= context:
         raise NotExpressible(f'{edit.last} random tokens; sequences have {context} tokens')
-      if edit.below:
+      if edit.below:  # the paper's vocabulary; 0 is any token of the smaller one
         parts[i] = repr(dataclasses.replace(edit, below=0))
   return '; '.join(parts)
 
 
-def _smoke_slots(config, context, head_dim):
-  """Slots whose numbers mean something else in shorter sequences and narrower heads."""
+def _smoke_attention(config: Mapping[str, Any], context: int, head_dim: int) -> dict[str, str]:
+  """Components whose numbers mean something else in shorter sequences and narrower heads."""
   attention = config['attention']
   mask = from_string(Mask, attention['mask'])
   position = from_string(Position, attention['position'])

@@ -26,11 +26,11 @@ PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNKNOWN: 'cannot be judged'}
 _NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE = 'counterpart'
-# kind: trial, metric, level, what there has to be.
+# A presupposed kind of activity: {kind: (trial, metric, level, what there has to be)}.
 _LEVELS = {'sink': ('default', 'sink_1', SINK, 'sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
            _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'sink')}
-# kind: its mark beside a claim, and what is presupposed.
+# {kind: (its mark at a claim, what is presupposed)}
 PRESUPPOSED = {
     'sink': ('†', f'Sink_1 of the default run is at least {SINK} %'),
     'massive': ('‡', f'the largest hidden norm ratio of the default run is at least {MASSIVE}'),
@@ -42,7 +42,7 @@ PRESUPPOSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """A claim of the paper. statement: in other words. presupposes: of other runs; see PRESUPPOSED."""
+  """A claim of the paper, in other words. presupposes: of other runs; see PRESUPPOSED."""
 
   key: str
   section: str

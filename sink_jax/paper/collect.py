@@ -1,4 +1,4 @@
-"""Runs by budget, protocol and trial, and how far each of them is."""
+"""Runs grouped by budget, protocol and trial; how far each is, and which can be compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
@@ -15,7 +15,8 @@ from sink_jax.train.experiment import RESUMABLE
 
 SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper does not have
 _UNDER_WAY = ('running', 'interrupted')
-# Settings that may differ between runs that are averaged.
+# Settings that may differ between runs that are averaged: they change where, in what order and how
+# exactly a step is computed, not what it means.
 _FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
          'microbatches', 'gradient_reduction', *RESUMABLE)
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
@@ -36,6 +37,7 @@ class Group:
 
   @property
   def name(self) -> str:
+    """'smoke budget, paper protocol', or 'synthetic axis'."""
     return f'{self.budget} budget, {self.protocol} protocol' if self.protocol else (
         f'{self.budget} axis')
 
@@ -43,6 +45,7 @@ class Group:
   def key(self) -> str:
     """Of file names: no two groups have the same, whatever their labels are."""
     words = [re.sub(r'[^a-z0-9]+', '-', part.lower()) for part in (self.budget, self.protocol)]
+    # A label is any text that a person gave; what is no plain file name gets a hash of the label.
     if words == [self.budget, self.protocol] and '-' not in ''.join(words):
       return '-'.join(words)
     mark = hashlib.sha256(repr((self.budget, self.protocol)).encode()).hexdigest()[:8]
@@ -54,9 +57,11 @@ class Group:
     return (self.budget.split() or [''])[0]
 
   def runs(self, trial: str) -> tuple[RunRecord, ...]:
+    """All runs of a trial, whatever their status; () where there is none."""
     return self.trials.get(trial, ())
 
   def done(self, trial: str) -> tuple[RunRecord, ...]:
+    """The runs that reached their last step."""
     return tuple(run for run in self.runs(trial) if run.status == 'done')
 
   def measured(self, trial: str) -> tuple[RunRecord, ...]:
@@ -67,43 +72,45 @@ class Group:
   @functools.cached_property
   def incomparable(self) -> dict[str, str]:
     """Trials that differ from the default run in more than they are about, and in what."""
+    # The default run is what every other trial is a change of.
     default = next(iter(_readable((*self.done('default'), *self.runs('default')))), None)
     if default is None:
       return {}
-    found = {}
+    strange = {}
     for trial, runs in self.trials.items():
       keys = list(dict.fromkeys(
           words for run in _readable(runs) for words in _strange(trial, run, default)))
       if keys:
-        found[trial] = ', '.join(keys)
-    return found
+        strange[trial] = ', '.join(keys)
+    return strange
 
   def same_as_default(self, trial: str) -> bool:
     """Have a trial and the default equal settings, as fixed-1 where budgets fix token 1?"""
     runs, defaults = (_readable(self.runs(t)) for t in (trial, 'default'))
     if trial == 'default' or not runs or not defaults:
       return False
-    mine, its = (found[0].known_setup.settings for found in (runs, defaults))
+    mine, its = (members[0].known_setup.settings for members in (runs, defaults))
     return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in _FREE)
 
   def not_done(self, trial: str) -> str:
     """The runs of a trial that are not done, in words; '' if all are."""
-    return self._told([run for run in self.runs(trial) if run.status != 'done'], True)
+    return self._statuses([run for run in self.runs(trial) if run.status != 'done'], True)
 
   def status(self, trial: str) -> str:
     """How far a trial is, in words."""
     runs = self.runs(trial)
-    return self._told(runs, len(runs) > 1) if runs else 'not run'
+    return self._statuses(runs, len(runs) > 1) if runs else 'not run'
 
-  def _told(self, runs, several):
-    seeds = {}
+  def _statuses(self, runs: Iterable[RunRecord], several: bool) -> str:
+    """The statuses of runs, each with its seeds where there are several."""
+    seeds: dict[str, list[int | None]] = {}
     for run in runs:
       seeds.setdefault(self._status(run), []).append(run.setup.seed if run.setup else None)
-    told = lambda seeds: '' if None in seeds else (
+    listed = lambda seeds: '' if None in seeds else (
         f', seed{"s" if len(seeds) > 1 else ""} {", ".join(map(str, sorted(seeds)))}')
-    return '; '.join(words + (told(of) if several else '') for words, of in seeds.items())
+    return '; '.join(words + (listed(of) if several else '') for words, of in seeds.items())
 
-  def _status(self, run):
+  def _status(self, run: RunRecord) -> str:
     step = f'step {run.step:,}'
     of = f'{step} of {run.setup.steps:,}' if run.setup else step
     reason = run.reason or run.error or 'for an unknown reason'
@@ -126,16 +133,18 @@ def is_synthetic(run: RunRecord) -> bool:
 
 def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
   """Large budgets first. A budget without any run of the paper makes no group."""
-  found = {}
+  by_label: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
   for run in filter(is_of_the_paper, runs):
     # A trial without a config may have been asked for without naming a protocol.
     key = run.label.budget, run.label.protocol or 'paper'
-    found.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
+    by_label.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
   order = {budget: i for i, budget in enumerate(BUDGETS)}
-  place = lambda key: order.get((key[0].split() or [''])[0], len(order))
-  return [Group(*key, {trial: tuple(sorted(members, key=seed_and_name))
-                       for trial, members in found[key].items()})
-          for key in sorted(found, key=lambda key: (place(key), key))]
+  # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
+  rank = lambda label: order.get((label[0].split() or [''])[0], len(order))
+  return [Group(budget, protocol, {trial: tuple(sorted(members, key=seed_and_name))
+                                   for trial, members in trials.items()})
+          for (budget, protocol), trials in sorted(
+              by_label.items(), key=lambda item: (rank(item[0]), item[0]))]
 
 
 def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
@@ -143,12 +152,12 @@ def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
 
   Only those of the config file itself: none whose budget says that settings were changed.
   """
-  found = {}
+  trials: dict[str, list[RunRecord]] = {}
   for run in runs:
     if is_synthetic(run) and not run.label.budget:
-      found.setdefault(run.label.trial.removeprefix(SYNTHETIC), []).append(run)
+      trials.setdefault(run.label.trial.removeprefix(SYNTHETIC), []).append(run)
   return [Group(SYNTHETIC.rstrip('-'), '', {trial: tuple(members) for trial, members
-                                            in found.items()})] if found else []
+                                            in trials.items()})] if trials else []
 
 
 def inconsistencies(group: Group) -> list[str]:
@@ -178,13 +187,13 @@ def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
   return [run for run in runs if run.readable]
 
 
-def _strange(trial, run, default):
+def _strange(trial: str, run: RunRecord, default: RunRecord) -> Iterator[str]:
   """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
   mine, its = run.known_setup.settings, default.known_setup.settings
   for key in _SHARED:
     if key not in swept and mine.get(key) != its.get(key):
       yield f'{key} {mine.get(key)} instead of {its.get(key)}'
-  contents = [one.text.content if one.text else None for one in (run, default)]
+  contents = [either.text.content if either.text else None for either in (run, default)]
   if None not in contents and contents[0] != contents[1]:
     yield 'other content of its data'

@@ -1,4 +1,4 @@
-"""Checks that decide a claim: what they ask, in words, and what the runs answer."""
+"""Criteria of claims: each asks something of runs, in words, and decides it by their numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sink_jax.report.markup import upper
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
 MASSIVE = 2  # hidden norm ratio from which activations are massive
-_FULL = 95  # percent: no room for an order above it
+# Rates that are all near 100 % have reached a ceiling: what orders them is noise.
+_FULL = 95  # percent
 _NOISE = 1.0  # points that an ordered row may go the other way
 _CLOSE = 0.05  # of a level: another seed might lie on its other side
 _MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
@@ -35,10 +36,13 @@ class Outcome:
 
 
 class Check:
-  """`criterion` in words, `trials` that are asked, and `judge(group)`."""
+  """What is asked of runs: `criterion` in words, of `trials`; `judge` answers it of a group."""
 
-  criterion: str
   trials: tuple[str, ...]
+
+  @property
+  def criterion(self) -> str:
+    raise NotImplementedError
 
   @property
   def asked(self) -> tuple[str, ...]:
@@ -66,7 +70,8 @@ class Every(Check):
 
   @property
   def criterion(self) -> str:
-    of = f'each of {listed(self.trials)}' if len(self.trials) > 1 else self.trials[0]
+    of = listed(self.trials)
+    of = f'each of {of}' if len(self.trials) > 1 else of
     if self.some:
       of += f' that was measured ({self.some} at least)'
     of += ' and has a sink on the first token' if self.sinks else ''
@@ -85,6 +90,7 @@ class Every(Check):
       measured = measured.without({trial: 'no sink' for trial in measured.summaries
                                    if not _has_sink(group, trial)})
     means = [summary.mean for summary in measured.summaries.values()]
+    # A counterexample decides at once; that all hold is known when none is missing.
     wrong = [mean for mean in means if not self._fits(mean)]
     if wrong:
       return _outcome(False, measured, all(_close(mean, self._level) for mean in wrong))
@@ -229,7 +235,7 @@ class Trains(Check):
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
       if states != {'not expressible'}:  # else the budget leaves it out
-        # A seed under way may still go either way.
+        # One seed that ended the other way decides; a seed under way may still do so.
         decided.append(False if states & ({'done', 'diverged'} - {wanted}) else
                        True if states == {wanted} else None)
     held = False if False in decided else None if None in decided or not decided else True

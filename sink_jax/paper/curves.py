@@ -50,6 +50,8 @@ def series(name: str, runs: Iterable[RunRecord], points_of: _Points, axis: str =
            dashed: bool = False) -> Series | None:
   """The mean over runs where all of them have a point; None where there is no such point."""
   runs = list(runs)
+  # Seeds that diverged or are under way have fewer points: a mean over some seeds would jump
+  # where one of them ends.
   courses = [{x: y for x, y in points_of(run) if x is not None and y is not None} for run in runs]
   shared = [x for x in courses[0] if all(x in course for course in courses)] if courses else []
   if not shared:
@@ -84,6 +86,7 @@ def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
   """The losses above, Sink_1 below, as long as the default run took."""
   losses, rates, drawn = [], [], []
   default = group.measured('default')
+  # The trials with small rates take more steps; the first ones are what is compared.
   end = default[0].known_setup.steps if default else math.inf
   until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure.trials:
@@ -172,6 +175,7 @@ def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
     return Series(name, names, sizes, weights, weights, weights, dashed=dashed)
 
   panels = []
+  # A window of one token is left out: every query sees itself alone, whatever it has learnt.
   mapped = [pair for pair in analysed
             if pair[0].get('map') and len(pair[0]['map']) <= _LONGEST_MAP]
   if mapped:

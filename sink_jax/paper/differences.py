@@ -9,6 +9,7 @@ from sink_jax.data.tokenizer import HuggingFace
 from sink_jax.paper import numbers
 from sink_jax.report.records import RunRecord
 
+# What a validation loss depends on most: losses with other vocabularies are not comparable.
 CONTEXT, VOCABULARY, DOMAIN = 2048, 50432, 'pilecc'
 CRITERION = (
     f'A validation loss is compared where the context is {CONTEXT}, model.vocab_size is '
@@ -21,7 +22,6 @@ CRITERION = (
     'well, which report.json has as sink_bias_slot_released.')
 _LOSSES = ('valid_loss',)
 _STEPS = ('emergence_step', 'overfit_step')
-_WIDTHS = ('layers', 'd_model')  # of a size, unless they are given
 
 
 def same_data(run: RunRecord) -> bool:
@@ -59,8 +59,9 @@ def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
 
 
 def _same_model(run: RunRecord) -> bool:
+  # A width that a config gives replaces that of its size, which is then only a name.
   model, large = run.known_setup.experiment.model, run.label.trial.startswith('1b-')
-  return model.size == ('1b' if large else '60m') and not any(getattr(model, key) for key in _WIDTHS)
+  return model.size == ('1b' if large else '60m') and not (model.layers or model.d_model)
 
 
 def _training(run: RunRecord) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Pictures of the figures: panels of series, maps, masks, and the synthetic task."""
+"""The figures as PNGs: panels of series, maps, masks, and the rates of the synthetic task."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sink_jax.evaluate import plots
 from sink_jax.paper.cells import Statistics
 from sink_jax.paper.pictures import Panel, TrainedPicture
 
+# The page holds all pictures in itself, so that their size is the page's.
 _COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
 _MARKERS = 'osD^vPXh*<>'
 _COLOURS = (*plots.COLOURS, '#8C6D31', '#7B3294', '#888888')
@@ -110,6 +111,7 @@ def with_palette(raw: io.BytesIO) -> bytes:
 def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
   """Pictures by name, made smaller together until they take about `limit` bytes at most."""
   while (total := sum(map(len, pictures.values()))) > limit:
+    # A picture's bytes grow with its area, so that the root of the ratio nearly suffices.
     scale = max(0.5, min(0.9, (limit / total) ** 0.5))
     pictures = {name: _scaled(picture, scale) for name, picture in pictures.items()}
   return pictures
@@ -129,19 +131,19 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
   right = ax.twinx() if any(line.axis == 'right' for line in panel.series) else None
   lines = {}
   for line in panel.series:
+    # Beyond the last colour the dashes tell names apart.
     i = names.index(line.name)
     again = i // len(_COLOURS)
-    style = dict(color=_COLOURS[i % len(_COLOURS)], linewidth=2,
-                 linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
-    if len(line.x) <= _WITH_MARKERS:
-      style |= dict(marker=_MARKERS[i % len(_MARKERS)], markersize=5)
+    colour = _COLOURS[i % len(_COLOURS)]
+    marker = _MARKERS[i % len(_MARKERS)] if len(line.x) <= _WITH_MARKERS else ''
     target = right if right is not None and line.axis == 'right' else ax
-    x = [np.nan if v is None else v for v in line.x]
-    y = [np.nan if v is None else v for v in line.y]
-    artist, = target.plot(x, y, **style)
+    x, y, low, high = (np.asarray(values, np.float64)  # None becomes nan, a gap
+                       for values in (line.x, line.y, line.low, line.high))
+    artist, = target.plot(x, y, color=colour, linewidth=2, marker=marker, markersize=5,
+                          linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
     lines.setdefault(line.name, artist)
     if line.low != line.high:
-      target.fill_between(x, line.low, line.high, color=style['color'], alpha=0.2, linewidth=0)
+      target.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
   _scales(ax, panel)
   if right is not None:
     right.set_ylim(-4, 104)

@@ -246,11 +246,12 @@ METRICS = {
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
     'emergence_step': Metric('step of emergence', 'steps', _emergence),
     'converges': Metric('converges', 'truth', _converges),
-    'massive': Metric('largest hidden norm ratio', 'ratio', largest_ratio(lambda ratios: ratios.hidden, 1)),
+    'massive': Metric('largest hidden norm ratio', 'ratio',
+                      largest_ratio(lambda ratios: ratios.hidden, skip=1)),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
                                   largest_ratio(lambda ratios: ratios.hidden_before_norm)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 largest_ratio(lambda ratios: ratios.sink_token, 1)),
+                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',
@@ -265,7 +266,7 @@ METRICS = {
                            _first_in_prefix),
     'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
-    # Of open models alone.
+    # Of open models alone: their numbers come from analyses, so that no run has them.
     'sink_1_natural': Metric('Sink_1 % on text', 'percent', lambda run: None),
     'sink_1_random': Metric('Sink_1 % on random tokens', 'percent', lambda run: None),
     'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent', lambda run: None),
@@ -273,5 +274,6 @@ METRICS = {
     'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent', lambda run: None),
     'sink_t': Metric('Sink_t %', 'percent', lambda run: None),
 }
+# Of normalised scores, which are proxies where the rows of an operation do not sum to one.
 _OF_SCORES = {name for name in METRICS
               if name.startswith(('sink_', 'lead_', 'largest_sink', 'prefix_'))}

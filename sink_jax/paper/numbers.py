@@ -182,9 +182,8 @@ def _table(table: dict[str, Any]) -> PaperTable:
   rows = [PaperRow(**row | {'values': {
       metric: tuple(value) if isinstance(value, list) else value
       for metric, value in row['values'].items()}}) for row in table['rows']]
-  names = {'measures': 'metrics'}
-  return PaperTable(**{names.get(key, key): value for key, value in table.items()} | {
-      'rows': rows})
+  rest = {key: value for key, value in table.items() if key not in ('measures', 'rows')}
+  return PaperTable(metrics=table['measures'], rows=rows, **rest)
 
 
 def _rows() -> list[PaperRow]:

@@ -94,6 +94,7 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | No
     files = ', '.join(dict.fromkeys(result.file for result in shown))
     return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
                        f'({printable(error, _MESSAGE)})')
+  # The pictures of analyses have no palette yet, as every other picture of the page has.
   there = {result.paper_model.name for result in shown}
   picture = OpenPicture(
       file=f'{figure.key}.png',
@@ -149,6 +150,7 @@ def _value(table: PaperTable, row: PaperRow, metric: str, result: Result) -> flo
     return content['sink_1'].get(_kind(table, metric))
   if table.analysis == 'chat':
     return content['sink_1']
+  # 'first position vector replaced by the 5th'; without a number the row is of no change.
   position = re.search(r'(\d+)th$', row.setting)
   wanted = (table.half, int(position[1])) if position else ('no', None)
   return next((change.get(metric) for change in content['rows']
@@ -205,7 +207,7 @@ def _newest_first(result: Result) -> tuple[float, str]:
 def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
   """A result as its module draws it: with the paper's name, and the thresholds of the figure."""
   name = result.paper_model.name
-  content = dict(result.content) | {'model': name}
+  content: dict[str, Any] = {**result.content, 'model': name}
   if 'family' in content:
     content['family'] = name.split('-')[0]
   if figure.epsilon is not None:

@@ -1,4 +1,4 @@
-"""The report of the paper as one HTML page that needs nothing else."""
+"""The report of the paper as one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --wo
 
 
 def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
-  """A page without scripts or outside resources. images: PNGs by file name."""
+  """The report as a page without scripts or outside resources. images: PNGs by file name."""
   parts = [_header(report), _in_short(report), _contents(report), _claims(report),
            '<section id="tables"><h2>Tables</h2>', f'<p>{text(report.comparison)}</p>']
   parts += [_table(table, report) for table in report.tables if table.paper.number]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import TypeVar
 
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import (
   claims_architecture,
   claims_training,
@@ -53,7 +52,7 @@ from sink_jax.train.provenance import provenance
 
 T = TypeVar('T')
 CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
-_PICTURES = 2_600_000  # bytes on the page, which holds them in base64
+_PICTURES = 2_600_000  # bytes on the page, where base64 makes a third more of them
 # An absolute path in a command or an error: all but its end is this machine's business.
 _ROOT = r'(?:file://[\w.-]*)?(?:~[\w.-]*)?/'
 _PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
@@ -63,7 +62,7 @@ _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+
 _PROTOCOL_KEYS = ('optimizer.schedule', 'model.init', 'probe.dtype')
 
 
-def paper_report(runs: Sequence[RunRecord], out: str | os.PathLike,
+def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
                  analysed: Analysed = Analysed()) -> PaperReport:
   """Writes index.html, report.md, report.json and PNGs about runs and analyses.
 
@@ -72,13 +71,13 @@ def paper_report(runs: Sequence[RunRecord], out: str | os.PathLike,
   """
   report, pictures = build(runs, analysed)
   report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
-  out = to_path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  folder = to_path(out)
+  folder.mkdir(parents=True, exist_ok=True)
   for file, picture in pictures.items():
-    (out / file).write_bytes(picture)
-  (out / 'report.json').write_text(to_json(report.as_dict()))
-  (out / 'report.md').write_text(as_markdown(report))
-  (out / 'index.html').write_text(as_html(report, drawing.shrunk(pictures, _PICTURES)))
+    (folder / file).write_bytes(picture)
+  (folder / 'report.json').write_text(to_json(report.as_dict()))
+  (folder / 'report.md').write_text(as_markdown(report))
+  (folder / 'index.html').write_text(as_html(report, drawing.shrunk(pictures, _PICTURES)))
   return report
 
 
@@ -118,6 +117,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       other_runs=[run.name for run in runs
                   if not is_of_the_paper(run) and not is_synthetic(run)],
   )
+  # Last, so that pages and JSON show the same numbers and no text escapes.
   return rounded(finite(without_paths(report))), pictures
 
 

@@ -67,9 +67,11 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
                      lambda run, key=key: (run.losses or {}).get(key), 'nats')
              for key in losses] + list(COLUMNS)
   rows = [_row(label, members, columns, several) for label, members in trials.items()]
+  # The trials have the paper's names, among which 'default' is softmax.
   rows.sort(key=lambda row: (not row.variant.startswith('default'), row.variant))
   optimum = {entropy for run in runs if run.setup
              and (entropy := run.setup.facts.get('bigram_entropy')) is not None}
+  # A column that no variant has a number for would only widen the table.
   shown = [column for column in columns if any(column.heading in row.cells for row in rows)]
   return SyntheticAxis({column.heading: column.meaning for column in shown}, rows, sorted(optimum))
 

@@ -46,7 +46,7 @@ def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
   marks: dict[str, str] = {}
   rows = []
   for row in table.rows:
-    for entry in row.trained or [None]:
+    for entry in row.trained or [None]:  # a row that nobody has run is shown all the same
       cells = entry.cells if entry else {}
       rows.append([_setting(row)] + [_group(entry)] * several
                   + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]

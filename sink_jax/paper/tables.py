@@ -64,6 +64,7 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> T
   setup = next((run.setup for run in runs if run.setup), None)
   status = group.status(trial)
   if group.same_as_default(trial):
+    # Where a budget fixes what the trial is about, both train the same model.
     status += '; equal settings: at this budget the same run as default'
   if row.failed:
     status += _failure(runs)
@@ -83,7 +84,7 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> T
 def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Sequence[RunRecord]
           ) -> TrainedCell | None:
   """The summary of a metric and its difference to the paper; None if it is unknown."""
-  if metric == 'converges':
+  if metric == 'converges':  # divergence is a result, and no failure to measure
     measured = [run for run in runs if run.status in ('done', 'diverged')]
   summary = metric_summary(metric, measured)
   if summary is None:

@@ -84,6 +84,7 @@ class Comparison:
 def build(runs: Sequence[RunRecord]) -> Comparison:
   """The runs in groups, texts before synthetic tasks; every sentence follows from the records."""
   groups: list[RunGroup] = []
+  # Losses and rates are compared on equal data alone, so every source makes a group.
   for source in dict.fromkeys(_source(run) for run in sorted(runs, key=_text_first)):
     members = sorted((run for run in runs if _source(run) == source), key=_plain_first)
     readable = [run for run in members if run.readable]

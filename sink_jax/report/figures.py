@@ -17,6 +17,7 @@ def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
   key.
   """
   probed = [(run, run.probe) for run in runs if run.probe is not None]
+  # The legend below the axes has three names in a row.
   height = 4.0 + 0.22 * -(-len(probed) // 3)
   figure, axes = plots.canvas(10.5, height, columns=2)
   rate, importance = axes[0]
@@ -26,8 +27,9 @@ def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
                  linestyle='--' if run.proxy else '-', marker='osD^vPX'[i % 7], markersize=6,
                  markevery=(i, len(probed)))  # lines that coincide stay apart by markers
     rate.plot(curves.step, curves.sink_1, label=run.name + mark, **style)
-    if probe.sink_extra_key is not None:
-      rate.plot(curves.step, curves.sink_extra_key, label=f'{run.name}{mark}: {plots.SINK_EXTRA_KEY}',
+    if probe.sink_extra_key is not None:  # the same colour as the run's Sink_1
+      rate.plot(curves.step, curves.sink_extra_key,
+                label=f'{run.name}{mark}: {plots.SINK_EXTRA_KEY}',
                 **style | dict(linestyle=':', marker=''))
     importance.plot(curves.step, curves.largest_importance, **style)
   epsilons = sorted({run.known_setup.epsilon for run, _ in probed})

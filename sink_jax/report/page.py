@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else, and as Markdown."""
+"""A comparison of runs as one HTML page that needs no other file, and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sink_jax.report.records import RunRecord
 
 
 def as_html(report: Comparison, images: Mapping[str, bytes]) -> str:
-  """A page without scripts or outside resources. images: PNGs by file name."""
+  """A comparison as a page without scripts or outside resources. images: PNGs by file name."""
   parts = [f'<header><h1>{text(report.title)}</h1>', _facts(report), '</header>']
   for group in report.groups:
     parts.append(_group(group, images))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from sink_jax.attention.normalizer import RowSum, Unnormalized
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
-from sink_jax.io.paths import files_named, is_local, to_path
+from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
 from sink_jax.report.jsontext import finite
 from sink_jax.report.records import (
   EMERGENCE_LEVEL,
@@ -34,7 +33,7 @@ _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of
 _REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
 
 
-def read_runs(directory: str | os.PathLike) -> list[RunRecord]:
+def read_runs(directory: str | AnyPath) -> list[RunRecord]:
   """Every run in or below a folder, in order of name.
 
   Raises:
@@ -46,7 +45,7 @@ def read_runs(directory: str | os.PathLike) -> list[RunRecord]:
   return runs
 
 
-def find_runs(directory: str | os.PathLike) -> list[RunRecord]:
+def find_runs(directory: str | AnyPath) -> list[RunRecord]:
   """The same for a folder that may hold none yet.
 
   Raises:
@@ -61,9 +60,10 @@ def find_runs(directory: str | os.PathLike) -> list[RunRecord]:
           for folder in sorted(folders)]
 
 
-def read_run(folder: str | os.PathLike, name: str) -> RunRecord:
+def read_run(folder: str | AnyPath, name: str) -> RunRecord:
   """The record of one run, whatever its state is; what cannot be read is said in `error`."""
   folder = to_path(folder)
+  # JSON of metrics has NaN and Infinity; a report must not, so that they are None from here on.
   status, rows = read_status(folder), finite(read_metrics(folder))
   of_kind = lambda kind: [row for row in rows if row['kind'] == kind]
   run = RunRecord(
@@ -83,7 +83,7 @@ def read_run(folder: str | os.PathLike, name: str) -> RunRecord:
     setup = _setup(from_dict(config), config)
     run = dataclasses.replace(run, label=_label(config), setup=setup)
     run = dataclasses.replace(run, text=_text_amount(read_data_summary(folder), setup.tokens))
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError) as error:  # one bad folder does not end a report
     return dataclasses.replace(run, status='unreadable', error=' '.join(str(error).split()))
   if valid := of_kind('valid'):
     run = dataclasses.replace(run, losses={
@@ -185,6 +185,7 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
       value_ratio_block=block + 1,
       ratios=NormRatios(**{field.name: last.get(f'{field.name}_ratio')
                            for field in dataclasses.fields(NormRatios)}),
+      # Rates are percentages in metrics.jsonl, and shares in `evaluate`.
       emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
       peak_sink_1=rates[peak],
       peak_step=steps[peak],

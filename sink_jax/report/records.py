@@ -229,6 +229,7 @@ class RunRecord:
 
   def as_dict(self) -> dict[str, Any]:
     """The run as report.json holds it: without the courses and the analyses."""
+    # Keys of a group that is not known are left out, as runs without it have never had them.
     groups = [self.setup and self.setup.as_dict(), self.text and dataclasses.asdict(self.text),
               None if self.losses is None else {'losses': self.losses},
               self.probe and self.probe.as_dict()]
@@ -257,6 +258,7 @@ def differing_settings(runs: Sequence[RunRecord]
   flat = {run.name: run.known_setup.settings for run in runs}
   keys = dict.fromkeys(key for settings in flat.values() for key in settings)
   shared = {key: next(iter(flat.values())).get(key) for key in keys
+            # As JSON, since lists cannot be in a set.
             if len({json.dumps(settings.get(key)) for settings in flat.values()}) == 1}
   return shared, {name: {key: value for key, value in settings.items() if key not in shared}
                   for name, settings in flat.items()}

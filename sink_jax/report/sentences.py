@@ -8,7 +8,7 @@ from sink_jax.report.markup import upper
 from sink_jax.report.records import EMERGENCE_LEVEL, ProbeRecord, RunRecord
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
-_UNEQUAL = 0.1  # nats of loss between variants that are no longer alike
+_UNEQUAL = 0.1  # nats of loss from which two variants have not learnt equally much
 
 
 def verdict(run: RunRecord) -> str:
@@ -84,7 +84,7 @@ def _first_token(run: RunRecord, probe: ProbeRecord) -> str:
   if kind in ('sink', 'proxy only'):
     since = (f'at or above {_LEVEL:g} % before any training' if probe.emergence_step == 0 else
              f'at or above {_LEVEL:g} % since step {probe.emergence_step}')
-    if probe.peak_sink_1 > probe.sink_1 + 5:
+    if probe.peak_sink_1 > probe.sink_1 + 5:  # points; less is no decline
       since += f', {probe.peak_sink_1:.1f} % at step {probe.peak_step}'
     return (f'{upper(rate)} reached {now} ({since}); the values of the first token are '
             f'{probe.value_ratio:.2f} times as long as those of the others (block '
@@ -103,6 +103,7 @@ def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
   if not run.proxy:
     return ''
   mass, row = probe.raw_mass_1, probe.raw_row_mass
+  # Raw mass can be negative: without normalisation some operations have weights of both signs.
   taken = f'a mean raw mass of {mass:.3f}, of {row:.3f} in a row'
   if row > 0:
     taken += f' ({100 * mass / row:.0f} %)'
@@ -118,6 +119,7 @@ def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
 def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
   if probe.sink_extra_key is None:
     return ''
+  # The words of a report for an extra key or a learned sink token.
   line = (f'The bias slot took mean weight {probe.mean_extra_key:.2f} and has Sink_* '
           f'{probe.sink_extra_key:.1f} % ({probe.sink_extra_key_official:.1f} % as the release '
           'counts, with its dummy row).')

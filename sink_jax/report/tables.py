@@ -44,11 +44,13 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
              'a bias slot.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
       Column('value ratio (block)', 'Norm of the value of the first token over the mean of the '
              'others: the smallest over blocks, and that block.', _ratio),
-      Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.', _emerged),
+      Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
+             _emerged),
   ]
 
 
 def rows(runs: Sequence[RunRecord], shown: Sequence[Column]) -> list[list[str]]:
+  """The cells of every run."""
   return [[column.cell(run) for column in shown] for run in runs]
 
 
@@ -58,6 +60,7 @@ def as_text(runs: Sequence[RunRecord]) -> str:
   cells = rows(runs, shown)
   widths = [max(max(map(len, column.heading.split())), *(_widest(row[i]) for row in cells))
             for i, column in enumerate(shown)][1:]
+  # The names of the variants take what the numbers leave, and are wrapped there.
   room = WIDTH - sum(widths) - 2 * len(widths)
   names = max(len(row[0]) for row in cells)
   widths = [max(12, min(room, names)), *widths]
@@ -74,7 +77,8 @@ def as_markdown(runs: Sequence[RunRecord]) -> str:
   return '\n'.join(markup.markdown_table([column.heading for column in shown], rows(runs, shown)))
 
 
-def _losses(runs):
+def _losses(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+  """(validation set, what its loss means) of all sets that some run has."""
   sets = dict.fromkeys(key for run in runs for key in run.shown_losses) or ['valid']
   return [(key, 'Validation loss at its last evaluation, nats per token.' if key == 'valid' else
            f"Validation loss on the task's {key} targets, nats.") for key in sets]
@@ -109,12 +113,12 @@ def _emerged(run: RunRecord) -> str:
   return 'did not emerge' if step is None else f'step {step}'
 
 
-def _widest(cell):
+def _widest(cell: str) -> int:
   """Width of a cell: words may go below one another, numbers stay together."""
   return max(map(len, cell.split())) if cell.startswith('did') else len(cell)
 
 
-def _line(cells, widths):
+def _line(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
   """The lines of one row; the first column to the left, the others to the right."""
   parts = [textwrap.wrap(cell, width) or [''] for cell, width in zip(cells, widths)]
   height = max(map(len, parts))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.pretrained.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
@@ -20,7 +18,7 @@ from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.provenance import provenance
 
 
-def compare(directory: str | os.PathLike, out: str | os.PathLike, with_maps: bool = True
+def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
             ) -> Comparison:
   """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
 
@@ -53,7 +51,7 @@ def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
       'reported with': now['code']}
 
 
-def _with_pictures(group: RunGroup, directory: Path, out: Path, with_maps: bool) -> RunGroup:
+def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps: bool) -> RunGroup:
   """The group with its curves and attention maps, which are drawn here, and what they lack."""
   probed = [run for run in group.runs if run.probe is not None]
   pictures = []
@@ -76,11 +74,12 @@ def _with_pictures(group: RunGroup, directory: Path, out: Path, with_maps: bool)
   return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
 
 
-def _maps(directory: Path, runs: Sequence[RunRecord]) -> tuple[Mapping[str, HeadMaps], list[str]]:
+def _maps(directory: AnyPath, runs: Sequence[RunRecord]
+          ) -> tuple[Mapping[str, HeadMaps], list[str]]:
   """Maps of the runs whose checkpoint can be read, and a line about every other."""
   maps, missing = {}, []
   for run in runs:
-    folder = directory / run.name
+    folder = directory / run.name  # or the folder itself, which is named after itself
     try:
       model = load_run(folder if folder.is_dir() else directory)
       if model.probe_tokens is None:

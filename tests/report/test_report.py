@@ -27,7 +27,8 @@ TRIALS = {name: quickstart.get_config(name).to_dict() for name in quickstart.TRI
 def probe_row(step, sink_1, largest, **values):
   return dict(kind='probe', step=step, sink_1=sink_1, sink=[sink_1, 0.0], sink_bias_slot=None,
               sink_bias_slot_released=None, largest_importance=largest, mean_importance=largest / 2,
-              mean_bias_slot=None, raw_mass_1=largest / 2, largest_raw_mass_1=largest, raw_row_mass=1.0, value_ratio=[0.9, 0.25, 0.5]) | values
+              mean_bias_slot=None, raw_mass_1=largest / 2, largest_raw_mass_1=largest,
+              raw_row_mass=1.0, value_ratio=[0.9, 0.25, 0.5]) | values
 
 
 def write(folder, trial='text-softmax', probed=(), valid=None, status='done', details=None,
@@ -43,6 +44,8 @@ def write(folder, trial='text-softmax', probed=(), valid=None, status='done', de
 
 GROWING = [probe_row(0, 0.0, 0.07), probe_row(400, 8.0, 0.25), probe_row(800, 12.5, 0.4),
            probe_row(1200, 45.5, 0.625, raw_mass_1=0.2, key=1)]
+EXTRA_KEY = dict(mean_bias_slot=0.25, sink_bias_slot=50.0, sink_bias_slot_released=51.5,
+                 raw_row_mass=0.75)
 FLAT = [probe_row(0, 0.0, 0.07), probe_row(1200, 0.0, 0.1506)]
 
 
@@ -87,7 +90,8 @@ def test_faint_and_faded(tmp_path):
      'of 0.529, of 10.200 in a row (5 %)'),
     (0.0, 0.09, 2.0, 4.0, 'none', 'The weights disagree'),
     (0.0, 0.09, -0.1, -0.5, 'none', 'of -0.500 in a row.')])
-def test_unnormalised_attention_is_judged_by_raw_mass(rate, share, mass, row, kind, words, tmp_path):
+def test_unnormalised_attention_is_judged_by_raw_mass(rate, share, mass, row, kind, words,
+                                                      tmp_path):
   run = write(tmp_path / 'a', 'text-sigmoid', [FLAT[0], probe_row(
       1200, rate, share, raw_mass_1=mass, raw_row_mass=row)])
   assert run.proxy and verdict(run) == kind and words in sentences(run)
@@ -95,11 +99,11 @@ def test_unnormalised_attention_is_judged_by_raw_mass(rate, share, mass, row, ki
   assert ('1 of 1' in overview([run])) == (kind == 'sink')
 
 
-def test_a_bias_slot_is_set_against_softmax(tmp_path):
+def test_an_extra_key_is_compared_with_softmax(tmp_path):
   softmax = write(tmp_path / 'softmax', probed=GROWING, valid=dict(valid=1.5))
-  slot = dict(mean_bias_slot=0.25, sink_bias_slot=50.0, sink_bias_slot_released=51.5, raw_row_mass=0.75)
-  run = write(tmp_path / 'k', 'text-k-bias', [probe_row(0, 0.0, 0.07, **slot),
-                                              probe_row(1200, 0.0, 0.05, **slot)], dict(valid=1.75))
+  run = write(tmp_path / 'k', 'text-k-bias', [
+      probe_row(0, 0.0, 0.07, **EXTRA_KEY), probe_row(1200, 0.0, 0.05, **EXTRA_KEY)],
+      dict(valid=1.75))
   other = write(tmp_path / 'other', 'backcopy-softmax', GROWING)
   assert baseline_of(run, [other, run, softmax]) is softmax and baseline_of(softmax, [run]) is None
   said = sentences(run, softmax)
@@ -114,8 +118,8 @@ def test_a_bias_slot_is_set_against_softmax(tmp_path):
 
 
 @pytest.mark.parametrize('status, details, words', [
-    ('diverged', dict(step=1300, loss='nan'), 'Diverged at step 1300 of 1200 (loss nan); what follows '
-     'is of step 1200.'),
+    ('diverged', dict(step=1300, loss='nan'),
+     'Diverged at step 1300 of 1200 (loss nan); what follows is of step 1200.'),
     ('interrupted', dict(step=600), 'Interrupted at step 1200 of 1200'),
     ('running', dict(step=0), 'Not finished: last heard of at step 1200'),
     ('failed', dict(error='no memory'), 'Failed: no memory'), (None, {}, 'Not run.')])
@@ -142,11 +146,10 @@ def test_a_run_that_cannot_be_read_is_listed(tmp_path):
 def report(tmp_path_factory):
   """All trials of the quick start, with the kinds of results that they may have."""
   base = tmp_path_factory.mktemp('quickstart')
-  slot = dict(mean_bias_slot=0.25, sink_bias_slot=50.0, sink_bias_slot_released=51.5, raw_row_mass=0.75)
   for name in TRIALS:
     probed = GROWING if 'softmax' in name else FLAT
     if name == 'text-k-bias':
-      probed = [row | slot for row in FLAT]
+      probed = [row | EXTRA_KEY for row in FLAT]
     losses = dict(valid=float('nan'))
     if 'backcopy' in name:
       losses = dict(valid=2.0, backcopy=0.5, bigram=3.0)
