@@ -61,6 +61,7 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
       not_done += [f'{trial} ({words})'] if (words := group.not_done(trial)) else []
       continue
     ended = {run.status for run in group.runs(trial)}
+    # A trial that can never have the number holds no verdict up.
     never = next(filter(None, (impossible(metric, run) for run in done)), '')
     words = f'{trial} ({group.status(trial) if not done else never or "not measured"})'
     (left_out if never or ended and ended <= _ENDED else pending).append(words)

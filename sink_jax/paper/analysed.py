@@ -154,6 +154,7 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
   files = {}
   for place in places:
     root, typed = to_path(place), Path(place)
+    # A path that was typed relative says where a file lies; any other is cut to its last part.
     relative = is_local(root) and not typed.expanduser().is_absolute()
     if root.is_dir():
       paths = _json_files(root)

@@ -173,7 +173,7 @@ BUDGETS = {
         'heads times 1/2; a single head has no counterpart',
         'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
         'counterpart',
-        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets of '
-        'relative positions: as in the paper',
+        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
+        'of relative positions: as in the paper',
     )),
 }

@@ -78,6 +78,7 @@ class TrainedCell(Cell):
     return self.statistics.text
 
   def as_dict(self) -> dict[str, Any]:
+    # Flat, as every committed report has it.
     return self.statistics.as_dict() | {'paper': self.paper, 'difference': self.difference,
                                         'agrees': self.agrees, 'remark': self.remark}
 
@@ -159,6 +160,7 @@ class Row:
   open_models: OpenEntry | None = None
 
   def as_dict(self) -> dict[str, Any]:
+    # A row is of trained or of open models: one of the two is empty.
     entries = [*self.trained, *([self.open_models] if self.open_models else [])]
     return self.paper.as_dict() | {'paper': self.texts,
                                    'ours': [entry.as_dict() for entry in entries]}

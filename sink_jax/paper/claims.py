@@ -86,6 +86,7 @@ def judge(claim: Claim, group: Group) -> Verdict:
   if not why:
     verdict = FAILS if failed else UNKNOWN if undecided else HOLDS
     deciding = failed or undecided or outcomes
+    # One failure far from its level is enough to be sure; one close number is enough for doubt.
     close = all(outcome.close for outcome in failed) if failed else not undecided and any(
         outcome.close for outcome in outcomes)
     reason = '' if verdict != UNKNOWN else undecided[0].reason
@@ -112,6 +113,7 @@ def _lacking(claim: Claim, group: Group, presupposes: Sequence[str]) -> tuple[st
         f'not comparable with the default run: {"; ".join(strange)}')
   for kind in presupposes:
     if kind == 'ordinary text':
+      # Decided by the config and not by the name of the budget, which a person may have changed.
       edits = {run.known_setup.settings['data.interventions']
                for run in group.done('default')} - {''}
       if edits:
@@ -136,6 +138,7 @@ def _lacking(claim: Claim, group: Group, presupposes: Sequence[str]) -> tuple[st
 
 def _learns_less(claim: Claim, group: Group) -> tuple[str, tuple[TrialStatistics, ...]]:
   """The trials whose loss is much above the default's, in words and as numbers."""
+  # A model that learns less may lack a sink for that reason alone.
   losses = aggregate(group, 'valid_loss', ['default', *claim.asked])
   base = losses.summaries.get('default')
   if base is None:

@@ -66,6 +66,7 @@ class Group:
 
   def measured(self, trial: str) -> tuple[RunRecord, ...]:
     """The runs to show a trial by: those that are done, else those under way."""
+    # Never both: a mean over runs of unequal length says nothing.
     return self.done(trial) or tuple(
         run for run in self.runs(trial) if run.status in _UNDER_WAY)
 
@@ -189,6 +190,7 @@ def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 def _strange(trial: str, run: RunRecord, default: RunRecord) -> Iterator[str]:
   """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
+  # A trial differs from the default in what its name begins with, and in nothing else here.
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
   mine, its = run.known_setup.settings, default.known_setup.settings
   for key in _SHARED:

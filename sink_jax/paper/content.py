@@ -119,6 +119,7 @@ class RunSummary:
   trained_on: str | None
 
   def as_dict(self) -> dict[str, Any]:
+    # The keys of committed reports, which are those of metrics.jsonl.
     keys = {'sink_extra_key': 'sink_bias_slot',
             'sink_extra_key_official': 'sink_bias_slot_released'}
     return {keys.get(key, key): value for key, value in dataclasses.asdict(self).items()}

@@ -103,6 +103,7 @@ def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
 def _sweep(figure: PaperFigure, group: Group) -> _Drawn:
   """Ends of runs, of those that are done, against what their trials vary."""
   windows = figure.number == '6'
+  # The figure on windows varies the mask, the others the amount of text.
   x_of = window_size if windows else _max_tokens
   metrics = [('valid_loss', 'left'), ('sink_1', 'right')]
   metrics += [] if windows else [('train_loss', 'left')]
@@ -168,6 +169,7 @@ def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
   alone = [trial for trial, run in runs.items() if run.analyses['window']['size'] == 1]
   analysed = sorted(((run.analyses['window'], run) for trial, run in runs.items()
                      if trial not in alone), key=lambda pair: pair[0]['size'])
+  # One run per window: the maps of seeds cannot be averaged in a picture.
   sizes, names = [window['size'] for window, _ in analysed], [run.name for _, run in analysed]
 
   def line(key: str, name: str, dashed: bool = False) -> Series:
@@ -218,6 +220,7 @@ def _train_points(run: RunRecord) -> list[tuple[float, float]]:
 
 def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
   """Means over stretches of steps, so that there are at most so many of them."""
+  # Every stretch stands at its last step, so that the curve ends where the run does.
   size = -(-len(points) // most) or 1
   stretches = [points[i:i + size] for i in range(0, len(points), size)]
   return [(stretch[-1][0], statistics.fmean(loss for _, loss in stretch)) for stretch in stretches]

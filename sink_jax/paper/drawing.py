@@ -128,6 +128,7 @@ def _scaled(picture: bytes, scale: float) -> bytes:
 
 def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
   """Lines with the range over seeds, {name: line}; a name has one colour on both axes."""
+  # Rates in percent go with losses in nats on one x axis.
   right = ax.twinx() if any(line.axis == 'right' for line in panel.series) else None
   lines = {}
   for line in panel.series:

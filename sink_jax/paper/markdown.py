@@ -58,6 +58,7 @@ def _figure(figure: Figure) -> list[str]:
   for picture in figure.pictures:
     name = f'{title} {picture.name}'.strip()
     lines += [f'![{name}]({picture.file})', '']
+    # Below the picture: Markdown has no captions.
     if picture.missing:
       start = f'{upper(picture.name)}: without' if picture.name else 'Without'
       lines += [f'{start} {escaped(", ".join(picture.missing))}.', '']
@@ -89,6 +90,7 @@ def _plain(cell: GridCell) -> str:
 
 def _made(report: PaperReport) -> list[str]:
   lines = ['## How it was made', '']
+  # A backtick would end the code.
   code = lambda value: '`' + value.replace('`', "'") + '`'
   for key, values in report.provenance.items():
     lines += [f'- {upper(key)}:', *(f'  - {code(value)}' for value in values)]

@@ -35,6 +35,7 @@ class Metric:
     if value is None:
       return ''
     if self.unit == 'truth':
+      # The mean of truths is the share of seeds.
       return 'yes' if value == 1 else 'no' if value == 0 else f'in {value:.0%} of runs'
     if value == math.inf:
       return 'never'
@@ -62,6 +63,7 @@ class MetricSummary:
 
   def statistics(self) -> Statistics:
     """The numbers and the text as the report has them."""
+    # A seed without a sink emerges at no step: its step, and so the mean, is infinite.
     finite = len(self.values) > 1 and self.mean < math.inf
     spread = statistics.stdev(self.values) if finite else None
     return Statistics(self.mean, min(self.values), max(self.values), spread, len(self.values),
@@ -160,6 +162,7 @@ def _analysis(name: str, key: str) -> _Quantity:
 
 def _of_uniform(weight: str, uniform: str) -> _Quantity:
   """How many times the weight that it would have if a query saw all of its keys alike."""
+  # Few keys share the weight of a small window, so that only the ratio compares windows.
   def of(run: RunRecord) -> float | None:
     measured, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
     return measured / even if measured is not None and even else None
@@ -199,6 +202,7 @@ def _valid_loss(run: RunRecord) -> float | None:
 
 def _train_loss(run: RunRecord) -> float | None:
   """Mean of the last tenth of the logged steps."""
+  # The loss of a single step is that of one batch, and noisy.
   losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
   return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
 

@@ -179,9 +179,11 @@ def _content() -> dict[str, Any]:
 
 
 def _table(table: dict[str, Any]) -> PaperTable:
+  # JSON has no tuples: a list in the file is a range.
   rows = [PaperRow(**row | {'values': {
       metric: tuple(value) if isinstance(value, list) else value
       for metric, value in row['values'].items()}}) for row in table['rows']]
+  # An unknown key fails here, and not where its number would be missing.
   rest = {key: value for key, value in table.items() if key not in ('measures', 'rows')}
   return PaperTable(metrics=table['measures'], rows=rows, **rest)
 

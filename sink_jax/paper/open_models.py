@@ -181,10 +181,12 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
               if failure.analysis == figure.analysis and failure.published}
     return [], [f'{result.file} has no epsilon {epsilon:g}' for result in candidates] + [
         f'{model} {why}' for model, why in failed.items() if names is None or model in names]
+  # Results of different protocols never share a picture.
   group = min(groups.values(), key=_group_order)
   shown: dict[str, Result] = {}
   for result in sorted(group, key=lambda result: (
       len(other_model(result)), *_newest_first(result))):
+    # The first of a model: of the right size, then the newest.
     shown.setdefault(result.paper_model.name, result)
   left_out = [result for result in candidates
               if all(result is not other for other in shown.values())]

@@ -83,6 +83,7 @@ def differences(result: Result, kind: str | None = None) -> list[str]:
 def other_model(result: Result) -> list[str]:
   """A line where the size of a model shows that it is not the paper's, whatever its name."""
   size, nominal = result.content['checkpoint'].get('parameters'), result.paper_model.billions * 1e9
+  # A folder may have any name; and the nominal size is a rounded one.
   if size is None or abs(size / nominal - 1) <= _SIZE:
     return []
   return [f'another model of that name: {short(size)} parameters instead of {short(nominal)}']
@@ -125,6 +126,7 @@ def alike(result: Result) -> tuple:
   """Results that are equal in this can be drawn together."""
   content = result.content
   questions = content.get('hellaswag', {})
+  # Lines of one picture are compared by eye, so all that the inputs depend on has to agree.
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
           str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))

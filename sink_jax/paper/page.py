@@ -29,6 +29,7 @@ def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
   """The report as a page without scripts or outside resources. images: PNGs by file name."""
   parts = [_header(report), _in_short(report), _contents(report), _claims(report),
            '<section id="tables"><h2>Tables</h2>', f'<p>{text(report.comparison)}</p>']
+  # Tables have a number; the numbers of the running text follow in their own section.
   parts += [_table(table, report) for table in report.tables if table.paper.number]
   parts += ['</section>', '<section id="numbers"><h2>Numbers of the text</h2>']
   parts += [_table(table, report) for table in report.tables if not table.paper.number]
@@ -156,6 +157,7 @@ def _grid(grid: Grid) -> str:
       f'<th scope="col"{_side(i, grid)}>{text(words)}</th>' for i, words in enumerate(grid.head))
   rows = []
   for row in grid.rows:
+    # The first cell heads its row, for those who hear the page read.
     first, *others = [_cell(cell) for cell in row]
     rows.append(f'<th scope="row">{first}</th>' + ''.join(
         f'<td{_side(i, grid)}>{cell}</td>' for i, cell in enumerate(others, 1)))
@@ -171,4 +173,5 @@ def _cell(cell: GridCell) -> str:
   if not isinstance(cell, tuple):
     return text(cell)
   words, small = cell
+  # Small print names runs, trials and files, whose letters stay as they are.
   return f'{text(words)}<small>{html.escape(small)}</small>' if small else text(words)

@@ -47,6 +47,7 @@ class Panel:
     """Without the map, which the analyses.json of its run has."""
     return {'title': self.title, 'x': self.x, 'y': self.y, 'right': self.right, 'log': self.log,
             'series': [dataclasses.asdict(line) for line in self.series],
+            # A series names its runs itself; a map has no series.
             **({'runs': self.runs} if self.runs else {})}
 
 
@@ -108,7 +109,7 @@ class OpenPicture(Picture):
 
   @property
   def narrow(self) -> bool:
-    return False
+    return False  # the analysis draws it, so how many panels it has is not known here
 
   def as_dict(self) -> dict[str, Any]:
     return {'file': self.file, 'name': self.name, 'panels': [], 'missing': self.missing,

@@ -71,6 +71,7 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   """
   report, pictures = build(runs, analysed)
   report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
+  # Pictures first: a page names no picture that is not there.
   folder = to_path(out)
   folder.mkdir(parents=True, exist_ok=True)
   for file, picture in pictures.items():
@@ -175,6 +176,7 @@ def _judged(claim: Claim, groups: Sequence[Group]) -> JudgedClaim:
   # The synthetic axis has a part of the trials, and answers what it can answer.
   verdicts = [judge(claim, group) for group in groups
               if group.protocol or set(claim.trials) <= set(group.trials)]
+  # A page without runs lists every claim all the same.
   nothing = Verdict('no runs', '', '', UNKNOWN, False, 'nothing has been run',
                     'nothing has been run')
   return JudgedClaim(claim.key, claim.section, claim.statement, claim.marks, claim.criterion,
@@ -187,6 +189,7 @@ def _figures(groups: Sequence[Group], analysed: Analysed
   figures, pngs = [], {}
   for figure in numbers.figures():
     pictures, status = [], ''
+    # Drawn from the masks themselves, without any run.
     if figure.kind == 'mask':
       pictures = [Picture(f'{figure.key}.png')]
       pngs[pictures[0].file] = drawing.masks('prefix' if figure.number == '5' else 'window')

@@ -14,7 +14,7 @@ from sink_jax.paper.pictures import Figure
 from sink_jax.report.records import split_notes
 
 OPEN = 'open models'
-_DEFAULT = ('sink_1', 'valid_loss', 'massive')
+_DEFAULT = ('sink_1', 'valid_loss', 'massive')  # what most claims are measured against
 _JUDGED = ('Judged on runs that are done, by their mean over seeds; each criterion is ours and '
            'stands below its claim. "Close to the level": a number that decides is within 5 % of '
            'the level that it is held against.')
@@ -25,6 +25,7 @@ _SMOKE = ('At the smoke budget models and data are other ones, so what holds the
 def summarize_claims(claims: Sequence[JudgedClaim], groups: Sequence[Group],
                      of_open_models: Sequence[str] = ()) -> Summary:
   """What the claims say about each group of runs; `of_open_models`: lines of `open_lines`."""
+  # Rates at different budgets are never averaged: every group has lines of its own.
   parts = [SummaryPart(group.name, _lines(claims, group)) for group in groups]
   marks = [f'{mark} presupposes that {words}.' for mark, words in PRESUPPOSED.values()
            if any(mark in claim.marks for claim in claims)]
@@ -58,6 +59,7 @@ def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
   lines += [f'{len(members)} of {total} claims {PLURAL[verdict]}'
             + (f': {", ".join(map(_named, members))}.' if members else '.')
             for verdict, members in judged.items() if verdict in (HOLDS, FAILS)]
+  # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
   reasons: dict[str, list[str]] = {}
   for key, verdict in judged[UNKNOWN]:
     reasons.setdefault(verdict.reason, []).append(key)

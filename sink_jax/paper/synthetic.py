@@ -60,6 +60,7 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
   trials: dict[Label, list[RunRecord]] = {}
   for run in runs:
     trials.setdefault(run.label, []).append(run)
+  # A budget is named only where rows differ in it.
   several = len({(label.budget, label.protocol) for label in trials}) > 1
   losses = dict.fromkeys(key for run in runs for key in run.shown_losses)
   columns = [_column(f'{key} loss', f'Validation loss on the {key} targets, nats.' if key != 'valid'

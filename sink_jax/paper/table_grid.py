@@ -52,6 +52,7 @@ def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
                   + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
                   + _cost(entry))
   notes += [f'{mark}: {words}.' for words, mark in marks.items()]
+  # The first column names the setting, where a star would be the paper's.
   if any('*' in str(cell) for row in rows for cell in row[1:]):
     notes.append('*: of proxy scores.')
   return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
@@ -172,6 +173,7 @@ def _cost(entry: TrainedEntry | None) -> list[GridCell]:
     return ['', '', 'not run']
   seen = short(entry.tokens)
   tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
+  # Steps are those of the config, tokens those seen so far.
   steps = '' if entry.steps is None else f'{entry.steps:,}'
   return [steps, tokens, (entry.status, ', '.join(entry.runs))]
 

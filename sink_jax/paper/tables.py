@@ -61,6 +61,7 @@ def paper_text(row: PaperRow, metric: str) -> str:
 
 def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> TrainedEntry:
   runs, measured = group.runs(trial), group.measured(trial)
+  # Seeds of a trial should have one config but for the seed; `inconsistencies` names others.
   setup = next((run.setup for run in runs if run.setup), None)
   status = group.status(trial)
   if group.same_as_default(trial):

@@ -87,6 +87,7 @@ def build(runs: Sequence[RunRecord]) -> Comparison:
   # Losses and rates are compared on equal data alone, so every source makes a group.
   for source in dict.fromkeys(_source(run) for run in sorted(runs, key=_text_first)):
     members = sorted((run for run in runs if _source(run) == source), key=_plain_first)
+    # A damaged run is listed, but what its config says may not be what was trained.
     readable = [run for run in members if run.readable]
     shared, different = differing_settings(readable) if readable else ({}, {})
     groups.append(RunGroup(
@@ -141,6 +142,7 @@ def _title(run: RunRecord) -> str:
 
 def _unused_key(source: str | None, groups: Sequence[RunGroup]) -> str:
   """'stdlib', or 'stdlib.2' where another group has that."""
+  # A dot cannot be in a key, so that the part before it tells which keys are alike.
   key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
   taken = sum(group.key.split('.')[0] == key for group in groups)
   return f'{key}.{taken + 1}' if taken else key
@@ -152,6 +154,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
     notes.append('* of proxy scores: the rows of this attention do not sum to one, so its weights '
                  'are divided by the sums of their magnitudes before the metric, as in the paper.')
   setups = [run.setup for run in runs if run.setup is not None]
+  # Members share their data, and so the optimum.
   optimum = next((setup.facts['bigram_entropy'] for setup in setups
                   if 'bigram_entropy' in setup.facts), None)
   if optimum is not None:

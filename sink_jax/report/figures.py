@@ -53,6 +53,7 @@ def strongest_heads(maps: Mapping[str, HeadMaps], path: str | os.PathLike) -> No
   across = min(3, len(panels))
   down = -(-len(panels) // across)
   figure, axes = plots.canvas(max(5.2, 3.7 * across), 3.6 * down, down, across)
+  # The grid may have more axes than there are panels.
   for ax in axes.flat[len(panels):]:
     ax.set_axis_off()
   for ax, (name, heads, proxy) in zip(axes.flat, panels):

@@ -58,10 +58,12 @@ def mapped(value: T, change: Callable[[Any], Any]) -> T:
   elif isinstance(value, (list, tuple)):
     items = [mapped(item, change) for item in value]
     result = items if isinstance(value, list) else tuple(items)
+  # Values of a report; what they are made of is changed, and their types stay.
   elif dataclasses.is_dataclass(value) and not isinstance(value, type):
     result = dataclasses.replace(value, **{
         field.name: mapped(getattr(value, field.name), change)
         for field in dataclasses.fields(value)})
   else:
+    # A leaf: a text, a number, a boolean, None.
     result = change(value)
   return result

@@ -35,6 +35,7 @@ def picture(png: bytes, caption: str, kind: str = 'wide') -> str:
 
   kind: 'wide', or 'single' for one panel.
   """
+  # A data URL: a page that is moved or mailed keeps its pictures.
   data, alt = base64.b64encode(png).decode(), html.escape(caption, quote=True)
   return (f'<figure><div class="{kind}"><img alt="{alt}" src="data:image/png;base64,{data}"></div>'
           f'<figcaption>{text(caption)}</figcaption></figure>')

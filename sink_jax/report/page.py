@@ -57,6 +57,7 @@ def _group(group: RunGroup, images: Mapping[str, bytes]) -> str:
                                 for name, words in group.sentences.items()) + '</ul>')
   parts += [f'<p class="note">{text(note)}</p>' for note in group.notes]
   parts += [markup.picture(images[picture.file], picture.caption) for picture in group.pictures]
+  # Also in words: the title of a heading is shown to a mouse alone.
   terms = {column.heading: text(column.meaning) for column in columns[1:]}
   parts.append(f'<details open><summary>Columns</summary>{markup.definitions(terms)}</details>')
   parts.append(_settings(group))
@@ -72,6 +73,7 @@ def _settings(group: RunGroup) -> str:
                    for k, v in group.shared_settings.items())
   if not shared:
     return ''
+  # A single run differs from none.
   table = markup.table('', different) if len(different) > 1 else ''
   return (f'<details><summary>Settings</summary>{table}<p>Shared by all:</p>'
           f'<ul class="settings">{shared}</ul></details>')

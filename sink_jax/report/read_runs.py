@@ -54,6 +54,7 @@ def find_runs(directory: str | AnyPath) -> list[RunRecord]:
   root = to_path(directory)
   if not root.is_dir():
     raise ValueError(f'{directory} is not a folder. Make runs with {_REMEDY}{directory}')
+  # A trial that never began has status.json alone.
   folders = {path.parent for path in files_named(root, _FILES)}
   own_name = (root.resolve() if is_local(root) else root).name  # '.' has no name before that
   return [read_run(folder, folder.relative_to(root).as_posix() if folder != root else own_name)
@@ -168,6 +169,7 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
   last = rows[-1]
   steps, rates = [row['step'] for row in rows], [row['sink_1'] for row in rows]
   peak = int(np.argmax(rates))
+  # Sentences name the block where the first token's values are shortest against the others'.
   block = int(np.argmin(last['value_ratio']))
   return ProbeRecord(
       step=last['step'],

@@ -109,10 +109,10 @@ class ProbeRecord:
 
   Sink rates are in percent of all heads. sink: Sink_k, k = 1, 2, ... sink_extra_key: Sink_*, of
   the extra key or the learned sink token; sink_extra_key_official: as the official implementation
-  counts it, with a dummy row of weight one. raw_mass_1: mean weight on the first token, as it
-  multiplies the values; raw_row_mass: mean sum of a row. value_ratio: the smallest over blocks, at
-  value_ratio_block (from 1). emergence_step: None where no sink has emerged. peak_sink_1: the
-  largest Sink_1, at peak_step.
+  (sail-sg/Attention-Sink) counts it, with a dummy row of weight one. raw_mass_1: mean weight on
+  the first token, as it multiplies the values; raw_row_mass: mean sum of a row. value_ratio: the
+  smallest over blocks, at value_ratio_block (from 1). emergence_step: None where no sink has
+  emerged. peak_sink_1: the largest Sink_1, at peak_step.
   """
 
   step: int
@@ -213,6 +213,7 @@ class RunRecord:
     """The validation sets worth showing: a synthetic task's own, else all targets."""
     if self.losses is None:
       return []
+    # A synthetic task has sets that mean something each; 'valid' is of all targets.
     named = [key for key in self.losses if key != 'valid']
     return named if named and self.known_setup.synthetic else ['valid']
 
@@ -281,6 +282,7 @@ def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
   """The softmax run that differs from this one only in attention, and there the least."""
   if run.setup is None or run.setup.attention == 'softmax':
     return None
+  # Any other difference, as in the seed or the data, would be mistaken for an effect of attention.
   mine, changes = run.setup.settings, {}
   for i, other in enumerate(runs):
     if other.setup is not None and other.setup.attention == 'softmax':

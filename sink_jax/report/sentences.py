@@ -21,6 +21,7 @@ def verdict(run: RunRecord) -> str:
   probe = run.probe
   if probe is None:
     return 'unknown'
+  # Where rows do not sum to one, dividing by a tiny sum can make a sink of next to nothing.
   if probe.emergence_step is not None:
     return 'proxy only' if run.proxy and probe.raw_mass_1 < _needed_mass(run) else 'sink'
   if probe.peak_sink_1 >= _LEVEL:
@@ -121,8 +122,8 @@ def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
     return ''
   # The words of a report for an extra key or a learned sink token.
   line = (f'The bias slot took mean weight {probe.mean_extra_key:.2f} and has Sink_* '
-          f'{probe.sink_extra_key:.1f} % ({probe.sink_extra_key_official:.1f} % as the release '
-          'counts, with its dummy row).')
+          f'{probe.sink_extra_key:.1f} % ({probe.sink_extra_key_official:.1f} % as the official '
+          'implementation counts, with its dummy row).')
   if baseline is None or baseline.probe is None:
     return line
   before, after = baseline.probe.largest_importance, probe.largest_importance
@@ -141,6 +142,7 @@ def _loss(run: RunRecord, baseline: RunRecord) -> str:
            if (own := mine[key]) is not None and (other := its.get(key)) is not None}
   if not pairs:
     return ''
+  # The set on which they differ most decides whether the two can be compared.
   worst = max(pairs, key=lambda key: abs(pairs[key][0] - pairs[key][1]))
   own, other = pairs[worst]
   line = f'Its {worst} loss is {own:.3f}, against {other:.3f} of {baseline.name}'

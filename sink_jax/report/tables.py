@@ -33,8 +33,9 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
     shown += [
         Column('Sink_* %', 'The same of the bias slot or learned sink token: its mean weight over '
                'queries.', _probed(lambda probe: probe.sink_extra_key, '.1f')),
-        Column('Sink_* % (release)', "The same as the paper's release counts it, with a dummy row "
-               'of weight one.', _probed(lambda probe: probe.sink_extra_key_official, '.1f'))]
+        Column('Sink_* % (official)', 'The same as the official implementation counts it, with a '
+               'dummy row of weight one.',
+               _probed(lambda probe: probe.sink_extra_key_official, '.1f'))]
   return shown + [
       Column('largest import.', 'Largest importance of the first token over heads.',
              _probed(lambda probe: probe.largest_importance, '.3f', starred=True)),
@@ -115,6 +116,7 @@ def _emerged(run: RunRecord) -> str:
 
 def _widest(cell: str) -> int:
   """Width of a cell: words may go below one another, numbers stay together."""
+  # 'did not emerge' may take three lines; a number and its unit stay on one.
   return max(map(len, cell.split())) if cell.startswith('did') else len(cell)
 
 

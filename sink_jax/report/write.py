@@ -31,6 +31,7 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
   report = dataclasses.replace(
       report, provenance=_provenance(report.runs),
       groups=[_with_pictures(group, directory, out, with_maps) for group in report.groups])
+  # Read back, for the page holds the same bytes as the files beside it.
   images = {picture.file: (out / picture.file).read_bytes()
             for group in report.groups for picture in group.pictures}
   (out / 'report.json').write_text(to_json(report.as_dict()))
@@ -63,6 +64,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps:
         'lines and * are of proxy scores' + (', dotted lines of the bias slot.' if extra_key
                                              else '.')))
     figures.sink_curves(probed, out / pictures[-1].file)
+  # Loading a checkpoint takes seconds; --nomaps leaves it out.
   maps, missing = _maps(directory, probed) if with_maps else ({}, [])
   if maps:
     sequences = next(iter(maps.values())).sequences

@@ -33,7 +33,7 @@ def content(analysis, model, made=None, dtype='float32', **changes):
     own = [inputs(kind, made['sequences'], made['length'])
            for kind in ('natural', 'random', 'repeat')]
     made = made | {'kinds': own}
-  found = {
+  results = {
       'kinds': {'epsilon': 0.3, 'sink_1': {'natural': 80.0, 'random': 70.0, 'repeat': 60.0}},
       'chat': rate,
       'positions': {'epsilon': 0.3, 'rows': [
@@ -63,7 +63,7 @@ def content(analysis, model, made=None, dtype='float32', **changes):
   }[analysis]
   own = {'model': model, 'inputs': made, 'options': {'dtype': dtype},
          'checkpoint': {'folder': model, 'step': None, 'dtype': dtype, 'parameters': size}}
-  return copy.deepcopy(own | found | changes)
+  return copy.deepcopy(own | results | changes)
 
 
 def write(file, analysis, results, failed=(), **changes):

@@ -89,9 +89,9 @@ def write_paper(root):
     row = rows.get(trial, PaperRow('', trial, {}))
     values = {k: v for k, v in row.values.items() if isinstance(v, (int, float))}
     failed = row.failed or row.values.get('converges') is False
-    slot = values.get('sink_star')
-    if slot is None and trial.startswith('value-'):
-      slot = {'1': 60.0, '5': 20.0, '20': 0.0}[trial.split('-')[-1]]
+    extra_key = values.get('sink_star')
+    if extra_key is None and trial.startswith('value-'):
+      extra_key = {'1': 60.0, '5': 20.0, '20': 0.0}[trial.split('-')[-1]]
     sinks = [values.get(f'sink_{k}', 0.0) for k in (1, 2, 3, 4)]
     if trial.startswith(('prefix', 'data-5b', 'window-1024', 'value-uniform-5')):
       sinks[0] = {'value-uniform-5': 7.0}.get(trial, 15.0)
@@ -103,7 +103,7 @@ def write_paper(root):
     gap = 3 if trial in ('data-50m', 'data-100m') else 0
     write(root / trial, trial, budget='full', status='diverged' if failed else 'done', sink=sinks,
           losses=loss, domain='Pile-CC', train=loss - gap,
-          sink_bias_slot=slot, hidden_ratio=[1.0, 1.1, ratio],
+          sink_bias_slot=extra_key, hidden_ratio=[1.0, 1.1, ratio],
           hidden_before_norm_ratio=[1.1, 20.0 if trial == 'post-norm' else ratio],
           sink_token_ratio=[1.0, 9.0, 8.0] if trial == 'sink-token' else None,
           analyses=_analyses(trial))
@@ -123,25 +123,25 @@ def _is_flat(trial):
 
 
 def _analyses(trial):
-  found = {}
+  results = {}
   if trial in ('sink-token', 'kv-bias', 'k-bias'):
-    found['removed'] = dict(what=trial, sink_1=0.0, largest_importance=0.1, valid_loss=5.5,
+    results['removed'] = dict(what=trial, sink_1=0.0, largest_importance=0.1, valid_loss=5.5,
                             valid_loss_before=3.72)
   if trial.startswith('window-'):
     size = int(trial.split('-')[1])
-    found['window'] = dict(size=size, length=2 * size, absolute_first=0.5, absolute_uniform=0.1,
+    results['window'] = dict(size=size, length=2 * size, absolute_first=0.5, absolute_uniform=0.1,
                            relative_first=0.5 / size, uniform=1 / size)
     if size == 32:
-      found['window']['map'] = [[1 / (i + 1) if j <= i else 0.0 for j in range(64)]
+      results['window']['map'] = [[1 / (i + 1) if j <= i else 0.0 for j in range(64)]
                                 for i in range(64)]
   if trial.startswith('prefix-'):
     length = int(trial.split('-')[1])
-    found['prefix'] = dict(length=length, strongest_in_prefix=1.0,
+    results['prefix'] = dict(length=length, strongest_in_prefix=1.0,
                            sequences=[[20.0 if k == i % length else 0.0 for k in range(length + 5)]
                                       for i in range(5)])
   if trial == 'default':
-    found['first_token_chain'] = dict(largest_relative_difference=2e-6)
-  return found or None
+    results['first_token_chain'] = dict(largest_relative_difference=2e-6)
+  return results or None
 
 
 def runs(root):

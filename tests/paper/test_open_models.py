@@ -119,9 +119,9 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
                                          content('chat', 'Llama-2-7b-chat-hf', sink_1=92.0)])
   write(tmp_path / 'positions.json', 'positions', [
       content('positions', 'openai-community/gpt2-xl', inputs('repeat'))])
-  found = tables_of(*read(tmp_path).results)
+  shown = tables_of(*read(tmp_path).results)
   of = lambda *place: {metric: (cell.text, round(cell.difference, 6), cell.remark)
-                       for metric, cell in entry_of(found, *place).cells.items()}
+                       for metric, cell in entry_of(shown, *place).cells.items()}
   assert of('table-1-left', 'GPT2-XL') == {
       'sink_1_natural': ('80.00', 3.0, ''), 'sink_1_random': ('70.00', -0.29, ''),
       'sink_1_repeat': ('60.00', -2.28, '')}
@@ -131,8 +131,8 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
   assert of('table-7-swapped', 'first position vector swapped with the 5th') == {
       'sink_1': ('1.44', 0.0, ''), 'sink_t': ('50.00', -7.63, '')}
   assert of('text-jamba', 'Jamba-v0.1') == {'sink_1': ('80.00', -8.48, '')}
-  assert entry_of(found, 'table-1-left', 'Mistral-7B') is None
-  left = next(table for table in found if table.paper.key == 'table-1-left')
+  assert entry_of(shown, 'table-1-left', 'Mistral-7B') is None
+  left = next(table for table in shown if table.paper.key == 'table-1-left')
   assert '--checkpoint="Mistral-7B,LLaMA2-7B Base,LLaMA3-8B Base" --out=' in left.status
 
 

@@ -16,17 +16,17 @@ BY_KEY = {claim.key: claim for claim in CLAIMS}
 
 def verdict(root, key):
   group, = groups_of(runs(root))
-  found = judge(BY_KEY[key], group)
-  return found.verdict, found.why
+  judged = judge(BY_KEY[key], group)
+  return judged.verdict, judged.why
 
 
 def test_the_paper_bears_its_own_claims_out(tmp_path):
   # Criteria that the paper's numbers would not meet are not criteria of its claims.
   group, = groups_of(runs(paper_runs.write_paper(tmp_path)))
-  found = {claim.key: judge(claim, group) for claim in CLAIMS}
-  assert {key: v.why for key, v in found.items() if v.verdict != 'holds'} == {}
+  verdicts = {claim.key: judge(claim, group) for claim in CLAIMS}
+  assert {key: v.why for key, v in verdicts.items() if v.verdict != 'holds'} == {}
   assert len(BY_KEY) == len(CLAIMS)
-  for verdict_ in found.values():  # every number names its runs
+  for verdict_ in verdicts.values():  # every number names its runs
     assert verdict_.numbers and all(number.statistics.runs for number in verdict_.numbers)
 
 
@@ -76,8 +76,8 @@ def test_without_a_sink_in_the_baseline_nothing_can_move(tmp_path):
 def test_a_fixed_first_token_decides_where_the_sink_stands(tmp_path):
   write(tmp_path / 'default')  # the smoke budget fixes it
   write(tmp_path / 'random-1', 'random-1', sink=(0,))
-  found, why = verdict(tmp_path, 'random-first')
-  assert found == 'cannot be judged' and 'are edited (FixedToken(position=1))' in why
+  answer, why = verdict(tmp_path, 'random-first')
+  assert answer == 'cannot be judged' and 'are edited (FixedToken(position=1))' in why
 
 
 @pytest.mark.parametrize('key, trial', [('prefix', 'prefix-2'), ('window', 'window-512')])
@@ -91,15 +91,15 @@ def test_no_sink_needs_a_counterpart_that_has_one(tmp_path):
   write(tmp_path / 'default', losses=2.96)
   for trial in ('mlp', 'mlp-normalized'):
     write(tmp_path / trial, trial, sink=(0,), losses=3.5 if trial == 'mlp' else 3.0)
-  found, why = verdict(tmp_path, 'mlp-kernel')
-  assert (found, why.split('.')[0]) == (
+  answer, why = verdict(tmp_path, 'mlp-kernel')
+  assert (answer, why.split('.')[0]) == (
       'cannot be judged', 'No counterpart with normalisation: sigmoid-normalized is not run')
   assert why.endswith('Valid loss: mlp 3.500 against 2.960 of default: it also learns less')
   write(tmp_path / 'n0', 'sigmoid-normalized', sink=(4,))
   assert 'no sink in the counterpart' in verdict(tmp_path, 'mlp-kernel')[1].lower()
   write(tmp_path / 'n1', 'sigmoid-normalized', seed=1, sink=(40,))
-  found, why = verdict(tmp_path, 'mlp-kernel')
-  assert found == 'holds' and 'mlp 3.500 against 2.960' in why
+  answer, why = verdict(tmp_path, 'mlp-kernel')
+  assert answer == 'holds' and 'mlp 3.500 against 2.960' in why
 
 
 def test_seeds_that_are_not_in_a_mean_are_named(tmp_path):
@@ -107,8 +107,8 @@ def test_seeds_that_are_not_in_a_mean_are_named(tmp_path):
   write(tmp_path / 'default-1', seed=1, status='failed', details=dict(error='no memory'))
   write(tmp_path / 'v0', 'v-bias', sink=(20,))
   write(tmp_path / 'v1', 'v-bias', seed=1, status='diverged', step=300)
-  found, why = verdict(tmp_path, 'value-biases')
-  assert found == 'holds'
+  answer, why = verdict(tmp_path, 'value-biases')
+  assert answer == 'holds'
   assert 'not in the means: v-bias (diverged (step 300 of 1,000), seed 1)' in why
   assert 'not in the means: default (failed (no memory), seed 1)' in why
 
@@ -129,8 +129,8 @@ def test_to_train_is_to_learn(tmp_path):
   write(tmp_path / 'default', losses=3.0)
   for trial in ('softmax-p-half', 'softmax-p-third', 'softmax-p-quarter'):
     write(tmp_path / trial, trial, losses=3.7)
-  found, why = verdict(tmp_path, 'p-norm-trains')
-  assert found == 'does not hold' and 'Valid loss: default 3.000, softmax-p-half 3.700' in why
+  answer, why = verdict(tmp_path, 'p-norm-trains')
+  assert answer == 'does not hold' and 'Valid loss: default 3.000, softmax-p-half 3.700' in why
 
 
 @pytest.mark.parametrize('sinks, expected', [
@@ -141,8 +141,8 @@ def test_a_number_close_to_its_level_is_said_to_be(sinks, expected, tmp_path):
   for trial, sink in zip(('batch-128', 'batch-256', 'batch-1024'), sinks):
     write(tmp_path / trial, trial, sink=(sink,))
   group, = groups_of(runs(tmp_path))
-  found = judge(BY_KEY['batch-size'], group)
-  assert (found.verdict, found.close) == expected
+  judged = judge(BY_KEY['batch-size'], group)
+  assert (judged.verdict, judged.close) == expected
 
 
 @pytest.mark.parametrize('settings', [
@@ -153,9 +153,9 @@ def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
     write(tmp_path / trial, trial)
   assert verdict(tmp_path, 'value-biases')[0] == 'holds'
   change(tmp_path / 'v-bias', settings)
-  found, why = verdict(tmp_path, 'value-biases')
+  answer, why = verdict(tmp_path, 'value-biases')
   key, = settings
-  assert found == 'cannot be judged' and f'v-bias: {key} {settings[key]} instead of ' in why
+  assert answer == 'cannot be judged' and f'v-bias: {key} {settings[key]} instead of ' in why
   group, = groups_of(runs(tmp_path))
   assert list(group.incomparable) == ['v-bias']  # batch-128 is about its batches
   line, = inconsistencies(group)
@@ -181,8 +181,8 @@ def test_what_is_not_done_is_awaited_and_what_cannot_be_is_left_out(tmp_path):
     write(tmp_path / trial, trial, sink=(15,))
   write(tmp_path / 'heads-added', 'heads-added', status='running', step=300)
   write_not_expressible(tmp_path / 'heads-1', 'heads-1', 'no head is left')
-  found, why = verdict(tmp_path, 'heads')
-  assert found == 'cannot be judged' and 'missing: heads-added (running (step 300 of' in why
+  answer, why = verdict(tmp_path, 'heads')
+  assert answer == 'cannot be judged' and 'missing: heads-added (running (step 300 of' in why
   assert 'left out: heads-1 (not expressible (no head is left))' in why
   write(tmp_path / 'again/heads-added', 'heads-added', sink=(15,))
   assert verdict(tmp_path, 'heads')[0] == 'holds'
@@ -191,8 +191,8 @@ def test_what_is_not_done_is_awaited_and_what_cannot_be_is_left_out(tmp_path):
 def test_a_counterexample_decides_before_all_is_done(tmp_path):
   write(tmp_path / 'default')
   write(tmp_path / 'batch-128', 'batch-128', sink=(0,))
-  found, why = verdict(tmp_path, 'batch-size')
-  assert found == 'does not hold' and 'missing: batch-256 (not run)' in why
+  answer, why = verdict(tmp_path, 'batch-size')
+  assert answer == 'does not hold' and 'missing: batch-256 (not run)' in why
 
 
 def test_means_of_seeds_decide(tmp_path):
@@ -208,9 +208,9 @@ def test_budgets_and_protocols_are_judged_apart(tmp_path):
   write(tmp_path / 'a', sink=(20,))
   write(tmp_path / 'b', sink=(0,), protocol='released')
   write(tmp_path / 'c', sink=(30,), budget='tenth')
-  found = [(group.key, judge(BY_KEY['emergence'], group).verdict)
+  verdicts = [(group.key, judge(BY_KEY['emergence'], group).verdict)
            for group in groups_of(runs(tmp_path))]
-  assert found == [('tenth-paper', 'holds'), ('smoke-paper', 'holds'),
+  assert verdicts == [('tenth-paper', 'holds'), ('smoke-paper', 'holds'),
                    ('smoke-released', 'does not hold')]
 
 

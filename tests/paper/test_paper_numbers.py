@@ -31,13 +31,13 @@ def test_the_default_run_is_the_same_everywhere():
 
 
 def test_a_trial_has_one_value_of_a_measure():
-  seen = {}
+  known = {}
   for group in GROUPS:
     for row in group.rows:
       assert set(row.values) == set(group.metrics) <= set(METRICS)
-      for measure, value in row.values.items():
+      for metric, value in row.values.items():
         if value is not None and row.trial:
-          assert seen.setdefault((row.trial, measure), value) == value
+          assert known.setdefault((row.trial, metric), value) == value
 
 
 def test_what_is_unknown_has_a_reason():

@@ -177,19 +177,19 @@ def test_a_run_older_than_labels_is_read(tmp_path):
 
 
 def test_a_window_of_one_token_is_never_shown(tmp_path):
-  seen = lambda size: dict(size=size, length=4, absolute_first=0.5 if size > 1 else None,
+  analysis = lambda size: dict(size=size, length=4, absolute_first=0.5 if size > 1 else None,
                            absolute_uniform=0.1 if size > 1 else None, relative_first=0.5,
                            uniform=1 / size, map=[[1.0] * 4] * 4)
   for trial, size in (('window-32', 1), ('window-64', 2), ('window-128', 4)):
-    write(tmp_path / trial, trial, sink=(0,), analyses=dict(window=seen(size)))
+    write(tmp_path / trial, trial, sink=(0,), analyses=dict(window=analysis(size)))
   group, = groups_of(runs(tmp_path))
   figure = next(f for f in numbers.figures() if f.key == 'figure-6-middle')
-  found = figure_data(figure, group)
-  shown, means = found.panels
+  picture = figure_data(figure, group)
+  shown, means = picture.panels
   assert shown.runs == ['window-128'] and means.series[0].x == [2, 4]
-  assert 'window-32 (in a window of one token every query sees itself alone)' in found.missing
-  evidence = aggregate(group, 'window_absolute', ['window-32', 'window-64'])
-  assert evidence.pending == [] and 'itself alone' in evidence.left_out[0]
+  assert 'window-32 (in a window of one token every query sees itself alone)' in picture.missing
+  measured = aggregate(group, 'window_absolute', ['window-32', 'window-64'])
+  assert measured.pending == [] and 'itself alone' in measured.left_out[0]
 
 
 def test_learning_rates_end_with_the_default(tmp_path):
@@ -197,9 +197,9 @@ def test_learning_rates_end_with_the_default(tmp_path):
   write(tmp_path / 'long', 'lr-1e-5-80k', step=4000)
   group, = groups_of(runs(tmp_path))
   figure = next(f for f in numbers.figures() if f.key == 'figure-4-right')
-  found = figure_data(figure, group)
-  losses, rates = found.panels
-  assert found.note == 'Shown up to step 1,000, the last of the default run.'
+  picture = figure_data(figure, group)
+  losses, rates = picture.panels
+  assert picture.note == 'Shown up to step 1,000, the last of the default run.'
   assert {line.name for line in losses.series} == {'default'}  # the other logs 2,000 first
   assert {line.name: line.x for line in rates.series} == {
       'default': [0, 1000], 'lr-1e-5-80k': [0]}
@@ -243,8 +243,8 @@ def test_unique_tokens_and_never(tmp_path):
 
 def test_a_cell_says_what_its_marks_mean(tmp_path):
   write(tmp_path / 'a', losses=2.5)
-  found = {t.paper.key: t for t in tables.tables(groups_of(runs(tmp_path)))}
-  grid = table_grid(found['table-2'], [])
+  shown = {t.paper.key: t for t in tables.tables(groups_of(runs(tmp_path)))}
+  grid = table_grid(shown['table-2'], [])
   cells = next(row for row in grid.rows if row[0] == ('weight decay 0.1 (default)', 'default'))
   assert cells[1:7] == ['18.18', '20.00', '+1.82†', '3.73', '2.500', 'not compared†']
   assert grid.notes[-1] == '†: other model and data, fewer steps, smaller batches.'
@@ -266,11 +266,11 @@ def test_figures_draw_what_is_there_and_name_what_is_missing(tmp_path):
   write(tmp_path / 'b', seed=1, hidden_ratio=[1.0, 1.5, 5.0])
   figures = {f.key: f for f in numbers.figures()}
   group, = groups_of(runs(tmp_path))
-  found = figure_data(figures['figure-7-middle'], group)
-  line, = found.panels[0].series
+  picture = figure_data(figures['figure-7-middle'], group)
+  line, = picture.panels[0].series
   assert (line.y, line.low, line.high, line.runs) == (
       [1.0, 1.5, 4.0], [1.0, 1.5, 3.0], [1.0, 1.5, 5.0], ['a', 'b'])
-  assert found.missing[0] == 'sink-token (not run)' and len(found.missing) == 4
+  assert picture.missing[0] == 'sink-token (not run)' and len(picture.missing) == 4
   assert figure_data(figures['figure-8-right'], group) is None
   dynamics = figure_data(figures['figure-4-middle'], group).panels[0].series
   assert [line.name for line in dynamics] == ['training loss', 'validation loss', 'Sink_1']

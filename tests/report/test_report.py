@@ -107,7 +107,7 @@ def test_an_extra_key_is_compared_with_softmax(tmp_path):
   other = write(tmp_path / 'other', 'backcopy-softmax', GROWING)
   assert baseline_of(run, [other, run, softmax]) is softmax and baseline_of(softmax, [run]) is None
   said = sentences(run, softmax)
-  assert 'took mean weight 0.25 and has Sink_* 50.0 % (51.5 % as the release counts' in said
+  assert 'took mean weight 0.25 and has Sink_* 50.0 % (51.5 % as the official ' in said
   assert "largest importance fell from 0.62 (softmax) to 0.05" in said
   assert '1.750, against 1.500 of softmax: the two have not learnt equally much' in said
   at = lambda run, importance: dataclasses.replace(run, probe=dataclasses.replace(
