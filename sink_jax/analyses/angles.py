@@ -1,19 +1,22 @@
 """Why queries look at the first token: its angle, not its size (Figure 2 bottom, Figures 15-18).
 
 A score is the cosine of query and key times the product of their norms. In a sink head the
-norm product with k_1 is small and the cosine large. Queries and keys are as the scores see
-them, after QK norm, rotation and feature map; a bias on the scores (ALiBi, relative) is not
-part of any number here, nor is a window, whose hidden keys count like the others.
+norm product with k_1 is small and the cosine is large. Queries and keys are those that enter the
+scores, after QK norm, rotation and feature map. No number here includes a bias of the scores
+(ALiBi, relative positions), and keys outside of a window count like the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from sink_jax.analyses.blocks import check_choice
+from sink_jax.analyses.blocks import check_layers_and_heads
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
@@ -24,104 +27,128 @@ NAMES = {'cosine': 'cosine', 'norm_product': r'$\|q\|\|k\| / \sqrt{d_h}$',
          'score': r'$q k^\top / \sqrt{d_h}$'}
 _LENGTH = 128  # tokens of a T x T map, at most
 _HEADS = 8  # with maps, at most: each has a row in the picture
-_BUDGET = 2**24  # numbers of recorded queries at a time
+_NUMBERS_AT_A_TIME = 2**24  # of recorded queries, which is 64 MiB in float32
 
 
-def statistics(run: Run, tokens, *, dtype: str = 'float32',
+def statistics(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
                batch_size: int | None = None) -> dict[str, np.ndarray]:
-  """Cosine, norm product and score per head, each (N, H), of tokens (S, T), T > 1.
+  """Measures cosine, norm product and score of every head.
 
-  'cosine_first' and so on: mean over sequences and queries t > 1 of key 1; 'cosine_others':
-  of the mean over the keys 1 < j <= t. Norm product and score have the factor 1/sqrt(Dh).
-  'importance': of the first token, row-normalised. Memory is linear in T; N counts the
-  blocks with attention, H query heads.
+  Memory is linear in T, since the means are taken inside of the model.
+
+  Args:
+    run: the model; N of its blocks have attention, with H query heads each.
+    tokens: (S, T), T > 1.
+    dtype: of the activations.
+    batch_size: sequences at a time; all by default.
+
+  Returns:
+    Arrays (N, H). 'cosine_first', 'norm_product_first' and 'score_first' are means over sequences
+    and queries t > 1 of key 1; 'cosine_others' and so on are means over the keys 1 < j <= t as
+    well. Norm product and score have the factor 1/sqrt(Dh). 'importance' is that of the first
+    token, of rows that sum to one.
   """
-  tokens, found = np.asarray(tokens), {}
-  run, size = _in_dtype(run, dtype), batch_size or len(tokens)
-  for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], RecordOptions(angles=True)).layers
-    seen = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
-    for name, x_NxBxH in seen.items():
-      found[name] = found.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens)
-  return found
+  tokens_SxT, means = np.asarray(tokens), {}
+  run, size = _in_dtype(run, dtype), batch_size or len(tokens_SxT)
+  for i in range(0, len(tokens_SxT), size):
+    layers = run.record(tokens_SxT[i:i + size], RecordOptions(angles=True)).layers
+    assert layers.angles is not None and layers.importance is not None
+    recorded = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
+    for name, x_NxBxH in recorded.items():
+      part = np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
+      means[name] = means[name] + part if name in means else part
+  return means
 
 
-def pair_maps(run: Run, tokens, heads: list[tuple[int, int]], *,
+def pair_maps(run: Run, tokens: ArrayLike, heads: Sequence[tuple[int, int]], *,
               dtype: str = 'float32') -> dict[str, np.ndarray]:
-  """Maps over queries and keys of single heads, means over sequences, of tokens (S, T).
+  """Computes maps over queries and keys of single heads, means over sequences.
 
-  heads: (n, h), from 0, n among the blocks with attention. Each of 'cosine', 'norm_product'
-  and 'score' is (heads, T, T), zero where the key comes after the query; at most 128 tokens
-  of a sequence are used.
+  Args:
+    run: the model.
+    tokens: (S, T), of which at most the first 128 of each sequence are used.
+    heads: (n, h) from 0, n among the blocks with attention.
+    dtype: of the activations.
+
+  Returns:
+    'cosine', 'norm_product' and 'score', each (heads, T, T), zero where the key comes after the
+    query.
   """
-  tokens = np.asarray(tokens)[:, :_LENGTH]
-  run, dims = _in_dtype(run, dtype), run.config.dims
-  # Queries of all heads are recorded, those of a large model a few sequences at a time.
-  size = max(1, _BUDGET // (run.config.layers * tokens.shape[1] * dims.heads * dims.head_dim))
+  tokens_SxT = np.asarray(tokens)[:, :_LENGTH]
+  run, dims, length = _in_dtype(run, dtype), run.config.dims, tokens_SxT.shape[1]
+  # The queries of all heads are recorded, in a large model of a few sequences at a time.
+  size = max(1, _NUMBERS_AT_A_TIME // (run.config.layers * length * dims.heads * dims.head_dim))
   group = dims.heads // dims.kv_heads
-  found = {name: np.zeros((len(heads), tokens.shape[1], tokens.shape[1])) for name in NAMES}
-  for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], RecordOptions(queries_keys=True)).layers
-    for place, (n, h) in enumerate(heads):
+  maps = {name: np.zeros((len(heads), length, length)) for name in NAMES}
+  for i in range(0, len(tokens_SxT), size):
+    layers = run.record(tokens_SxT[i:i + size], RecordOptions(queries_keys=True)).layers
+    assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
+    for row, (n, h) in enumerate(heads):
       q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
       k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // group], np.float64)
       product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(
           k_BxTxDh, axis=-1)[:, None]
       dot, scale = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2), math.sqrt(q_BxTxDh.shape[-1])
       cosine = dot / np.maximum(product, np.finfo(np.float32).tiny)
-      own = {'cosine': cosine, 'norm_product': product / scale, 'score': dot / scale}
-      for name, x in own.items():
-        found[name][place] += np.tril(x).sum(0) / len(tokens)
-  return found
+      pairs = {'cosine': cosine, 'norm_product': product / scale, 'score': dot / scale}
+      for name, x_BxTxT in pairs.items():
+        maps[name][row] += np.tril(x_BxTxT).sum(0) / len(tokens_SxT)
+  return maps
 
 
-def chosen_heads(importance_NxH, layers: list[int] | None = None,
-                 heads: list[int] | None = None) -> list[tuple[int, int]]:
-  """(n, h) of the heads to look at, from 0: where the first token's importance is largest.
+def choose_heads(importance_NxH: ArrayLike, layers: Sequence[int] | None = None,
+                 heads: Sequence[int] | None = None) -> list[tuple[int, int]]:
+  """Chooses heads by the importance of the first token; returns their (n, h), from 0.
 
-  Neither given: the one such head. layers: the strongest head of each. heads: each where it
-  is strongest. Both: all their pairs.
+  Args:
+    importance_NxH: of the first token, in N blocks with H heads.
+    layers: the strongest head of each of these blocks.
+    heads: each of these heads in the block where it is strongest. With layers, all pairs of a
+      block and a head; with neither, the strongest head of the model.
   """
-  alpha = np.asarray(importance_NxH)
-  if layers is None and heads is None:
-    return [tuple(int(x) for x in np.unravel_index(alpha.argmax(), alpha.shape))]
-  if heads is None:
-    return [(n, int(alpha[n].argmax())) for n in layers]
-  if layers is None:
-    return [(int(alpha[:, h].argmax()), h) for h in heads]
-  return [(n, h) for n in layers for h in heads]
+  alpha_NxH = np.asarray(importance_NxH)
+  if layers is not None and heads is not None:
+    return [(n, h) for n in layers for h in heads]
+  if layers is not None:
+    return [(n, int(alpha_NxH[n].argmax())) for n in layers]
+  if heads is not None:
+    return [(int(alpha_NxH[:, h].argmax()), h) for h in heads]
+  n, h = np.unravel_index(alpha_NxH.argmax(), alpha_NxH.shape)
+  return [(int(n), int(h))]
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Figure 2 bottom of one model: statistics of all heads (N, H), and maps of chosen ones.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Figure 2 bottom of one model: statistics of all heads, and maps of chosen ones.
 
-  layers: which blocks the statistics are of, from 0. maps: a list of {layer, head, importance,
-  cosine, norm_product, score}, the last three (T, T). options.layers and options.heads, from
-  0, say which heads have maps, see `chosen_heads`.
+  options.layers and options.heads, from 0, choose the heads that have maps, see `choose_heads`.
+
+  Returns:
+    The `statistics` (N, H) by name. layers (N,): which blocks these are, from 0. maps: a list of
+    {layer, head, importance, cosine, norm_product, score}, the last three (T, T).
 
   Raises:
     ValueError: options name a block without attention, a head that there is not, or more than
       8 heads.
   """
-  check_choice(run.config, options.layers, options.heads)
+  check_layers_and_heads(run.config, options.layers, options.heads)
   layers = list(run.config.attention_layers)
-  found = statistics(run, inputs.tokens, dtype=options.dtype,
+  means = statistics(run, inputs.tokens, dtype=options.dtype,
                      batch_size=options.at_a_time(inputs.tokens.shape[1]))
-  asked = None if options.layers is None else [layers.index(i) for i in options.layers]
-  heads = chosen_heads(found['importance'], asked, options.heads)
+  blocks = None if options.layers is None else [layers.index(i) for i in options.layers]
+  heads = choose_heads(means['importance'], blocks, options.heads)
   if len(heads) > _HEADS:
     raise ValueError(f'--layers and --heads: {len(heads)} heads would have maps; name at most '
                      f'{_HEADS}, the others are in the statistics all the same.')
   maps = pair_maps(run, inputs.tokens, heads, dtype=options.dtype)
   return {'model': run.name, 'inputs': inputs.description, 'layers': layers,
-          **{name: x.tolist() for name, x in found.items()},
-          'maps': [{'layer': layers[n], 'head': h, 'importance': float(found['importance'][n, h]),
+          **{name: x.tolist() for name, x in means.items()},
+          'maps': [{'layer': layers[n], 'head': h, 'importance': float(means['importance'][n, h]),
                     **{name: x[i].tolist() for name, x in maps.items()}}
                    for i, (n, h) in enumerate(heads)]}
 
 
-def draw(results: list[dict], path) -> None:
-  """The statistics over blocks, then three maps of each chosen head, per model (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws, for each model, the statistics over blocks and three maps of each chosen head (PNG)."""
   rows = sum(1 + len(result['maps']) for result in results)
   figure, axes = plots.canvas(12.5, 4.0 * rows, rows, len(NAMES))
   row = iter(axes)
@@ -139,29 +166,29 @@ def draw(results: list[dict], path) -> None:
       ax.grid(alpha=0.25)
       plots.label(ax, words, 'block (dots: heads, line: mean)', '')
     panels[0].legend(fontsize=9, frameon=False)
-    panels[0].set_title(f'{result["model"] or "model"}: {NAMES["cosine"]}')
-    for own in result['maps']:
+    panels[0].set_title(f'{model_name(result)}: {NAMES["cosine"]}')
+    for head in result['maps']:
       for ax, (name, words) in zip(next(row), NAMES.items()):
-        plots.attention_panel(figure, ax, own[name], words, '')
+        plots.attention_panel(figure, ax, head[name], words, '')
         if name == 'cosine':
-          ax.set_title(f'block {own["layer"] + 1}, head {own["head"] + 1} '
-                       f'(importance {own["importance"]:.2f}): {words}', fontsize=10)
+          ax.set_title(f'block {head["layer"] + 1}, head {head["head"] + 1} '
+                       f'(importance {head["importance"]:.2f}): {words}', fontsize=10)
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Statistics of the heads that have maps, of the first key and of the mean of the others."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates the heads that have maps: the first key beside the mean of the others."""
   table = [['angles', 'block', 'head', 'importance',
             *(f'{name} {key}' for name in NAMES for key in ('first', 'others'))]]
   for result in results:
-    for own in result['maps']:
-      at = result['layers'].index(own['layer']), own['head']
-      table.append([result['model'] or 'model', str(own['layer'] + 1), str(own['head'] + 1),
-                    f'{own["importance"]:.3f}',
-                    *(f'{result[f"{name}_{key}"][at[0]][at[1]]:.3f}'
+    for head in result['maps']:
+      n, h = result['layers'].index(head['layer']), head['head']
+      table.append([model_name(result), str(head['layer'] + 1), str(h + 1),
+                    f'{head["importance"]:.3f}',
+                    *(f'{result[f"{name}_{key}"][n][h]:.3f}'
                       for name in NAMES for key in ('first', 'others'))])
   return table
 
 
-def _in_dtype(run, dtype):
+def _in_dtype(run: Run, dtype: str) -> Run:
   return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))

@@ -1,13 +1,14 @@
 """Sink_1 of base models beside their chat versions (Table 1 right).
 
-Tuning on instructions changes it little, so that sinks come from pre-training. As in the
-paper, chat models read plain text, without their template.
+Tuning on instructions changes it little, so sinks emerge in pre-training. As in the paper, chat
+models read plain text, without their template.
 """
 
 from __future__ import annotations
 
 import os
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
@@ -18,25 +19,27 @@ from sink_jax.pretrained.hub import known_model
 
 
 def companions(names: list[str]) -> list[str]:
-  """These checkpoints, each base or chat model of the catalogue followed by the other of its pair.
+  """Adds to each base or chat model of the catalogue the other of its pair.
 
   A folder brings none, whatever its name; nor does a checkpoint that the catalogue does not know.
   """
-  found = []
-  mates = {own.name for own in map(known_model, names) if own}
+  extended = []
+  given = {model.name for model in map(known_model, names) if model}
   for name in names:
     model = None if os.path.isdir(os.path.expanduser(name)) else known_model(name)
-    found.append(name)
-    if model and model.counterpart and model.counterpart not in mates:
-      found.append(model.counterpart)
-  return found
+    extended.append(name)
+    if model and model.counterpart and model.counterpart not in given:
+      extended.append(model.counterpart)
+  return extended
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Sink_1 of one model in percent of heads, and what is known of it.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Sink_1 of one model.
 
-  tuned: whether it is a chat model, None where the catalogue does not know. counterpart: the
-  other of its pair, or None. paper, difference (ours - paper, in points): None without one.
+  Returns:
+    sink_1: in percent of heads. mean_importance: of the first token. tuned: whether it is a chat
+    model, None where the catalogue does not say. counterpart: the other of its pair, or None.
+    paper: the paper's number at the same protocol, and difference, sink_1 - paper; or None.
 
   Raises:
     ValueError: several epsilons.
@@ -57,42 +60,48 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
           'difference': None if published is None else rate - published}
 
 
-def pairs(results: list[dict]) -> list[tuple[dict | None, dict | None]]:
-  """(base, chat) of the results; None for one that is missing.
+def pairs(results: list[Result]) -> list[tuple[Result | None, Result | None]]:
+  """Pairs results as (base, chat), with None for one that is missing.
 
   Models that the catalogue does not know are paired in their order, base first. Of several of
   one name, the first base has the first chat model.
   """
-  chats = {i: r for i, r in enumerate(results) if r['tuned']}
-  found = {}
+  chats = {i: result for i, result in enumerate(results) if result['tuned']}
+  in_order = {}
   for i, base in enumerate(results):
     if base['tuned'] is False:
-      mate = next((j for j, r in chats.items()
-                   if known_model(r['model']).name == base['counterpart']), None)
-      found[i] = (base, chats.pop(mate, None))
-  found |= {i: (None, chat) for i, chat in chats.items()}
-  unknown = [r for r in results if r['tuned'] is None]
-  return [found[i] for i in sorted(found)] + list(zip(unknown[::2], [*unknown[1::2], None]))
+      mate = next((j for j, chat in chats.items()
+                   if _catalogue_name(chat) == base['counterpart']), None)
+      in_order[i] = (base, None if mate is None else chats.pop(mate))
+  in_order |= {i: (None, chat) for i, chat in chats.items()}
+  unknown = [result for result in results if result['tuned'] is None]
+  return [in_order[i] for i in sorted(in_order)] + list(zip(unknown[::2], [*unknown[1::2], None]))
 
 
-def draw(results: list[dict], path) -> None:
-  """Bars of Sink_1, base beside chat; a line across a bar is the paper's number (PNG)."""
+def _catalogue_name(result: Result) -> str | None:
+  model = known_model(result['model'])
+  return model and model.name
+
+
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws bars of Sink_1, base beside chat; a line across a bar is the paper's number (PNG)."""
   couples = pairs(results)
   figure, axes = plots.canvas(max(5.0, 2.2 + 1.5 * len(couples)), 4.0)
   ax = axes[0, 0]
   for i, kind in enumerate(('base', 'chat')):
     ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
     for x, couple in enumerate(couples):
-      if (own := couple[i]) is not None:
-        place = x + 0.36 * (i - 0.5)
-        bar = ax.bar(place, own['sink_1'], 0.34, color=plots.COLOURS[i])
+      if (result := couple[i]) is not None:
+        centre = x + 0.36 * (i - 0.5)
+        bar = ax.bar(centre, result['sink_1'], 0.34, color=plots.COLOURS[i])
         ax.bar_label(bar, fmt='%.1f', fontsize=8)
-        if own['paper'] is not None:
-          ax.plot([place - 0.17, place + 0.17], [own['paper']] * 2, color='black', linewidth=2)
+        if result['paper'] is not None:
+          ax.plot([centre - 0.17, centre + 0.17], [result['paper']] * 2, color='black',
+                  linewidth=2)
   if any(result['paper'] is not None for result in results):
     ax.plot([], [], color='black', linewidth=2, label='the paper')
   ax.set_ylim(0, 108)
-  ax.set_xticks(range(len(couples)), labels=['\n'.join(r['model'] or 'model' for r in c if r)
+  ax.set_xticks(range(len(couples)), labels=['\n'.join(model_name(r) for r in c if r)
                                              for c in couples], fontsize=9)
   ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
   plots.label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
@@ -100,13 +109,16 @@ def draw(results: list[dict], path) -> None:
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1 in percent, and the paper's in brackets, a line per pair."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1 in percent, the paper's in brackets, with a row per pair."""
   table = [['base', 'Sink_1 in % (the paper)', 'chat', 'Sink_1 in %']]
   for couple in pairs(results):
-    table.append([])
-    for own in couple:
-      published = '' if own is None or own['paper'] is None else f' ({own["paper"]:.2f})'
-      table[-1] += (['-', '-'] if own is None else
-                    [own['model'] or 'model', f'{own["sink_1"]:.2f}{published}'])
+    row = []
+    for result in couple:
+      if result is None:
+        row += ['-', '-']
+        continue
+      published = '' if result['paper'] is None else f' ({result["paper"]:.2f})'
+      row += [model_name(result), f'{result["sink_1"]:.2f}{published}']
+    table.append(row)
   return table

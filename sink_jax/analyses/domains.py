@@ -8,56 +8,60 @@ from __future__ import annotations
 
 import numpy as np
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
-from sink_jax.data import inputs as making
+from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import PILE
 
-_NAMES = 12  # in a legend beside one panel
+_NAMES = 12  # of models in a legend beside one panel
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """Up to options.sequences of every domain of the source; description['missing'] of the Pile's.
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Takes up to options.sequences sequences of every domain of the source.
 
   The source is read to its end, or until all 17 domains of the Pile have their sequences.
+  description['missing'] lists the domains of the Pile that have none.
 
   Raises:
     ValueError: a source of a single domain.
   """
-  check_length(subject.run, options.length)
-  source = making.open_source(options.source)
-  found = making.by_domain(subject.text_tokenizer(drawn=False), source,
-                           sequences=options.sequences, length=options.length,
-                           bos=options.bos or 'tokenizer', domains=PILE)
-  names = [own['domain'] for own in found.description['domains'] if own['sequences']]
+  check_length(model.run, options.length)
+  source = data_inputs.open_source(options.source)
+  inputs = data_inputs.by_domain(model.text_tokenizer(drawn=False), source,
+                                 sequences=options.sequences, length=options.length,
+                                 bos=options.bos or 'tokenizer', domains=PILE)
+  names = [domain['domain'] for domain in inputs.description['domains'] if domain['sequences']]
   if len(names) < 2:
     raise ValueError(
         f'{source!r} has one domain, {names[0]!r}. Domains are the first sub-folders of a folder, '
         "or a field of JSONL: --source=\"Jsonl(path='...', domain_field='meta.pile_set_name')\".")
-  there = set(map(_key, names))
-  missing = [name for name in PILE if _key(name) not in there]
-  # Of a corpus that is not the Pile, none of its domains is missing.
-  return making.Inputs(found.tokens, found.description | {
-      'missing': missing if len(missing) < len(PILE) else []}, found.tokenizer)
+  known = set(map(_key, names))
+  missing = [name for name in PILE if _key(name) not in known]
+  # A corpus without any domain of the Pile is another corpus, which misses none of them.
+  return data_inputs.Inputs(inputs.tokens, inputs.description | {
+      'missing': missing if len(missing) < len(PILE) else []}, inputs.tokenizer)
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Sink_1 of one model in percent of heads, by epsilon and domain.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Sink_1 of one model in percent of heads, by epsilon and domain.
 
-  domains (D,): those with any sequence, the Pile's in the paper's order. sequences (D,).
-  sink_1 (E, D). missing: domains of the Pile without a document that is long enough.
+  Returns:
+    domains (D,): those with any sequence, the Pile's in the paper's order. sequences (D,): how
+    many each has. epsilons (E,). sink_1 (E, D). missing: domains of the Pile without a document
+    that is long enough.
   """
   report = probe(run, inputs.tokens, dtype=options.dtype,
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
   parts, start = {}, 0
-  for own in inputs.description['domains']:
-    if own['sequences']:
-      parts[own['domain']] = report.importance[start:start + own['sequences'], ..., 0]
-      start += own['sequences']
+  for domain in inputs.description['domains']:
+    if domain['sequences']:
+      parts[domain['domain']] = report.importance[start:start + domain['sequences'], ..., 0]
+      start += domain['sequences']
   order = {_key(name): i for i, name in enumerate(PILE)}
   names = sorted(parts, key=lambda name: (order.get(_key(name), len(PILE)), name))
   return {'model': run.name, 'inputs': inputs.description, 'epsilons': list(options.epsilons),
@@ -67,8 +71,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
                       for name in names] for epsilon in options.epsilons]}
 
 
-def draw(results: list[dict], path) -> None:
-  """Bars of Sink_1 in percent by domain, one per model, a panel per epsilon (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws bars of Sink_1 in percent by domain, one per model, and a panel per epsilon (PNG)."""
   names = list(dict.fromkeys(name for result in results for name in result['domains']))
   epsilons = results[0]['epsilons']
   figure, axes = plots.canvas(min(15.0, max(5.5, 2 + 0.3 * len(names) * (1 + len(results)))),
@@ -76,10 +80,10 @@ def draw(results: list[dict], path) -> None:
   width = 0.8 / len(results)
   for e, ax in enumerate(axes[:, 0]):
     for i, result in enumerate(results):
-      places = [names.index(name) + width * (i - (len(results) - 1) / 2)
-                for name in result['domains']]
-      ax.bar(places, result['sink_1'][e], 0.92 * width, color=plots.COLOURS[i % len(plots.COLOURS)],
-             label=result['model'] or 'model')
+      centres = [names.index(name) + width * (i - (len(results) - 1) / 2)
+                 for name in result['domains']]
+      ax.bar(centres, result['sink_1'][e], 0.92 * width,
+             color=plots.COLOURS[i % len(plots.COLOURS)], label=model_name(result))
     ax.set_ylim(0, 104)
     ax.grid(alpha=0.25, axis='y')
     plots.label(ax, f'ε = {epsilons[e]:g}', '', f'{plots.SINK_1} (% of heads)')
@@ -92,17 +96,18 @@ def draw(results: list[dict], path) -> None:
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1 in percent, a line per domain; then what is missing."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1 in percent with a row per domain, then the domains that are missing."""
   table = [['Sink_1 in %', 'model', 'sequences', *(f'ε={e:g}' for e in results[0]['epsilons'])]]
   for result in results:
     for d, name in enumerate(result['domains']):
-      table.append([name, result['model'] or 'model', str(result['sequences'][d]),
+      table.append([name, model_name(result), str(result['sequences'][d]),
                     *(f'{rates[d]:.2f}' for rates in result['sink_1'])])
-    table += [[name, result['model'] or 'model', 'missing', *('-' for _ in result['epsilons'])]
+    table += [[name, model_name(result), 'missing', *('-' for _ in result['epsilons'])]
               for name in result['missing']]
   return table
 
 
-def _key(name):
+def _key(name: str) -> str:
+  """The letters and digits of a domain's name: corpora write 'Pile-CC' as 'pile_cc'."""
   return ''.join(filter(str.isalnum, name)).casefold()

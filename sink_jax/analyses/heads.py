@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
@@ -15,11 +16,12 @@ from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Importance (N, H) of the first token of one model, mean over sequences.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures the importance of the first token in every head of one model.
 
-  layers (N,): which blocks these are, from 0. sink_1: percent of heads, each sequence with a
-  threshold of its own.
+  Returns:
+    importance (N, H): mean over sequences. layers (N,): which blocks these are, from 0. sink_1: in
+    percent of heads; the threshold applies to each sequence before the mean over sequences.
 
   Raises:
     ValueError: several epsilons.
@@ -33,8 +35,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
           'importance': report.importance[..., 0].mean(0, dtype=np.float64).tolist()}
 
 
-def draw(results: list[dict], path) -> None:
-  """A heat map per model, blocks down and heads across, up to three in a row (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws a heat map per model, blocks down and heads across, up to three in a row (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
   figure, axes = plots.canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns)
@@ -49,7 +51,7 @@ def draw(results: list[dict], path) -> None:
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.ax.axhline(result['epsilon'], color='white', linewidth=2)
     bar.ax.tick_params(labelsize=8)
-    plots.label(ax, f'{result["model"] or "model"}: {plots.SINK_1} = {result["sink_1"]:.1f} %',
+    plots.label(ax, f'{model_name(result)}: {plots.SINK_1} = {result["sink_1"]:.1f} %',
                 'head', 'block')
   for ax in axes.flat[len(results):]:
     ax.set_axis_off()
@@ -57,14 +59,14 @@ def draw(results: list[dict], path) -> None:
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1, and the strongest and the weakest head of each model."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1, and the strongest and the weakest head of each model."""
   table = [['model', 'Sink_1 in %', 'largest', 'block, head', 'smallest', 'block, head']]
   for result in results:
     values = np.asarray(result['importance'])
     cells = []
-    for place in (values.argmax(), values.argmin()):
-      layer, head = np.unravel_index(place, values.shape)
+    for extreme in (values.argmax(), values.argmin()):
+      layer, head = np.unravel_index(extreme, values.shape)
       cells += [f'{values[layer, head]:.3f}', f'{result["layers"][layer] + 1}, {head + 1}']
-    table.append([result['model'] or 'model', f'{result["sink_1"]:.2f}', *cells])
+    table.append([model_name(result), f'{result["sink_1"]:.2f}', *cells])
   return table

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sink_jax.analyses import scale
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.lm_eval_adapter import hellaswag_accuracy
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
@@ -16,11 +17,15 @@ from sink_jax.evaluate import plots
 from sink_jax.models.run import Run
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """What `scale.measure` finds, with the accuracies in percent of `hellaswag_accuracy`.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Sink_1 as `scale.measure` does, and the accuracy of HellaSwag.
 
-  Questions begin without BOS, as in the harness of the paper's time, unless options.bos says
-  otherwise; the inputs of Sink_1 have their own default. hellaswag: bos, file and limit.
+  Questions begin without BOS, as in the version of lm-evaluation-harness that the paper's time had,
+  unless options.bos asks for one; the inputs of Sink_1 have another default.
+
+  Returns:
+    The result of `scale.measure`, that of `hellaswag_accuracy`, and 'hellaswag', its protocol:
+    bos, file and limit.
 
   Raises:
     ValueError: no tokenizer, no lm_eval, or no questions; several epsilons.
@@ -34,8 +39,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   return scale.measure(run, inputs, options) | answers | {'hellaswag': protocol}
 
 
-def draw(results: list[dict], path) -> None:
-  """Sink_1, acc and acc_norm against the number of parameters, a line per family (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws Sink_1, acc and acc_norm against the number of parameters, a line per family (PNG)."""
   figure, axes = plots.canvas(12.0, 4.0, columns=3)
   for ax, key, title, y in zip(
       axes[0], ('sink_1', 'acc', 'acc_norm'),
@@ -43,15 +48,15 @@ def draw(results: list[dict], path) -> None:
       (f'{plots.SINK_1} (% of heads)', 'Acc (%)', 'Acc_Norm (%)')):
     scale.panel(ax, results, key, title, y)
     if key != 'sink_1':
-      ax.axhline(25, color='#777777', linewidth=1, linestyle=':')  # of guessing
+      ax.axhline(25, color='#777777', linewidth=1, linestyle=':')  # one of four by chance
   axes[0, 0].legend(fontsize=9, frameon=False)
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1 and both accuracies with their standard errors, a line per model."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1 and both accuracies with their standard errors, with a row per model."""
   return [['model', 'parameters', 'Sink_1 in %', 'acc in %', 'acc_norm in %', 'questions'],
-          *([r['model'] or 'model', f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}',
+          *([model_name(r), f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}',
              f'{r["acc"]:.2f} ± {r["acc_stderr"]:.2f}',
              f'{r["acc_norm"]:.2f} ± {r["acc_norm_stderr"]:.2f}', str(r['questions'])]
             for r in results)]

@@ -1,7 +1,7 @@
 """Sink_1 on text, on random tokens and on one repeated token (Table 1 left).
 
-Random tokens have a sink nearly as text has. A repeated token has none in models whose hidden
-states are then all equal, with rotary positions; with learned positions it has.
+Random tokens have a sink nearly as often as text. A repeated token has none in models with rotary
+positions, whose hidden states are then all equal; in models with learned positions it has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import KINDS, Inputs
@@ -20,24 +21,26 @@ from sink_jax.paper.numbers import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import known_model
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """The sequences of all kinds, one kind after the other; description['kinds'] has their own.
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Makes the sequences of all kinds, one kind after the other.
 
-  options.inputs says which kinds: all where it is 'natural', else the one alone.
+  Where options.inputs is 'natural', which is the default, these are all kinds, and otherwise the
+  one that it names. description['kinds'] lists the descriptions of the kinds.
   """
   kinds = KINDS if options.inputs == 'natural' else (options.inputs,)
-  made = [usual_inputs(subject, dataclasses.replace(options, inputs=kind)) for kind in kinds]
+  parts = [usual_inputs(model, dataclasses.replace(options, inputs=kind)) for kind in kinds]
   return dataclasses.replace(
-      made[0], tokens=np.concatenate([own.tokens for own in made]),
-      description=made[0].description | {'kinds': [own.description for own in made]})
+      parts[0], tokens=np.concatenate([part.tokens for part in parts]),
+      description=parts[0].description | {'kinds': [part.description for part in parts]})
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Sink_1 of one model, in percent of heads, by kind of input.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Sink_1 of one model by kind of input.
 
-  sink_1 {kind: rate}, mean_importance {kind: importance of the first token}; paper and
-  difference (ours - paper, in points) {kind: number} for the models of Table 1, at its length,
-  epsilon and BOS.
+  Returns:
+    sink_1 {kind: percent of heads}. mean_importance {kind: of the first token}. paper {kind: the
+    paper's number} and difference {kind: sink_1 - paper}, for the models of Table 1 at its
+    length, epsilon and BOS.
 
   Raises:
     ValueError: several epsilons.
@@ -46,54 +49,54 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   report = probe(run, inputs.tokens, dtype=options.dtype, batch_size=options.at_a_time(length))
   first_SxNxH, start = report.importance[..., 0], 0
   rates, mean = {}, {}
-  for own in inputs.description['kinds']:
-    part = first_SxNxH[start:start + own['sequences']]
-    start += own['sequences']
-    rates[own['kind']] = float(100 * (part > epsilon).mean(dtype=np.float64))
-    mean[own['kind']] = float(part.mean(dtype=np.float64))
+  for description in inputs.description['kinds']:
+    part = first_SxNxH[start:start + description['sequences']]
+    start += description['sequences']
+    rates[description['kind']] = float(100 * (part > epsilon).mean(dtype=np.float64))
+    mean[description['kind']] = float(part.mean(dtype=np.float64))
   published = {}
   model = known_model(run.name)
   if model and comparable(length, epsilon):
-    found = {own['kind']: table_number('table-1-left', model.name, f'sink_1_{own["kind"]}')
-             for own in inputs.description['kinds'] if same_bos(own)}
-    published = {kind: value for kind, value in found.items() if value is not None}
+    numbers = {each['kind']: table_number('table-1-left', model.name, f'sink_1_{each["kind"]}')
+               for each in inputs.description['kinds'] if same_bos(each)}
+    published = {kind: value for kind, value in numbers.items() if value is not None}
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'sink_1': rates,
           'mean_importance': mean, 'paper': published,
           'difference': {kind: rates[kind] - value for kind, value in published.items()}}
 
 
-def draw(results: list[dict], path) -> None:
-  """Bars of Sink_1 by kind, a group per model; a line across a bar is the paper's number (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws bars of Sink_1 by kind, a group per model; a line across a bar is the paper's (PNG)."""
   figure, axes = plots.canvas(max(5.0, 2.0 + 1.6 * len(results)), 4.0)
   ax = axes[0, 0]
   for i, kind in enumerate(KINDS):
     for x, result in enumerate(results):
       if kind in result['sink_1']:
-        place = x + 0.26 * (i - 1)
-        bar = ax.bar(place, result['sink_1'][kind], 0.24, color=plots.COLOURS[i])
+        centre = x + 0.26 * (i - 1)
+        bar = ax.bar(centre, result['sink_1'][kind], 0.24, color=plots.COLOURS[i])
         ax.bar_label(bar, fmt='%.1f', fontsize=8)
-      if kind in result['paper']:
-        ax.plot([place - 0.12, place + 0.12], [result['paper'][kind]] * 2, color='black',
-                linewidth=2)
+        if kind in result['paper']:
+          ax.plot([centre - 0.12, centre + 0.12], [result['paper'][kind]] * 2, color='black',
+                  linewidth=2)
     ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
   if any(result['paper'] for result in results):
     ax.plot([], [], color='black', linewidth=2, label='the paper')
   ax.set_ylim(0, 108)
-  ax.set_xticks(range(len(results)), labels=[r['model'] or 'model' for r in results])
+  ax.set_xticks(range(len(results)), labels=[model_name(r) for r in results])
   ax.legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
   plots.label(ax, f'ε = {results[0]["epsilon"]:g}, T = {results[0]["inputs"]["length"]}', '',
               f'{plots.SINK_1} (% of heads)')
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1 in percent, and the paper's in brackets."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1 in percent, and the paper's in brackets."""
   table = [['Sink_1 in % (the paper)', *KINDS]]
   for result in results:
     cells = []
     for kind in KINDS:
-      own, theirs = result['sink_1'].get(kind), result['paper'].get(kind)
-      cells.append('-' if own is None else
-                   f'{own:.2f}' + ('' if theirs is None else f' ({theirs:.2f})'))
-    table.append([result['model'] or 'model', *cells])
+      rate, published = result['sink_1'].get(kind), result['paper'].get(kind)
+      cells.append('-' if rate is None else
+                   f'{rate:.2f}' + ('' if published is None else f' ({published:.2f})'))
+    table.append([model_name(result), *cells])
   return table

@@ -1,4 +1,4 @@
-"""How far the last of many queries still looks back at the first token.
+"""Attention of the last of many queries to the first token.
 
 StreamingLLM, Appendix F, Figure 12: LLaMA2-7B, 256 sequences of 4096 tokens. Its axis counts
 layers from 0; the picture here counts blocks from 1, as everywhere in this package.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sink_jax.analyses import streaming
-from sink_jax.analyses.blocks import check_choice
+from sink_jax.analyses.blocks import check_layers_and_heads
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
@@ -20,59 +22,72 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """Long texts as `streaming` has them: few documents are as long as these inputs.
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Makes long texts as `streaming` does, since few documents are as long as these inputs.
 
   Raises:
     ValueError: too little text, or more tokens than the model has positions.
   """
-  check_length(subject.run, options.length)
-  return streaming.make_inputs(subject, options)
+  check_length(model.run, options.length)
+  return streaming.make_inputs(model, options)
 
 
-def first_token_weights(run: Run, tokens, *, dtype: str = 'float32',
+def first_token_weights(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
                         batch_size: int | None = None) -> np.ndarray:
-  """Weight that the last query gives to the first token (S, N, H), of tokens (S, T).
+  """Measures the weight that the last query gives to the first token.
 
-  Softmax itself, and row-normalised scores where attention is not; a bias slot or sink logit
-  takes its share of a row. N counts the blocks with attention. Memory grows linearly with T: one
-  row per head is kept.
+  Where attention is not softmax, its scores are divided by the sum of their row. An extra key or a
+  sink logit takes its share of the row. Memory grows linearly with T: one row per head is kept.
+
+  Args:
+    run: the model; N of its blocks have attention, with H heads each.
+    tokens: (S, T).
+    dtype: of the activations.
+    batch_size: sequences at a time; all by default.
+
+  Returns:
+    (S, N, H), float64.
   """
   tokens = np.asarray(tokens)
   run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
   size = batch_size or len(tokens)
   options = RecordOptions(last_query=True)
-  parts = [run.record(tokens[i:i + size], options).layers.last_query_BxHxT[..., 0]
-           for i in range(0, len(tokens), size)]
-  return np.concatenate([np.moveaxis(np.asarray(x, np.float64), 1, 0) for x in parts])
+  parts_SxNxH = []
+  for i in range(0, len(tokens), size):
+    rows_NxBxHxT = run.record(tokens[i:i + size], options).layers.last_query_BxHxT
+    assert rows_NxBxHxT is not None  # the options ask for it
+    parts_SxNxH.append(np.moveaxis(np.asarray(rows_NxBxHxT[..., 0], np.float64), 1, 0))
+  return np.concatenate(parts_SxNxH)
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Figure 12 of one model, whatever the length of the inputs.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Figure 12 of one model, whatever the length of the inputs.
 
-  heads (N, H): means over sequences. mean (N,): of these over heads. deviation (N,): their
-  standard deviation over heads. layers: which blocks these are, from 0. uniform: 1 / T.
   options.layers and options.heads, from 0, restrict what is averaged.
+
+  Returns:
+    heads (N, H): means over sequences. mean (N,): of these over heads. deviation (N,): their
+    standard deviation over heads. layers (N,): which blocks these are, from 0. uniform: 1 / T.
 
   Raises:
     ValueError: options name a block without attention, or a head that there is not.
   """
-  check_choice(run.config, options.layers, options.heads)
+  check_layers_and_heads(run.config, options.layers, options.heads)
   length = inputs.tokens.shape[1]
-  found = first_token_weights(run, inputs.tokens, dtype=options.dtype,
-                              batch_size=options.at_a_time(length)).mean(0)
+  weights_NxH = first_token_weights(run, inputs.tokens, dtype=options.dtype,
+                                    batch_size=options.at_a_time(length)).mean(0)
   layers = list(run.config.attention_layers)
   chosen = layers if options.layers is None else list(options.layers)
   heads = list(range(run.config.heads) if options.heads is None else options.heads)
-  found = found[[layers.index(i) for i in chosen]][:, heads]
+  weights_NxH = weights_NxH[[layers.index(i) for i in chosen]][:, heads]
   return {'model': run.name, 'inputs': inputs.description, 'sequences': len(inputs.tokens),
           'length': length, 'uniform': 1 / length,
-          'layers': chosen, 'heads': found.tolist(), 'mean': found.mean(1).tolist(),
-          'deviation': found.std(1).tolist()}
+          'layers': chosen, 'heads': weights_NxH.tolist(), 'mean': weights_NxH.mean(1).tolist(),
+          'deviation': weights_NxH.std(1).tolist()}
 
 
-def draw(results: list[dict], path) -> None:
-  """Attention of the last query to the first token against block, bars over heads (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws attention of the last query to the first token by block, with bars over heads (PNG)."""
   figure, axes = plots.canvas(7.0, 4.0)
   ax = axes[0, 0]
   for i, result in enumerate(results):
@@ -80,7 +95,7 @@ def draw(results: list[dict], path) -> None:
     blocks = np.asarray(result['layers']) + 1 + 0.15 * (i - (len(results) - 1) / 2)
     ax.errorbar(blocks, result['mean'], result['deviation'], fmt='o',
                 color=plots.COLOURS[i % len(plots.COLOURS)], markersize=5, capsize=3, linewidth=1.5,
-                label=f'{result["model"] or "model"}, T = {result["length"]}, '
+                label=f'{model_name(result)}, T = {result["length"]}, '
                       f'{result["sequences"]} sequences')
   reach = [mean + sign * deviation for result in results for sign in (-1, 1)
            for mean, deviation in zip(result['mean'], result['deviation'])]
@@ -93,11 +108,11 @@ def draw(results: list[dict], path) -> None:
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Mean and standard deviation over heads, a line per model and block."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates mean and standard deviation over heads, with a row per model and block."""
   table = [['last query to first token', 'T', 'block', 'mean', 'deviation']]
   for result in results:
     for layer, mean, deviation in zip(result['layers'], result['mean'], result['deviation']):
-      table.append([result['model'] or 'model', str(result['length']), str(layer + 1),
+      table.append([model_name(result), str(result['length']), str(layer + 1),
                     f'{mean:.4f}', f'{deviation:.4f}'])
   return table

@@ -1,7 +1,7 @@
 """Sink_k^epsilon against the length of the inputs (Figure 3).
 
-The rate falls with T, the faster the larger epsilon: importance is a mean over all queries,
-and late ones look elsewhere too. The paper chose epsilon = 0.3 and T = 64 by this figure.
+The rate falls with T, and the faster the larger epsilon is: importance is a mean over all queries,
+and late queries look elsewhere too. The paper chose epsilon = 0.3 and T = 64 by this figure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, check_length, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
@@ -17,20 +18,27 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 
-_POSITIONS = 10  # k = 1..10, as the release prints
+_POSITIONS = 10  # k = 1..10, as the official implementation, sail-sg/Attention-Sink, prints
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """Sequences of the largest of options.lengths. Raises ValueErrors like the usual inputs."""
-  return usual_inputs(subject, dataclasses.replace(options, length=max(options.lengths)))
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Makes sequences of the largest of options.lengths.
+
+  Raises:
+    ValueError: as `loaded_models.make_inputs`.
+  """
+  return usual_inputs(model, dataclasses.replace(options, length=max(options.lengths)))
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Rates of one model on the first T tokens of the same sequences, T out of options.lengths.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures one model on the first T tokens of the same sequences, for T of options.lengths.
 
-  sink (E, L, K): percent of heads whose token k = 1..K has an importance above epsilon, for E
-  epsilons and L lengths. K is 10, or the shortest length. mean_importance (L,): of the first
-  token. Memory grows linearly with T: no map is made.
+  Memory grows linearly with T: no map is made.
+
+  Returns:
+    lengths (L,) and epsilons (E,). sink (E, L, K): percent of heads whose token k = 1..K has an
+    importance above epsilon; K is 10, or the shortest length. mean_importance (L,): of the first
+    token.
 
   Raises:
     ValueError: the inputs are shorter than the largest length.
@@ -49,12 +57,15 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
                  for epsilon in options.epsilons])
     mean.append(float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64)))
   return {'model': run.name, 'inputs': inputs.description, 'lengths': lengths,
-          'epsilons': list(options.epsilons), 'sink': [list(own) for own in zip(*sink)],
+          'epsilons': list(options.epsilons), 'sink': [list(rates) for rates in zip(*sink)],
           'mean_importance': mean}
 
 
-def _importance(run, tokens, count, options):
-  """Importance of the first tokens; of all others nothing is kept beyond a part of the probe."""
+def _importance(run: Run, tokens: np.ndarray, count: int, options: Options) -> np.ndarray:
+  """Importance (S, N, H, count) of the first tokens.
+
+  The copies let go of the importance of all other tokens after each part of the sequences.
+  """
   size, parts = options.at_a_time(tokens.shape[1]), []
   for i in range(0, len(tokens), size):
     report = probe(run, tokens[i:i + size], dtype=options.dtype)
@@ -62,8 +73,8 @@ def _importance(run, tokens, count, options):
   return np.concatenate(parts)
 
 
-def draw(results: list[dict], path) -> None:
-  """Sink_1 in percent against T, a line per epsilon and a panel per model (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws Sink_1 in percent against T, with a line per epsilon and a panel per model (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
   figure, axes = plots.canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns)
@@ -71,7 +82,8 @@ def draw(results: list[dict], path) -> None:
     ax.set_axis_off()
   for ax, result in zip(axes.flat, results):
     for i, (epsilon, rates) in enumerate(zip(result['epsilons'], result['sink'])):
-      ax.plot(result['lengths'], [own[0] for own in rates], 'o-', linewidth=2, markersize=5,
+      sink_1 = [by_position[0] for by_position in rates]
+      ax.plot(result['lengths'], sink_1, 'o-', linewidth=2, markersize=5,
               color=plots.COLOURS[i % len(plots.COLOURS)], label=f'ε = {epsilon:g}')
     ax.set_xscale('log', base=2)
     ax.set_xticks(result['lengths'], labels=map(str, result['lengths']))
@@ -79,14 +91,14 @@ def draw(results: list[dict], path) -> None:
     ax.set_ylim(-4, 104)
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False)
-    plots.label(ax, result['model'] or 'model', 'T (tokens)', f'{plots.SINK_1} (% of heads)')
+    plots.label(ax, model_name(result), 'T (tokens)', f'{plots.SINK_1} (% of heads)')
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Sink_1 in percent, a line per model and epsilon."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Sink_1 in percent, with a row per model and epsilon."""
   table = [['Sink_1 in %', 'epsilon', *(f'T={t}' for t in results[0]['lengths'])]]
   for result in results:
     for epsilon, rates in zip(result['epsilons'], result['sink']):
-      table.append([result['model'] or 'model', f'{epsilon:g}', *(f'{r[0]:.2f}' for r in rates)])
+      table.append([model_name(result), f'{epsilon:g}', *(f'{r[0]:.2f}' for r in rates)])
   return table

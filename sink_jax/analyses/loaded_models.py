@@ -1,4 +1,4 @@
-"""Models to analyse, with their tokenizers, and the inputs made for them."""
+"""Loads models to analyse with their tokenizers, and makes the inputs for them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sink_jax.data import inputs
 from sink_jax.data.documents import DocumentSource
 from sink_jax.data.inputs import Inputs
 from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.io.paths import AnyPath
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_pretrained, load_run
 from sink_jax.train.experiment import from_dict
@@ -20,8 +21,13 @@ from sink_jax.train.sharding import make_mesh
 class LoadedModel:
   """A model and its tokenizer.
 
-  problem: why there is no tokenizer. task: the synthetic task that a run learned; its own
-  probe tokens then stand for text. loaded_by: names of the options that it was loaded by.
+  Attributes:
+    run: the model.
+    tokenizer: None where there is none.
+    problem: why there is no tokenizer; matters only where text is asked for.
+    task: the synthetic task that a run has learned, whose stored probe tokens then take the place
+      of text; '' of any other model.
+    loaded_by: names of the options that decided how the model was loaded.
   """
 
   run: Run
@@ -31,39 +37,39 @@ class LoadedModel:
   loaded_by: tuple[str, ...] = ()
 
   @classmethod
-  def of_checkpoint(cls, path_or_name, dtype: str = 'float32', fsdp: int = 1) -> LoadedModel:
-    """A published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
+  def of_checkpoint(cls, path_or_name: str, dtype: str = 'float32', fsdp: int = 1) -> LoadedModel:
+    """Loads a published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
     mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
-    subject = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
-    return dataclasses.replace(subject, loaded_by=('dtype', 'fsdp'))
+    model = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
+    return dataclasses.replace(model, loaded_by=('dtype', 'fsdp'))
 
   @classmethod
-  def of_workdir(cls, workdir, dtype: str = 'float32') -> LoadedModel:
-    """A training run of ours, its activations in `dtype`; see `load_run` for the errors."""
+  def of_workdir(cls, workdir: str | AnyPath, dtype: str = 'float32') -> LoadedModel:
+    """Loads a run trained with sink_jax, its activations in `dtype`; raises as `load_run`."""
     run = load_run(workdir)
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
     return dataclasses.replace(cls.of_run(run), loaded_by=('dtype',))
 
   @classmethod
   def of_run(cls, run: Run) -> LoadedModel:
-    """A model that is loaded already."""
+    """Adds the tokenizer to a model that is loaded already."""
     task = _task(run)
     try:
       tokenizer = run.tokenizer
       assert isinstance(tokenizer, TextTokenizer)  # what both loaders read
       return cls(run, tokenizer, task=task)
-    except (ValueError, OSError) as error:  # matters to text alone
+    except (ValueError, OSError) as error:  # an analysis of random tokens does not need it
       problem = str(error).rstrip('.')
       return cls(run, problem=problem, task=task)
 
   def text_tokenizer(self, drawn: bool = True) -> TextTokenizer:
-    """The tokenizer.
+    """Returns the tokenizer.
 
     Args:
-      drawn: whether tokens drawn at random would do in place of text.
+      drawn: whether tokens drawn at random can take the place of text, for the error.
 
     Raises:
-      ValueError: there is none, or it is not this model's.
+      ValueError: there is none, or its vocabulary is not that of the model.
     """
     if self.tokenizer is None:
       advice = '; --inputs=random and --inputs=repeat need none' if drawn else ''
@@ -72,56 +78,62 @@ class LoadedModel:
     return self.tokenizer
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """The inputs that the options ask for, in the tokens of this model.
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Makes the inputs that the options ask for, in the tokens of this model.
 
   Raises:
     ValueError: no tokenizer, too little text, more tokens than the model has positions, or a
       BOS protocol that the tokenizer cannot keep.
   """
-  check_length(subject.run, options.length)
-  size = dict(sequences=options.sequences, length=options.length)
+  check_length(model.run, options.length)
+  sequences, length = options.sequences, options.length
   if options.inputs == 'natural':
-    if subject.task and not options.source:
-      options.say(f'{subject.run.name}: no text, but the probe tokens of {subject.task}')
-      return _stored(subject, options)
+    if model.task and not options.source:
+      options.say(f'{model.run.name}: no text, but the probe tokens of {model.task}')
+      return _stored(model, options)
     if not options.source:
       options.say('no --source: text is the documentation in the Python standard library')
-    return inputs.natural(subject.text_tokenizer(), inputs.open_source(options.source),
-                          bos=options.bos or 'tokenizer', **size)
-  tokenizer = subject.tokenizer and subject.text_tokenizer()
-  vocab_size = tokenizer.vocab_size if tokenizer else subject.run.config.vocab_size
+    return inputs.natural(model.text_tokenizer(), inputs.open_source(options.source),
+                          sequences=sequences, length=length, bos=options.bos or 'tokenizer')
+  tokenizer = model.tokenizer and model.text_tokenizer()
+  vocab_size = tokenizer.vocab_size if tokenizer else model.run.config.vocab_size
   if not vocab_size:
-    raise ValueError(f'{subject.run.name} has continuous inputs and no tokens to draw from.')
+    raise ValueError(f'{model.run.name} has continuous inputs and no tokens to draw from.')
   make = inputs.random_tokens if options.inputs == 'random' else inputs.repeated_token
-  return make(vocab_size, bos=options.bos or 'none', seed=options.seed, tokenizer=tokenizer, **size)
+  return make(vocab_size, sequences=sequences, length=length, bos=options.bos or 'none',
+              seed=options.seed, tokenizer=tokenizer)
 
 
 def check_length(run: Run, length: int) -> None:
-  """Raises a ValueError where the model has no position for so many tokens."""
+  """Checks that a model has positions for this many tokens.
+
+  Raises:
+    ValueError: it has not.
+  """
   try:
     run.config.attention.position.check_length(length)
   except ValueError as error:
     raise ValueError(f'{run.name}, --length or --lengths: {error}') from None
 
 
-def _task(run):
-  """The synthetic task that a run of ours learned; '' of any other model."""
+def _task(run: Run) -> str:
+  """The synthetic task that a run has learned; '' of any other model."""
   if run.folder is None or not is_workdir(run.folder):
     return ''
   source = from_dict(read_config(run.folder)).data.source
   return '' if isinstance(source, DocumentSource) else repr(source)
 
 
-def _stored(subject, options):
-  tokens = subject.run.probe_tokens
+def _stored(model: LoadedModel, options: Options) -> Inputs:
+  """Inputs of the probe tokens that a run of a synthetic task has stored."""
+  tokens = model.run.probe_tokens
   if tokens is None or tokens.ndim != 2:
-    raise ValueError(f'{subject.run.name} stores no probe tokens, and {subject.problem}: use '
+    raise ValueError(f'{model.run.name} stores no probe tokens, and {model.problem}: use '
                      '--inputs=random.')
-  for name, wanted, there in zip(('sequences', 'length'), (options.sequences, options.length),
-                                 tokens.shape):
-    if wanted > there:
-      raise ValueError(f'--{name}={wanted}: {subject.task} makes its own tokens, and the run '
+  for name, wanted, stored in zip(('sequences', 'length'), (options.sequences, options.length),
+                                  tokens.shape):
+    if wanted > stored:
+      raise ValueError(f'--{name}={wanted}: {model.task} makes its own tokens, and the run '
                        f'stores {tokens.shape[0]} sequences of {tokens.shape[1]} of them.')
   return inputs.stored(tokens[:options.sequences, :options.length],
-                       subject.run.config.vocab_size, f'probe tokens of {subject.task}')
+                       model.run.config.vocab_size, f'probe tokens of {model.task}')

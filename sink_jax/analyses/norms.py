@@ -7,8 +7,12 @@ and the last one is taken before the final norm.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
@@ -18,11 +22,15 @@ from sink_jax.models.run import Run
 KINDS = {'hidden': 'hidden states', 'key': 'keys', 'value': 'values'}
 
 
-def first_and_others(norms) -> dict[str, np.ndarray]:
-  """Means per layer, each (N,), of norms (S, N, T) or (S, N, H, T) of S sequences, H heads.
+def first_and_others(norms: ArrayLike) -> dict[str, np.ndarray]:
+  """Averages norms over sequences and heads, the first token apart from the others.
 
-  first: of the first token. others: of the tokens from the second on. ratio: first / others.
-  l2 norms in the model's own units; those of heads are averaged, as in the paper's figure.
+  Args:
+    norms: l2 norms (S, N, T), or (S, N, H, T) of H heads, in the units of the model.
+
+  Returns:
+    Arrays (N,). first: of the first token. others: mean of the tokens from the second on. ratio:
+    first / others.
   """
   norms = np.asarray(norms, np.float64)
   axes = tuple(axis for axis in range(norms.ndim - 1) if axis != 1)
@@ -31,71 +39,74 @@ def first_and_others(norms) -> dict[str, np.ndarray]:
 
 
 def token_norms(report: SinkReport) -> dict[str, dict[str, np.ndarray]]:
-  """`first_and_others` of the hidden states (N + 1,), the keys and the values (N,) of a probe.
+  """Applies `first_and_others` to the hidden states (N + 1), keys and values (N) of a probe.
 
-  Keys are as the scores see them, of the key/value heads; a rotation leaves their norm alone.
+  Keys are those that enter the scores, of the key/value heads; a rotation does not change norms.
   """
   return {kind: first_and_others(report.norms[kind]) for kind in KINDS}
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Norms of one model, see `token_norms`; layers: which blocks the keys and values are of, from 0.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures the norms of one model.
+
+  Returns:
+    'hidden', 'key' and 'value' as in `token_norms`. layers (N,): the blocks of keys and values,
+    from 0.
 
   Raises:
     ValueError: the inputs do not fit the model.
   """
   report = probe(run, inputs.tokens, dtype=options.dtype,
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
-  found = {kind: {name: x.tolist() for name, x in own.items()}
-           for kind, own in token_norms(report).items()}
-  layers = list(run.config.attention_layers)
-  return {'model': run.name, 'inputs': inputs.description, 'layers': layers,
-          **found}
+  norms = {kind: {name: x.tolist() for name, x in means.items()}
+           for kind, means in token_norms(report).items()}
+  return {'model': run.name, 'inputs': inputs.description,
+          'layers': list(run.config.attention_layers), **norms}
 
 
-def draw(results: list[dict], path) -> None:
-  """l2 norm against block, first token and mean of the others; a row of panels per model (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws l2 norms by block, the first token and the others; a row of panels per model (PNG)."""
   figure, axes = plots.canvas(11.5, 0.4 + 3.4 * len(results), len(results), len(KINDS))
   for row, result in zip(axes, results):
     for ax, (kind, name) in zip(row, KINDS.items()):
-      own, blocks, (farthest, block) = (result[kind], _blocks(result, kind),
-                                        _farthest(result, kind))
+      means, blocks = result[kind], _blocks(result, kind)
+      farthest, block = _farthest(result, kind)
       size = 5 if len(blocks) < 40 else 3
-      ax.plot(blocks, own['first'], 'o-', color=plots.COLOURS[1], markersize=size,
+      ax.plot(blocks, means['first'], 'o-', color=plots.COLOURS[1], markersize=size,
               label='first token')
-      ax.plot(blocks, own['others'], 's-', color=plots.COLOURS[0], markersize=size,
+      ax.plot(blocks, means['others'], 's-', color=plots.COLOURS[0], markersize=size,
               label='mean of the others')
-      if max(own['first']) > 10 * max(own['others']):
+      if max(means['first']) > 10 * max(means['others']):
         ax.set_yscale('log')
       else:
-        ax.set_ylim(0, 1.1 * max(own['first'] + own['others']))
+        ax.set_ylim(0, 1.1 * max(means['first'] + means['others']))
       ax.xaxis.get_major_locator().set_params(integer=True)
       ax.grid(alpha=0.25)
       ax.legend(fontsize=9, frameon=False)
-      plots.label(ax, f'{name}: first / others {own["ratio"][farthest]:.3g} at block {block}',
+      plots.label(ax, f'{name}: first / others {means["ratio"][farthest]:.3g} at block {block}',
                   'block (0: the embedding)' if kind == 'hidden' else 'block', r'$\ell_2$ norm')
-    row[0].set_title(f'{result["model"] or "model"}\n{row[0].get_title()}')
+    row[0].set_title(f'{model_name(result)}\n{row[0].get_title()}')
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Norms and their ratio at the block where the ratio is farthest from one, a line per kind."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates norms and their ratio at the block where the ratio is farthest from one."""
   table = [['l2 norm', 'of', 'block', 'first token', 'others', 'ratio']]
   for result in results:
     for kind, name in KINDS.items():
-      own, (i, block) = result[kind], _farthest(result, kind)
-      table.append([result['model'] or 'model', name, str(block),
-                    *(f'{own[key][i]:.4g}' for key in ('first', 'others', 'ratio'))])
+      i, block = _farthest(result, kind)
+      table.append([model_name(result), name, str(block),
+                    *(f'{result[kind][key][i]:.4g}' for key in ('first', 'others', 'ratio'))])
   return table
 
 
-def _blocks(result, kind):
+def _blocks(result: Result, kind: str) -> Sequence[int]:
   """Numbers of the blocks that norms of a kind are of, from 1; 0 is the embedding."""
   return (range(len(result[kind]['first'])) if kind == 'hidden'
           else [layer + 1 for layer in result['layers']])
 
 
-def _farthest(result, kind):
-  """Where the ratio is farthest from one, up or down: (index, number of the block)."""
+def _farthest(result: Result, kind: str) -> tuple[int, int]:
+  """Index and number of the block where the ratio is farthest from one, up or down."""
   i = int(np.argmax(np.abs(np.log(result[kind]['ratio']))))
   return i, _blocks(result, kind)[i]

@@ -1,4 +1,4 @@
-"""What a person can choose of an analysis."""
+"""The options of analyses, and errors for those that would change nothing."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.sinks import EPSILON
 
 _TOKENS_AT_A_TIME = 16384
-INPUTS = ('inputs', 'source', 'sequences', 'length', 'bos', 'seed')  # of `subjects.make_inputs`
+# Names of the options that `loaded_models.make_inputs` reads.
+INPUTS = ('inputs', 'source', 'sequences', 'length', 'bos', 'seed')
 DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Choices of an analysis; `measure` reads those that concern it.
+  """What a person chooses for an analysis; each analysis reads the options that concern it.
 
-  inputs: 'natural', 'random' or 'repeat'. source: of the text, '' for Python's documentation.
-  sequences, length: S and T of the inputs. lengths: those of a sweep over T. epsilons: the
-  thresholds; both in ascending order, each once. bos: '' for 'tokenizer' with text and 'none'
-  with tokens drawn at random.
-  layers, heads: 0-based, None for the analysis's own choice. positions: 1-based, None
-  likewise. cache_size: tokens that a cache keeps; sinks: how many of them are the first ones.
-  batch_size: sequences of `length` tokens at a time (of 64 in a sweep over lengths); of sequences
-  of another length, as many as have the same number of tokens in all; None for 16,384 tokens.
-  Whole maps, and caches, go by their own sizes. fsdp: devices over which the parameters are
-  split. hellaswag: a local file of its questions, '' to download them; limit: how many of them,
-  None for all. say: takes a line of progress.
+  Attributes:
+    inputs: 'natural', 'random' or 'repeat'.
+    source: where text comes from; '' for the documentation in Python's standard library.
+    sequences: S of the inputs.
+    length: T of the inputs.
+    lengths: T of a sweep over lengths, in ascending order.
+    epsilons: thresholds of the sink rate, in ascending order.
+    bos: how sequences begin; '' means 'tokenizer' for text, 'none' for tokens drawn at random.
+    seed: of tokens drawn at random.
+    layers: blocks from 0; None leaves the choice to the analysis.
+    heads: heads from 0; None likewise.
+    positions: token positions from 1; None likewise.
+    cache_size: tokens that a cache keeps.
+    sinks: how many of them are the first tokens of the text.
+    dtype: of the activations.
+    batch_size: sequences of `length` tokens at a time. Of sequences of another length, as many as
+      have the same number of tokens in all; None for 16,384 tokens. Attention maps and caches are
+      batched by their memory instead.
+    fsdp: devices over which the parameters of a published model are split.
+    hellaswag: a local file with the questions of HellaSwag; '' downloads them.
+    limit: how many questions; None for all.
+    say: is called with a line of progress.
   """
 
   inputs: str = 'natural'
@@ -64,40 +76,44 @@ class Options:
     for name, least in (('lengths', 2), ('layers', 0), ('heads', 0), ('positions', 2)):
       values = getattr(self, name)
       if values is not None and (not values or min(values) < least):
-        first = least + (name in ('layers', 'heads'))  # people count these from 1
+        first = least + (name in ('layers', 'heads'))  # the command line counts these from 1
         raise ValueError(f'--{name}: write numbers from {first} on, such as {first},{first + 1}.')
     if not self.epsilons or not all(0 < epsilon < 1 for epsilon in self.epsilons):
       raise ValueError(f'--epsilons={",".join(f"{e:g}" for e in self.epsilons)}: importance lies '
                        'between 0 and 1; the paper uses 0.3.')
-    for name in ('epsilons', 'lengths'):
+    for name in ('epsilons', 'lengths'):  # a frozen dataclass has no other way to normalise
       object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
   @property
   def epsilon(self) -> float:
-    """The threshold of an analysis that has one.
+    """The threshold of an analysis that takes a single one.
 
     Raises:
       ValueError: there are several.
     """
-    if len(self.epsilons) > 1:
+    first, *others = self.epsilons
+    if others:
       raise ValueError('--epsilons: this analysis takes one threshold, such as --epsilons=0.3.')
-    return self.epsilons[0]
+    return first
 
   def at_a_time(self, length: int) -> int:
-    """Sequences of `length` tokens at a time: as many tokens as `batch_size` of `self.length`."""
+    """Returns how many sequences of `length` tokens are in a batch; see `batch_size`."""
     tokens = self.batch_size * self.length if self.batch_size else _TOKENS_AT_A_TIME
     return max(1, tokens // length)
 
 
 def check_given(given: Collection[str], takes: Collection[str], what: str, kind: str) -> None:
-  """Does every option that a person gives make a difference?
+  """Checks that every option that a person gives makes a difference.
 
   Args:
-    given, takes: names of options, of which the second are read. what: the name of the reader.
+    given: names of the options that are given.
+    takes: names of the options that are read.
+    what: the name of what reads them, for the error.
     kind: of the inputs; '' for every kind.
 
   Raises:
-    TypeError: there is no such option; names the nearest. ValueError: one that makes none.
+    TypeError: there is no such option; names the nearest.
+    ValueError: an option would change nothing.
   """
   names = [field.name for field in dataclasses.fields(Options)]
   flags = ', '.join(f'--{name}' for name in names if name in takes)

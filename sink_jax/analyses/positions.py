@@ -1,17 +1,20 @@
 """The first learned position vector replaced by another, or swapped with it (Table 7).
 
-In GPT2-XL the sink belongs to p_1, not to the first token: with p_t in its place Sink_1 is
-gone, and with the two swapped the sink moves to token t. The paper's inputs repeat one token.
-Its table prints the position 25 twice; the last column is taken to be 30.
+In GPT2-XL the sink belongs to p_1, not to the first token: with p_t in its place Sink_1 vanishes,
+and with the two swapped the sink moves to token t. The paper's inputs repeat one token. Its table
+prints the position 25 twice; the last column is taken to be 30.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Learned
 from sink_jax.data.inputs import Inputs
@@ -26,9 +29,9 @@ POSITIONS = (5, 10, 15, 20, 25, 30)
 
 
 def replaced(run: Run, position: int) -> Run:
-  """The same model with p_t, t the 1-based `position`, in the place of p_1.
+  """Returns the model with p_t in the place of p_1, where t is the 1-based `position`.
 
-  One array is copied, the table of position vectors; nothing else changes.
+  One array is copied, the table of position vectors; all else is shared.
 
   Raises:
     ValueError: the model has no learned positions, or not so many.
@@ -38,7 +41,7 @@ def replaced(run: Run, position: int) -> Run:
 
 
 def swapped(run: Run, position: int) -> Run:
-  """The same model with p_1 and p_t, t the 1-based `position`, in each other's place.
+  """Returns the model with p_1 and p_t swapped, where t is the 1-based `position`.
 
   Raises:
     ValueError: the model has no learned positions, or not so many.
@@ -48,12 +51,14 @@ def swapped(run: Run, position: int) -> Run:
   return _with_table(run, table_TxD.at[0].set(table_TxD[other]).at[other].set(table_TxD[0]))
 
 
-def sink_rates(run: Run, tokens, positions=POSITIONS, epsilon: float = EPSILON, *,
-               dtype: str = 'float32', batch_size: int | None = None) -> list[dict]:
-  """Rows of Table 7 on tokens (S, T): the untouched model, then every change and position.
+def sink_rates(run: Run, tokens: np.ndarray, positions: Sequence[int] = POSITIONS,
+               epsilon: float = EPSILON, *, dtype: str = 'float32',
+               batch_size: int | None = None) -> list[Result]:
+  """Measures Table 7 on tokens (S, T): the unchanged model, then every change and position.
 
-  A row has change ('no', 'replaced', 'swapped'), position (t, 1-based; None for 'no'), and
-  sink_1 and sink_t in percent of heads (sink_t None for 'no').
+  Returns:
+    Rows of change ('no', 'replaced', 'swapped'), position (t, 1-based; None for 'no'), and sink_1
+    and sink_t in percent of heads (sink_t is None for 'no').
 
   Raises:
     ValueError: the model has no learned positions, or a position is outside 2..T.
@@ -64,24 +69,26 @@ def sink_rates(run: Run, tokens, positions=POSITIONS, epsilon: float = EPSILON, 
     if not 2 <= position <= length:
       raise ValueError(f'--positions={position} is outside 2..{length}, the tokens of the inputs; '
                        'name others, or use longer inputs.')
-  changes = [('no', None, run)]
-  changes += [(name, t, change) for name, change in (('replaced', replaced), ('swapped', swapped))
-              for t in positions]
-  rows = []
-  for name, t, model in changes:
-    model = model if t is None else model(run, t)  # one copy of the table at a time
+  def row(name, t, model):
     report = probe(model, tokens, dtype=dtype, batch_size=batch_size)
     rate = lambda position: 100 * report.sink_rate(position, epsilon)
-    rows.append({'change': name, 'position': t, 'sink_1': rate(1),
-                 'sink_t': None if t is None else rate(t)})
+    return {'change': name, 'position': t, 'sink_1': rate(1),
+            'sink_t': None if t is None else rate(t)}
+
+  rows = [row('no', None, run)]
+  for name, change in (('replaced', replaced), ('swapped', swapped)):
+    rows += [row(name, t, change(run, t)) for t in positions]  # one copy of the table at a time
   return rows
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Table 7 of one model, see `sink_rates`; options.positions are 1-based.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Table 7 of one model, at the 1-based options.positions.
 
-  By default these are the paper's, as far as the inputs and the model reach. For the paper's
-  model, inputs and epsilon, a row has its numbers too: paper {sink_1, sink_t}.
+  By default these are the paper's, as far as the inputs and the model reach.
+
+  Returns:
+    rows: those of `sink_rates`. With the paper's model, inputs and epsilon a row also has the
+    paper's numbers: paper {sink_1, sink_t}.
 
   Raises:
     ValueError: several epsilons, no learned positions, or a position outside the inputs.
@@ -97,8 +104,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'rows': rows}
 
 
-def draw(results: list[dict], path) -> None:
-  """Sink_1 and Sink_t in percent against t, a panel per model (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws Sink_1 and Sink_t in percent against t, with a panel per model (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
   figure, axes = plots.canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns)
@@ -126,38 +133,37 @@ def draw(results: list[dict], path) -> None:
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False)
     inputs = result['inputs']
-    plots.label(ax, f'{result["model"] or "model"}: {inputs["kind"]}, T = {inputs["length"]}, '
+    plots.label(ax, f'{model_name(result)}: {inputs["kind"]}, T = {inputs["length"]}, '
                 f'ε = {result["epsilon"]:g}', 'position t', '% of heads')
     ax.set_xticks(t)
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Table 7 in percent, the paper's in brackets: a line per change and rate."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates Table 7 in percent, the paper's in brackets, with a row per change and rate."""
   times = sorted({row['position'] for result in results for row in result['rows']} - {None})
   table = [['% of heads', 'p_1', 'rate', 'no', *(f't={t}' for t in times)]]
   for result in results:
-    own = {(row['change'], row['position']): row for row in result['rows']}
+    measured = {(row['change'], row['position']): row for row in result['rows']}
     for change in ('replaced', 'swapped'):
       for key, name in (('sink_1', 'Sink_1'), ('sink_t', 'Sink_t')):
-        cells = [own['no', None], *(own.get((change, t)) for t in times)]
-        table.append([result['model'] or 'model', change, name,
+        cells = [measured['no', None], *(measured.get((change, t)) for t in times)]
+        table.append([model_name(result), change, name,
                       *(_cell(row, key) for row in cells)])
   return table
 
 
-def _default(run, length):
+def _default(run: Run, length: int) -> tuple[int, ...]:
   """The paper's positions, without those beyond the inputs or the model's position vectors."""
-  _table(run, 2)
-  last = min(length, run.config.attention.position.max_length)
-  found = tuple(t for t in POSITIONS if t <= last)
-  if not found:
+  last = min(length, len(_table(run, 2)))
+  within = tuple(t for t in POSITIONS if t <= last)
+  if not within:
     raise ValueError(f'--positions: none of {POSITIONS} is within {last} tokens; name others, or '
                      'use longer inputs.')
-  return found
+  return within
 
 
-def _cell(row, key):
+def _cell(row: Result | None, key: str) -> str:
   """A rate, and the paper's in brackets."""
   if not row or row[key] is None:
     return '-'
@@ -165,7 +171,7 @@ def _cell(row, key):
   return f'{row[key]:.2f}' + ('' if published is None else f' ({published:.2f})')
 
 
-def _published(row, key):
+def _published(row: Result, key: str) -> float | None:
   """The paper's number; None for positions that its table does not have."""
   t, change = row['position'], row['change']
   if t is None:
@@ -174,7 +180,7 @@ def _published(row, key):
                       f'{change} {"by" if change == "replaced" else "with"} the {t}th', key)
 
 
-def _table(run, position):
+def _table(run: Run, position: int) -> jax.Array:
   """The learned position vectors (positions, D) of a model that has this one."""
   encoding = run.config.attention.position
   if not isinstance(encoding, Learned):
@@ -187,5 +193,5 @@ def _table(run, position):
   return jnp.asarray(run.params['positions'])
 
 
-def _with_table(run, table_TxD):
+def _with_table(run: Run, table_TxD: jax.Array) -> Run:
   return dataclasses.replace(run, params={**run.params, 'positions': table_TxD})

@@ -1,11 +1,13 @@
 """Sink_1 against the number of parameters, by family (Figure 4 left).
 
-Sinks are there in small models too, down to Pythia-14M; in the Pythia family larger models
-have more of them.
+Small models have sinks too, down to Pythia-14M; in the Pythia family larger models have more.
 """
 
 from __future__ import annotations
 
+from matplotlib.axes import Axes
+
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
@@ -15,11 +17,12 @@ from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.hub import family_of
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Size and Sink_1 (percent of heads) of one model.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures Sink_1 of one model, and counts its parameters.
 
-  parameters: all of them, embeddings included. family: by the paper's names, 'other' for a
-  model it does not have.
+  Returns:
+    sink_1: in percent of heads. mean_importance: of the first token. parameters: their number,
+    embeddings included. family: by the paper's names, 'other' for a model that it does not have.
 
   Raises:
     ValueError: several epsilons.
@@ -33,12 +36,12 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
           'mean_importance': float(report.head_importance().mean())}
 
 
-def panel(ax, results: list[dict], key: str, title: str, y: str) -> None:
-  """One number in percent against the number of parameters, a line per family."""
+def panel(ax: Axes, results: list[Result], key: str, title: str, y: str) -> None:
+  """Plots one number in percent against the number of parameters, with a line per family."""
   families = list(dict.fromkeys(result['family'] for result in results))
   for i, family in enumerate(families):
     points = sorted((r['parameters'], r[key]) for r in results if r['family'] == family)
-    # No line between models that have nothing to do with each other.
+    # Models of no family have nothing to do with each other: dots without a line.
     style = 'os^Dv<>'[(i + i // len(plots.COLOURS)) % 7] + ('' if family == 'other' else '-')
     ax.plot(*zip(*points), style, color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
             markersize=6, label=family)
@@ -48,8 +51,8 @@ def panel(ax, results: list[dict], key: str, title: str, y: str) -> None:
   plots.label(ax, title, 'parameters', y)
 
 
-def draw(results: list[dict], path) -> None:
-  """Sink_1 in percent against the number of parameters, a line per family (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws Sink_1 in percent against the number of parameters, with a line per family (PNG)."""
   figure, axes = plots.canvas(6.0, 4.2)
   panel(axes[0, 0], results, 'sink_1', f'ε = {results[0]["epsilon"]:g}, '
         f'T = {results[0]["inputs"]["length"]}', f'{plots.SINK_1} (% of heads)')
@@ -57,8 +60,8 @@ def draw(results: list[dict], path) -> None:
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """Family, parameters and Sink_1, a line per model."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates family, parameters and Sink_1, with a row per model."""
   return [['model', 'family', 'parameters', 'Sink_1 in %'],
-          *([r['model'] or 'model', r['family'], f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}']
+          *([model_name(r), r['family'], f'{r["parameters"]:,}', f'{r["sink_1"]:.2f}']
             for r in results)]

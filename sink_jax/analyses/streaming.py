@@ -1,17 +1,19 @@
-"""Perplexity over a long text with caches of one size (StreamingLLM, Table 1 and Figure 3).
+"""Perplexity of a long text with caches of one size (StreamingLLM, Table 1 and Figure 3).
 
-A window of W tokens forgets the first ones, and with them the sink; a cache that keeps the
-first s tokens and W - s recent ones does not. What the paper writes 0 + W against 4 + (W - 4).
+A window of W tokens forgets the first ones, and with them the sink; a cache that keeps the first s
+tokens and W - s recent ones does not. The paper writes them 0 + W and 4 + (W - 4).
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.ticker import ScalarFormatter
 
+from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs as data_inputs
@@ -26,44 +28,52 @@ from sink_jax.models.run import Run
 _POINTS = 64  # of a curve
 
 
-def make_inputs(subject: LoadedModel, options: Options) -> Inputs:
-  """One long text per sequence, made of documents one after the other, else the usual inputs."""
-  if options.inputs != 'natural' or (subject.task and not options.source):
-    return usual_inputs(subject, options)
+def make_inputs(model: LoadedModel, options: Options) -> Inputs:
+  """Makes one long text per sequence of documents one after the other; else the usual inputs."""
+  if options.inputs != 'natural' or (model.task and not options.source):
+    return usual_inputs(model, options)
   return data_inputs.long_text(
-      subject.text_tokenizer(), data_inputs.open_source(options.source),
+      model.text_tokenizer(), data_inputs.open_source(options.source),
       sequences=options.sequences, length=options.length, bos=options.bos or 'tokenizer')
 
 
 def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePolicy]:
-  """The caches that are compared, by name.
+  """Returns the caches that are compared, by name.
+
+  Args:
+    run: the model.
+    size: tokens that the caches keep, but for the one that keeps all.
+    sinks: how many of them are the first tokens of the text.
+    length: of the text.
 
   Raises:
     ValueError: sinks do not fit the size.
   """
-  kept = size - sinks
-  return {f'0 + {size}': CachePolicy(size), f'{sinks} + {kept}': CachePolicy(size, sinks),
-          f'{sinks} + {kept}, text positions': CachePolicy(size, sinks, 'text'),
+  recent = size - sinks
+  return {f'0 + {size}': CachePolicy(size), f'{sinks} + {recent}': CachePolicy(size, sinks),
+          f'{sinks} + {recent}, text positions': CachePolicy(size, sinks, 'text'),
           'all tokens': CachePolicy(length + run.config.sink_tokens)}
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> dict:
-  """Losses of one model on texts (S, T) with every cache.
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures the losses of one model on texts (S, T) with every cache.
 
-  caches: for each, 'perplexity' of the whole text, exp of the mean loss; 'running', the
-  perplexity up to token 'tokens' (64 points); 'late', of the last quarter alone;
-  'tokens_per_second' of the device, all sequences together, without the first piece, which
-  compiles (None where there is one piece); 'bytes' of the cache. skipped {name: reason}:
-  caches that the model cannot have, with too few learned positions for example.
+  Returns:
+    caches: {name: numbers}. 'perplexity' of the whole text, exp of the mean loss; 'running', the
+    perplexity up to token 'tokens' (64 points); 'late', that of the last quarter alone;
+    'tokens_per_second' of all sequences together, without the first piece, which compiles (None
+    where there is one piece); 'bytes' of the cache; 'size', 'sinks' and 'positions' of its policy.
+    skipped {name: reason}: caches that the model cannot have, for want of learned positions for
+    example. cache_size: that of the options.
 
   Raises:
     ValueError: cache_size or sinks out of range, a model that can have none of the caches, or a
       loss that is not finite.
   """
   tokens = inputs.tokens
-  wanted = policies(run, options.cache_size, options.sinks, tokens.shape[1])
   caches, skipped = {}, {}
-  for name, policy in wanted.items():
+  by_name = policies(run, options.cache_size, options.sinks, tokens.shape[1])
+  for name, policy in by_name.items():
     try:
       check_policy(run.config, policy, tokens.shape[1])
     except ValueError as error:
@@ -87,15 +97,15 @@ def measure(run: Run, inputs: Inputs, options: Options) -> dict:
           'caches': caches, 'skipped': skipped}
 
 
-def draw(results: list[dict], path) -> None:
-  """Running perplexity against tokens read, a line per cache and a panel per model (PNG)."""
+def draw(results: list[Result], path: PictureFile) -> None:
+  """Draws running perplexity by tokens read, a line per cache and a panel per model (PNG)."""
   figure, axes = plots.canvas(1.4 + 4.6 * len(results), 3.9, columns=len(results))
   names = list(dict.fromkeys(name for result in results for name in result['caches']))
   for ax, result in zip(axes[0], results):
     for name, cache in result['caches'].items():
       points = [(t, y) for t, y in zip(cache['tokens'], cache['running']) if y is not None]
       if points:
-        number = names.index(name)  # the first line may lie below the second
+        number = names.index(name)  # the first line is thick: the second may lie on top of it
         ax.plot(*zip(*points), linewidth=2 if number else 4.5, color=plots.COLOURS[number],
                 label=name, linestyle='--' if name == 'all tokens' else '-')
     ax.axvline(result['cache_size'], color='#555555', linewidth=1.2, linestyle=':')
@@ -104,26 +114,30 @@ def draw(results: list[dict], path) -> None:
       axis(ScalarFormatter())
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False, title='cache', title_fontsize=9)
-    plots.label(ax, result['model'] or 'model', 'tokens read', 'perplexity so far')
+    plots.label(ax, model_name(result), 'tokens read', 'perplexity so far')
   plots.save(figure, path)
 
 
-def rows(results: list[dict]) -> list[list[str]]:
-  """A line per model and cache."""
+def rows(results: list[Result]) -> list[list[str]]:
+  """Tabulates perplexity, speed and memory, with a row per model and cache."""
   table = [['perplexity', 'cache', 'all', 'last quarter', 'tokens/s', 'MiB']]
   show = lambda x, form: '-' if x is None else format(x, form)
   for result in results:
     for name, cache in result['caches'].items():
-      table.append([result['model'] or 'model', name, show(cache['perplexity'], '.2f'),
+      table.append([model_name(result), name, show(cache['perplexity'], '.2f'),
                     show(cache['late'], '.2f'), show(cache['tokens_per_second'], '.0f'),
                     f'{cache["bytes"] / 2**20:.2f}'])
-    table += [[result['model'] or 'model', name, 'cannot', '', '', '']
+    table += [[model_name(result), name, 'cannot', '', '', '']
               for name in result['skipped']]
   return table
 
 
-def _timed(run, tokens, policy, say):
-  """Losses (T - 1,), mean over sequences, and tokens per second."""
+def _timed(run: Run, tokens: np.ndarray, policy: CachePolicy,
+           say: Callable[[int], None]) -> tuple[np.ndarray, float | None]:
+  """Losses (T - 1,), mean over sequences, and tokens per second.
+
+  say: is called after every piece with the number of tokens so far.
+  """
   parts, started, count, elapsed = [], None, 0, 0.0
   for part in text_losses(run, tokens, policy):
     if started is None:
@@ -135,6 +149,6 @@ def _timed(run, tokens, policy, say):
   return np.concatenate(parts), count / elapsed if count else None
 
 
-def _exp(x):
+def _exp(x: float) -> float | None:
   """A perplexity, or None where it is beyond what a number holds."""
   return math.exp(x) if x < 700 else None

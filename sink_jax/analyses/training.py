@@ -1,4 +1,4 @@
-"""What the paper's text says of trained runs beyond the probe: analyses.json of a run."""
+"""Measures what the paper reports of trained runs beyond the probe: analyses.json of a run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.data.batches import Batch
 from sink_jax.data.dataset import Dataset, open_data
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.first_token import first_token_chain
@@ -30,45 +32,51 @@ from sink_jax.train.step import make_validation_step
 _SEQUENCES = 8  # whose attention maps and first tokens are looked at
 _SHORTEST_MAP = 64  # tokens, as the probes have, where the context allows them
 _LONGEST_MAP = 128  # tokens of a map that is kept: 16,384 numbers
-_TOKENS_AT_A_TIME = 2**17  # of the validation: one device may follow up on a run of many
+_TOKENS_AT_A_TIME = 2**17  # of the validation: one device may analyse what many have trained
 _PREFIX_SEQUENCES = 5  # of Figure 5 middle
 
 
-def write_analyses(workdir) -> None:
-  """Makes sure that a finished run has its analyses.json, if an analysis applies to it.
+def write_analyses(workdir: str | AnyPath) -> None:
+  """Writes analyses.json of a finished run, if an analysis applies to it.
 
-  Nothing is done where the file is there already, and for a run that is not done.
+  A run that has the file keeps it, and a run that is not done gets none.
 
   Raises:
-    ValueError: the workdir or its data cannot be read. CheckpointError: no usable checkpoint.
+    ValueError: the workdir or its data cannot be read.
+    CheckpointError: no usable checkpoint.
   """
   path = analyses_file(workdir)
   if path.exists() or read_status(workdir)['status'] != 'done':
     return
   experiment = from_dict(read_config(workdir))
   if applicable(experiment.model_config(), experiment.data.context):
-    found = analyse(load_run(workdir), experiment)
-    write_atomically(path, json.dumps(found, allow_nan=False) + '\n')
+    results = analyse(load_run(workdir), experiment)
+    write_atomically(path, json.dumps(results, allow_nan=False) + '\n')
 
 
 def applicable(config: ModelConfig, context: int) -> list[str]:
-  """Names of the analyses that apply to a model trained on sequences of `context` tokens."""
+  """Lists the analyses that apply to a model trained on sequences of `context` tokens."""
   spec, mask = config.attention, config.attention.mask
   # Does the first token see itself alone, with a weight of one?
-  alone = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
-           and mask.key_range(0, 0, context) == (0, 1))
+  first_sees_itself = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
+                       and mask.key_range(0, 0, context) == (0, 1))
   applies = {'removed': bool(learned_bias(config)),
              'window': mask.window is not None and context > mask.window,
              'prefix': mask.prefix is not None,
-             'first_token_chain': alone}
-  return [name for name, does in applies.items() if does]
+             'first_token_chain': first_sees_itself}
+  return [name for name, yes in applies.items() if yes]
 
 
 def analyse(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
-  """{name: findings} of the analyses that apply, as plain numbers, strings and lists.
+  """Carries out the analyses that apply to a run.
 
   Args:
-    data: of the experiment; opened by it where an analysis needs some and none is given.
+    run: the trained model.
+    experiment: its config.
+    data: of the experiment; they are opened where an analysis needs them and none are given.
+
+  Returns:
+    {name: results} as plain numbers, strings and lists.
 
   Raises:
     ValueError: the data cannot be opened.
@@ -80,8 +88,8 @@ def analyse(run: Run, experiment: Experiment, data: Dataset | None = None) -> di
           for name in applicable(run.config, experiment.data.context)}
 
 
-def removed(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
-  """The trained model without its bias or sink token (end of Section 7.3)."""
+def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
+  """Measures the model without its extra key/value or sink token (end of Section 7.3)."""
   bare = without_bias(run)
   summary = _probe(bare, experiment).summary(experiment.probe.epsilon)
   size = _divisor(experiment.batch_size, _TOKENS_AT_A_TIME // experiment.data.context)
@@ -94,13 +102,14 @@ def removed(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
           'valid_loss_before': _validation_loss(run, batches)}
 
 
-def window(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
-  """Attention to the absolute and to the relative first token (Figure 6).
+def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
+  """Measures attention to the absolute and to the relative first token (Figure 6).
 
-  Means over layers, heads and sequences, of row-normalised scores. A query at i <= w
-  sees token 1; the first token that one at i > w sees is token i - w + 1.
+  The numbers are means over layers, heads and sequences, of scores whose rows sum to one. A query
+  at i <= w attends to token 1; the first token that one at i > w attends to is token i - w + 1.
   """
   size, context = experiment.attention.mask.window, experiment.data.context
+  assert size is not None  # else the analysis does not apply
   length = min(context, max(2 * size, _SHORTEST_MAP))
   # The inputs of the probe where they are long enough, else the validation sequences.
   tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
@@ -113,60 +122,69 @@ def window(run, experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
   mean_TxT = np.zeros((length, length))
   for i in range(len(tokens)):  # one at a time, for the memory of its maps
     maps = run.record(tokens[i:i + 1], RecordOptions(maps=True)).layers.proxy_maps_BxHxTxT
+    assert maps is not None  # the options ask for it
     mean_TxT += np.asarray(jnp.mean(maps, (0, 1, 2)), np.float64) / len(tokens)
   queries = np.arange(length)
-  seeing, beyond = queries[1:size], queries[size:]
-  found = {'size': size, 'length': length, 'sequences': len(tokens),
-           'inputs': 'probe' if from_probe else 'validation',
-           'absolute_first': float(mean_TxT[seeing, 0].mean()) if size > 1 else None,
-           'absolute_uniform': float((1 / (seeing + 1)).mean()) if size > 1 else None,
-           'relative_first': float(mean_TxT[beyond, beyond - size + 1].mean()),
-           'uniform': 1 / size}
+  within, beyond = queries[1:size], queries[size:]
+  result = {'size': size, 'length': length, 'sequences': len(tokens),
+            'inputs': 'probe' if from_probe else 'validation',
+            'absolute_first': float(mean_TxT[within, 0].mean()) if size > 1 else None,
+            'absolute_uniform': float((1 / (within + 1)).mean()) if size > 1 else None,
+            'relative_first': float(mean_TxT[beyond, beyond - size + 1].mean()),
+            'uniform': 1 / size}
   if length <= _LONGEST_MAP:
-    found['map'] = mean_TxT.round(4).tolist()
-  return found
+    result['map'] = mean_TxT.round(4).tolist()
+  return result
 
 
-def prefix(run, experiment, data=None) -> dict[str, Any]:
-  """Sink_k of single sequences, and where their strongest sinks are (Figure 5 middle).
+def prefix(run: Run, experiment: Experiment,
+           data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
+  """Measures Sink_k of single sequences, and where their strongest sinks are (Figure 5 middle).
 
-  Importances of late keys are means of few rows, so the first half of the keys competes.
+  The importance of a late key is a mean of few rows, so only the first half of the keys counts.
   """
   length, epsilon = experiment.attention.mask.prefix, experiment.probe.epsilon
+  assert length is not None  # else the analysis does not apply
   alpha_SxNxHxT = _probe(run, experiment).importance
   rates = (alpha_SxNxHxT[:_PREFIX_SEQUENCES, ..., :length + 5] > epsilon).mean((1, 2))
   early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]
   strongest = early.argmax(-1)[(early > epsilon).any(-1)]
-  within = strongest < length - run.config.sink_tokens  # which count as part of the prefix
+  in_prefix = strongest < length - run.config.sink_tokens  # which count as part of the prefix
   return {'length': length, 'sequences': (100 * rates).tolist(),
-          'strongest_in_prefix': float(within.mean()) if len(within) else None}
+          'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None}
 
 
-def first_token(run, experiment=None, data=None) -> dict[str, Any]:
-  """How far the first token's hidden states are from those of a chain of MLPs (Section 3.1).
+def first_token(run: Run, experiment: Experiment | None = None,
+                data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
+  """Compares the first token's hidden states with those of a chain of MLPs (Section 3.1).
 
-  largest_relative_difference: over sequences and blocks, of vectors; rounding of float32
-  if the statement holds.
+  Returns:
+    largest_relative_difference: of vectors, over sequences and blocks. It is the rounding of
+    float32 if the statement holds.
   """
   # The kernels and the matrix units of accelerators round more than the statement allows.
   run = _in_float32(run, implementation='chunked')
   tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
   with jax.default_matmul_precision('highest'):
-    seen_NxBxD = run.record(tokens, RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0]
+    hidden_NxBxTxD = run.record(tokens, RecordOptions(hidden=True)).layers.hidden_BxTxD
     chain_NxBxD = first_token_chain(run.config, run.params, tokens)
-  seen, chain = np.asarray(seen_NxBxD, np.float64), np.asarray(chain_NxBxD, np.float64)
-  difference = np.linalg.norm(seen - chain, axis=-1) / np.linalg.norm(seen, axis=-1)
+  assert hidden_NxBxTxD is not None  # the options ask for it
+  hidden_NxBxD = np.asarray(hidden_NxBxTxD[:, :, 0], np.float64)
+  chain_NxBxD = np.asarray(chain_NxBxD, np.float64)
+  difference = (np.linalg.norm(hidden_NxBxD - chain_NxBxD, axis=-1)
+                / np.linalg.norm(hidden_NxBxD, axis=-1))
   return {'largest_relative_difference': _number(difference.max())}
 
 
 def _probe(run: Run, experiment: Experiment) -> SinkReport:
-  """As during training, a part of the sequences at a time."""
+  """The probe as it was during training, a part of the sequences at a time."""
   assert run.probe_tokens is not None  # a training run has them
   size = max(1, _TOKENS_AT_A_TIME // run.probe_tokens.shape[1])
   return probe(run, run.probe_tokens, dtype=experiment.probe.dtype, batch_size=size)
 
 
-def _validation_loss(run: Run, batches):
+def _validation_loss(run: Run, batches: Sequence[Batch]) -> float | None:
+  """Mean loss of the targets in all batches, in nats per token."""
   step = make_validation_step(run.config, mesh_of(run.params))
   totals = [step(run.params, batch) for batch in batches]
   return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
@@ -182,6 +200,6 @@ def _divisor(number: int, limit: int) -> int:
   return next((n for n in range(min(number, limit), 1, -1) if number % n == 0), 1)
 
 
-def _number(x) -> float | None:
-  """A number that JSON can hold."""
+def _number(x: float | np.floating | jax.Array) -> float | None:
+  """A number for JSON, which has none that is not finite."""
   return float(x) if math.isfinite(x) else None

@@ -70,7 +70,7 @@ def test_the_default_head_is_the_one_of_the_largest_importance():
 def test_maps_are_of_the_first_tokens(monkeypatch):
   run, inputs = small_run(), random_inputs(length=9)
   monkeypatch.setattr(angles, '_LENGTH', 5)
-  monkeypatch.setattr(angles, '_BUDGET', 1)  # a sequence at a time
+  monkeypatch.setattr(angles, '_NUMBERS_AT_A_TIME', 1)  # a sequence at a time
   found = angles.pair_maps(run, inputs.tokens, [(1, 2)])
   short = pairs(run, inputs.tokens[:, :5])
   for name, x in short.items():
@@ -79,10 +79,10 @@ def test_maps_are_of_the_first_tokens(monkeypatch):
 
 def test_which_heads_are_chosen():
   alpha = [[0.1, 0.4, 0.2], [0.5, 0.3, 0.1]]
-  assert angles.chosen_heads(alpha) == [(1, 0)]
-  assert angles.chosen_heads(alpha, layers=[0, 1]) == [(0, 1), (1, 0)]
-  assert angles.chosen_heads(alpha, heads=[2, 1]) == [(0, 2), (0, 1)]
-  assert angles.chosen_heads(alpha, [1], [0, 2]) == [(1, 0), (1, 2)]
+  assert angles.choose_heads(alpha) == [(1, 0)]
+  assert angles.choose_heads(alpha, layers=[0, 1]) == [(0, 1), (1, 0)]
+  assert angles.choose_heads(alpha, heads=[2, 1]) == [(0, 2), (0, 1)]
+  assert angles.choose_heads(alpha, [1], [0, 2]) == [(1, 0), (1, 2)]
 
 
 @pytest.mark.parametrize('asked, words', [

@@ -5,7 +5,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import repeated_tokens
-from sink_jax.analyses.closed_forms import closed_form, proposition, rotary_bound
+from sink_jax.analyses.propositions import closed_form, proposition_number, rotary_bound
 from sink_jax.models.config import Layer, Mamba
 from tests.analyses.small import (
   check_png,
@@ -151,14 +151,14 @@ def test_large_scores_make_the_bound_say_nothing():
     (dict(attention=sj.AttentionSpec(position='Learned()')), 'its own embedding'),
     (dict(attention=sj.AttentionSpec(position='Sinusoidal()')), 'its own embedding'),
     (dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), 'not softmax'),
-    (dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()')), 'slot'),
+    (dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()')), 'an extra key'),
     (dict(sink_tokens=1), 'sink token'),
     (dict(attention=sj.AttentionSpec(feature_map='Mlp()')), 'Mlp'),
     (dict(pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 1)))), 'Mamba')])
 def test_models_of_which_no_proposition_speaks(changes, words):
   config = sj.sized('tiny', vocab_size=11, **changes)
   with pytest.raises(ValueError, match=words):
-    proposition(config)
+    proposition_number(config)
 
 
 def test_the_length_of_maps_is_limited():

@@ -1,13 +1,14 @@
-"""Attention on one token repeated, as Propositions 1 to 4 derive it (Appendix B.1).
+"""What Propositions 1 to 4 derive of attention on one token repeated (Appendix B.1).
 
 Without position embeddings every position has the same queries and keys, so attention is 1/t
 (NoPE), a softmax of the bias alone (relative, ALiBi), or for rotary positions at most
-e^(2 xi) / (e^(2 xi) + t - 1). Under a window, t is the number of keys that a query sees.
+e^(2 xi) / (e^(2 xi) + t - 1). Under a window, t is the number of keys that a query attends to.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.mask import Mask
@@ -19,11 +20,11 @@ from sink_jax.models.config import ModelConfig
 _PROPOSITIONS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}
 
 
-def proposition(config: ModelConfig) -> int:
-  """Number of the proposition that speaks of this model, 1 to 4.
+def proposition_number(config: ModelConfig) -> int:
+  """Returns the number of the proposition that applies to this model, 1 to 4.
 
   Raises:
-    ValueError: none does, with the reasons.
+    ValueError: none applies; gives the reasons.
   """
   spec = config.attention
   number = next((n for kind, n in _PROPOSITIONS.items() if isinstance(spec.position, kind)), None)
@@ -32,55 +33,65 @@ def proposition(config: ModelConfig) -> int:
       f'{spec.similarity} with {spec.normalizer} is not softmax':
           not (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one),
       f'{spec.feature_map} changes queries and keys': not isinstance(spec.feature_map, Identity),
-      'a bias slot or a learned sink token takes its part of every row':
+      'an extra key or a learned sink token takes its part of every row':
           bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
       'blocks with a Mamba mixer remember how many tokens came before':
           len(config.attention_layers) < config.layers}
-  if reason := '; '.join(text for text, true in reasons.items() if true):
+  reason = '; '.join(text for text, applies in reasons.items() if applies)
+  if number is None or reason:
     raise ValueError(f'Propositions 1 to 4 do not apply to this model: {reason}. Use a softmax '
                      'model with NoPE, a relative bias, ALiBi or rotary positions.')
   return number
 
 
 def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
-  """Weights (H, T, T), float64, of equal scores under the spec's mask: softmax of its bias.
+  """Computes the weights (H, T, T), float64, of equal scores: the softmax of the bias alone.
 
-  1/t without a bias (Eq. 18); Eq. 20 and Eq. 22 with one. Rotary positions have none: their
-  scores are not equal.
+  They are 1/t without a bias (Eq. 18), and Eq. 20 and Eq. 22 with one. Rotary positions have no
+  closed form, since their scores are not equal; see `rotary_bound`.
+
+  Args:
+    spec: its mask and its positions count.
+    heads: H.
+    length: T.
   """
-  keep, distance = _seen(spec.mask, length)
+  keep, distance = _kept_and_distance(spec.mask, length)
   g_HxTxT = np.zeros((heads, length, length))
   if spec.position.has_bias:
     slopes_H = np.asarray(spec.position.slopes(heads), np.float64)
     g_HxTxT = slopes_H[:, None, None] * np.asarray(
         spec.position.distance_bias(distance), np.float64)
+  # The softmax, with its largest score subtracted; a query without keys has a row of zeros.
   largest = np.where(keep, g_HxTxT, -np.inf).max(-1, keepdims=True)
   weights = np.where(keep, np.exp(np.where(keep, g_HxTxT - largest, 0)), 0)
-  return weights / np.maximum(weights.sum(-1, keepdims=True), 1)  # a query without keys: zeros
+  return weights / np.maximum(weights.sum(-1, keepdims=True), 1)
 
 
-def rotary_bound(xi, mask: Mask, length: int) -> np.ndarray:
-  """Eq. 28 for xi (H,): (H, T, T), float64, zero where the mask hides the key.
+def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
+  """Computes the bound of Eq. 28 on the weights (H, T, T), float64, zero where the mask is.
 
-  xi = |q||k| / sqrt(Dh): the scale of the scores, which the paper leaves out, is part of it.
+  Args:
+    xi: |q||k| / sqrt(Dh) of the heads (H,). The paper leaves the scale 1/sqrt(Dh) out.
+    mask: which keys a query attends to.
+    length: T.
   """
-  keep, _ = _seen(mask, length)
+  keep, _ = _kept_and_distance(mask, length)
   others = keep.sum(-1, keepdims=True) - 1
   xi = np.asarray(xi, np.float64)[:, None, None]
   return np.where(keep, 1 / (1 + others * np.exp(-2 * xi)), 0)
 
 
 def bias_of_distances(position: Position, length: int) -> np.ndarray:
-  """g of the distances 0..T-1 (T,), before the slope of a head; zeros where there is none.
+  """Returns the bias (T,) of the distances 0..T-1, before the slope of a head; zeros without one.
 
-  Proposition 2 takes it to be non-increasing; the bucket numbers of Eq. 6 increase.
+  Proposition 2 assumes that it does not increase; the bucket numbers of Eq. 6 do.
   """
   if not position.has_bias:
     return np.zeros(length)
   return np.asarray(position.distance_bias(np.arange(length)), np.float64)
 
 
-def _seen(mask, length):
-  """Which keys each query sees (T, T), and how far they are."""
+def _kept_and_distance(mask: Mask, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """Which keys each query attends to (T, T), and how far they are before it (T, T)."""
   i, j = np.arange(length)[:, None], np.arange(length)[None, :]
   return np.asarray(mask.keep(i, j)), i - j
