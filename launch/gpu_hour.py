@@ -1,4 +1,9 @@
-"""Checks one GPU, and trains on it in a process that outlives the call; see gpu_hour.sh."""
+"""Checks one GPU, and trains on it in a process that outlives the call; see gpu_hour.sh.
+
+The machine may lack packages that --wheels brings. So this file imports the standard library, and
+modules of sink_jax that need nothing else; the rest is imported in functions, once the wheels are
+in the path.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,12 @@ import sys
 import time
 from pathlib import Path
 
-from sink_jax.sweep import detached, machine  # which need no package
+from sink_jax.sweep import detached, machine  # which need no other package
 
 BEGAN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {'check': 480, 'emergence': 540, 'stop': 60}  # seconds
-MORE = 42  # exit code: the same command goes on
+MORE = 42  # exit code: call the same command again
 # What training needs beside jax, flax, optax, orbax and matplotlib, and a GPU machine often lacks.
 PACKAGES = ('array_record', 'attr', 'cloudpickle', 'filelock', 'grain', 'jaxtyping',
             'ml_collections', 'portpicker', 'safetensors', 'tensorboardX', 'tokenizers', 'tqdm',
@@ -31,7 +36,8 @@ _COLLECT_EVERY = 60  # seconds
 _LOG_LINES = 100
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
+  """Runs a command of gpu_hour.sh; returns its exit code."""
   options = _parsed(arguments)
   try:
     machine.check_writable('--work', options.work, 'runs/', 'trainer.lock', 'trainer.log',
@@ -63,7 +69,7 @@ def _main(options) -> int:
   return emergence(options, environment, trials)
 
 
-def check(options, environment, missing) -> int:
+def check(options: argparse.Namespace, environment: dict[str, str], missing: str) -> int:
   """Starts to tokenize the text, which may outlive this call, and becomes the benchmark.
 
   missing: packages without which there is no text, but the benchmark all the same; '' if none.
@@ -83,8 +89,11 @@ def check(options, environment, missing) -> int:
                              *arguments], environment)
 
 
-def emergence(options, environment, trials) -> int:
-  """Waits for the trainer, and keeps the files of `out` up to date; returns an exit code."""
+def emergence(options: argparse.Namespace, environment: dict[str, str], trials: dict) -> int:
+  """Waits for the trainer, and keeps the files of `out` up to date; returns an exit code.
+
+  trials: {name: Trial}, see `sink_jax.sweep.trials`.
+  """
   collector, stopping = Collector(options, trials), options.command == 'stop'
   trainer = None if stopping else _started(options, environment)
   if stopping and not _asked_to_end(options.work):
@@ -104,25 +113,27 @@ def emergence(options, environment, trials) -> int:
 
 
 class Collector:
-  """Brings what the runs have written to `out`, each time as a whole.
+  """Copies what the runs have written to `out`; every file is replaced as a whole.
 
-  states: of all trials, as they were last seen. longest: seconds that it has taken at most.
+  Attributes:
+    states: of all trials, as they were last read.
+    longest: seconds that a collection has taken at most.
   """
 
-  def __init__(self, options, trials):
+  def __init__(self, options: argparse.Namespace, trials: dict):
     self._out, self._work, self._trials = options.out, options.work, trials
     self._ended, self._last, self._seen = {}, -_COLLECT_EVERY, None
     self.states, self.longest = [], 3.0
     self._look()
 
   def due(self) -> bool:
-    """Has a trial begun or ended since, or a minute passed?"""
+    """Has a trial begun or ended since the last collection, or a minute passed?"""
     return self._look() != self._seen or time.monotonic() - self._last > _COLLECT_EVERY
 
   def collect(self, headline: str) -> None:
     """Writes runs.tar.gz, log.txt, report.json, report.md and the picture of the curves.
 
-    What cannot be written, to a full disk say, is left for the next time.
+    A file that cannot be written, to a full disk for example, is tried again the next time.
     """
     began, self._seen = time.monotonic(), self._look()
     try:
@@ -133,16 +144,17 @@ class Collector:
     self.longest = max(self.longest, self._last - began)
 
   def _write_all(self, headline):
+    from sink_jax.io.files import write_atomically
     from sink_jax.sweep.archive import pack_records
     from sink_jax.sweep.summary import as_markdown
 
-    _write(self._out / 'runs.tar.gz', pack_records(self._work / 'runs'))
-    _write(self._out / 'log.txt', '\n'.join(_log(self._work)).encode())
+    write_atomically(self._out / 'runs.tar.gz', pack_records(self._work / 'runs'))
+    write_atomically(self._out / 'log.txt', '\n'.join(_log(self._work)))
     report, page = self._report()
     report['trials'] = {state.name: {'status': state.status, 'step': state.step,
                                      'steps': state.steps} for state in self.states}
-    _write(self._out / 'report.json', (json.dumps(report, indent=1) + '\n').encode())
-    _write(self._out / 'report.md', (as_markdown(self.states, headline) + '\n' + page).encode())
+    write_atomically(self._out / 'report.json', json.dumps(report, indent=1) + '\n')
+    write_atomically(self._out / 'report.md', as_markdown(self.states, headline) + '\n' + page)
 
   def _look(self):
     from sink_jax.sweep.summary import read_states
@@ -158,12 +170,13 @@ class Collector:
     made = self._work / 'report'
     try:
       from sink_jax.cli.make_report import make_report
+      from sink_jax.io.files import write_atomically
 
       make_report(made, str(self._work / 'runs'), kind='runs', maps=False)
     except Exception as error:  # no run yet, or one that is being written: the rest still counts
       return {}, f'No comparison of the runs: {error}\n'
     for picture in made.glob('*.png'):
-      _write(self._out / picture.name, picture.read_bytes())
+      write_atomically(self._out / picture.name, picture.read_bytes())
     return json.loads((made / 'report.json').read_text()), (made / 'report.md').read_text()
 
 
@@ -302,13 +315,6 @@ def _log(work):
   except OSError:
     return []
   return [line.rpartition('\r')[2] for line in text.splitlines()[-_LOG_LINES:]]
-
-
-def _write(path, content):
-  """In one go: whoever is cut off leaves the old file or the new one."""
-  partial = path.with_name(path.name + '.partial')
-  partial.write_bytes(content)
-  os.replace(partial, path)
 
 
 def _left(options):

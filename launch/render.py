@@ -1,4 +1,4 @@
-"""Fills launch/gke_jobset.yaml and launch/sky.yaml in; needs PyYAML and nothing else.
+"""Fills launch/gke_jobset.yaml and launch/sky.yaml in; needs PyYAML and no other package.
 
 python launch/render.py jobset --name=a --image=registry/a:1 ... -- train --config=...
 python launch/render.py sky --name=a --hardware=gpu ... -- train --config=...
@@ -16,7 +16,8 @@ import yaml
 
 HERE = Path(__file__).parent
 PORT = 8476
-# Saved, start again; or dead: start again. See contract.sh.
+# Exit codes after which a pod is started again: 42, stopped and saved; from 127 on, died. See
+# contract.sh.
 RESTARTED = [42, *range(127, 256)]
 LABEL = 'app.kubernetes.io/instance'
 
@@ -25,7 +26,7 @@ _FLEX = 'cloud.google.com/gke-flex-start'
 
 
 def jobset(o: argparse.Namespace) -> dict:
-  """The JobSet of one job.
+  """Returns the JobSet of one job, with the options `o` of the command line.
 
   Raises:
     ValueError: options that contradict each other.
@@ -57,16 +58,16 @@ def jobset(o: argparse.Namespace) -> dict:
   container['image'] = o.image
   # Kubernetes replaces $(NAME) in arguments; $$ is its way to write a $.
   container['args'] = ['--', *(word.replace('$(', '$$(') for word in o.command)]
-  _place(o, meta, pod, container)
-  if o.hardware != 'tpu':  # on TPUs GKE itself says who is who, and jax reads that
+  _select_nodes(o, meta, pod, container)
+  if o.hardware != 'tpu':  # on TPUs GKE numbers the processes, and jax reads that
     container['env'] = _processes(o, slices['name'])
   if not meta['annotations']:
     del meta['annotations']
   return made
 
 
-def _place(o, meta, pod, container):
-  """The machines that the pods go to."""
+def _select_nodes(o: argparse.Namespace, meta: dict, pod: dict, container: dict) -> None:
+  """Asks for the machines that the pods go to."""
   selector, tolerations = pod['nodeSelector'], pod['tolerations']
   resource = {'tpu': 'google.com/tpu', 'gpu': 'nvidia.com/gpu'}.get(o.hardware)
   if o.hardware == 'tpu':
@@ -91,7 +92,7 @@ def _place(o, meta, pod, container):
     selector['cloud.google.com/reservation-name'] = o.reservation
 
 
-def _processes(o, slices):
+def _processes(o: argparse.Namespace, slices: str) -> list[dict]:
   """Environment of one process per pod, which find each other by the names of the JobSet."""
   index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
   return [
@@ -102,7 +103,7 @@ def _processes(o, slices):
 
 
 def sky(o: argparse.Namespace) -> dict:
-  """The SkyPilot task of the job.
+  """Returns the SkyPilot task of the job, with the options `o` of the command line.
 
   Raises:
     ValueError: the accelerator is not of the kind that HARDWARE says.
@@ -128,8 +129,8 @@ def sky(o: argparse.Namespace) -> dict:
 
 
 def parser() -> argparse.ArgumentParser:
-  """The options, which are settings in small letters."""
-  made = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  """Returns the parser of the options, which are settings in small letters."""
+  made = argparse.ArgumentParser(description='Fills launch/gke_jobset.yaml and launch/sky.yaml in.')
   made.add_argument('kind', choices=('jobset', 'sky'))
   for name in ('name', 'image', 'label', 'queue', 'service_account', 'accelerator', 'topology',
                'reservation', 'cloud'):
@@ -145,16 +146,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
+  """Prints the filled document; one line instead of a traceback where options do not fit."""
   options = parser().parse_args()
   try:
     made = (jobset if options.kind == 'jobset' else sky)(options)
   except ValueError as error:
     raise SystemExit(f'error: {error}') from None
+  # Scripts of several lines as blocks, so that a person can read what will run.
   yaml.add_representer(str, _literal, Dumper=yaml.SafeDumper)
   print('---\n' + yaml.safe_dump(made, sort_keys=False, width=10_000), end='')
 
 
-def _literal(dumper, text):
+def _literal(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
   style = '|' if '\n' in text else None
   return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
 

@@ -1,29 +1,36 @@
-"""An analysis of some models, written down: numbers as JSON, a picture as PNG, text."""
+"""Carries out an analysis of models, and writes numbers as JSON, a picture as PNG, and text."""
 
 from __future__ import annotations
 
 import platform
 import uuid
+from typing import Any
 
 import jax
 import numpy as np
 
 import sink_jax
 from sink_jax.analyses import registry, runner
+from sink_jax.analyses.interface import Result
+from sink_jax.analyses.registry import Analysis
+from sink_jax.analyses.runner import Failure
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.train.provenance import hardware, provenance
 
 
-def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
-                   **given) -> tuple[str, list, list[dict]]:
+def analyse_models(name: str, checkpoints: list[str], workdirs: list[str],
+                   out: str | AnyPath | None, **given: Any
+                   ) -> tuple[str, list[AnyPath], list[Failure]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Args:
-    name: of `sink_jax.analyses.registry`.
-    checkpoints: published models, as `load_pretrained` takes them. workdirs: runs of ours.
-      Without any, an analysis that can makes its own models.
+    name: of an analysis of `sink_jax.analyses.registry`.
+    checkpoints: published models, as `load_pretrained` takes them.
+    workdirs: runs trained with sink_jax. Without models, an analysis that has `check_all` makes
+      its own.
+    out: the folder to write to.
     given: fields of `Options`; None for the default of the analysis.
 
   Returns:
@@ -35,54 +42,58 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str], out,
     CheckpointError: no usable checkpoint in a workdir, where that is the only model.
   """
   analysis = registry.find(name)
-  module = analysis.module
-  check_all = analysis.check_all
-  if not (checkpoints or workdirs or check_all):
-    raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs of ours.')
+  has_models = bool(checkpoints or workdirs)
+  if not (has_models or analysis.check_all):
+    raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
+                     'with sink_jax.')
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
-           if checkpoints or workdirs else ('length', 'epsilons'))  # of check_all
+           if has_models else ('length', 'epsilons'))  # of check_all
   options = analysis.options(takes, **given)
-  out = _made(out)
-  numbers, picture = out / f'{name}.json', out / f'{name}.png'
-  write = lambda results, failed: write_atomically(
-      numbers, to_json(rounded(_record(analysis, results, failed))))
-  if checkpoints or workdirs:
-    models = runner.loaders(analysis, checkpoints, workdirs, options)
-    results, failed = runner.measure_all(analysis, models, options, write)
+  folder = _made(out)
+  numbers, picture = folder / f'{name}.json', folder / f'{name}.png'
+  # After every model: hours of work are not lost where a later model ends the process.
+  write = lambda results, failures: write_atomically(
+      numbers, to_json(rounded(_record(analysis, results, failures))))
+  if analysis.check_all and not has_models:
+    results, failures = analysis.check_all(options.length, options.epsilon), []
+    write(results, failures)
   else:
-    results, failed = check_all(options.length, options.epsilon), []
-    write(results, failed)
+    models = runner.loaders(analysis, checkpoints, workdirs, options)
+    results, failures = runner.measure_all(analysis, models, options, write)
   if not results:
-    return f'{analysis.figure}: no results', [numbers], failed
-  module.draw(results, picture)
-  text = f'{analysis.figure}: {analysis.line}\n{_columns(module.rows(results))}'
-  return text, [numbers, picture], failed
+    return f'{analysis.figure}: no results', [numbers], failures
+  analysis.module.draw(results, picture)
+  text = f'{analysis.figure}: {analysis.line}\n{_columns(analysis.module.rows(results))}'
+  return text, [numbers, picture], failures
 
 
-def _made(out):
-  """The folder to write to, made before the work where that could fail."""
+def _made(out: str | AnyPath | None) -> AnyPath:
+  """Makes the folder to write to, and tries to write, before work that may take hours."""
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
-  out = to_path(out)
-  trial = out / f'.{uuid.uuid4().hex[:12]}'
+  folder = to_path(out)
+  trial = folder / f'.{uuid.uuid4().hex[:12]}'
   try:
-    out.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     trial.write_bytes(b'')
     trial.unlink()
   except OSError as error:
-    raise ValueError(f'--out={out} cannot be written to ({error.strerror or error}): name another '
-                     'folder, which is made where there is none.') from None
-  return out
+    raise ValueError(f'--out={folder} cannot be written to ({error.strerror or error}): name '
+                     'another folder, which is made where there is none.') from None
+  return folder
 
 
-def _record(analysis, results, failed):
-  return {'analysis': analysis.name, 'figure': analysis.figure, **provenance(devices=False), 'hardware': hardware(),
+def _record(analysis: Analysis, results: list[Result], failures: list[Failure]) -> dict[str, Any]:
+  """What NAME.json holds."""
+  return {'analysis': analysis.name, 'figure': analysis.figure,
+          **provenance(devices=False), 'hardware': hardware(),
           'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
                        'numpy': np.__version__, 'python': platform.python_version()},
-          'results': results, 'failed': failed}
+          'results': results, 'failed': failures}
 
 
-def _columns(rows):
+def _columns(rows: list[list[str]]) -> str:
+  """A table for a terminal: the first column to the left, numbers to the right."""
   widths = [max(map(len, column)) for column in zip(*rows)]
   return '\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
                    for row in rows)

@@ -1,13 +1,15 @@
 """python -m sink_jax.analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-Carries out one analysis of published models, or of runs of ours, and writes NAME.json and
-NAME.png. A model that fails spares the others: NAME.json lists it as 'failed', and the exit
-status is 1. `python -m sink_jax.analyses --list` names all of them.
+Carries out one analysis of published models, or of runs trained with sink_jax, and writes NAME.json
+and NAME.png. A model that fails does not stop the others: NAME.json lists it as 'failed', and the
+exit status is 1. `python -m sink_jax.analyses --list` names all of them.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -17,7 +19,7 @@ _LIST = flags.DEFINE_bool('list', False, 'Print the names of the analyses and st
 _CHECKPOINT = flags.DEFINE_list(
     'checkpoint', [], "Published models, separated by commas: folders, names such as Pythia-14M, "
     "or 'owner/name' on the Hugging Face hub.")
-_WORKDIR = flags.DEFINE_list('workdir', [], 'Runs of ours, separated by commas.')
+_WORKDIR = flags.DEFINE_list('workdir', [], 'Runs trained with sink_jax, separated by commas.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
 _INPUTS = flags.DEFINE_string('inputs', None, 'natural, random or repeat.')
 _SOURCE = flags.DEFINE_string(
@@ -52,7 +54,7 @@ from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   """Carries out the analysis; one line instead of a traceback for what cannot be done."""
   quiet_logs()
   try:
@@ -64,18 +66,18 @@ def main(argv):
                        '--checkpoint=Pythia-14M --out=analyses. --list names all.')
     given = _given()
     compile_cache.enable()
-    text, paths, failed = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
+    text, paths, failures = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
                                          say=_say, **given)
   except (ValueError, CheckpointError, OSError) as error:
     command.stop(error)
   print(text, *paths, sep='\n')
-  if failed:
-    sys.exit('\n'.join(f'error: {own["model"]}: {own["error"]}' for own in failed))
+  if failures:
+    sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
 
 
-def _given():
+def _given() -> dict[str, Any]:
   """The options of the command line as fields of `Options`."""
-  from_1 = lambda flag: (found := _numbers(flag, int)) and tuple(i - 1 for i in found)
+  from_1 = lambda flag: (numbers := _numbers(flag, int)) and tuple(i - 1 for i in numbers)
   return {'inputs': _INPUTS.value, 'source': _SOURCE.value, 'sequences': _SEQUENCES.value,
           'length': _LENGTH.value, 'lengths': _numbers(_LENGTHS, int),
           'epsilons': _numbers(_EPSILONS, float), 'bos': _BOS.value, 'seed': _SEED.value,
@@ -85,17 +87,20 @@ def _given():
           'batch_size': _BATCH_SIZE.value, 'hellaswag': _HELLASWAG.value, 'limit': _LIMIT.value}
 
 
-def _numbers(flag, kind):
+def _numbers(flag: flags.FlagHolder, kind: type) -> tuple | None:
   """A list of numbers; None where the flag is not given."""
+  texts = flag.value
+  if texts is None:
+    return None
   try:
-    return None if flag.value is None else tuple(kind(item) for item in flag.value)
+    return tuple(kind(text) for text in texts)
   except ValueError:
     example = '0.2,0.3' if kind is float else '1,3'
-    raise ValueError(f'--{flag.name}={",".join(flag.value)}: write numbers, such as '
+    raise ValueError(f'--{flag.name}={",".join(texts)}: write numbers, such as '
                      f'{example}.') from None
 
 
-def _say(line):
+def _say(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 

@@ -11,6 +11,7 @@ import json
 import pathlib
 import signal
 import sys
+from collections.abc import Collection
 
 from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies
@@ -23,10 +24,11 @@ from sink_jax.io.exit_code import EXIT_SAVED
 _COMPARED = 30_000_000  # characters of a source, which take some seconds
 
 
-def _overlap(source, valid_source, valid_fraction, left_out):
-  """A line about the text that both sides of a split have; none where there is no text here.
+def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_fraction: float,
+             left_out: Collection[str]) -> list[str]:
+  """A line about the text that both sides of a split have; none where this machine has no text.
 
-  left_out: domains whose documents are on both sides.
+  left_out: domains whose documents are on both sides, since they are split by chunks.
   """
   if isinstance(source, PackedDataset) or isinstance(valid_source, PackedDataset):
     return []
@@ -52,10 +54,12 @@ def _overlap(source, valid_source, valid_fraction, left_out):
 
 
 def main(argv: list[str] | None = None) -> None:
+  """Builds a cache, or verifies one; ends with the exit codes of --help."""
   parser = argparse.ArgumentParser(
-      prog='python -m sink_jax.data.build', description=__doc__.splitlines()[0],
-      epilog='Run again, it goes on where it was. Exit code 42: stopped by SIGTERM, to be '
-             'started again; 1: no space, or a damaged file; 2: wrong options or input.')
+      prog='python -m sink_jax.data.build',
+      description='Tokenizes and packs a corpus once, into a cache of fixed-length chunks.',
+      epilog='The same command resumes a build that was stopped. Exit code 42: stopped by SIGTERM, '
+             'to be started again; 1: no space, or a damaged file; 2: wrong options or input.')
   parser.add_argument('--source', default="Stdlib(split='content')",
                       help=f'one of: {", ".join(registry(DocumentSource))} (default %(default)s)')
   parser.add_argument('--valid_source', default='',
@@ -85,11 +89,11 @@ def main(argv: list[str] | None = None) -> None:
       return
     if not 0 < args.valid_fraction < 1:
       raise ValueError(f'--valid_fraction={args.valid_fraction} must be between 0 and 1.')
-    sources = [from_string(DocumentSource, text) if text else None
-               for text in (args.source, args.valid_source)]
-    caches = open_pair(*sources, from_string(Tokenizer, args.tokenizer), args.context, args.bos,
-                       args.eos, args.valid_fraction, args.cache_dir, args.workers)
-    shared = _overlap(*sources, args.valid_fraction, caches[0].domains_by_chunks())
+    source = from_string(DocumentSource, args.source)
+    valid_source = from_string(DocumentSource, args.valid_source) if args.valid_source else None
+    caches = open_pair(source, valid_source, from_string(Tokenizer, args.tokenizer),
+                       args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir, args.workers)
+    shared = _overlap(source, valid_source, args.valid_fraction, caches[0].domains_by_chunks())
   except ValueError as error:
     parser.exit(2, f'{parser.prog}: {error}\n')
   except (OSError, MemoryError, RuntimeError) as error:
@@ -101,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     print(line)
 
 
-def _refuse_unused(parser, args):
+def _refuse_unused(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
   given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
   unused, reason = [], ''
   if args.verify:
@@ -115,7 +119,7 @@ def _refuse_unused(parser, args):
     raise ValueError(f'--{"no-eos" if name == "eos" else name} is not used: {reason}.')
 
 
-def _verify(parser, folder):
+def _verify(parser: argparse.ArgumentParser, folder: pathlib.Path) -> None:
   try:
     megabytes = verify(folder) / 1e6
     names = ', '.join(Cache(folder).manifest['files'])

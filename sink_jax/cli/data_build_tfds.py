@@ -21,7 +21,7 @@ from sink_jax.io.progress import Progress
 
 
 def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None) -> Tfds:
-  """Downloads and prepares a dataset, unless it is there.
+  """Downloads and prepares a dataset, unless the folder has it already.
 
   Args:
     name: 'dataset', 'dataset/config', or with ':version'; a new name with a source.
@@ -37,11 +37,14 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
   import tensorflow_datasets as tfds
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
-  folder = os.path.expanduser(data_dir) or tfds.core.constants.DATA_DIR
+  default = tfds.core.constants.DATA_DIR  # pyright: ignore  a module that is made at run time
+  folder = os.path.expanduser(data_dir) or default
   builder = (_of_documents(tfds, name, folder, source) if source else
              _known(tfds, name, folder))
-  if builder.info.file_format.value != 'array_record':
-    raise ValueError(f'{builder.data_path} holds {name!r} as {builder.info.file_format.value}, '
+  file_format = builder.info.file_format
+  assert file_format is not None  # every builder has one
+  if file_format.value != 'array_record':
+    raise ValueError(f'{builder.data_path} holds {name!r} as {file_format.value}, '
                      'which needs TensorFlow to read: use another --data_dir.')
   try:
     builder.download_and_prepare(
@@ -83,7 +86,7 @@ def _of_documents(tfds, name, folder, source):
   if not (name.isidentifier() and name == name.lower()):
     raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')
 
-  class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # pyright: ignore  of its metaclass
     """Documents of a source: text, domain and name, in the order of the source."""
     VERSION = tfds.core.Version('1.0.0')
 
@@ -113,8 +116,10 @@ def _of_documents(tfds, name, folder, source):
 
 
 def main(argv: list[str] | None = None) -> None:
+  """Prepares a dataset and prints the source that reads it."""
   parser = argparse.ArgumentParser(
-      prog='python -m sink_jax.data.build_tfds', description=__doc__.splitlines()[0])
+      prog='python -m sink_jax.data.build_tfds', 
+      description='Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.')
   parser.add_argument('--name', required=True,
                       help='dataset, dataset/config or dataset:version; a name of your own with '
                            '--source')

@@ -8,6 +8,9 @@ pictures (importance per head, attention maps, norm ratios, and the training cur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from absl import flags
 
 from sink_jax.cli import command
@@ -32,7 +35,8 @@ _BOS = flags.DEFINE_enum(
     '(the default with text), or always.')
 _SEED = flags.DEFINE_integer('seed', None, 'Of its random and repeated tokens.')
 _FSDP = flags.DEFINE_integer('fsdp', None, 'Devices to split its parameters over. Default: 1.')
-_EPSILON = flags.DEFINE_float('epsilon', None, "Threshold of the sink rate. Default: the run's own.")
+_EPSILON = flags.DEFINE_float('epsilon', None,
+                              "Threshold of the sink rate. Default: the run's own.")
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16'],
                            "Activations of the probe. Default: the run's own.")
 
@@ -41,11 +45,13 @@ command.answer_help(__name__)  # the imports below take seconds
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.cli.evaluate_models import as_text, evaluate_pretrained, evaluate_run
 from sink_jax.io import compile_cache
+from sink_jax.io.paths import AnyPath
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Probes the model, writes the report, and prints its summary."""
   quiet_logs()
   try:
     command.no_arguments(argv)
@@ -56,14 +62,14 @@ def main(argv):
   print('\n'.join(str(path) for path in paths))
 
 
-def _evaluate():
+def _evaluate() -> tuple[dict[str, Any], list[AnyPath]]:
   if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
     raise ValueError('name a model: either --workdir or --checkpoint.')
-  told = {flag.name: flag.value for flag in (_INPUTS, _SOURCE, _BOS, _SEED, _FSDP)
-          if flag.value is not None}
+  given: dict[str, Any] = {flag.name: flag.value for flag in (_INPUTS, _SOURCE, _BOS, _SEED, _FSDP)
+           if flag.value is not None}
   if _WORKDIR.value is not None:
-    if told:
-      raise ValueError(f'--{next(iter(told))} is for published models: a run is probed on the '
+    if given:
+      raise ValueError(f'--{next(iter(given))} is for published models: a run is probed on the '
                        'inputs stored with it. Other inputs: python -m sink_jax.analyses.')
     compile_cache.enable()
     return evaluate_run(_WORKDIR.value, _OUT.value, sequences=_SEQUENCES.value,
@@ -72,13 +78,14 @@ def _evaluate():
     raise ValueError('--out is needed: the folder to write to.')
   for flag in (_SEQUENCES, _LENGTH, _DTYPE):
     if flag.value is not None:
-      told[flag.name] = flag.value
+      given[flag.name] = flag.value
   if _EPSILON.value is not None:
-    told['epsilons'] = (_EPSILON.value,)
-  check_given(told, (*INPUTS, 'epsilons', 'dtype', 'fsdp'), 'a probe of a published model',
-              told.get('inputs', 'natural'))
+    given['epsilons'] = (_EPSILON.value,)
+  check_given(given, (*INPUTS, 'epsilons', 'dtype', 'fsdp'), 'a probe of a published model',
+              given.get('inputs', 'natural'))
   compile_cache.enable()
-  return evaluate_pretrained(_CHECKPOINT.value, _OUT.value, Options(**told))
+  assert _CHECKPOINT.value is not None  # one of the two models is given
+  return evaluate_pretrained(_CHECKPOINT.value, _OUT.value, Options(**given))
 
 
 def start() -> None:

@@ -1,13 +1,15 @@
-"""A probe of one model, trained here or published: numbers as JSON, pictures as PNG."""
+"""Probes one model, trained here or published, and writes numbers as JSON and pictures as PNG."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.evaluate.sinks import check_epsilon
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run
@@ -20,21 +22,27 @@ from sink_jax.train.run_dir import read_config
 _TOKENS_AT_A_TIME = 16384
 
 
-def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int | None = None,
-                 epsilon: float | None = None, dtype: str | None = None) -> tuple[dict, list]:
-  """Probes a run on its own probe tokens and writes everything about it below `out`.
+def evaluate_run(workdir: str | AnyPath, out: str | AnyPath | None = None, *,
+                 sequences: int | None = None, length: int | None = None,
+                 epsilon: float | None = None,
+                 dtype: str | None = None) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes a run on the probe tokens that it stores, and writes the results below `out`.
 
   Args:
-    out: a folder; RUN/evaluation by default.
-    sequences, length: a part of the stored probe tokens; all by default.
-    epsilon, dtype: the run's own by default.
+    workdir: of the run.
+    out: a folder; WORKDIR/evaluation by default.
+    sequences: how many of the stored sequences; all by default.
+    length: how many tokens of each; all by default.
+    epsilon: the threshold; by default that of the run's config.
+    dtype: of the activations; by default that of the probes in training.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.
 
   Raises:
     ValueError: not a run, or a part that is larger than what is stored.
-    CheckpointError: no usable checkpoint. OSError: `out` cannot be written.
+    CheckpointError: no usable checkpoint.
+    OSError: `out` cannot be written.
   """
   workdir = to_path(workdir)
   out = workdir / 'evaluation' if out is None else to_path(out)
@@ -55,21 +63,25 @@ def evaluate_run(workdir, out=None, *, sequences: int | None = None, length: int
   return result, [_written(result, out), *pictures]
 
 
-def evaluate_pretrained(path_or_name, out, options: Options) -> tuple[dict, list]:
-  """Probes a published model and writes everything about it below the folder `out`.
+def evaluate_pretrained(path_or_name: str, out: str | AnyPath,
+                        options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes a published model, and writes the results below the folder `out`.
 
   Args:
+    path_or_name: as `load_pretrained` takes it.
+    out: the folder.
     options: the inputs, the threshold and the dtype; the rest is not read.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.
 
   Raises:
-    ValueError: no such model, or inputs that it cannot take. OSError: `out` cannot be written.
+    ValueError: no such model, or inputs that it cannot take.
+    OSError: `out` cannot be written.
   """
   out, epsilon = to_path(out), options.epsilon
-  subject = LoadedModel.of_checkpoint(path_or_name, options.dtype, options.fsdp)
-  run, inputs = subject.run, make_inputs(subject, options)
+  model = LoadedModel.of_checkpoint(path_or_name, options.dtype, options.fsdp)
+  run, inputs = model.run, make_inputs(model, options)
   report = _probed(run, inputs.tokens, options.dtype)
   pictures = _drawn(run, report, inputs.tokens, epsilon, out)
   result = _result(report, epsilon, {'bos': inputs.description['bos'],
@@ -99,8 +111,8 @@ def _written(result: dict, out):
   return path
 
 
-def as_text(result: dict) -> str:
-  """The result for a terminal."""
+def as_text(result: dict[str, Any]) -> str:
+  """Formats a result for a terminal."""
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
   ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
@@ -110,7 +122,8 @@ def as_text(result: dict) -> str:
        f'{result["epsilon"]:g}'),
       ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
        'of the first token, over heads'),
-      ('mean importance', f'{summary["mean_importance"]:.3f}{star}', 'of the first token, over heads'),
+      ('mean importance', f'{summary["mean_importance"]:.3f}{star}',
+       'of the first token, over heads'),
       ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
        f'of {summary["raw_row_mass"]:.3f} in a row'),
   ]
@@ -118,8 +131,9 @@ def as_text(result: dict) -> str:
     lines.append(('value norm ratio', f'{ratio:.2f}',
                   f'first token to the others, smallest in block {block}'))
   if summary['sink_bias_slot'] is not None:
-    lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the bias slot; '
-                     f'{summary["sink_bias_slot_released"]:.1f} % as the release counts'))
+    lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
+                     f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
+                     'sail-sg/Attention-Sink, counts'))
   step = '' if protocol['step'] is None else f', step {protocol["step"]}'
   head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
           f'{protocol["length"]} tokens, {protocol["dtype"]}')
@@ -153,6 +167,6 @@ def _result(report: SinkReport, epsilon: float, protocol: dict) -> dict:
           'importance_1': 'importance of the first token, a list of heads per block, mean over '
                           'sequences',
           'raw_importance_1': 'the same of the weights that multiply the values',
-          'bias_slot': 'mean weight of the bias slot or learned sink token, likewise',
+          'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
       },
   }

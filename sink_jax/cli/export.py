@@ -6,6 +6,8 @@ window): config.json, model.safetensors, and its tokenizer where that can be wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from absl import flags
 
 from sink_jax.cli import command
@@ -21,7 +23,7 @@ from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   """Exports the run; a reason instead of a traceback where that cannot be done."""
   quiet_logs()
   try:

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
 from absl import flags
 
@@ -41,6 +42,8 @@ _FSDP = flags.DEFINE_integer('fsdp', 1, 'Devices to split the parameters over.',
 
 command.answer_help(__name__)  # the imports below take seconds
 
+import numpy as np
+
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import state_bytes
 from sink_jax.models.generate import stream
@@ -54,7 +57,7 @@ from sink_jax.train.sharding import make_mesh
 _CHUNK = 8  # tokens between two writes
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   """Generates; a reason instead of a traceback where that cannot be done."""
   quiet_logs()
   try:
@@ -64,7 +67,7 @@ def main(argv):
     command.stop(error)
 
 
-def _generate():
+def _generate() -> None:
   if (_CHECKPOINT.value is None) == (_WORKDIR.value is None):
     raise ValueError('name a model: either --checkpoint or --workdir.')
   if _CACHE_SIZE.value is None:
@@ -72,13 +75,14 @@ def _generate():
   if not _TEMPERATURE.value:
     command.unused('is for sampling: add --temperature, such as 1.', _TOP_K, _SEED)
   if _FSDP.value > 1 and _WORKDIR.value is not None:
-    raise ValueError('--fsdp is for published models; a run of ours is loaded onto one device.')
+    raise ValueError('--fsdp is for published models; a run is loaded onto one device.')
   prompt = _read_prompt()
   compile_cache.enable()
   if _CHECKPOINT.value is not None:
     mesh = make_mesh(-1, _FSDP.value) if _FSDP.value > 1 else None
     run = load_pretrained(_CHECKPOINT.value, dtype=_DTYPE.value, mesh=mesh)
   else:
+    assert _WORKDIR.value is not None  # one of the two is given, see above
     run = load_run(os.path.expanduser(_WORKDIR.value))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=_DTYPE.value))
   if _BOS.value == 'none':
@@ -101,13 +105,13 @@ def _generate():
         file=sys.stderr)
 
 
-def _read_prompt():
+def _read_prompt() -> str:
   prompt = _given_prompt()
   prompt.encode()  # a ValueError where the bytes are no text
   return prompt
 
 
-def _given_prompt():
+def _given_prompt() -> str:
   if _PROMPT.value is not None and _PROMPT_FILE.value is not None:
     raise ValueError('--prompt and --prompt_file exclude each other.')
   if _PROMPT.value is not None:
@@ -120,7 +124,7 @@ def _given_prompt():
   return sys.stdin.read()
 
 
-def _first_tokens(tokenizer: RunTokenizer, prompt: str):
+def _first_tokens(tokenizer: RunTokenizer, prompt: str) -> np.ndarray:
   tokens = tokenizer.with_prefix(tokenizer.encode(prompt), _BOS.value)
   if not len(tokens):
     raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
@@ -128,15 +132,16 @@ def _first_tokens(tokenizer: RunTokenizer, prompt: str):
   return tokens
 
 
-def _write(pieces, tokens, tokenizer):
-  """Writes the text as it comes; tokens per second of all pieces but the first, which compiles.
+def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray,
+           tokenizer: TextTokenizer) -> float | None:
+  """Writes the text as it comes; returns tokens per second without the first piece, which compiles.
 
   A token may hold a part of a letter, and its text may depend on the token before it. So the
   new text is what the last tokens add to those that were written, once its last letter is whole.
   """
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids), end='', flush=True)
-  started, count = None, 0
+  started, elapsed, count = None, 0.0, 0
   for piece in pieces:
     count += 0 if started is None else piece.shape[1]
     started = started or time.perf_counter()

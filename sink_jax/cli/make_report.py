@@ -1,10 +1,11 @@
-"""One report, of the kind that its runs and analyses ask for."""
+"""Makes a report of the kind that its runs and analyses ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sink_jax.analyses.registry import ANALYSES
+from sink_jax.io.paths import AnyPath
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
@@ -13,20 +14,23 @@ from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
 
-def make_report(out, runs: str | None, analyses: Sequence[str] = (), kind: str | None = None,
+def make_report(out: str | AnyPath, runs: str | AnyPath | None,
+                analyses: Sequence[str] = (), kind: str | None = None,
                 maps: bool | None = None) -> str:
   """Writes a report of the paper, or a comparison of runs, and returns its text.
 
   Args:
-    out: the folder to write to. runs: a folder of runs. analyses: files, and folders of files,
-      that analyses of published models wrote; either may be missing.
-    kind: 'paper' or 'runs'; None for that of the paper where a run is one of its trials, there is
-      no run, or there are analyses. maps: whether a comparison draws attention maps; it does by
-      default.
+    out: the folder to write to.
+    runs: a folder of runs; None where there are analyses alone.
+    analyses: files, and folders of files, that analyses of published models wrote.
+    kind: 'paper' or 'runs'; None for 'paper' where a run is one of its trials, there is no run, or
+      there are analyses, and for 'runs' otherwise.
+    maps: whether a comparison draws attention maps; it does by default.
 
   Raises:
-    ValueError: neither runs nor analyses, a place where there are none, analyses in a
-      comparison, or maps in a report of the paper. OSError: `out` cannot be written.
+    ValueError: neither runs nor analyses, a folder that holds none, analyses in a comparison, or
+      maps in a report of the paper.
+    OSError: `out` cannot be written.
   """
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
@@ -34,12 +38,13 @@ def make_report(out, runs: str | None, analyses: Sequence[str] = (), kind: str |
   if analyses and kind == 'runs':
     raise ValueError('--analyses belongs to the report of the paper: leave it or --kind=runs out.')
   analysed = read_analyses(analyses, ANALYSES)
-  found = find_runs(runs) if runs else []
-  of_paper = analyses or not found or any(
-      is_of_the_paper(run) or is_synthetic(run) for run in found)
+  records = find_runs(runs) if runs else []
+  of_paper = bool(analyses) or not records or any(
+      is_of_the_paper(run) or is_synthetic(run) for run in records)
   if (kind or ('paper' if of_paper else 'runs')) == 'paper':
     if maps is not None:
       raise ValueError('--maps is for a comparison of runs, --kind=runs; this is a report of the '
                        'paper: leave it out.')
-    return paper.as_text(paper.paper_report(found, out, analysed))
+    return paper.as_text(paper.paper_report(records, out, analysed))
+  assert runs  # no runs and no analyses has been refused, and without runs the kind is 'paper'
   return comparison_text(compare(runs, out, maps is not False))

@@ -6,7 +6,7 @@ import json
 import logging
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
@@ -43,8 +43,9 @@ _SECONDS = flags.DEFINE_float('step_seconds', None, 'Measured time of a device a
 _JSON = flags.DEFINE_string('json', None, 'File for all of it.')
 _SEARCH = flags.DEFINE_boolean('search', False, 'Compile some meshes and remat policies, a minute '
                                'or more each, and rank those that fit.')
-_TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of our own models on '
-                             'common slices, such as results/plan. An hour on two cores.')
+_TABLE = flags.DEFINE_string('table', None, 'Instead: a folder for the plans of the models of '
+                             'configs/ on common slices, such as results/plan. An hour on two '
+                             'cores.')
 _SCALING = flags.DEFINE_string('scaling', None, 'Instead: a folder for the estimate from 8 to '
                                '4,096 chips, such as results/scaling.')
 
@@ -64,7 +65,8 @@ from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Prints the plan; exits with 1 where it does not fit the chips."""
   quiet_logs()
   logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this CPU
   jax.config.update('jax_platforms', 'cpu')  # nothing runs: a GPU of this machine stays free
@@ -143,6 +145,7 @@ def _save(document: Any) -> None:
 
 
 def _job(topology: str) -> Job:
+  """The run to plan: the config, with the options in place of its values."""
   where = parse(topology)
   config = _CONFIG.value.to_dict()
   for flag, section, key in (

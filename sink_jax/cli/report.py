@@ -1,12 +1,14 @@
 """python -m sink_jax.report --runs=runs --analyses=analyses --out=paper
 
-Of runs of the paper's trials, and of what `python -m sink_jax.analyses` wrote about published
-models, a report of the whole paper: its claims, tables and figures beside our numbers. Of other
-runs, a comparison of all below the folder, side by side. Either writes index.html
-(self-contained), report.md, report.json and pictures, and prints what it says.
+Runs of the paper's trials, and what `python -m sink_jax.analyses` wrote about published models,
+give a report of the whole paper: its claims, tables and figures beside the numbers of the runs.
+Other runs give a comparison of all below the folder, side by side. Either writes index.html
+(self-contained), report.md, report.json and pictures, and prints its text.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -31,12 +33,15 @@ from sink_jax.io.paths import to_path
 from sink_jax.train.loop import quiet_logs
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Writes the report, and prints it with the names of its files."""
   quiet_logs()
   try:
     command.no_arguments(argv)
-    runs, out = _RUNS.value and to_path(_RUNS.value), to_path(_OUT.value)
-    print(make_report(out, runs, _ANALYSES.value, _KIND.value, _MAPS.value))
+    assert _OUT.value is not None  # absl requires the option
+    out = to_path(_OUT.value)
+    runs = to_path(_RUNS.value) if _RUNS.value else None
+    print(make_report(out, runs, _ANALYSES.value or [], _KIND.value, _MAPS.value))
   except (ValueError, OSError) as error:
     command.stop(error)
   files = ('index.html', 'report.md', 'report.json')

@@ -2,8 +2,8 @@
 
 Runs every trial of a config file, each in its own folder of the workdir. A trial that is
 done or has diverged is skipped and an interrupted one continues; one that fails is
-recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
-all of them are, at any time; so does --status.
+recorded and tried again next time, and the rest go on. WORKDIR/summary.md shows at any time how
+far all of them are; --status prints the same.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -55,13 +56,13 @@ import jax
 
 from sink_jax.data.dataset import open_data
 from sink_jax.io import compile_cache
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.sweep import estimate
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.pool import run_in_parallel, SweepStopped
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.summary import as_markdown, keep_summary, read_states, RemainingTime
-from sink_jax.sweep.trials import FINAL_STATUSES, load_trials, parse_settings, select_shard
+from sink_jax.sweep.trials import FINAL_STATUSES, Trial, load_trials, parse_settings, select_shard
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.multihost import broadcast_from_process0, fail, init_distributed, is_first
@@ -69,7 +70,8 @@ from sink_jax.train.outcome import Interrupted
 from sink_jax.train.stop_handler import StopHandler, Unsaved
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Runs the trials, or does what one of the other modes asks for."""
   quiet_logs()
   try:
     command.no_arguments(argv)
@@ -89,7 +91,7 @@ def main(argv):
       print(as_markdown(read_states(trials, root), f'Sweep in {_WORKDIR.value}'), end='')
     else:
       alone, root = _begun(), to_path(_WORKDIR.value)
-      if alone:  # then nobody need be asked, not even for a device
+      if alone:  # a broadcast would take the device, which workers need
         _make(root)
       else:
         broadcast_from_process0(lambda: _make(root), ValueError)
@@ -106,41 +108,43 @@ def main(argv):
     fail(traceback.format_exc(), alone=True)
 
 
-def _check_modes():
+def _check_modes() -> None:
+  """Checks that at most one mode is asked for."""
   # Each is added to the command that runs the trials, whose other options may stay.
   modes = [mode for mode in (_LIST, _DRY_RUN, _STATUS, _DATA_ONLY) if mode.value]
   if len(modes) > 1:
     raise ValueError(f'--{modes[0].name} and --{modes[1].name} exclude each other.')
 
 
-def _table():
+def _table() -> dict[str, Trial]:
   """Every trial of the config file, for all seeds."""
   options = {'budget': _BUDGET.value, 'protocol': _PROTOCOL.value}
+  given = _SEEDS.value or []
   try:
-    seeds = _SEEDS.value and [int(seed) for seed in _SEEDS.value]
+    seeds = [int(seed) for seed in given]
   except ValueError:
-    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write numbers, such as 0,1,2.') from None
+    raise ValueError(f'--seeds={",".join(given)}: write numbers, such as 0,1,2.') from None
   if seeds and (len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) < 2**31):
-    raise ValueError(f'--seeds={",".join(_SEEDS.value)}: write different numbers from 0 to '
-                     '2**31 - 1.')
+    raise ValueError(f'--seeds={",".join(given)}: write different numbers from 0 to 2**31 - 1.')
   if _PROCESSES.value < 1:
     raise ValueError(f'--processes={_PROCESSES.value} must be at least 1.')
   if _PROCESSES.value > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
     raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
                      'together, one after the other. Leave it out, or start no job.')
   _check_batched()
+  assert _CONFIG.value is not None  # absl requires the option
   return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
                      parse_settings(_SET.value))
 
 
-def _check_batched():
+def _check_batched() -> None:
   if _WIDTH.value is not None and not (_BATCHED.value and _WIDTH.value > 1):
     raise ValueError(f'--width={_WIDTH.value} must be at least 2, and goes with --batched.')
   if _BATCHED.value and (_PROCESSES.value > 1 or os.environ.get('JAX_NUM_PROCESSES', '1') != '1'):
     raise ValueError('--batched trains in one process: leave out --processes, and start no job.')
 
 
-def _selected(table):
+def _selected(table: Mapping[str, Trial]) -> dict[str, Trial]:
   """Those that --only and --shard leave; --only takes a trial's name or that of one seed."""
   names = lambda name, trial: {name, trial.label.get('trial')}
   known = set().union(*(names(*item) for item in table.items()))
@@ -156,7 +160,7 @@ def _selected(table):
   return select_shard(trials, _SHARD.value)
 
 
-def _open_data(trials):
+def _open_data(trials: Mapping[str, Trial]) -> None:
   """Builds the caches of all trials; those of a config are built once."""
   for name, trial in trials.items():
     if trial.config:
@@ -165,19 +169,19 @@ def _open_data(trials):
             'tokens', flush=True)
 
 
-def _begun():
-  """Whether this process is alone."""
+def _begun() -> bool:
+  """Joins the job, and settles what signals do; returns whether this process is alone in it."""
   alone = _PROCESSES.value > 1 or init_distributed()
-  # Between trials there is nothing to save; a trial that trains has its own answer.
+  # Between trials there is nothing to save; training installs a handler that saves.
   if alone:
     for number in stop_signals():
       signal.signal(number, signal.default_int_handler)
   else:
-    exit_saved_until_training()  # without a farewell, for which the others would have to come
+    exit_saved_until_training()  # at once: a shutdown of the job would wait for all processes
   return alone
 
 
-def _make(root):
+def _make(root: AnyPath) -> None:
   try:
     root.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -185,19 +189,24 @@ def _make(root):
                      '--workdir.') from None
 
 
-def _run(trials, table, root, first):
-  """Says what it will cost, runs what is left, and says how it went.
+def _run(trials: Mapping[str, Trial], table: Mapping[str, Trial], root: AnyPath,
+         first: bool) -> None:
+  """Prints an estimate, runs the trials, and prints how each ended.
 
-  first: this is the process of the job that tells.
+  Args:
+    trials: those that this sweep runs.
+    table: all trials of the config file, for the summary.
+    root: the folder of the sweep.
+    first: whether this process of the job is the one that prints.
   """
   statuses = {}
   if first:
     left = {state.name: trials[state.name] for state in read_states(trials, root)
             if state.status not in FINAL_STATUSES}
     if _ESTIMATE.value:
-      made = estimate.estimate_sweep(left, _PROCESSES.value)
-      print(estimate.headline(made, _BUDGET.value), file=sys.stderr)
-      remaining = RemainingTime(made.work(), made.seconds)
+      expected = estimate.estimate_sweep(left, _PROCESSES.value)
+      print(estimate.headline(expected, _BUDGET.value), file=sys.stderr)
+      remaining = RemainingTime(expected.work(), expected.seconds)
     else:
       remaining = RemainingTime(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
     with keep_summary(table, root, remaining, lines=_PROCESSES.value > 1):
@@ -215,8 +224,8 @@ def _run(trials, table, root, first):
     sys.exit(1)
 
 
-def _outcomes(trials, root):
-  """(name, status) of every trial, as each ends."""
+def _outcomes(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[str, str]]:
+  """Runs the trials; yields (name, status) as each ends."""
   if _PROCESSES.value > 1:
     yield from run_in_parallel(trials, root, _PROCESSES.value)
     return
@@ -227,7 +236,7 @@ def _outcomes(trials, root):
     for name, trial in trials.items():
       yield name, run_trial(trial, root)
   else:
-    with StopHandler() as stop:  # what one process hears between trials is for all
+    with StopHandler() as stop:  # a signal to one process between trials stops all of them
       for name, trial in trials.items():
         if stop.poll(wait=True):
           raise SweepStopped

@@ -1,7 +1,7 @@
 """python -m sink_jax.train --config=configs/base.py --workdir=runs/first
 
-Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that
-starting again does not mend; anything from 128 on: died, the same command resumes.
+Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
+does not remove; anything from 128 on: died, the same command resumes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ exit_saved_until_training()  # the imports below take seconds
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -36,12 +37,13 @@ from sink_jax.train.outcome import Diverged, Interrupted
 from sink_jax.train.stop_handler import Unsaved
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Trains; every way to end has its exit code."""
   quiet_logs()
   try:
     command.no_arguments(argv)
     init_distributed()
-    exit_saved_until_training()
+    exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
   except Interrupted as stop:
@@ -49,14 +51,14 @@ def main(argv):
     sys.exit(EXIT_SAVED)
   except Unsaved as error:
     print(error, file=sys.stderr, flush=True)
-    os._exit(EXIT_UNSAVED)  # whoever asks three times does not wait for threads that save
-  except (ValueError, Diverged) as error:  # all processes have come to it
+    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
+  except (ValueError, Diverged) as error:  # all processes have raised it
     fail(f'error: {error}')
   except CheckpointError as error:
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
-         'this is mended, the same command resumes.', alone=True)
+         'this is solved, the same command resumes.', alone=True)
   except Exception:
     fail(traceback.format_exc(), alone=True)
 
