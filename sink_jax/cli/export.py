@@ -26,6 +26,7 @@ from sink_jax.train.loop import quiet_logs
 def main(argv: Sequence[str]) -> None:
   """Exports the run; a reason instead of a traceback where that cannot be done."""
   quiet_logs()
+  assert _WORKDIR.value is not None and _OUT.value is not None, 'start() requires both'
   try:
     command.no_arguments(argv)
     for line in export_workdir(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):

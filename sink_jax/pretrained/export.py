@@ -36,7 +36,8 @@ from sink_jax.train.run_dir import read_config
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
-def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 2048) -> dict[str, Any]:
+def hf_config(config: ModelConfig, *, dtype: str = 'float32',
+              context: int = 2048) -> dict[str, Any]:
   """The config.json of the same model in transformers: LLaMA, or Mistral with a window.
 
   Raises:
@@ -45,7 +46,7 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
   _check(config)
   spec, dims, position = config.attention, config.dims, config.attention.position
   assert isinstance(position, Rope), 'anything else was refused'
-  windowed = isinstance(spec.mask, Window)
+  windowed = spec.mask.window is not None
   # Both names of the type: of new versions of transformers, and of old ones.
   scaling = None if position.factor == 1 else {'rope_type': 'linear', 'type': 'linear',
                                                'factor': position.factor}
@@ -59,8 +60,8 @@ def hf_config(config: ModelConfig, *, dtype: str = 'float32', context: int = 204
       'rope_theta': position.base, 'rope_scaling': scaling,
       'max_position_embeddings': context, 'tie_word_embeddings': config.tied,
       'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
-  if isinstance(spec.mask, Window):
-    return hf | {'sliding_window': spec.mask.size}
+  if windowed:
+    return hf | {'sliding_window': spec.mask.window}
   return hf | {'attention_bias': 'qkv' in config.biases, 'mlp_bias': 'ffn' in config.biases}
 
 
@@ -157,7 +158,7 @@ def _tensors(run: Run, names: list[str], dtype: np.dtype) -> Iterator[tuple[str,
   table = _table(run.config)
   for name in names:
     part, = table[name].parts
-    leaf = run.params
+    leaf: Any = run.params
     for key in part.path.split('/'):
       leaf = leaf[key]
     x = np.asarray(leaf[part.index], dtype)

@@ -156,6 +156,7 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
 
 def _tokenizer(run: Run) -> TextTokenizer:
   """The tokenizer of a run or a published model, read from its folder; see `Run.tokenizer`."""
+  assert run.folder, 'both functions that load a run set its folder'
   if not is_workdir(run.folder):
     tokenizer = TextTokenizer.from_folder(run.folder)
   else:

@@ -26,7 +26,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
   is known by its content: trained again, it could be another.
 
   Args:
-    content: the entry of that name in the `Data.summary()` of the run.
+    content: the entry of that name in the `Dataset.summary()` of the run.
 
   Raises:
     ValueError: a synthetic task has no encoder, or the cache is not on this machine.

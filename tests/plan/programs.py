@@ -49,7 +49,8 @@ def training_step(where, microbatches=1, dtype='float32'):
 
 def described(text, where):
   program = read(text)
-  return {'products': program.matmul_flops, 'unknown': program.unknown_loops, 'bytes': program.bytes,
+  return {'products': program.matmul_flops, 'unknown': program.unknown_loops,
+          'bytes': program.bytes,
           'collectives': [dict(kind=c.kind, payload=c.payload, moved=c.moved, count=c.count,
                                axes=interconnect.axes_of(c, where)) for c in program.collectives]}
 

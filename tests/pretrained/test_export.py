@@ -1,4 +1,4 @@
-"""Runs of ours as checkpoints: the way back gives the same run, and refusals say why."""
+"""Training runs as checkpoints: the way back gives the same run, and refusals say why."""
 
 import dataclasses
 import json
@@ -83,8 +83,8 @@ def test_nothing_is_overwritten(tmp_path):
     export_checkpoint(run_of(), tmp_path)
 
 
-def spec(**slots):
-  return dict(attention=sj.AttentionSpec(**slots))
+def spec(**components):
+  return dict(attention=sj.AttentionSpec(**components))
 
 
 @pytest.mark.parametrize('options, part', [

@@ -119,7 +119,7 @@ def test_an_index_without_a_map(tmp_path, index):
 def test_a_run_of_ours_is_told_apart(tmp_path):
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / 'data.json').write_text('{}')
-  with pytest.raises(ValueError, match='is a run of ours.*--workdir'):
+  with pytest.raises(ValueError, match='is a run trained with sink_jax.*--workdir'):
     Checkpoint(tmp_path)
   with pytest.raises(ValueError, match='--checkpoint'):
     sj.load_run(tiny.write(tmp_path / 'other') and tmp_path / 'other')
