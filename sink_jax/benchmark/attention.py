@@ -1,4 +1,4 @@
-"""`attention`: every variant by our implementations, beside the alternatives."""
+"""`attention`: every variant of attention by our implementations, beside the baselines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SHAPES: dict[bool, list[Shape]] = {
     True: [(8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)],
     False: [(1, 8, 2048, 96)],
 }
-_DISPATCH = 1e-4  # seconds: a call whose floor is shorter is timed several to a program
+# Seconds. Starting a program takes some 10 us: where a call could be shorter than this, a program
+# makes several calls.
+_DISPATCH = 1e-4
 _CALLS = 20
 COLUMNS = [
     Column('shape', 'B,H,T,Dh'), Column('variant', 'variant'),
@@ -41,7 +43,7 @@ NOTES = [
 
 
 class Case(NamedTuple):
-  """A row to be: one implementation of one variant at one shape."""
+  """One implementation of one variant at one shape, which becomes a row."""
 
   variant: str
   implementation: str
@@ -49,9 +51,10 @@ class Case(NamedTuple):
 
   @property
   def shape(self) -> str:
+    """The shape as a row has it, 'B,H,T,Dh'."""
     return ','.join(map(str, self.work.shape))
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f'({self.shape}) {self.variant} {self.implementation}'
 
 
@@ -88,7 +91,7 @@ def run(shapes: Sequence[Shape], variants: list[str], others: list[str],
   rows: dict[str, AttentionRow] = {}
   not_run: list[str] = []
 
-  def result(complete):
+  def result(complete: bool) -> Document:
     compared, note = _compare([rows[name] for name in order if name in rows])
     late = [f'{len(not_run)} rows were not run: the time was up.'] if not_run else []
     return Document('attention', where, options, COLUMNS, compared, [*notes, *note, *late],
@@ -127,22 +130,23 @@ def plan(shapes: Sequence[Shape], variants: list[str], others: list[str],
   for shape in shapes:
     for variant, spec in specs.items():
       for name, baseline in (ours | theirs).items():
-        # Something appears where it is meant to; what is missing on this machine for softmax
-        # alone; and what is asked for by name, with a variant, in any case.
+        # An implementation appears with the variants that it is meant for. One that this machine
+        # lacks appears once, with softmax, so that the table says what is missing. One that the
+        # user names, together with a variant, appears in any case.
         if name in asked or baseline.covers(spec) and (
             variant == 'softmax' or not baselines.missing(name)):
           cases.append(Case(variant, name, Work(spec, shape, dtype, seed)))
   return sorted(cases, key=_rank)
 
 
-def _calls(work, rate):
+def _calls(work: Work, rate: float | None) -> int:
   """How many calls one program makes: starting it takes as long as a short call."""
   floor = attention_flops(work.shape, work.spec.mask)[0] / rate if rate else math.inf
   return _CALLS if floor < _DISPATCH else 1
 
 
-def _rank(case):
-  """What a short run should see first: our kernels and the libraries, then T x T code."""
+def _rank(case: Case) -> int:
+  """The order for a run that may be cut short: our kernels and the libraries, then T x T code."""
   name, main = case.implementation, case.variant in ('softmax', 'sigmoid')
   if name == 'pallas' or name in ('cudnn', 'splash') and main:
     return 0
@@ -151,18 +155,18 @@ def _rank(case):
   return 3
 
 
-def _table_order(case, shapes):
+def _table_order(case: Case, shapes: Sequence[Shape]) -> tuple[int, int, int]:
   """Where a row stands in the table: by shape, variant and implementation."""
   names = list(VARIANTS), list(baselines.BASELINES)
   return (list(map(tuple, shapes)).index(case.work.shape), names[0].index(case.variant),
           names[1].index(case.implementation))
 
 
-def _compile_ahead(cases):
+def _compile_ahead(cases: list[Case]) -> dict[str, Future]:
   """Compiles our kernels among the cases in threads, and waits for all; {case: future}.
 
   They contain nothing that the compiler tunes by running it, so they do not disturb one
-  another; everybody else is compiled alone.
+  another. The baselines do, and are compiled one at a time, when nothing else runs.
   """
   if not machine.accelerated():
     return {}
@@ -189,7 +193,7 @@ def _timed(case: Case, prepared: Future | None, seconds: float,
       both_bytes = programs.measured_bytes()
     forward, both = (measure(f, seconds).of_each(programs.calls)
                      for f in (programs.forward, programs.both))
-  except Exception as error:  # somebody else's code, on a machine we do not know
+  except Exception as error:  # libraries, on a machine of any kind, raise whatever they like
     failed = reason(error)
     if failed == 'out of memory' and case.implementation.startswith('torch-'):
       failed += machine.held_by_jax()
@@ -237,7 +241,7 @@ def _both(row: AttentionRow) -> Timing:
   return row.both
 
 
-def _left_out(implementations):
+def _left_out(implementations: list[str] | None) -> list[str]:
   if implementations is None and not machine.accelerated():
     return ["'pallas' is left out: without a GPU or TPU it runs in an interpreter, whose times "
             'say nothing. --implementations=pallas runs it all the same.']

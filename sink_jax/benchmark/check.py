@@ -1,9 +1,8 @@
 """`check`: correctness and speed on one GPU in one call, one process after another.
 
-Every part is a command of its own with its own time limit, which writes its document after
-every row: what a part had found when it failed or was stopped is kept. This process starts
-the parts and puts their documents together; it does not use JAX and so leaves the device
-to them.
+Every part is a command with a time limit of its own, which writes its document after every row,
+so that a part that fails or is stopped leaves the rows that it had. This process starts the parts
+and puts their documents together; it does not use JAX and so leaves the device to them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _RESERVE = 8  # for stopping the last part and for the page
 
 
 class Part(NamedTuple):
-  """A command, its weight in the division of the time, and how many processes it has."""
+  """A command, its weight when the time is divided, and how many processes share its work."""
 
   name: str
   weight: float
@@ -43,7 +42,7 @@ class Part(NamedTuple):
 
 
 def parts(smoke: bool, tolerance: float) -> list[Part]:
-  """What is run, in this order: what is worth most comes first."""
+  """The parts in the order in which they run: those that matter most come first."""
   allowed = f'--tolerance={tolerance}'
   if smoke:
     tiny = '--seconds=0.01'
@@ -90,11 +89,12 @@ def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
 def check(out: Path, options: argparse.Namespace) -> int:
   """Runs the parts, writes report.json and report.md; returns an exit code.
 
-  Every part gets the share of the time left that its weight is of those of the parts left, so
-  what one does not use is for those after it.
+  The time that is left is divided among the parts that are left by their weights, so that the
+  time that one does not use goes to those after it.
 
-  1: a correctness check failed, or that part was chosen and made none. 2: another part
-  failed, the options are wrong, or the reports could not be written. 0: none of this.
+  The exit code is 1 where a correctness check failed, or where that part was chosen and made
+  none; 2 where another part failed, the options are wrong, or the reports could not be written;
+  0 otherwise.
   """
   try:
     wanted = chosen(options.parts, options.smoke, options.tolerance)
@@ -119,7 +119,7 @@ def check(out: Path, options: argparse.Namespace) -> int:
         try:
           _write(report, out)
           written = True
-        except OSError as error:  # a full disk, say: there may be room again later
+        except OSError as error:  # a full disk, say: there may be room again at the next save
           written = False
           _say(f'The reports were not written: {error}')
 
@@ -150,7 +150,8 @@ def _run(part: Part, folder: Path, out: Path, limit: float, seed: int,
     return PartResult(shown, part.processes, 'not run: the time was up', 0, [], None)
   if log:
     log.unlink(missing_ok=True)
-  # Where several share the device, the compiler shall not tune anything by running it there.
+  # XLA chooses some kernels by timing them on the device. Where several processes share it,
+  # these times say nothing, and each would wait for the others.
   environment = {'XLA_FLAGS': ' '.join(filter(None, [
       os.environ.get('XLA_FLAGS'), '--xla_gpu_autotune_level=0']))} if several else {}
   began, running = time.monotonic(), []
@@ -208,5 +209,5 @@ def _write(report: Report, out: Path) -> None:
   write_atomically(out / 'report.md', page(report))
 
 
-def _say(text):
+def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,12 @@
-"""From a parsed command line to a benchmark: defaults of this machine, printing, JSON."""
+"""From parsed options to a benchmark: defaults for this machine, printing, JSON.
+
+Defaults are sizes of the paper's models on a GPU or TPU, and on a CPU ones that take seconds.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from sink_jax.benchmark import (
   attention,
@@ -19,12 +23,14 @@ from sink_jax.benchmark.checks import passed
 from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.io import compile_cache
 
+Save = Callable[[Document], None]
+
 
 def run(options: argparse.Namespace) -> int:
   """Runs a command, prints its table, writes its JSON after every row; returns an exit code.
 
   Raises:
-    ValueError: an option that does not fit; says what would.
+    ValueError: an option does not fit; the message has the choices.
   """
   def save(document: Document) -> None:
     if options.json:
@@ -38,20 +44,20 @@ def run(options: argparse.Namespace) -> int:
   return 0 if name != 'correctness' or passed(document.rows_of(CorrectnessRow)) else 1
 
 
-def _attention(options, save):
+def _attention(options: argparse.Namespace, save: Save) -> Document:
   return attention.run(
       options.shape or attention.SHAPES[machine.accelerated()], options.variants, options.rivals,
       options.implementations, options.dtype or machine.default_dtype(), options.seed,
       options.seconds, options.limit, save)
 
 
-def _sweep(options, save):
+def _sweep(options: argparse.Namespace, save: Save) -> Document:
   variant = 'softmax' if options.variants == ['all'] else options.variants[0]
   shapes = options.shape or [s for s in attention.SHAPES[True] if s[2] <= 2048]
   return sweep.run(shapes, variant, options.seed, options.seconds, options.limit, save)
 
 
-def _importance(options, save):
+def _importance(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
   return importance.run(
       options.length or ([4096, 16384, 65536, 131072] if fast else [2048, 4096, 8192, 16384]),
@@ -60,7 +66,7 @@ def _importance(options, save):
       options.seconds, options.limit, save)
 
 
-def _loss(options, save):
+def _loss(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
   return loss.run(
       options.tokens or ((8, 2048) if fast else (2, 256)),
@@ -68,7 +74,7 @@ def _loss(options, save):
       options.dtype or machine.default_dtype(), options.seed, options.seconds, options.limit, save)
 
 
-def _train_step(options, save):
+def _train_step(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
   components = {key.removeprefix('attention.'): value for key, value in vars(options).items()
                 if key.startswith('attention.') and value is not None}
@@ -79,13 +85,13 @@ def _train_step(options, save):
       options.unroll, components, options.steps, options.seed, options.limit, save)
 
 
-def _group(options, save):
+def _group(options: argparse.Namespace, save: Save) -> Document:
   return group.run(options.trials, options.size, options.batch, options.length, options.vocab,
                    options.dtype or machine.default_dtype(), options.steps, options.seed,
                    options.limit, save)
 
 
-def _correctness(options, save):
+def _correctness(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
   return correctness.run(
       options.variants, options.head_dims or ([64, 96, 128] if fast else [16]),

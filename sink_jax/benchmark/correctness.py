@@ -1,9 +1,9 @@
 """`correctness`: every variant of the paper against its T x T definition, on this machine.
 
-Values and gradients in bfloat16 against the definition in float32 of the same numbers. What
-is allowed is twice the error of the definition itself when its inputs stay in bfloat16, which
-rounds queries and keys as a kernel must, and a tolerance beside it for the weights that a
-kernel rounds as well. Importance is checked with float32 inputs.
+Values and gradients of bfloat16 inputs are compared with the definition in float32 of the same
+numbers. An implementation may be off by twice the error that the definition itself has when its
+inputs stay in bfloat16, which rounds queries and keys as a kernel must, and by a tolerance beside
+it, since a kernel rounds the weights as well. Importance is checked with float32 inputs.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ NOTES = [
 
 
 class Problem(NamedTuple):
-  """Inputs of one check; the variant's name says which."""
+  """One check: a variant of attention at one head dimension and length."""
 
   variant: str
   spec: AttentionSpec
   head_dim: int
   length: int
-  first: bool  # of this variant: importance is checked once
+  first: bool  # whether it is the first of its variant, with which importance is checked
 
   @property
   def kv_heads(self) -> int:
+    """Key and value heads; odd lengths have half as many, so that grouped heads are checked."""
     return _HEADS // 2 if self.length % 2 else _HEADS
 
   def row_fields(self) -> dict[str, Any]:
@@ -99,14 +100,14 @@ def run(variants: list[str], head_dims: list[int], lengths: list[int], tolerance
     progress.next(str(problem))
     try:
       rows += _check(problem, tolerance, seed)
-    except Exception as error:  # of the definition: nothing can be said about the others
+    except Exception as error:  # of the definition, without which nothing can be compared
       rows.append(_failed(problem, 'reference', error))
     save(result(False))
   return result(True)
 
 
-def _check(problem, tolerance, seed):
-  """Rows of every implementation that is meant for the problem on this platform."""
+def _check(problem: Problem, tolerance: float, seed: int) -> list[CorrectnessRow]:
+  """The rows of every implementation that is meant for the problem on this platform."""
   arrays, cotangent = _inputs(problem, seed)
   exact = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
   with jax.default_matmul_precision('highest'):
@@ -127,7 +128,8 @@ def _check(problem, tolerance, seed):
   return [*rows, _check_importance(problem, exact)] if problem.first else rows
 
 
-def _check_importance(problem, exact) -> CorrectnessRow:
+def _check_importance(problem: Problem, exact) -> CorrectnessRow:
+  """The row of streamed importance; exact: float32 (q, k, v, params)."""
   q, k, _, params = exact
   try:
     with jax.default_matmul_precision('highest'):
@@ -170,7 +172,7 @@ def _inputs(problem, seed):
   return (q, k, v, params), do
 
 
-def _with_gradients(spec, name):
+def _with_gradients(spec: AttentionSpec, name: str) -> Callable[..., Any]:
   """f((q, k, v, params), cotangent) -> (output, gradients), compiled."""
   @jax.jit
   def f(arrays, cotangent):
@@ -180,9 +182,9 @@ def _with_gradients(spec, name):
   return f
 
 
-def _errors(found, truth):
-  """{name of an array: its error}."""
-  out, (dq, dk, dv, dparams) = found
+def _errors(computed, truth) -> dict[str, float]:
+  """The errors of the output and of all gradients, by their names."""
+  out, (dq, dk, dv, dparams) = computed
   true_out, (true_dq, true_dk, true_dv, true_dparams) = truth
   errors = {'out': _error(out, true_out), 'dq': _error(dq, true_dq), 'dk': _error(dk, true_dk),
             'dv': _error(dv, true_dv)}
@@ -192,10 +194,11 @@ def _errors(found, truth):
   return errors
 
 
-def _error(found, true):
-  found, true = (np.asarray(x, np.float64) for x in (found, true))
+def _error(computed, true) -> float:
+  """|computed - true| / |true|, Euclidean norms of the whole arrays."""
+  computed, true = (np.asarray(x, np.float64) for x in (computed, true))
   norm = np.linalg.norm(true)
-  error = np.linalg.norm(found - true) / (norm or 1.0)
+  error = np.linalg.norm(computed - true) / (norm or 1.0)
   return float(error) if np.isfinite(error) else 1e9  # JSON knows no infinity
 
 

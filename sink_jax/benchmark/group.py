@@ -21,8 +21,9 @@ from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
-_PAIRS = 5  # of timings, the one way and the other in turn
-_CHUNKS = 512
+# Timings with and without grouping, in turn: a machine that slows down does so for both.
+_PAIRS = 5
+_CHUNKS = 512  # of the corpus
 COLUMNS = [
     Column('trials', 'trials', 'd'), Column('size', 'size'), Column('batch', 'B', 'd'),
     Column('length', 'T', 'd'), Column('alone_ms', 'alone ms', '.2f'),
@@ -35,14 +36,14 @@ COLUMNS = [
 def run(trials: list[int], size: str, batch: int, length: int, vocab: int, dtype: str, steps: int,
         seed: int, limit: float | None = None,
         save: Callable[[Document], None] = lambda document: None) -> Document:
-  """Times steps of groups of so many trials, on one device.
+  """Times steps of groups of trials on one device, with and without grouping.
 
   Args:
-    trials: widths, such as [2, 6].
+    trials: how many trials a group has, such as [2, 6].
     steps: of each timing, at most 50.
 
   Raises:
-    ValueError: a size that does not exist, too many steps, or several devices.
+    ValueError: the size does not exist, the steps are too many, or there are several devices.
   """
   if steps > STEPS:
     raise ValueError(f'--steps={steps} must be at most {STEPS}, the steps of a call.')
@@ -107,11 +108,11 @@ def _timed(config, width, batch, length, steps, seed) -> tuple[float, float]:
     stacked, _ = group_steps(stacked, on_device, inputs, np.int32(steps))
     jax.block_until_ready(stacked)
 
-  times = {alone: [], group: []}
+  times: dict[Callable[[], None], list[float]] = {alone: [], group: []}
   for repetition in range(_PAIRS + 1):
-    for way, taken in times.items():
+    for run_steps, taken in times.items():
       began = time.perf_counter()
-      way()
-      if repetition:  # the first compiles
+      run_steps()
+      if repetition:  # the first one compiles
         taken.append(1000 * (time.perf_counter() - began) / steps)
   return statistics.median(times[alone]), statistics.median(times[group])

@@ -38,10 +38,10 @@ NOTES = [
 def run(lengths: list[int], heads: int, head_dims: list[int], keys: int, variant: str, dtype: str,
         seed: int, seconds: float, limit: float | None = None,
         save: Callable[[Document], None] = lambda document: None) -> Document:
-  """Times all keys, the first `keys` keys and the T x T definition at every length.
+  """Times the importance of all keys, of the first `keys`, and by the T x T definition.
 
   Raises:
-    ValueError: an unknown variant, or more keys than tokens.
+    ValueError: the variant is unknown, or there are more keys than tokens.
   """
   spec = chosen([variant], VARIANTS, '--variant')[variant]
   if keys > min(lengths):

@@ -1,14 +1,16 @@
-"""What a benchmark ran on, and what that machine can do at most."""
+"""The machine that a benchmark runs on, and its limits: memory and rate of matrix products."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sink_jax.kernels.dispatch import platform
 from sink_jax.train.provenance import provenance
@@ -29,16 +31,17 @@ def describe(seed: int) -> dict[str, Any]:
 
 
 def accelerated() -> bool:
-  """Is there a GPU or TPU for which we have kernels?"""
+  """Whether there is a GPU or TPU for which sink_jax has kernels."""
   return platform() in ('cuda', 'tpu')
 
 
 def default_dtype() -> str:
+  """The dtype of inputs where none is given: CPUs compute slowly in bfloat16."""
   return 'bfloat16' if accelerated() else 'float32'
 
 
 def matmul_rate(dtype: str) -> float | None:
-  """Measured FLOP/s of one device in large matrix products of random numbers."""
+  """FLOP/s of one device in large matrix products of random numbers, measured in this run."""
   return measured_matmul_rate(dtype)
 
 
@@ -49,12 +52,12 @@ def memory_limit() -> int:
 
 
 def held_by_jax() -> str:
-  """A clause about the memory of a GPU that JAX keeps to itself, for others that lack some."""
+  """A clause about the memory of a GPU that JAX keeps, for the error of another library."""
   held = (jax.devices()[0].memory_stats() or {}).get('pool_bytes')
   return f'; JAX holds {held / 1e9:.0f} GB' if held else ''
 
 
-def compiled_bytes(compiled) -> int | None:
+def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
   """Peak memory of a compiled program beside its inputs: results and temporary arrays.
 
   Results that take the place of donated inputs are not counted.
@@ -65,12 +68,13 @@ def compiled_bytes(compiled) -> int | None:
   return (stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes)
 
 
-def random(seed: int, shape, dtype):
+def random(seed: int, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
   """Standard normal numbers: matrix products of zeros run faster than those of data."""
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
 
 
-def _driver():
+def _driver() -> str | None:
+  """The version of NVIDIA's driver; None without one."""
   try:
     shown = subprocess.run(['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
                            capture_output=True, text=True, timeout=20, check=True).stdout

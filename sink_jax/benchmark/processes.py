@@ -1,4 +1,11 @@
-"""Commands of this package as processes with a time limit that are never left behind."""
+"""Benchmarks as processes with a time limit that are never left behind.
+
+Every part of a check is a process of its own, for three reasons. A kernel that hangs or crashes
+takes its process with it and nothing else, and a process can be stopped in time where a call into
+a compiler cannot. JAX and PyTorch keep the memory of the device that they once had, so that one
+in the same process would leave too little for the next. And compiling uses a core: several
+processes fill the machine.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +27,11 @@ _SAY_EVERY = 10  # seconds
 
 def start(arguments: list[str], folder: Path, log: Path | None,
           **environment: str) -> subprocess.Popen:
-  """A benchmark command that works in a folder, so that its options name none.
+  """Starts a benchmark command in a folder, so that the options it records name no folder.
 
-  log: where its output goes; None leaves it on the terminal.
+  Args:
+    log: the file that its output is appended to; None leaves it on the terminal.
+    environment: variables beside those of this process.
   """
   root = str(Path(sink_jax.__file__).parents[1])
   paths = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
@@ -30,15 +39,21 @@ def start(arguments: list[str], folder: Path, log: Path | None,
     return subprocess.Popen(
         [sys.executable, '-P', '-m', 'sink_jax.benchmark', *arguments], cwd=folder,
         env=os.environ | {'PYTHONPATH': paths} | environment, stdout=stream, stderr=stream,
+        # A group of its own: stopping it also stops the compilers that it has started.
         stdin=subprocess.DEVNULL, process_group=0)
 
 
 def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
          save: Callable[[], None]) -> list[int | None]:
-  """Exit codes; what still runs when the time is up is asked to end, then made to.
+  """Waits for processes and returns their exit codes.
 
-  Every few seconds it calls `save`, and says how many rows the files hold, where there are
-  several.
+  A process that still runs when the time is up gets SIGTERM, and after a few seconds SIGKILL.
+  Every few seconds `save` is called, and where there are several files, the number of rows in
+  them is printed.
+
+  Args:
+    files: the documents that the processes write, which need not exist yet.
+    seconds: that they may take.
   """
   began = said = time.monotonic()
   with _stopped_at_the_end(processes):
@@ -58,13 +73,13 @@ def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
 
 
 def documents(files: list[Path]) -> list[Document]:
-  """What the processes have written so far."""
+  """The documents that the processes have written so far."""
   return [document_from_json(json.loads(file.read_text())) for file in files if file.exists()]
 
 
 @contextlib.contextmanager
-def _stopped_at_the_end(processes) -> Iterator[None]:
-  """Ends what is still running, also when this process is told to end."""
+def _stopped_at_the_end(processes: list[subprocess.Popen]) -> Iterator[None]:
+  """Ends the processes that still run when the block is left, also by a SIGTERM."""
   before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     yield

@@ -43,9 +43,12 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
         candidates: Sequence[tuple[int, int, int, int]] = CANDIDATES) -> Document:
   """Times every candidate of every kernel at every shape (B, H, T, Dh), in bfloat16.
 
-  The present entry of the table comes first, and what does not compile is a row that says
-  why. Without an NVIDIA GPU the kernels are interpreted, which shows that the sweep works
+  The present entry of the table comes first, and a candidate that does not compile is a row with
+  the reason. Without an NVIDIA GPU the kernels are interpreted, which shows that the sweep works
   and nothing else.
+
+  Args:
+    candidates: (own, other, warps, stages) each, see `Blocks`.
   """
   spec = chosen([variant], VARIANTS, '--variants')[variant]
   interpret = platform() != 'cuda'
@@ -90,7 +93,7 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
 
 
 def paste(rows: Sequence[SweepRow]) -> list[str]:
-  """The best blocks as text for BLOCKS in kernels/gpu_layout.py."""
+  """The best blocks as the text of BLOCKS in kernels/gpu_layout.py; [] without any."""
   best = [row for row in rows if row.best]
   lines = []
   for kernel in dict.fromkeys(row.kernel for row in best):
@@ -103,7 +106,7 @@ def paste(rows: Sequence[SweepRow]) -> list[str]:
 
 @contextlib.contextmanager
 def patched(kernel: str, head_dim: int, blocks: gpu_layout.Blocks) -> Iterator[None]:
-  """The table with another entry for this head dimension, while something is traced."""
+  """Gives the table another entry for this head dimension, while something is traced."""
   table = gpu_layout.BLOCKS[kernel]
   before = dict(table)
   table[head_dim] = blocks
@@ -120,7 +123,11 @@ def _entry(kernel, head_dim):
 
 
 def _calls(kernel, work, interpret):
-  """(function of a kernel, its inputs)."""
+  """A function that runs one kernel, and its inputs.
+
+  The backward pass is two kernels, and no function runs one alone: of a program that returns the
+  gradients of one only, the compiler drops the other.
+  """
   (q, k, v, _), do = random_inputs(work)
   spec, options = work.spec, {'interpret': interpret}
   if kernel == 'forward':
@@ -138,16 +145,19 @@ def _calls(kernel, work, interpret):
 
 
 def _compile(kernel, head_dim, tried, f, arrays):
-  """Traces one candidate after the other, compiles them in threads; futures."""
+  """Traces the candidates one after the other and compiles them in threads; futures.
+
+  Tracing reads the table of blocks, which is global, so it cannot be done in threads.
+  """
   with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
     return [pool.submit(_lower(kernel, head_dim, blocks, f, arrays)) for blocks in tried]
 
 
 def _lower(kernel, head_dim, blocks, f, arrays):
-  """A function that compiles; what tracing refuses, it raises."""
+  """A function that compiles, or raises what tracing has raised."""
   try:
     with patched(kernel, head_dim, blocks):
-      # A new function each time: JAX would find the traced one of the last candidate again.
+      # A new function each time: of the same one JAX would reuse the trace with other blocks.
       return jax.jit(lambda *x: tuple(f(*x))).lower(*arrays).compile
   except Exception as error:
     refused = error

@@ -13,8 +13,10 @@ _SUFFIXES = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')  # of the fiel
 
 
 class Timing(NamedTuple):
-  """Milliseconds per call over repetitions of `calls` calls each; spread is the distance of
-  the quartiles."""
+  """Milliseconds per call over so many repetitions of `calls` calls each.
+
+  spread: the distance between the quartiles.
+  """
 
   median: float
   min: float
@@ -23,7 +25,7 @@ class Timing(NamedTuple):
   calls: int
 
   def of_each(self, parts: int) -> Timing:
-    """The same per part, where every call does so many equal ones."""
+    """The same times per part, where every call consists of so many equal parts."""
     return self._replace(median=self.median / parts, min=self.min / parts,
                          spread=self.spread / parts, calls=self.calls * parts)
 
@@ -41,12 +43,17 @@ def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,
             batch_seconds: float = 0.02, most_calls: int = 50) -> Timing:
   """Times calls for about so many seconds.
 
-  elapsed(n) makes n calls, waits for the last and returns the seconds they took. Short
-  calls are timed in batches of `batch_seconds`: they are then queued while others run, and
-  the time to start one does not count. A call longer than `seconds` is warmed up once and
-  timed once.
+  A call longer than `seconds` is warmed up once and timed once.
+
+  Args:
+    elapsed: makes n calls, waits for the last and returns the seconds that they took.
+    warmup: calls that are not counted, the first of which may compile.
+    batch_seconds, most_calls: short calls are timed in batches of about so many seconds and at
+      most so many calls. A call is then queued while others run, and the time to start it does
+      not count.
   """
-  spent = 0.0
+  assert warmup > 0, 'the size of a batch is known from a call'
+  spent = once = 0.0
   for _ in range(warmup):
     once = elapsed(1)
     spent += once
@@ -69,13 +76,14 @@ def summary(seconds_per_call: list[float], calls: int) -> Timing:
 
 
 class Countdown:
-  """Lines on stderr: what is next, how long it has been, and about how long it will be."""
+  """Lines on stderr: the next case, the seconds since the start and about how many are left."""
 
   def __init__(self, total: int, limit: float | None = None):
     self._total, self._limit, self._done = total, limit, 0
     self._began = time.monotonic()
 
   def next(self, label: str) -> None:
+    """Prints the line of the next case."""
     spent = time.monotonic() - self._began
     left = ''
     if self._done:
@@ -88,12 +96,12 @@ class Countdown:
           flush=True)
 
   def over(self) -> bool:
-    """Is the time up? Never without a limit."""
+    """Whether the time is up; never without a limit."""
     return self._limit is not None and time.monotonic() - self._began > self._limit
 
 
 def reason(error: Exception) -> str:
-  """Why something did not run, in one line."""
+  """The reason why something did not run, in one line."""
   text = ' '.join(str(error).split())
   if 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower():
     return 'out of memory'

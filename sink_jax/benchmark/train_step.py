@@ -45,8 +45,8 @@ def run(size: str, batches: list[int], length: int, vocab: int, dtype: str,
 
   Args:
     components: {field of AttentionSpec: config string}.
-    implementations: names of `attend`, 'default' for the platform's choice.
-    remat, unroll: of `ModelConfig`, None for what a run chooses.
+    implementations: of `attend`; 'default' is the choice of the platform.
+    remat, unroll: of `ModelConfig`; None for the values that a run chooses.
 
   Raises:
     ValueError: a size, component, batch or implementation that does not exist or fit.
@@ -57,7 +57,8 @@ def run(size: str, batches: list[int], length: int, vocab: int, dtype: str,
     check_implementation(name)
   plain = sized(size, vocab_size=vocab, dtype=dtype, attention=spec)
 
-  def config(name, batch):
+  # Recomputation and unrolling are chosen for every batch size, as at the begin of a run.
+  def config(name: str | None, batch: int) -> ModelConfig:
     load = DeviceLoad(platform(), device_memory(), batch * length / devices)
     return with_defaults(dataclasses.replace(plain, implementation=name), load, remat, unroll)
 
@@ -91,7 +92,7 @@ def run(size: str, batches: list[int], length: int, vocab: int, dtype: str,
       progress.next(f'{size}, batch {batch}, {row.implementation}')
       try:
         row = _with_rates(_timed(row, model, steps, seed), per_token, rate, peak)
-      except Exception as error:  # most of all, no memory
+      except Exception as error:  # most often there is too little memory
         row = dataclasses.replace(row, failed=reason(error))
     rows.append(row)
     save(result(False))
@@ -123,6 +124,7 @@ def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> Tra
       state, metrics = step(state, data, rates)
     jax.block_until_ready(state)
     times.append((time.perf_counter() - began) / calls)
+  # What the compiler states, and what was measured: the second has other programs in it, too.
   used = jax.devices()[0].memory_stats() or {}
   bytes_ = stats and (stats.argument_size_in_bytes + stats.temp_size_in_bytes
                       + stats.output_size_in_bytes - stats.alias_size_in_bytes)
@@ -152,13 +154,15 @@ def _with_rates(row: TrainStepRow, per_token: float, rate: float | None,
       floor_ms=floor, vs_floor=ms / floor if floor else None)
 
 
-def _default(config, batch, length):
+def _default(config: ModelConfig, batch: int, length: int) -> str:
+  """The implementation that the platform chooses, marked as such."""
   shape = lambda heads: jax.ShapeDtypeStruct(
       (batch, length, heads, config.dims.head_dim), jnp.dtype(config.dtype))
   return f'{choose(config.attention, shape(config.heads), shape(config.dims.kv_heads))} (default)'
 
 
-def _notes(rate, peak, dtype, kind, per_token):
+def _notes(rate: float | None, peak: float | None, dtype: str, kind: str,
+           per_token: float) -> list[str]:
   notes = [f'{per_token / 1e6:,.1f} MFLOP per token: every linear layer, and attention over the '
            'keys that the mask leaves, forward and twice that backward.',
            'GB: peak memory of the compiled step, state included. The loss is of random tokens: '

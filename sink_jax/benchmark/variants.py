@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from sink_jax.attention.extra_key_value import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.feature_map import EluPlusOne, Mlp
 from sink_jax.attention.mask import Prefix, Window
@@ -10,10 +12,12 @@ from sink_jax.attention.position import Alibi, Nope, Relative
 from sink_jax.attention.similarity import Linear, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
 
+T = TypeVar('T')
+
 _SUM = RowSum(eps=1e-8)
 
 # Without rotation, which no alternative includes either: the kernels alone are compared.
-VARIANTS = {name: AttentionSpec(**({'position': Nope()} | slots)) for name, slots in {
+VARIANTS = {name: AttentionSpec(**({'position': Nope()} | components)) for name, components in {
     'softmax': {},
     'sigmoid': dict(similarity=Sigmoid(), normalizer=Unnormalized()),
     'sigmoid-sum': dict(similarity=Sigmoid(), normalizer=_SUM),
@@ -26,8 +30,8 @@ VARIANTS = {name: AttentionSpec(**({'position': Nope()} | slots)) for name, slot
     'k-bias': dict(kv_bias=KBias()),
 }.items()}
 
-# What the paper trains, by table and figure, rotary unless it says otherwise.
-PAPER = {name: AttentionSpec(**slots) for name, slots in {
+# The attention of the models that the paper trains, by table and figure; rotary by default.
+PAPER = {name: AttentionSpec(**components) for name, components in {
     'softmax': {},
     'nope (Table 3)': dict(position=Nope()),
     'relative (Table 3)': dict(position=Relative()),
@@ -64,15 +68,15 @@ PAPER = {name: AttentionSpec(**slots) for name, slots in {
 }.items()}
 
 
-def chosen(names: list[str], known: dict, what: str) -> dict:
-  """The entries of these names, in the order given; all for ['all'].
+def chosen(names: list[str], known: dict[str, T], option: str) -> dict[str, T]:
+  """The entries of these names, in the order given; all of them for ['all'].
 
   Raises:
-    ValueError: an unknown name; lists the choices.
+    ValueError: a name is unknown; the message has the option and the choices.
   """
   if names == ['all']:
     return dict(known)
   for name in names:
     if name not in known:
-      raise ValueError(f'{what}: unknown {name!r}. Choices: all, {", ".join(known)}.')
+      raise ValueError(f'{option}: unknown {name!r}. Choices: all, {", ".join(known)}.')
   return {name: known[name] for name in names}

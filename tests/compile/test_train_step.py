@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import sized
-from sink_jax.train.group_steps import Inputs, make_group_steps
+from sink_jax.train.group_steps import GroupInputs, make_group_steps
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import batch_sharding, replicated
 from sink_jax.train.step import make_train_step, state_layout
@@ -19,7 +19,8 @@ from tests.compile import targets
 LENGTH = 2048
 
 
-def compile_step(target, size, sequences, sizes, remat, implementation='pallas'):
+def compile_step(target: str, size: str, sequences: int, sizes: tuple[int, int, int], remat: str,
+                 implementation: str = 'pallas') -> jax.stages.Compiled:
   """The training step on the devices of the target's topology, for `sequences` in all.
 
   sizes: (data, fsdp, tensor) of the mesh.
@@ -35,8 +36,8 @@ def compile_step(target, size, sequences, sizes, remat, implementation='pallas')
       Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), peak_rates(optimizer))
 
 
-def collectives(compiled):
-  """{kind: {shape: how often the program has it}} of what devices tell each other."""
+def collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]]:
+  """{kind: {shape: how often the program has it}} of the traffic between devices."""
   found = {}
   program = re.sub(r'\{[^{}]*\}|/\*.*?\*/', '', compiled.as_text())
   for shapes, kind in re.findall(
@@ -86,8 +87,8 @@ def test_a_group_of_small_models_fits_one_device(target, note):
   states = jax.tree.map(lambda x: one(x.dtype, width, *x.shape),
                         state_layout(config, optimizer, mesh))
   rate = one(jnp.float32, steps, width)
-  inputs = Inputs(one(jnp.int32, steps, width, sequences), Rates(rate, rate),
-                  one(jnp.bool_, steps, width))
+  inputs = GroupInputs(one(jnp.int32, steps, width, sequences), Rates(rate, rate),
+                       one(jnp.bool_, steps, width))
   compiled = targets.compile_for(
       target, make_group_steps(config, optimizer, mesh), states,
       one(jnp.uint16, 10_000, length + 1), inputs, one(jnp.int32))
