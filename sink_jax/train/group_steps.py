@@ -6,7 +6,7 @@ group its width for as long as it trains, so that the program stays the same and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,11 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import OptimizerConfig, Rates
-from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.sharding import replicated
 from sink_jax.train.step import batch_layout, make_update, state_layout
+
+if TYPE_CHECKING:  # which reads data: the benchmark of groups runs without those packages
+  from sink_jax.train.prepare import PreparedRun
 
 STEPS = 50  # most of a call
 _INPUT_BYTES = 2**28  # of a call, at most; but one step in any case
