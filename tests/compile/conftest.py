@@ -20,16 +20,16 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(items):
-  """Of a test that waits for a target one case is left, as a reminder."""
-  seen = set()
+  """Leaves one case of a test that has no target in this run, as a reminder."""
+  reminders = set()
 
   def is_left(item):
     params = item.callspec.params if hasattr(item, 'callspec') else {}
     if None not in (params.get('target', ''), params.get('tpu', '')):
       return True
-    seen_before = item.function in seen
-    seen.add(item.function)
-    return not seen_before
+    is_first = item.function not in reminders
+    reminders.add(item.function)
+    return is_first
 
   items[:] = filter(is_left, items)
 
@@ -52,10 +52,10 @@ def h200():
 
 @pytest.fixture
 def note(request):
-  """Called with what a compile found: a line of the file COMPILE_TABLE, and of the output."""
+  """A function of named numbers, which go to the output and to the file COMPILE_TABLE."""
 
-  def write(**found):
-    line = json.dumps({'test': request.node.name, **found})
+  def write(**numbers):
+    line = json.dumps({'test': request.node.name, **numbers})
     print(line)
     if path := os.environ.get('COMPILE_TABLE'):
       with open(path, 'a') as file:  # one write a line: processes do not mix theirs

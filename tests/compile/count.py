@@ -1,4 +1,4 @@
-"""Counts what the compiled training step of the 60M model does, here and at an older commit.
+"""Counts bytes and products of the compiled training step of the 60M model, at some commits.
 
   python -m tests.compile.count --out=results/compiled [--at=877ade5] [--only=h200,v5e] [--new]
 
@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from sink_jax.io.files import write_atomically
 from tests.compile import step_counts
@@ -57,7 +59,7 @@ the code of the commit that wrote the row. Made again, a row at a time, by
 
     COMPILERS=DIR python -m tests.compile.count --out=results/compiled --only=h200 --new
 
-- accessed: bytes to and from main memory, loops as often as they turn. products: FLOPs of the
+- accessed: bytes to and from main memory, loops as often as they run. products: FLOPs of the
   matrix products, without the attention kernels.
 - stacks filled: arrays of something of every token for every layer, for the backward pass, that
   are filled with zeros before the layers write to them. residuals copied: bytes read and written
@@ -68,8 +70,8 @@ the code of the commit that wrote the row. Made again, a row at a time, by
 """
 
 
-def measure(step: Step, tree: pathlib.Path):
-  """The counts of a step of the code in a folder."""
+def measure(step: Step, tree: pathlib.Path) -> dict[str, Any]:
+  """The counts of a step, compiled by the code in a folder."""
   with tempfile.TemporaryDirectory() as directory:
     done = subprocess.run(
         [sys.executable, '-P', ROOT / 'tests/compile/step_program.py',
@@ -77,10 +79,10 @@ def measure(step: Step, tree: pathlib.Path):
         env=os.environ | {'PYTHONPATH': str(tree), 'JAX_PLATFORMS': 'cpu'}, check=False)
     if done.returncode:
       raise RuntimeError(f'{step} of {tree.name}:\n{done.stderr[-2000:]}')
-    found = json.loads((pathlib.Path(directory) / 'memory.json').read_text())
+    memory = json.loads((pathlib.Path(directory) / 'memory.json').read_text())
     text = (pathlib.Path(directory) / 'program.txt').read_text()
   return step_counts.count(text, step.layers, step.sequences, step.length, step.blocks,
-                           step.unembedding) | found
+                           step.unembedding) | memory
 
 
 def archived(commit: str, folder: str) -> pathlib.Path:
@@ -91,14 +93,14 @@ def archived(commit: str, folder: str) -> pathlib.Path:
   return pathlib.Path(folder)
 
 
-def read(folder: pathlib.Path):
-  """The rows of a folder, {'case at code': row}."""
+def read(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """The rows in a folder by names such as 'v5e at 877ade5'; none where there is no file."""
   file = folder / 'compiled.json'
   return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def table(rows) -> str:
-  """README.md of the rows."""
+def table(rows: Mapping[str, dict[str, Any]]) -> str:
+  """The README.md of the rows."""
   parts = [_TEXT]
   order = lambda row: (list(CASES).index(row['case']), row['code'] == 'now')
   for part, columns in COLUMNS.items():
@@ -113,7 +115,7 @@ def table(rows) -> str:
   return '\n'.join(parts)
 
 
-def main():
+def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--out', required=True, type=pathlib.Path, metavar='DIR')
   parser.add_argument('--at', metavar='COMMIT', help='measure the tree of this commit')

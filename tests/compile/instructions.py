@@ -6,13 +6,15 @@ can be counted by this code; `tests.kernels.tables` does so.
 
 import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from tests.compile.ptx import ptx_report
 from tests.compile.test_attention import INSTRUCTIONS, SHAPES, SPECS, arguments, gradients
 
 
-def rows():
-  """One row for each kernel of the attention and its gradients."""
+def rows() -> Iterator[dict[str, Any]]:
+  """A row of JSON for each kernel of the attention and its gradients."""
   for spec, shape in INSTRUCTIONS:
     _, kernels = ptx_report(gradients(SPECS[spec]), *arguments(SPECS[spec], SHAPES[shape]))
     for kernel in kernels:

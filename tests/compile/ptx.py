@@ -1,10 +1,11 @@
-"""What ptxas makes of the kernels that XLA writes for an NVIDIA GPU."""
+"""The kernels that XLA writes for an NVIDIA GPU, assembled by ptxas: registers, spills, loops."""
 
 import pathlib
 import re
 import subprocess
 import tempfile
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,7 +19,7 @@ class Kernel(NamedTuple):
   """One kernel on the GPU, by its name in the program."""
 
   name: str
-  pallas: bool  # or one that XLA made for other operations?
+  pallas: bool  # a Pallas kernel, not one that XLA made for other operations
   threads: int  # of a block
   registers: int  # of a thread, at most 255
   spilled_bytes: int  # registers that had to be stored in memory
@@ -28,8 +29,8 @@ class Kernel(NamedTuple):
   loop: Loop | None  # the shortest with matrix products: in our kernels that over full tiles
 
 
-def ptx_report(f, *args):
-  """Compiles a function for an H200: (the `Compiled`, the Kernels in it, by name)."""
+def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, list[Kernel]]:
+  """Compiles a function for an H200; returns the program and its Kernels, sorted by name."""
   with tempfile.TemporaryDirectory() as directory:
     dump = pathlib.Path(directory)
     options = {'xla_dump_to': directory}
@@ -43,7 +44,7 @@ def ptx_report(f, *args):
   return compiled, sorted(kernels)
 
 
-def _launches(text):
+def _launches(text: str) -> dict[str, tuple[int, int]]:
   """{kernel: (threads of a block, bytes of shared memory)} of XLA's list of what it runs."""
   line = re.compile(r' (\S+) +grid: .*threads: \[(\d+), (\d+), (\d+)\].*shared_memory: (\d+)')
   return {m[1]: (int(m[2]) * int(m[3]) * int(m[4]), int(m[5]))
@@ -54,16 +55,16 @@ def _assemble(path, launches, pallas):
   done = _run('ptxas', '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin'))
   text = path.read_text()
   code = _run('nvdisasm', '-c', path.with_suffix('.cubin')).stdout if 'wgmma' in text else ''
-  for name, said in _by_kernel(done.stdout + done.stderr).items():
+  for name, printed in _by_kernel(done.stdout + done.stderr).items():
     body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
-    number = lambda pattern: sum(map(int, re.findall(pattern, said)))
+    number = lambda pattern: sum(map(int, re.findall(pattern, printed)))
     threads, shared = launches[name]
     ours = name.partition('__')[0] in pallas or name in pallas  # a second one ends in __1
     wgmma = 'wgmma.mma_async' in body
     yield Kernel(
         name, ours, threads, number(r'Used (\d+) registers'),
         number(r'(\d+) bytes spill stores'), max(shared, number(r'(\d+) bytes smem')),
-        wgmma, _SERIALIZED in said,
+        wgmma, _SERIALIZED in printed,
         min(loops(code, name, threads), default=None) if wgmma else None)
 
 
@@ -75,14 +76,14 @@ def _run(tool, *arguments):
   return done
 
 
-def _by_kernel(output):
-  """{kernel: the lines of ptxas about it}."""
+def _by_kernel(output: str) -> dict[str, str]:
+  """What ptxas prints about every kernel, by its name."""
   parts = re.split(r"Compiling entry function '(\S+)'", output)
-  said = dict(zip(parts[1::2], parts[2::2]))
+  printed = dict(zip(parts[1::2], parts[2::2]))
   # The warning stands outside of these parts and names its function.
   for line in output.splitlines():
     if _SERIALIZED in line:
-      for name in said:
+      for name in printed:
         if f"'{name}'" in line:
-          said[name] += line
-  return said
+          printed[name] += line
+  return printed

@@ -19,16 +19,20 @@ class Loop(NamedTuple):
   special_cycles: float
 
   @property
-  def matrix_share(self):
+  def matrix_share(self) -> float:
     """The share of the time that tensor cores can be busy, where nothing else is in the way."""
     return self.matrix_cycles / max(self.issue_cycles, self.matrix_cycles, self.special_cycles)
 
 
-def loops(text, kernel, threads):
-  """The Loops of a kernel in the order of the program; threads: of a block."""
+def loops(text: str, kernel: str, threads: int) -> list[Loop]:
+  """The loops of a kernel that have matrix products, in the order of the program.
+
+  text: all of what nvdisasm prints. threads: of a block.
+  """
   start = text.index(f'.text.{kernel}:')
   body = re.split(r'\n//-{9,}', text[start:], maxsplit=1)[0]
-  labels, instructions, found = {}, [], []
+  labels: dict[str, int] = {}
+  instructions, bodies = [], []
   for line in body.splitlines():
     if label := re.match(r'(\.L_x_\d+):', line):
       labels[label[1]] = len(instructions)
@@ -36,11 +40,11 @@ def loops(text, kernel, threads):
       instructions.append(instruction[1])
       target = re.match(r'BRA\b.*?(\.L_x_\d+)', instruction[1])
       if target and target[1] in labels:  # backwards
-        found.append(instructions[labels[target[1]]:])
-  return [_loop(x, threads // 32) for x in found if any('HGMMA' in i for i in x)]
+        bodies.append(instructions[labels[target[1]]:])
+  return [_loop(x, threads // 32) for x in bodies if any('HGMMA' in i for i in x)]
 
 
-def _loop(instructions, warps):
+def _loop(instructions: list[str], warps: int) -> Loop:
   names = collections.Counter(i.split()[0] for i in instructions)
   # 64 x n x 16 multiply-adds, for the four warps of a group together.
   products = sum(int(shape[1]) * count for name, count in names.items()

@@ -1,8 +1,8 @@
 """Training steps to be counted: as a run compiles them, but for devices that are not here.
 
 python -P tests/compile/step_program.py STEP FOLDER, with the tree to be measured in PYTHONPATH,
-compiles one and leaves its text and memory there. STEP is the JSON of a `Step`. Trees as old as
-877ade5 are understood.
+compiles a step and writes its text and memory into the folder. STEP is the JSON of a `Step`.
+Trees as old as 877ade5 are understood.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
 from sink_jax.kernels.shard import mesh_context
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import SIZES, sized
 from sink_jax.plan import compiler
 from sink_jax.train import loss
@@ -28,10 +29,10 @@ from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
 
 try:
-  from sink_jax.train.defaults import DeviceLoad, with_defaults
+  from sink_jax.train import defaults
   from sink_jax.train.optimizer import peak_rates
 except ImportError:  # 877ade5 chooses nothing, and the schedule is a part of its program
-  with_defaults = peak_rates = None
+  defaults = peak_rates = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Step:
 
   @property
   def platform(self) -> str:
+    """The platform of the devices, 'cuda' or 'tpu'."""
     return 'cuda' if self.where == 'h200' else 'tpu'
 
   @property
@@ -63,7 +65,7 @@ class Step:
 
   @property
   def unembedding(self) -> int:
-    """The same with the unembedding."""
+    """FLOPs of a device in matrix products with the unembedding."""
     return 6 * self._tokens * D_MODEL * self.vocab
 
   @property
@@ -74,8 +76,8 @@ class Step:
 D_MODEL = SIZES['60m']['d_model']
 
 
-def compile_step(step: Step):
-  """The `jax.stages.Compiled` of it."""
+def compile_step(step: Step) -> jax.stages.Compiled:
+  """The compiled program of a step."""
   if step.where == 'h200':
     devices = targets.topology_devices('h200')[:1]
   else:
@@ -105,14 +107,15 @@ def compile_step(step: Step):
     return compiler.compile_lowered(f.lower(*arguments))
 
 
-def _model(step):
+def _model(step: Step) -> ModelConfig:
   """The model, with what a run chooses for the platform; cuDNN's attention needs a GPU here."""
   model = sized('60m', vocab_size=step.vocab, layers=step.layers,
                 implementation='pallas' if step.where == 'h200' else None)
-  if with_defaults is None:
+  if defaults is None:
     return model
-  share = DeviceLoad(step.platform, None, step.sequences * step.length)
-  return with_defaults(model, share, remat='none', unroll=None)
+  load_type = getattr(defaults, 'DeviceLoad', None) or defaults.Share  # its name in older trees
+  load = load_type(step.platform, None, step.sequences * step.length)
+  return defaults.with_defaults(model, load, remat='none', unroll=None)
 
 
 def _train_step(model, optimizer, mesh, microbatches, batch):

@@ -16,15 +16,18 @@ import importlib
 import os
 import pathlib
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import CHIPS, GIB
-from sink_jax.plan.compiler import memory  # noqa: F401, the tests' too
+from sink_jax.plan.compiler import memory  # noqa: F401, used by the tests
 
 TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tpu7x:2x2x1'}
 TPUS = tuple(TOPOLOGIES)
@@ -35,7 +38,7 @@ TARGETS = (*TPUS, 'h200')
 HBM_BYTES = {kind: chip.usable for kind, chip in CHIPS.items()} | {'h200': 139 * GIB}
 VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
 
-# What the compiler asks of a device, in place of the device.
+# XLA reads these constants from the device that it compiles for; here they stand in for one.
 _H200 = '''
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -53,13 +56,14 @@ runtime_version { major: 12 minor: 8 patch: 0 }
 '''
 
 
-def asked_for():
-  """The targets of this run, none in an ordinary run of the tests."""
+def asked_for() -> list[str]:
+  """The targets of this run; none in an ordinary run of the tests."""
   asked = os.environ.get('COMPILE_TARGETS', '').split(',')
   return [target for target in TARGETS if target in asked]
 
 
-def compile_for(target, f, *args, options=None):
+def compile_for(target: str, f: Callable[..., Any], *args: Any,
+                options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
   """The `jax.stages.Compiled` of a function for one device of the target.
 
   Args:
@@ -79,22 +83,22 @@ def compile_for(target, f, *args, options=None):
   return lowered.compile(compiler_options=options)
 
 
-def topology_devices(target, count=None):
-  """The first devices of the target's topology: 4, or 8 of v7x. They only compile."""
+def topology_devices(target: str, count: int | None = None) -> Sequence[Any]:
+  """The first devices of the target's topology, which has 4, or 8 of v7x; nothing runs on them."""
   return _topology(target)[:count]
 
 
-def lowered_text(platform, f, *args):
+def lowered_text(platform: str, f: Callable[..., Any], *args: Any) -> str:
   """The lowered program for 'tpu' or 'cuda'; needs no compiler, so it runs everywhere.
 
-  Finds what a platform has no rule for, not what its compiler then refuses.
+  It raises where the platform has no rule for an operation; the compiler may still refuse more.
   """
   with _abstract_gpu() if platform == 'cuda' else contextlib.nullcontext():
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def compiler_directory(kind):
-  """Where the 'tpu' or 'cuda' compiler lies; a RuntimeError where it is missing."""
+def compiler_directory(kind: str) -> pathlib.Path:
+  """The folder of the 'tpu' or 'cuda' compiler; a RuntimeError where it is missing."""
   path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
   if 'COMPILERS' not in os.environ or not path.is_dir():
     raise RuntimeError(f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
@@ -105,7 +109,7 @@ def compiler_directory(kind):
 @functools.cache
 def _topology(target):
   # Compilers read the flags when they are loaded. Those of the tests are for CPUs and would
-  # change the kernels; and a compiled program from the cache would be without its dump.
+  # change the kernels; and a program out of the compilation cache is not dumped.
   compiler.fresh_compiles()
   return _gpus() if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
 
@@ -138,6 +142,6 @@ def _abstract_gpu():
   return use_abstract_mesh(AbstractMesh((1,), ('x',), (AxisType.Auto,), abstract_device=device))
 
 
-def struct(*shape, dtype=jnp.bfloat16):
-  """An argument without its values."""
+def struct(*shape: int, dtype: DTypeLike = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+  """The shape and dtype of an argument."""
   return jax.ShapeDtypeStruct(shape, dtype)

@@ -1,6 +1,8 @@
 """Our attention kernels, compiled for the devices that they are for."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ SPECS = {
     'prefix': dict(mask=sj.Prefix(length=5)),
     'k-bias': dict(kv_bias=sj.KBias()),
 }
-SPECS = {name: sj.AttentionSpec(**slots) for name, slots in SPECS.items()}
+SPECS = {name: sj.AttentionSpec(**components) for name, components in SPECS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Shape:
     return one(self.heads), *(one(self.kv_heads or self.heads),) * 2
 
   def params(self, spec):
-    """What the slots of the spec own."""
+    """The parameters of the components of the spec."""
     dims = sj.Dims(self.heads, self.kv_heads or self.heads, self.head_dim)
     return jax.tree.map(lambda p: struct(*p.shape, dtype=jnp.float32), spec.params(dims),
                         is_leaf=lambda x: isinstance(x, sj.Param))
@@ -76,7 +78,7 @@ CASES = [pytest.param(SPECS[spec], SHAPES[shape], id=f'{spec}-{shape}',
          for spec in SPECS for shape in SHAPES]
 
 
-def gradients(spec):
+def gradients(spec: sj.AttentionSpec) -> Callable[..., Any]:
   """sum(out * w) and its gradients: the forward and the backward kernels."""
   def loss(q, k, v, params, w):
     out = sj.attend(spec, q, k, v, params, implementation='pallas')
@@ -100,7 +102,7 @@ def importance_arguments(spec, shape):
 
 
 def checked(target, note, f, *args, limits=None):
-  """Compiles, looks at the kernels, and returns the memory they need.
+  """Compiles a function, checks its kernels, and returns the memory that it needs.
 
   limits: {kernel: instructions of a warp in one round of its shortest loop, at most}.
   """

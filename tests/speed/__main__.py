@@ -1,7 +1,8 @@
 """python -m tests.speed --before=877ade5 --out=results/compiled/cpu_step.json
 
-Compares training steps on this machine's CPU with those of an older commit: a process of each
-takes turns, and the ratios of neighbouring times have an interval.
+Compares training steps on this machine's CPU with those of an older commit: a process with the
+code of each measures in turn, so that both meet the same load, and the median of the ratios of
+neighbouring times has a confidence interval.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,22 +30,24 @@ ROOT = Path(__file__).resolve().parents[2]
 COVERAGE = 0.9
 
 
-def interval(ratios, coverage=COVERAGE):
-  """An interval of the median from order statistics: (low, high) cover at least `coverage`.
+def interval(ratios: Iterable[float], coverage: float = COVERAGE) -> tuple[float, float]:
+  """A confidence interval of the median from order statistics, (low, high).
 
-  The number of ratios below the median is binomial(n, 1/2), whatever their distribution.
+  It covers the median with a probability of at least `coverage`: the number of ratios below the
+  median is binomial(n, 1/2), whatever their distribution.
   """
-  ratios, n = sorted(ratios), len(ratios)
+  ordered = sorted(ratios)
+  n = len(ordered)
   tail, k = 0.0, 0
   while (tail + math.comb(n, k) / 2**n) * 2 <= 1 - coverage and k < n // 2:
     tail += math.comb(n, k) / 2**n
     k += 1
-  return ratios[max(0, k - 1)], ratios[min(n - 1, n - k)]
+  return ordered[max(0, k - 1)], ordered[min(n - 1, n - k)]
 
 
 @contextlib.contextmanager
-def started(tree, name):
-  """A worker with the code of a tree, ready to measure."""
+def started(tree: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+  """A worker with the code of a tree, which has compiled the step of a model."""
   environment = os.environ | {'PYTHONPATH': str(tree), 'JAX_PLATFORMS': 'cpu'}
   command = [sys.executable, '-P', str(ROOT / 'tests' / 'speed' / 'worker.py'), name]
   with subprocess.Popen(command, env=environment, cwd=tree, text=True, stdin=subprocess.PIPE,
@@ -53,16 +58,18 @@ def started(tree, name):
     worker.stdin.close()
 
 
-def measured(worker):
+def measured(worker: subprocess.Popen[str]) -> list[float]:
+  """The wall and CPU seconds of a step, measured now."""
   worker.stdin.write('\n')
   worker.stdin.flush()
   return [float(x) for x in worker.stdout.readline().split()]
 
 
-def compared(before, name, pairs):
-  """The times of `pairs` pairs, in turn, and the median ratio after / before."""
+def compared(before: Path, name: str, pairs: int) -> dict[str, Any]:
+  """The JSON row of a model: times of so many pairs, and the median ratio after / before."""
   with started(before, name) as old, started(ROOT, name) as new:
-    measured(old), measured(new)
+    measured(old)  # the first measurement of each is not counted
+    measured(new)
     times = []
     for n in range(pairs):
       pair = [measured(worker) for worker in ((old, new) if n % 2 else (new, old))]
@@ -78,7 +85,7 @@ def compared(before, name, pairs):
   return row
 
 
-def main():
+def main() -> None:
   parser = argparse.ArgumentParser(prog='python -m tests.speed', description=__doc__)
   parser.add_argument('--before', required=True, metavar='COMMIT')
   parser.add_argument('--pairs', type=int, default=10)
@@ -94,10 +101,9 @@ def main():
     for name in MODELS:
       rows.append(row := compared(Path(tree), name, options.pairs))
       for kind in ('wall', 'cpu'):
-        r = row[kind]
-        print(f'{name} {kind}: {r["before_ms"]:.2f} -> {r["after_ms"]:.2f} ms, ratio '
-              f'{r["ratio"]:.3f}, {COVERAGE:.0%} interval {r["interval"][0]:.3f} to '
-              f'{r["interval"][1]:.3f}', flush=True)
+        times, (low, high) = row[kind], row[kind]['interval']
+        print(f'{name} {kind}: {times["before_ms"]:.2f} -> {times["after_ms"]:.2f} ms, ratio '
+              f'{times["ratio"]:.3f}, {COVERAGE:.0%} interval {low:.3f} to {high:.3f}', flush=True)
   if options.out:
     options.out.write_text(json.dumps({
         'command': shlex.join(['python', '-m', 'tests.speed', *sys.argv[1:]]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,14 +20,14 @@ from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
 # Sizes of the model, sequences, their length, steps at a time.
-MODELS = {
+MODELS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     'quickstart': (dict(size='tiny', vocab_size=258), 32, 64, 40),
     '10m': (dict(size='tiny', layers=6, d_model=320, heads=5, ffn_hidden=1024, vocab_size=2048),
             4, 256, 4),
 }
 
 
-def main(name):
+def main(name: str) -> None:
   sizes, batch_size, length, steps = MODELS[name]
   model, config = sized(**sizes, dtype='float32'), optimizers.OptimizerConfig()
   rates = ()
