@@ -59,7 +59,7 @@ def programs(name: str, work: Work) -> Programs:
   f = build(torch, work.spec, heads, length, head_dim, device)
 
   def forward():
-    with torch.no_grad():
+    with torch.no_grad():  # autograd would keep T x T arrays for a backward pass
       return f(*inputs)
 
   def both():
@@ -107,7 +107,7 @@ def _peak(torch, call, device):
   call()
   torch.cuda.synchronize()
   peak = torch.cuda.max_memory_allocated() - before
-  torch.cuda.empty_cache()
+  torch.cuda.empty_cache()  # PyTorch keeps freed memory, which JAX then lacks
   return peak
 
 

@@ -96,7 +96,7 @@ def _timed(config, width, batch, length, steps, seed) -> tuple[float, float]:
   on_device = jnp.asarray(corpus)
 
   def alone():
-    for i in range(width):
+    for i in range(width):  # as a sweep trains them: a trial is done before the next one begins
       for step in range(steps):
         chunks = corpus[rows[step, i]].astype(np.int32)
         data = Batch(chunks[:, :-1], chunks[:, 1:], np.ones((batch, length), np.float32))

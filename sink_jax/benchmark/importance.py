@@ -82,6 +82,8 @@ def _timed(row: ImportanceRow, work: Work, keys: int | None, seconds: float,
   definition = row.what == 'T x T'
   if definition:
     name = 'reference'
+    # Scores, weights and one copy, in float32: asking for more memory than there is can end the
+    # process instead of raising.
     needed, limit = 4 * work.shape[1] * work.shape[2]**2 * 3, machine.memory_limit()
     if needed > limit:
       return dataclasses.replace(

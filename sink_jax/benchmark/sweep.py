@@ -74,7 +74,7 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
     present = _entry(kernel, shape[3])
     tried = [present, *(c for c in (gpu_layout.Blocks(*c) for c in candidates) if c != present)]
     compiled = _compile(kernel, shape[3], tried, *calls)
-    base = None
+    base = None  # milliseconds of the entry in the table, which comes first
     for blocks, program in zip(tried, compiled):
       row = SweepRow(head_dim=shape[3], kernel=kernel, own=blocks.own, other=blocks.other,
                      warps=blocks.warps, stages=blocks.stages,

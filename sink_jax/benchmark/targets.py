@@ -21,6 +21,7 @@ class Target(NamedTuple):
   met: bool | None
 
 
+# Shapes of the paper's 60M and 1B models, of which the targets are.
 _MAIN = ('8,8,2048,96', '8,16,2048,128')
 _EAGER = {'torch-eager': 'eager PyTorch', 'release': 'the same code compiled by XLA'}
 

@@ -114,6 +114,7 @@ def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> Tra
   step = make_train_step(config, optimizer, mesh).lower(state, data, rates).compile()
   compile_s = time.perf_counter() - began
   stats = step.memory_analysis()
+  # The state is donated to each step, so the steps follow one another and none is left out.
   for _ in range(_WARMUP):
     state, metrics = step(state, data, rates)
   first = float(metrics['loss'])

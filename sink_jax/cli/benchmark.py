@@ -1,7 +1,7 @@
 """python -m sink_jax.benchmark attention --json=attention.json
 
-Times attention, importance, the loss or a training step on this machine, beside the
-alternatives, and prints one table.
+Times attention, importance, the loss or a training step on this machine, beside baselines, and
+prints one table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
   """The command line."""
   top = argparse.ArgumentParser(
       prog='python -m sink_jax.benchmark', allow_abbrev=False,
-      description='Time and memory on this machine, beside the alternatives. Numbers go to a '
+      description='Time and memory on this machine, beside baselines. Numbers go to a '
                   'table and, with --json, to a file that holds every one of them.')
   commands = top.add_subparsers(dest='command', required=True, metavar='COMMAND')
 
@@ -90,8 +90,10 @@ def parser() -> argparse.ArgumentParser:
                    help='what is recomputed when backpropagating (default: as a run chooses)')
   one.add_argument('--unroll', type=_count,
                    help='blocks that are compiled one after another (default: as a run chooses)')
-  for slot in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias', 'qk_norm'):
-    one.add_argument(f'--attention.{slot}', metavar='VALUE', help=f'config string of the {slot}')
+  for component in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias',
+                    'qk_norm'):
+    one.add_argument(f'--attention.{component}', metavar='VALUE',
+                     help=f'config string of the {component}')
 
   one = command('group', 'Steps of several small trials, one after the other and as a group.')
   one.add_argument('--trials', nargs='+', type=_count, default=[6], help='widths (default 6)')

@@ -150,10 +150,12 @@ class _Reader:
 
   def _traffic(self, x, computation):
     """Bytes that an instruction outside of fusions reads from main memory and writes to it."""
+    # Asynchronous work is counted where it starts, or where the computation that it calls is.
     if x.op in _FREE or x.op.endswith('-done') or x.op == 'async-start':
       return 0
     if x.op == 'dynamic-slice':
       return 2 * _main(x.shape)
+    # In place: only the slice is read and written, as big as the array may be.
     if x.op == 'dynamic-update-slice':
       return 2 * _main(computation[x.operands[1]].shape) if len(x.operands) > 1 else 0
     if x.op in ('copy-start', 'slice-start'):  # to (0) from (1), and the other way round
@@ -183,6 +185,7 @@ class _Reader:
       for index, name in enumerate(user.operands):
         if name != parameter.name:
           continue
+        # What only passes the parameter on is looked through.
         if user.op in ('bitcast', 'convert'):
           total += self._read(user, inside)
         elif user.op in ('dynamic-slice', 'slice', 'gather') and index == 0:

@@ -98,6 +98,7 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
   """
   devices = compiler.topology_devices(job.where.compiler_name)
   mesh = make_mesh(*job.mesh, devices=devices)
+  # Chosen for the devices that are planned for, not for those of this machine.
   with mesh_context(mesh):
     attention = training_implementation(job.model, job.context)
   began = time.monotonic()
@@ -163,6 +164,7 @@ def _compile(lowered: jax.stages.Lowered,
 
 def _bytes(layout: Any) -> int:
   """Bytes on one device of a tree of shapes with shardings."""
+  # Replicated leaves count whole, split ones by the part that a device holds.
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
              for x in jax.tree.leaves(layout))
 
@@ -189,6 +191,7 @@ def _cost(job: Job, mesh: Mesh, counted: hlo_cost.HloCost, compiled: jax.stages.
   rows = _traffic(job, mesh, counted.collectives)
   kernels = roofline.kernel_flops(job.model, job.context, job.tokens / job.where.devices,
                                   counted.kernel_calls, job.microbatches)
+  # The text has every product but those inside of kernels.
   flops = counted.matmul_flops + kernels
   seconds = roofline.make(flops, counted.bytes,
                           sum(row.seconds for row in rows if row.overlapped),

@@ -122,6 +122,7 @@ def volumes(size: str, fsdp: int, tensor: int, devices: int, tokens: int, microb
 def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
   """The estimate of a training step of so many sequences on a slice."""
   devices, tokens = where.devices, sequences * CONTEXT
+  # More devices than sequences: groups of them share a sequence and split its heads.
   tensor = max(1, devices // sequences)
   rows = devices // tensor
   fsdp = min(study.fsdp, rows)
@@ -136,6 +137,7 @@ def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
   waiting = sum(interconnect.seconds(collective, mesh, where) for collective in traffic)
   work = tokens * flops_per_token(sized(study.size, vocab_size=VOCAB), CONTEXT) / devices
   compute = study.work * work / (where.chip.peak * SHARE)
+  # float32 parameters and two moments.
   state = 12 * parameter_count(size=study.size, vocab_size=VOCAB) / fsdp / tensor
   return Estimate(
       model=study.size, chips=devices, fsdp=fsdp, tensor=tensor,

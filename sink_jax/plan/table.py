@@ -71,9 +71,10 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
         plans[name] = dataclasses.replace(plan(_job(name, *case)), made=provenance())
       except CompilerMissing:
         raise
-      except (ValueError, RuntimeError) as error:  # what the compiler refuses is a result too
+      except (ValueError, RuntimeError) as error:  # a refusal of the compiler is a result, too
         plans[name] = Refused(name, ' '.join(str(error).split())[:300])
       say(f'{name}: {time.monotonic() - began:.0f} s')
+    # After every case: compiling one takes minutes, and a table that is stopped goes on from here.
     known = [plans[name] for name in names if name in plans]
     write_atomically(file, json.dumps({'plans': [
         one.to_json() if isinstance(one, Plan) else vars(one) for one in known]}, indent=1) + '\n')

@@ -130,6 +130,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     index |= dict.fromkeys(names, file)
   if len(shards) > 1:
     write_object(folder / INDEX, {'metadata': {'total_size': total}, 'weight_map': index})
+  # Last: a folder without it is not taken for a checkpoint, so an export that is killed is none.
   write_object(folder / 'config.json', hf)
   return hf
 
@@ -141,6 +142,7 @@ def _table(config: ModelConfig) -> dict[str, StoredTensor]:
 
 def _shards(run: Run, itemsize: int, limit: int) -> tuple[list[list[str]], int]:
   """Names of the tensors of every file, and the bytes of all."""
+  # Greedily, in the order of the table, as transformers does: no shard is opened again.
   shards: list[list[str]] = [[]]
   room, total = limit, 0
   for name, stored in _table(run.config).items():
@@ -182,7 +184,7 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     encoder = run_encoder(workdir, data)
     ids = write_tokenizer(encoder, folder, context=data.context, bos=data.bos,
                           first_token=run.first_token)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError) as error:  # the weights are of use without it
     return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
   write_object(folder / 'config.json', hf | ids)
   return [*lines, f'{folder / "tokenizer.json"}: {encoder.vocab_size} tokens']

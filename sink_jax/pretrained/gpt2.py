@@ -100,6 +100,7 @@ def _block(config: ModelConfig, layer: int, factor: float) -> dict[str, StoredTe
                              ('mlp.c_fc', 'ffn/w1', (width, hidden)),
                              ('mlp.c_proj', 'ffn/w_out', (hidden, width))):
     path = f'blocks/{ours}'
+    # `vector`, not `linear`: this family's weights are (in, out) in the file, too.
     tensors[f'{name}.{theirs}.weight'] = vector(f'{path}/kernel', (layer,), *size)
     tensors[f'{name}.{theirs}.bias'] = vector(f'{path}/bias', (layer,), size[1])
   for kind, leaf, shape in (('weight', 'kernel', (width, 3 * width)),
@@ -113,5 +114,6 @@ def _block(config: ModelConfig, layer: int, factor: float) -> dict[str, StoredTe
 def _columns(j: int, width: int, factor: float) -> Callable[[np.ndarray], np.ndarray]:
   def take(x: np.ndarray) -> np.ndarray:
     part = x[..., j * width:(j + 1) * width]
+    # In float32, since the product of a float16 number and the factor is rounded otherwise.
     return part if factor == 1 else np.float32(factor) * part.astype(np.float32)
   return take

@@ -48,6 +48,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   rank = hf.get('mamba_dt_rank', 'auto')
   mamba = Mamba(inner=keys.size(hf, 'mamba_expand') * width,
                 state=keys.size(hf, 'mamba_d_state'), conv=keys.size(hf, 'mamba_d_conv'),
+                # Upwards: transformers has ceil(hidden_size / 16).
                 rank=-(-width // 16) if rank == 'auto' else keys.size(hf, 'mamba_dt_rank'))
   return ModelConfig(
       layers=layers, d_model=width, heads=keys.size(hf, 'num_attention_heads'),
@@ -135,7 +136,7 @@ def _mixer(config: ModelConfig, sizes: Mamba, name: str, path: str, i: int,
   tensors |= {
       f'{name}.conv1d.weight': StoredTensor(
           (inner, 1, sizes.conv), (LeafPart(f'{path}/conv/kernel', (i,), _taps, transposed=True),)),
-      # A checkpoint without this bias leaves the leaf at zero.
+      # A checkpoint without this bias leaves the leaf at zero, which computes the same.
       f'{name}.conv1d.bias': vector(f'{path}/conv/bias', (i,), inner, optional=not conv_bias),
       f'{name}.dt_proj.bias': vector(f'{path}/dt/bias', (i,), inner),
       f'{name}.A_log': vector(f'{path}/a_log', (i,), inner, state),

@@ -47,6 +47,7 @@ def llama_like(hf: dict[str, Any], *, kv_heads: int | None = None, head_dim: int
   options.setdefault('attention', AttentionSpec(position=rope(hf)))
   return ModelConfig(
       layers=keys.size(hf, 'num_hidden_layers'), d_model=keys.size(hf, 'hidden_size'),
+      # None, not the number, where keys are not shared: equal models have equal configs.
       heads=heads, kv_heads=None if kv_heads == heads else kv_heads,
       head_dim=keys.head_dim(hf, head_dim), ffn_hidden=keys.size(hf, 'intermediate_size'),
       vocab_size=keys.size(hf, 'vocab_size'), norm_eps=keys.number(hf, 'rms_norm_eps', eps),
@@ -66,7 +67,7 @@ def outside(config: ModelConfig) -> dict[str, StoredTensor]:
   table = (config.vocab_size, config.d_model)
   tensors = {'model.embed_tokens.weight': vector('embed', (), *table),
              'model.norm.weight': vector('final_norm/gain', (), config.d_model)}
-  if config.tied:  # some files hold the embedding a second time
+  if config.tied:  # some files hold the embedding a second time, which must then be the same
     return tensors | {'lm_head.weight': tied(table, 'model.embed_tokens.weight')}
   return tensors | {'lm_head.weight': linear('unembed/kernel', (), table)}
 

@@ -99,12 +99,14 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   hf = checkpoint.config
   family = family_for(hf)
   config = family.model_config(hf)
+  # Before a table of a million layers is made for a damaged config.json.
   if config.layers > len(checkpoint.entries):
     raise ValueError(f'{folder}: config.json says {config.layers} layers, and the files hold '
                      f'{len(checkpoint.entries)} tensors: the two do not belong together.')
   params = load_parameters(
       checkpoint, family.stored_tensors(hf, config), parameter_shapes(config),
       prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
+  # The dtype of the activations; the parameters have it already.
   config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
   return Run(config, params, name, bos=_bos(folder), folder=str(folder),
              read_tokenizer=_tokenizer)

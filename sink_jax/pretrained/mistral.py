@@ -9,6 +9,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, windows
 from sink_jax.pretrained.rope import rope
 
+# The same tensors as LLaMA: a family is a module, which may take what another one has.
 MODEL_TYPES = ('mistral',)
 PREFIX = llama.PREFIX
 IGNORED = llama.IGNORED

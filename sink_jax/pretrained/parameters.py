@@ -54,10 +54,12 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], sh
     shardings = jax.tree.map(lambda _: device, shapes)
   else:
     shardings = state_shardings(mesh, shapes)
+  # Before anything is allocated: leaves that nothing fills would silently stay zero.
   _check_covered(tensors, _flat(shapes))
   leaves = {path: jnp.zeros(x.shape, dtype, device=sharding) for (path, x), sharding in
             zip(_flat(shapes).items(), jax.tree.leaves(shardings), strict=True)}
   by_name = {full: name for name, full in names.items()}
+  # In the order of the files, each of which is then read once from its beginning to its end.
   for name in checkpoint.entries:
     wanted = tensors[names[name]] if name in names else None
     if wanted is not None and wanted.copy_of:
@@ -65,6 +67,7 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], sh
     if wanted is None or not wanted.parts:
       continue
     x = wanted.combine(*map(checkpoint.read, [name, *(by_name[w] for w in wanted.read_with)]))
+    # In the target dtype: a finite float32 number may be infinite in bfloat16.
     if not all_finite(x, dtype):
       raise _not_finite(checkpoint, name, [by_name[w] for w in wanted.read_with], x)
     for part in wanted.parts:
@@ -186,6 +189,7 @@ def _part_sharding(sharding: jax.sharding.Sharding, axes: int, depth: int,
   """
   if not isinstance(sharding, NamedSharding):
     return sharding
+  # Axes that the spec leaves out are not split; those of the index are gone in the part.
   spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))][depth:]
   if transposed:
     spec[-2:] = spec[:-3:-1]

@@ -25,6 +25,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   layers, window = keys.size(hf, 'num_hidden_layers'), None
   if keys.flag(hf, 'use_sliding_window', False):
     window = keys.optional_size(hf, 'sliding_window', 4096)
+  # The layers before this one see everything; without a window all of them do.
   first = keys.number(hf, 'max_window_layers', 28) if window else layers
   kinds = ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
   masks = windows.masks(hf, kinds, window)

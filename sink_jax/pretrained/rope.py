@@ -73,17 +73,17 @@ def rope(hf: dict[str, Any], *, base: float = 10000.0, fraction: float | None = 
 
 
 def rotary_parameters(hf: dict[str, Any]) -> dict:
-  """What config.json says of the rotary encoding beside base and fraction; {} if nothing.
+  """The entries of config.json about the rotary encoding beside base and fraction; {} if none.
 
   Raises:
-    ValueError: it is no object.
+    ValueError: they are no object.
   """
   for key in ('rope_scaling', 'rope_parameters'):
-    found = hf.get(key)
-    if found is not None and not isinstance(found, dict):
-      raise ValueError(f'config.json: {key} = {found!r} must be an object.')
-    if found:
-      return dict(found)
+    entries = hf.get(key)
+    if entries is not None and not isinstance(entries, dict):
+      raise ValueError(f'config.json: {key} = {entries!r} must be an object.')
+    if entries:
+      return dict(entries)  # a copy, from which keys are taken
   return {}
 
 
@@ -93,6 +93,7 @@ def _yarn(hf: dict[str, Any], rotary: dict[str, Any], base: float) -> YarnRope:
     factor = size(hf, 'max_position_embeddings') / length
   else:
     factor = _needed(rotary, 'yarn', 'factor')
+  # The factor on the logits that the YaRN paper recommends, as transformers computes it.
   scale = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
   m, m_all = number(rotary, 'mscale', 0), number(rotary, 'mscale_all_dim', 0)
   attention = scale(m) / scale(m_all) if m and m_all else scale(1)

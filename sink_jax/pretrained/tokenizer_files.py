@@ -73,6 +73,7 @@ def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int
   else:
     encoder.save(folder)
   whole = tokenizers.Tokenizer.from_file(str(path))
+  # These overwrite the ids of config.json, which transformers generates with.
   ids = {'bos_token_id': encoder.bos_id, 'eos_token_id': encoder.eos_id,
          'pad_token_id': encoder.pad_id}
   if first_token is not None:
