@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs
 from sink_jax.data.documents import DocumentSource
@@ -135,5 +137,5 @@ def _stored(model: LoadedModel, options: Options) -> Inputs:
     if wanted > stored:
       raise ValueError(f'--{name}={wanted}: {model.task} makes its own tokens, and the run '
                        f'stores {tokens.shape[0]} sequences of {tokens.shape[1]} of them.')
-  return inputs.stored(tokens[:options.sequences, :options.length],
+  return inputs.stored(np.asarray(tokens)[:options.sequences, :options.length],
                        model.run.config.vocab_size, f'probe tokens of {model.task}')

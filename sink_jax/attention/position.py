@@ -55,7 +55,7 @@ class Position(Component):
     """Per-head factors (heads,) float32 of the bias g(i,j,h) = slopes[h] * distance_bias(i-j)."""
     return np.ones(heads, np.float32)
 
-  def distance_bias(self, distance: jax.Array) -> jax.Array:
+  def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
     """The bias of a distance i - j, as float32; it runs inside kernel tiles."""
     raise NotImplementedError
 

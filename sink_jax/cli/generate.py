@@ -133,7 +133,7 @@ def _first_tokens(tokenizer: RunTokenizer, prompt: str) -> np.ndarray:
 
 
 def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray,
-           tokenizer: TextTokenizer) -> float | None:
+           tokenizer: RunTokenizer) -> float | None:
   """Writes the text as it comes; returns tokens per second without the first piece, which compiles.
 
   A token may hold a part of a letter, and its text may depend on the token before it. So the

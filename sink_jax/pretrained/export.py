@@ -22,7 +22,7 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.position import Rope
 from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.similarity import Exp
-from sink_jax.io.paths import to_local_path
+from sink_jax.io.paths import to_local_path, to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
@@ -176,7 +176,7 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
-  data = from_dict(read_config(workdir)).data
+  data = from_dict(read_config(to_path(workdir))).data
   run = load_run(workdir)
   hf = export_checkpoint(run, folder, dtype=dtype, context=data.context)
   lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}']

@@ -126,6 +126,7 @@ def run_encoder(workdir: str | os.PathLike, data: DataConfig) -> Encoder:
   Raises:
     ValueError: there is none, or it is damaged; with the remedy.
   """
+  workdir = to_path(workdir)
   stored = read_tokenizer(workdir)
   if stored is not None:
     return stored

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
@@ -188,7 +188,7 @@ def _check_divides(batch, parts):
                      f'{-(-len(batch.tokens) // parts) * parts} sequences.')
 
 
-def make_validation_step(config: ModelConfig, mesh: Mesh | None, *,
+def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, *,
                          loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
