@@ -117,6 +117,7 @@ class SinkReport:
   def raw_row_mass(self) -> float:
     """Mean over rows of sum_j A_ij between tokens: 1 for softmax without an extra key."""
     length = self.raw_importance.shape[-1]
+    # Importance is a mean over the rows that may attend to key k; this takes the division back.
     rows_seeing_k = length - np.arange(length)
     return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
 
@@ -157,7 +158,7 @@ class SinkReport:
 
   def plot_norm_ratios(self, path: str | os.PathLike) -> None:
     """Writes the norms of the first token relative to the others, by block (PNG)."""
-    from sink_jax.evaluate import plots
+    from sink_jax.evaluate import plots  # as above
 
     kinds = ('value', 'key', 'hidden', 'hidden_before_norm')
     plots.norm_ratios({kind: self.norm_ratio(kind) for kind in kinds}, path, blocks=self.blocks,
@@ -202,6 +203,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     raise ValueError(f'probe tokens reach {tokens.max()}, the vocabulary has '
                      f'{config.vocab_size} entries: use the tokenizer of the model.')
   run = dataclasses.replace(run, config=config)
+  # Each part is copied to the host before the next is recorded, so the device holds one part.
   size = batch_size or len(tokens)
   parts = [_to_host(run.record(tokens[i:i + size])) for i in range(0, len(tokens), size)]
   joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)

@@ -18,6 +18,7 @@ from sink_jax.models.transformer import Transformer
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
   """The state of a model that has read nothing yet of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
+  # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
 
   def cache(layer: Layer) -> KVCache | MambaCache:
@@ -52,6 +53,7 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
   if tokens_BxT.shape[1] <= fits:
     return carry
 
+  # A loop on the device: its carry is overwritten in place, so the cache exists once.
   def read(carry, tokens_B):
     return decode_step(config, params, tokens_B, policy, carry[1]), None
 

@@ -27,6 +27,8 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
   layer, *unlike = config.pattern
   if unlike or layer.mamba or layer.experts:
     raise ValueError('first_token_chain needs blocks of attention and one feed-forward network.')
+  # The parameters are used directly, not through Transformer, so that this is an independent
+  # statement of what the model does.
   first = jnp.asarray(inputs)[:, 0]
   h_BxD = params['embed'][first] if config.vocab_size else first @ params['embed']['kernel']
   if config.embedding_dim:

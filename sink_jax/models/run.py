@@ -130,4 +130,5 @@ def _readable(mesh: Mesh | None, results: _Tree) -> _Tree:
   """Results that this process can read: replicated, where it does not reach all devices."""
   if mesh is None or jax.process_count() == 1:
     return results
+  # A process can only copy arrays to the host that lie on its devices as a whole.
   return jax.lax.with_sharding_constraint(results, PartitionSpec())

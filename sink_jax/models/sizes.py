@@ -46,6 +46,7 @@ def sized(size: str, **overrides: Any) -> ModelConfig:
 def parameter_shapes(config: ModelConfig) -> ParamTree:
   """The parameter tree with a `jax.ShapeDtypeStruct` for every array; allocates nothing."""
   # One token suffices to trace the parameters, but the libraries' kernels refuse so few.
+  # A loop over blocks makes the same tree as unrolled ones, and is traced once.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
   if config.vocab_size:
     inputs = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -87,6 +88,7 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
     config = sized(size, vocab_size=vocab_size)
   shapes = dict(parameter_shapes(config))
   if not embeddings:
+    # Where the unembedding is tied, there is no 'unembed' to remove.
     for name in ('embed', 'unembed', 'positions'):
       shapes.pop(name, None)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))

@@ -72,6 +72,7 @@ class Block(nn.Module):
     static argument by its number.
     """
     config = self.config
+    # The names of modules are the keys of parameters in checkpoints: they must not change.
     norm1, norm2 = Norm(config, name='norm1'), Norm(config, name='norm2')
     if self.layer.experts:
       ffn = MixtureOfExperts(config, self.layer.experts, name='ffn')
@@ -87,6 +88,7 @@ class Block(nn.Module):
       x = norm1(h_BxTxD + o)
       before = x + ffn(x)
       out = norm2(before)
+    # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
     if record_options is None:
       return out, (None, cache)
