@@ -11,6 +11,7 @@ from tests.attention_specs import (
     PAPER, pairwise_specs, product_specs, random_inputs, slot_values)
 
 
+@pytest.mark.typed
 @pytest.mark.parametrize('name', PAPER)
 def test_paper_variants(name):
   implementations = plain_implementations(PAPER[name])
