@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 from tensorboardX.event_file_writer import EventsWriter
-
 from tensorboardX.proto.event_pb2 import (
   # protobuf makes the two classes while it is imported, where no type checker sees them.
   Event,  # pyright: ignore[reportAttributeAccessIssue]
