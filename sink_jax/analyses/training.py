@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.data.dataset import Dataset, open_data
@@ -185,7 +186,9 @@ def _probe(run: Run, experiment: Experiment) -> SinkReport:
 
 def _validation_loss(run: Run, batches: Sequence[Batch]) -> float | None:
   """Mean loss of the targets in all batches, in nats per token."""
-  step = make_validation_step(run.config, mesh_of(run.params))
+  mesh = mesh_of(run.params)
+  assert not isinstance(mesh, AbstractMesh)  # that of arrays on devices has the devices
+  step = make_validation_step(run.config, mesh)
   totals = [step(run.params, batch) for batch in batches]
   return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 

@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> None:
     source = from_string(DocumentSource, args.source)
     valid_source = from_string(DocumentSource, args.valid_source) if args.valid_source else None
     caches = open_pair(source, valid_source, from_string(Tokenizer, args.tokenizer),
-                       args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir, args.workers)
+                       args.context, args.bos, args.eos, args.valid_fraction, args.cache_dir,
+                       args.workers)
     shared = _overlap(source, valid_source, args.valid_fraction, caches[0].domains_by_chunks())
   except ValueError as error:
     parser.exit(2, f'{parser.prog}: {error}\n')

@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
   assert _WORKDIR.value is not None and _OUT.value is not None, 'start() requires both'
   try:
     command.no_arguments(argv)
+    assert _WORKDIR.value is not None and _OUT.value is not None  # absl requires both
     for line in export_workdir(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
       print(line)
   except (ValueError, CheckpointError, OSError) as error:

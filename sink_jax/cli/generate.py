@@ -125,7 +125,7 @@ def _given_prompt() -> str:
 
 
 def _first_tokens(tokenizer: RunTokenizer, prompt: str) -> np.ndarray:
-  tokens = tokenizer.with_prefix(tokenizer.encode(prompt), _BOS.value)
+  tokens = tokenizer.with_prefix(tokenizer.encode(prompt).tolist(), _BOS.value)
   if not len(tokens):
     raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
                      'take --bos=force.')

@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
   quiet_logs()
   try:
     command.no_arguments(argv)
+    assert _WORKDIR.value is not None  # absl requires the option
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()

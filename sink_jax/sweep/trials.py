@@ -43,7 +43,8 @@ class Trial:
   overridden: tuple[str, ...] = ()
 
 
-def load_trials(path: str | Path, options: Mapping[str, str] | None = None, seeds: Iterable[int] | None = None,
+def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
+                seeds: Iterable[int] | None = None,
                 settings: Mapping[str, str] | None = None) -> dict[str, Trial]:
   """Reads the trials of a config file, in its order, one for every seed.
 

@@ -88,13 +88,13 @@ def test_every_form_gives_a_command_its_options_and_ends_with_its_code(form, stu
 def test_records_have_the_command_as_a_person_typed_it(words, recorded, monkeypatch):
   monkeypatch.setattr(sys, 'orig_argv', ['/usr/bin/python3', *words])
   monkeypatch.delenv('SINK_JAX_COMMAND', raising=False)
-  assert provenance.now()['command'] == recorded
+  assert provenance.command() == recorded
   # A process that this one starts has another command line, and names this one all the same.
   monkeypatch.setenv('SINK_JAX_COMMAND', '')  # restored when the test ends
   os.environ.pop('SINK_JAX_COMMAND')
   provenance.pass_on_command()
   monkeypatch.setattr(sys, 'orig_argv', ['python', '-c', 'spawn_main()'])
-  assert provenance.now()['command'] == recorded
+  assert provenance.command() == recorded
 
 
 def test_processes_that_a_command_starts_do_not_start_it_again(monkeypatch, tmp_path):
