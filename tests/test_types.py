@@ -1,5 +1,6 @@
-"""Annotations are true: a part of the suite runs once more with functions that check them."""
+"""Annotations are true: for a type checker, and in a part of the suite that checks them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,15 @@ def test_a_false_annotation_is_noticed():
 
   with pytest.raises(Exception, match='halves.*violates type hint'):
     halves(3)
+
+
+def test_the_type_checker_finds_nothing():
+  pytest.importorskip('basedpyright')
+  done = subprocess.run(
+      [sys.executable, '-P', '-m', 'basedpyright', '--pythonpath', sys.executable, '--outputjson'],
+      cwd=ROOT, capture_output=True, text=True)
+  found = json.loads(done.stdout)
+  lines = [f'{item["file"]}:{item["range"]["start"]["line"] + 1}: {item["message"]}'
+           for item in found['generalDiagnostics'] if item['severity'] == 'error']
+  assert not lines, '\n'.join(lines)
+  assert found['summary']['filesAnalyzed'] > 200

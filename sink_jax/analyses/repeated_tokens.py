@@ -14,14 +14,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sink_jax.analyses.propositions import (
-    bias_of_distances,
-    closed_form,
-    proposition_number,
-    rotary_bound,
-)
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
+from sink_jax.analyses.propositions import (
+  bias_of_distances,
+  closed_form,
+  proposition_number,
+  rotary_bound,
+)
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.inputs import Inputs, repeated_token

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.component import Component
 
-
 Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
 
 

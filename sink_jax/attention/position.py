@@ -18,7 +18,6 @@ import numpy as np
 from sink_jax.attention.param import AnyArray, Param
 from sink_jax.component import Component
 
-
 Positions = np.ndarray | jax.Array  # 0-based integers (T,)
 
 

@@ -16,7 +16,14 @@ from jaxtyping import Array, Float
 from sink_jax.arguments import explained
 from sink_jax.attention.param import AnyArray
 from sink_jax.attention.spec import (
-    AttentionSpec, Dims, Params, TransformedQK, extra_key_logit, repeat_heads, transform_qk)
+  AttentionSpec,
+  Dims,
+  Params,
+  TransformedQK,
+  extra_key_logit,
+  repeat_heads,
+  transform_qk,
+)
 
 _MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.

@@ -20,7 +20,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation, choose, platform
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
-from sink_jax.train.defaults import device_memory, DeviceLoad, with_defaults
+from sink_jax.train.defaults import DeviceLoad, device_memory, with_defaults
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step

@@ -59,9 +59,9 @@ from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.sweep import estimate
 from sink_jax.sweep.batched import run_batched
-from sink_jax.sweep.pool import run_in_parallel, SweepStopped
+from sink_jax.sweep.pool import SweepStopped, run_in_parallel
 from sink_jax.sweep.runner import run_trial
-from sink_jax.sweep.summary import as_markdown, keep_summary, read_states, RemainingTime
+from sink_jax.sweep.summary import RemainingTime, as_markdown, keep_summary, read_states
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial, load_trials, parse_settings, select_shard
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs

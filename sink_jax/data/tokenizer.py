@@ -324,8 +324,7 @@ class TrainedBpe(Tokenizer):
     return tokenizers.__version__
 
   def _train(self, source: DocumentSource, valid_fraction: float) -> str:
-    from tokenizers import Tokenizer as Model
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Model, decoders, models, pre_tokenizers, trainers
     model = Model(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()

@@ -15,8 +15,7 @@ from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
 from sink_jax.attention.param import AnyArray
-from sink_jax.attention.spec import (
-    AttentionSpec, Params, TransformedQK, transform_qk, transposed)
+from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk, transposed
 from sink_jax.kernels import flash
 from sink_jax.kernels.epilogue import Shaped
 from sink_jax.kernels.implementations import ALL

@@ -18,7 +18,6 @@ from sink_jax.models.kv_cache import DecodePositions, KVCache
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import AttentionRecord, RecordOptions
 
-
 # {component of the spec: {name: its parameter}}
 ComponentParams = dict[str, dict[str, jax.Array]]
 

@@ -22,7 +22,12 @@ from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
 from sink_jax.models.record import (
-    AttentionRecord, LayerRecord, Record, RecordOptions, ResidualRecord)
+  AttentionRecord,
+  LayerRecord,
+  Record,
+  RecordOptions,
+  ResidualRecord,
+)
 
 LayerCache = KVCache | MambaCache
 

@@ -13,7 +13,6 @@ from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.experiment import NotExpressible
 
-
 _Changes = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 

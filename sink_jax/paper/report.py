@@ -29,13 +29,7 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import (
-  GroupSummary,
-  JudgedClaim,
-  PaperReport,
-  RunSummary,
-  Verdict,
-)
+from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, RunSummary, Verdict
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.markdown import as_markdown

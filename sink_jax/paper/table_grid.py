@@ -6,13 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sink_jax.paper.cells import Cell, Row, Statistics, Table, TrainedEntry
-from sink_jax.paper.content import (
-  GroupSummary,
-  JudgedClaim,
-  PaperReport,
-  SyntheticAxis,
-  Verdict,
-)
+from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, SyntheticAxis, Verdict
 
 _MARKS = '†‡§¶#'
 GridCell = str | tuple[str, str]  # a text, or a text and small print

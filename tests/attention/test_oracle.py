@@ -7,8 +7,7 @@ from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
 from tests import attention_oracle as oracle
 from tests.attention_checks import assert_close, check_gradient, check_values, plain_implementations
-from tests.attention_specs import (
-    PAPER, pairwise_specs, product_specs, random_inputs, slot_values)
+from tests.attention_specs import PAPER, pairwise_specs, product_specs, random_inputs, slot_values
 
 
 @pytest.mark.typed

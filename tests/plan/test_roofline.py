@@ -28,7 +28,6 @@ from sink_jax.plan.job import Job, plan
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import mesh_sizes
 
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
