@@ -12,7 +12,7 @@ Kills, stops, starves and damages real training runs of a tiny model on the CPU,
 that machines do, and checks what is promised of each: no wrong parameters, no more lost steps
 than stated, the right exit code. Writes OUT_DIR/faults.json and OUT_DIR/README.md, a row as
 soon as it is done; OUT_DIR is results/faults in the repository, unless given. The same
-command goes on where it was broken off: rows that passed with its settings are kept. With
+command resumes it: rows that passed with its settings are kept. With
 200 rounds it takes two to five hours on two cores, and says how long it will be.
 
   --rounds=N           kills of one process; other rows make a fraction of it (200)
@@ -25,7 +25,7 @@ command goes on where it was broken off: rows that passed with its settings are 
   PYTHON=python3       the Python to use, 3.11 or newer with the packages of requirements.txt
 
 The row disk-full mounts small file systems of its own, which takes root; without, it is
-skipped and says so. The workdir of a failed round is kept, and told.
+skipped, and the table says why. The workdir of a failed round is kept, and named.
 
 Exit code: 0 if no row failed, 1 if one did.
 HELP

@@ -18,12 +18,12 @@ them at once, and so does the end of this script, should it be killed.
 
   --processes=N  processes that are one job, found by a port of 127.0.0.1 (1). The GPUs that
                  are there, or those of CUDA_VISIBLE_DEVICES, are divided between them
-  --devices=M    on the CPU, with so many make-believe devices in each process
+  --devices=M    on the CPU, with so many simulated devices in each process
   --restarts=K   starts again, at most K times, what was stopped by others or has died (0)
   --grace=60     seconds that processes get after another one of them has failed or died
   --dry_run      prints the commands of the processes and runs nothing
 
-Exit code: an error of any process, else 42 (saved: start it again) if one says so, else 0, or
+Exit code: an error of any process, else 42 (saved: start it again) if one ends with it, else 0, or
 the highest of those that died (127 and more: start it again as well).
 
 HELP

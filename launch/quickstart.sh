@@ -11,7 +11,7 @@ bash launch/quickstart.sh [DIR]
 
 Trains small models for about five minutes on two CPU cores and writes the comparison to
 DIR/index.html, with the runs in DIR/runs. DIR is quickstart/ where it is called, unless
-given. Interrupted, the same command goes on where it stopped; once done, it only makes
+given. Interrupted, the same command resumes it; once done, it only makes
 the page again.
 
 HELP

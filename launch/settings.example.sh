@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # read by contract.sh
 # Settings of the launchers: copy this file to launch/settings.sh and edit the copy, nothing else.
-# An empty value means "none", unless a launcher needs it; then it says so before it does anything.
+# An empty value means "none", unless a launcher needs it; then it ends before it begins.
 
 # The job: python -m sink_jax.JOB --config=CONFIG --workdir=WORKDIR ARGUMENTS
 NAME=sink-jax                # of the job, everywhere: small letters, digits and -
@@ -15,7 +15,7 @@ GRACE=120                    # seconds a job gets to save when it is told to sto
 
 # This machine: launch/local.sh
 PROCESSES=1                  # on this machine; with GPUs each gets its share of them
-DEVICES=                     # make-believe CPU devices of each process; empty: what is there
+DEVICES=                     # simulated CPU devices of each process; empty: what is there
 
 # What a job runs on, for GKE, xpk and SkyPilot
 HARDWARE=tpu                 # tpu, gpu or cpu

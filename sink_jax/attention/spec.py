@@ -75,7 +75,7 @@ class AttentionSpec:
                        f'{self.feature_map} with {self.position} can be: use AbsFloor() or '
                        'Unnormalized(), or EluPlusOne() features without a position bias.')
     if z.power is None and bias.acts_only_through_normalisation:
-      raise ValueError(f'{bias} has no effect with {z}: a slot without a value acts only '
+      raise ValueError(f'{bias} has no effect with {z}: an extra key without a value acts only '
                        'through the normalisation; use KVBias() or a normalizer.')
 
   @property

@@ -130,7 +130,7 @@ def _verify(parser: argparse.ArgumentParser, folder: pathlib.Path) -> None:
 
 
 def _stop(signum, frame):
-  sys.stderr.write('stopped by SIGTERM; the same command goes on where this one was\n')
+  sys.stderr.write('stopped by SIGTERM; the same command resumes the build\n')
   sys.exit(EXIT_SAVED)
 
 

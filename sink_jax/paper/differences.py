@@ -18,8 +18,8 @@ CRITERION = (
     'difference is withheld. Sink rates are compared everywhere, steps at the full budget alone, '
     'and nothing before the last step. Differences are marked where model, data, number of steps '
     'or batch size are not the paper\'s. Sink_* is the share of heads whose mean weight on the '
-    'slot, over queries, exceeds epsilon; the paper\'s code counts a dummy row of weight one as '
-    'well, which report.json has as sink_bias_slot_released.')
+    'extra key, over queries, exceeds epsilon; the paper\'s code counts a dummy row of weight one '
+    'as well, which report.json has as sink_bias_slot_released.')
 _LOSSES = ('valid_loss',)
 _STEPS = ('emergence_step', 'overfit_step')
 

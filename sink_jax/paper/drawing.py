@@ -76,7 +76,7 @@ def rates(names: Sequence[str], first_token: Sequence[Statistics],
   ax, heights = axes[0, 0], np.arange(len(names))
   for shift, cells, name, colour, marker in (
       (-0.13, first_token, plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      (0.13, extra_key, plots.SINK_EXTRA_KEY + ', bias slot', plots.COLOURS[1], 'D')):
+      (0.13, extra_key, plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
     measured = [(height, cell) for height, cell in zip(heights, cells) if cell]
     if not measured:
       continue

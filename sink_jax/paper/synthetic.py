@@ -34,7 +34,7 @@ def _probed(of: Callable[[ProbeRecord], float]) -> Callable[[RunRecord], float |
 COLUMNS = (
     _column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
             METRICS['sink_1'].of, 'percent', True),
-    _column('Sink_* %', 'The same of the bias slot or learned sink token.',
+    _column('Sink_* %', 'The same of the extra key or learned sink token.',
             METRICS['sink_star'].of, 'percent'),
     _column('largest importance', 'Of the first token, over heads.',
             _probed(lambda probe: probe.largest_importance), proxies=True),

@@ -120,8 +120,7 @@ def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
 def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
   if probe.sink_extra_key is None:
     return ''
-  # The words of a report for an extra key or a learned sink token.
-  line = (f'The bias slot took mean weight {probe.mean_extra_key:.2f} and has Sink_* '
+  line = (f'The extra key took mean weight {probe.mean_extra_key:.2f} and has Sink_* '
           f'{probe.sink_extra_key:.1f} % ({probe.sink_extra_key_official:.1f} % as the official '
           'implementation counts, with its dummy row).')
   if baseline is None or baseline.probe is None:

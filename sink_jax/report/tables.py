@@ -31,7 +31,7 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
       _probed(lambda probe: probe.sink_1, '.1f', starred=True)))
   if any(run.probe and run.probe.sink_extra_key is not None for run in runs):
     shown += [
-        Column('Sink_* %', 'The same of the bias slot or learned sink token: its mean weight over '
+        Column('Sink_* %', 'The same of the extra key or learned sink token: its mean weight over '
                'queries.', _probed(lambda probe: probe.sink_extra_key, '.1f')),
         Column('Sink_* % (official)', 'The same as the official implementation counts it, with a '
                'dummy row of weight one.',
@@ -42,7 +42,7 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
       Column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
              _probed(lambda probe: probe.raw_mass_1, '.3f')),
       Column('raw mass, row', 'Mean total weight of a row between tokens; 1 for softmax without '
-             'a bias slot.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
+             'an extra key.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
       Column('value ratio (block)', 'Norm of the value of the first token over the mean of the '
              'others: the smallest over blocks, and that block.', _ratio),
       Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',

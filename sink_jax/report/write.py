@@ -61,7 +61,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps:
     pictures.append(Picture(
         f'curves-{group.key}.png',
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
-        'lines and * are of proxy scores' + (', dotted lines of the bias slot.' if extra_key
+        'lines and * are of proxy scores' + (', dotted lines of the extra key.' if extra_key
                                              else '.')))
     figures.sink_curves(probed, out / pictures[-1].file)
   # Loading a checkpoint takes seconds; --nomaps leaves it out.

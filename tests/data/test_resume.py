@@ -1,4 +1,4 @@
-"""A build that is stopped goes on where it was, and its result is the same whatever happened."""
+"""A build that is stopped is resumed by the same call; its result is the same whatever happened."""
 
 import errno
 import os
@@ -117,7 +117,7 @@ def test_signals(corpus, tmp_path, sign, code, workers):
     process.send_signal(sign)
     assert process.wait() == code
     if code == 42:
-      assert 'goes on where' in process.stderr.read()
+      assert 'resumes the build' in process.stderr.read()
   main(command[3:])  # resumes
   whole = _open(corpus, 8, tokenizer=TrainedBpe(vocab_size=300), cache_dir=str(tmp_path / 'whole'))
   assert _files(_open(corpus, 8, tokenizer=TrainedBpe(vocab_size=300))) == _files(whole)

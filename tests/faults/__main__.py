@@ -2,8 +2,8 @@
 
 Harms real training runs in every way that machines do, checks what is promised of each, and
 writes OUT_DIR/faults.json and OUT_DIR/README.md. A row is written when it is done; rows that
-passed with the same rounds and seed are kept, so the same command goes on where it was
-broken off. The workdir of a failed round is kept, and told.
+passed with the same rounds and seed are kept, so the same command
+resumes them. The workdir of a failed round is kept, and named.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Reads hostile input of every kind: config strings, configs, tokenizers, JSON lin
 checkpoints, run folders, chunk caches. Every input has to end within 10 seconds with a value
 or a refusal that says something; it runs no code, reaches no network, writes nowhere but in
 its scratch folder, and stays within the memory. A failing input is written beside the JSON;
---replay=FILE reads it again. The same command goes on where it was broken off.
+--replay=FILE reads it again. The same command resumes it.
 """
 
 from __future__ import annotations
