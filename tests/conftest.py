@@ -74,6 +74,11 @@ FIRST = ('test_readme.py', 'test_notebook.py')
 
 def pytest_collection_modifyitems(config, items):
   items.sort(key=lambda item: item.path.name not in FIRST)
+  if not config.getoption('--typed') and any(item.path.name == 'test_types.py' for item in items):
+    skip = pytest.mark.skip(reason='run by test_types.py, with annotations checked')
+    for item in items:
+      if item.get_closest_marker('typed') and not item.get_closest_marker('untyped'):
+        item.add_marker(skip)
   if config.getoption('--full'):
     return
   skip = pytest.mark.skip(reason='exhaustive: run with --full')

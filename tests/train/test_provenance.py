@@ -23,8 +23,8 @@ def code_of(root):
 @pytest.fixture
 def copied(tmp_path):
   """A folder with the little of the package that the question takes."""
-  for name in ('__init__.py', 'arguments.py', 'io/__init__.py', 'io/paths.py', 'io/compile_cache.py',
-               'train/__init__.py', 'train/provenance.py'):
+  for name in ('__init__.py', 'arguments.py', 'component.py', 'io/__init__.py', 'io/paths.py',
+               'io/compile_cache.py', 'train/__init__.py', 'train/provenance.py'):
     (tmp_path / 'sink_jax' / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(PACKAGE / name, tmp_path / 'sink_jax' / name)
   return tmp_path
