@@ -2,6 +2,7 @@
 
 import atexit
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import sys
@@ -68,13 +69,18 @@ def check_annotations():
   jaxtyping.install_import_hook(TYPED, f'{tests.typed.__name__}.checked')
 
 
+# The test that runs those marked typed.
+RUNS_TYPED = 'test_functions_take_and_return_what_their_annotations_say'
+
 # One of these keeps a process busy for minutes: last of all, it would keep the other one waiting.
 FIRST = ('test_readme.py', 'test_notebook.py')
 
 
 def pytest_collection_modifyitems(config, items):
   items.sort(key=lambda item: item.path.name not in FIRST)
-  if not config.getoption('--typed') and any(item.path.name == 'test_types.py' for item in items):
+  # With -k or -m the test that runs them may be left out, after this.
+  if not config.option.keyword and not config.option.markexpr and importlib.util.find_spec(
+      'beartype') and any(item.name == RUNS_TYPED for item in items):
     skip = pytest.mark.skip(reason='run by test_types.py, with annotations checked')
     for item in items:
       if item.get_closest_marker('typed') and not item.get_closest_marker('untyped'):

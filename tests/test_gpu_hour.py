@@ -236,6 +236,9 @@ def test_missing_packages_are_named_with_what_brings_them(tmp_path, capsys, monk
   monkeypatch.setenv('SINK_JAX_COMMAND', '')
   code = gpu_hour.main(['emergence', f'--out={tmp_path}', f'--work={tmp_path}'])
   assert code == 2 and 'lacks grayn, tokenisers: --wheels=DIR' in capsys.readouterr().err
+  monkeypatch.setattr(gpu_hour, 'OF_BENCHMARK', ('tokenisers',))  # a check does without the other
+  code = gpu_hour.main(['check', f'--out={tmp_path}', f'--work={tmp_path}'])
+  assert code == 2 and 'lacks grayn, tokenisers: --wheels=DIR' in capsys.readouterr().err
 
 
 def test_wheels_are_installed_once_without_a_network(tmp_path):

@@ -24,7 +24,7 @@ from sink_jax.benchmark import processes, table
 from sink_jax.benchmark.check_report import PartResult, Report, checks_not_run, head, page
 from sink_jax.benchmark.checks import count_passed, passed
 from sink_jax.benchmark.records import CorrectnessRow, Document
-from sink_jax.io.files import write_atomically
+from sink_jax.io.files import remove_temporaries, write_atomically
 from sink_jax.train.provenance import command
 
 SECONDS = 480
@@ -99,6 +99,7 @@ def check(out: Path, options: argparse.Namespace) -> int:
   try:
     wanted = chosen(options.parts, options.smoke, options.tolerance)
     out.mkdir(parents=True, exist_ok=True)
+    remove_temporaries(out)  # of a check that was killed while it wrote
   except (ValueError, OSError) as error:
     _say(f'error: {error}')
     return 2

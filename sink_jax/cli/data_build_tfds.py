@@ -118,7 +118,7 @@ def _of_documents(tfds, name, folder, source):
 def main(argv: list[str] | None = None) -> None:
   """Prepares a dataset and prints the source that reads it."""
   parser = argparse.ArgumentParser(
-      prog='python -m sink_jax.data.build_tfds', 
+      prog='python -m sink_jax.data.build_tfds',
       description='Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.')
   parser.add_argument('--name', required=True,
                       help='dataset, dataset/config or dataset:version; a name of your own with '

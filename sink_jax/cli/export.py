@@ -26,7 +26,6 @@ from sink_jax.train.loop import quiet_logs
 def main(argv: Sequence[str]) -> None:
   """Exports the run; a reason instead of a traceback where that cannot be done."""
   quiet_logs()
-  assert _WORKDIR.value is not None and _OUT.value is not None, 'start() requires both'
   try:
     command.no_arguments(argv)
     assert _WORKDIR.value is not None and _OUT.value is not None  # absl requires both

@@ -46,7 +46,6 @@ def main(argv: Sequence[str]) -> None:
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
-    assert _WORKDIR.value is not None, 'a required option'
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
   except Interrupted as stop:
     print(stop, file=sys.stderr)

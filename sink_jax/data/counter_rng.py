@@ -17,8 +17,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, made odd: SplitM
 def bits(*keys: ArrayLike) -> np.ndarray:
   """64 random bits (uint64) for each tuple of integer keys, which broadcast like arrays.
 
-  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key, of which one at least
-  is an array. A key of more is another draw, never a continuation.
+  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key. A key of more is
+  another draw, never a continuation.
   """
   state = np.zeros((), np.uint64)
   with np.errstate(over='ignore'):  # the arithmetic is modulo 2**64 on purpose

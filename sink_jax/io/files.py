@@ -36,7 +36,8 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
   """Yields a file to write, which takes the place of `path` when the block ends without error.
 
   Until then `path` is what it was, and after a power cut it is one or the other as a whole. An
-  error removes what was written; what a killed process leaves, `remove_temporaries` removes.
+  error removes what was written. What a killed process leaves is hidden, and removed where the
+  owner of the folder calls `remove_temporaries`.
   """
   # Beside `path`, since only within one file system is a rename atomic.
   temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
