@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -95,8 +96,15 @@ class Run:
     """Next-token logits (S, T, V), float32, of tokens (S, T)."""
     return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
-  def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
-    """What the model records of its forward pass on tokens (S, T)."""
+  def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions(), *,
+             want: RecordOptions | None = None) -> Record:
+    """What the model records of its forward pass on tokens (S, T).
+
+    want: the name of `options` in version 0.1; it goes with `sink_jax.Want`.
+    """
+    if want is not None:
+      warnings.warn('Run.record(want=...) is now options=....', DeprecationWarning, 2)
+      options = want
     return record(self.config, options, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,

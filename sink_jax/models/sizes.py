@@ -84,7 +84,8 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
   """
   if config is None:
     if size is None:
-      raise ValueError('parameter_count needs a config or a size, such as size=\'60m\'.')
+      raise ValueError("parameter_count needs a config or a size, such as size='60m'. Choices: "
+                       f'{", ".join(SIZES)}.')
     config = sized(size, vocab_size=vocab_size)
   shapes = dict(parameter_shapes(config))
   if not embeddings:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sink_jax.io import compile_cache
+from sink_jax.io.parent_process import begin_child
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.cost import REFERENCE, START_UP, UTILISATION, Cost, cost_of, measure_devices
 from sink_jax.sweep.summary import duration
@@ -61,7 +62,8 @@ def estimate_sweep(trials: Mapping[str, Trial], processes: int) -> Estimate:
   costs, devices, rate = {}, 'nothing to run', None
   if configs:
     context = multiprocessing.get_context('spawn')
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as elsewhere:
+    with concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=context, initializer=begin_child) as elsewhere:
       costs, devices, rate = elsewhere.submit(_count_and_measure, configs).result()
   return Estimate(costs, reasons, devices, rate, processes)
 

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from sink_jax.io import compile_cache
-from sink_jax.io.exit_code import EXIT_SAVED, exit_saved_until_training
-from sink_jax.io.parent_process import end_with_parent
+from sink_jax.io.exit_code import EXIT_SAVED
+from sink_jax.io.parent_process import call
 from sink_jax.io.paths import AnyPath
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
@@ -107,7 +107,8 @@ def _started(number: int, processes: int, root: str | AnyPath) -> _Worker:
   """Starts a worker, the number-th of `processes` from 0."""
   context = multiprocessing.get_context('spawn')  # the threads of JAX do not survive a fork
   pipe, workers_end = context.Pipe()
-  process = context.Process(target=_work, args=(workers_end, number, processes, str(root)))
+  process = context.Process(
+      target=call, args=(f'{__name__}:work', workers_end, number, processes, str(root)))
   # A terminal sends Ctrl-C to every process of its group. The worker inherits that it is ignored;
   # this process hears it, and passes it on as SIGTERM (`_ending`).
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -144,11 +145,11 @@ def _ending(workers: list[_Worker]) -> Iterator[None]:
           worker.process.kill()
 
 
-def _work(pipe: Connection, number: int, processes: int, root: str) -> None:
-  """Runs the trials that come through a pipe, until it is closed; the body of a worker."""
-  end_with_parent()
-  # Between trials there is nothing to save; training installs a handler that saves.
-  exit_saved_until_training()
+def work(pipe: Connection, number: int, processes: int, root: str) -> None:
+  """Runs the trials that come through a pipe, until it is closed; the body of a worker.
+
+  Between trials there is nothing to save, as `call` has it; training installs a handler that saves.
+  """
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     share = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
