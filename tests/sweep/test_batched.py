@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize('changes', [
     dict(data__source="TextFolder(path='{}')"),
-    dict(microbatches=2),
+    pytest.param(dict(microbatches=2), marks=pytest.mark.full),
     pytest.param(dict(steps=5, data__source='TriggerAveraging()', model__ffn='none'),
                  marks=pytest.mark.full)], ids=['corpus', 'tokens', 'continuous'])
 def test_each_trial_of_a_group_equals_the_trial_alone(tmp_path, changes):

@@ -93,7 +93,7 @@ def test_two_at_a_time_equal_one_after_the_other(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
-  sweep = start(tmp_path, SLOW, '--processes=2')
+  sweep = start(tmp_path, SLOW, '--processes=2', '--noestimate')
   wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # before it began
   wait_for(lambda: steps_of(tmp_path, 'c') > 20, sweep)
@@ -102,14 +102,15 @@ def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
   assert 'Traceback' not in sweep.communicate()[1]
   records = [read_status(tmp_path / 'runs' / name) for name in 'ab']
   assert 'died (SIGKILL)' in next(r['error'] for r in records if r['status'] == 'failed')
-  code, out, _ = finish(start(tmp_path, SLOW, '--processes=2'))
+  code, out, _ = finish(start(tmp_path, SLOW, '--processes=2', '--noestimate'))
   assert code == 0 and out.splitlines() == ['a: done', 'b: done', 'c: done']
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
 
 
-@pytest.mark.parametrize('options', [(), ('--processes=2',)], ids=['one', 'two'])
+@pytest.mark.parametrize('options', [
+    pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two'])
 def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   sweep = start(tmp_path, SLOW, *options)
   wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
