@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
 
 def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
                    batch_size: int | None = None,
-                   say: Callable[[str], None] = lambda line: None):
+                   say: Callable[[str], None] = lambda line: None) -> Any:
   """Returns the model as an `lm_eval.api.model.LM` that answers `loglikelihood`.
 
   Texts longer than learned positions lose their beginning. The arguments are those of

@@ -109,25 +109,25 @@ class KBias(ExtraKeyValue):
       raise ValueError(f'{self}: learnable_dims must be at least 1, or None for all.')
 
   @property
-  def acts_only_through_normalisation(self):
+  def acts_only_through_normalisation(self) -> bool:
     return self.value == 'zero'
 
-  def check_narrower(self, head_dim):
+  def check_narrower(self, head_dim: int) -> None:
     if (self.learnable_dims or 0) >= head_dim:
       raise ValueError(f'{self.learnable_dims} learnable dimensions; heads have {head_dim}')
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     learned = self.learnable_dims or dims.head_dim
     if learned > dims.head_dim:
       raise ValueError(f'{self}: learnable_dims exceeds the head dimension {dims.head_dim}.')
     return {'key': Param((1 if self.shared else dims.heads, learned), 'bias')}
 
-  def key_HxDh(self, params, dims):
+  def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     key = params['key']
     key = jnp.pad(key, ((0, 0), (0, dims.head_dim - key.shape[1])))
     return jnp.broadcast_to(key, (dims.heads, dims.head_dim))
 
-  def value_HxDh(self, params, dims):
+  def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     if self.value == 'zero':
       return None
     shape = (dims.heads, dims.head_dim)
@@ -146,14 +146,14 @@ class KVBias(ExtraKeyValue):
   label = 'KV bias'
   description = 'the key and value biases k* and v*'
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     shape = (1 if self.shared else dims.heads, dims.head_dim)
     return {'key': Param(shape, 'bias'), 'value': Param(shape, 'bias')}
 
-  def key_HxDh(self, params, dims):
+  def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['key'], (dims.heads, dims.head_dim))
 
-  def value_HxDh(self, params, dims):
+  def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))
 
 
@@ -166,10 +166,10 @@ class VBias(ExtraKeyValue):
   label = 'V bias'
   description = 'the value bias v*'
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     return {'value': Param((1 if self.shared else dims.heads, dims.head_dim), 'bias')}
 
-  def output_HxDh(self, params, dims):
+  def output_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))
 
 
@@ -186,11 +186,11 @@ class SinkLogit(ExtraKeyValue):
   description = 'the sink logit'
 
   @property
-  def acts_only_through_normalisation(self):
+  def acts_only_through_normalisation(self) -> bool:
     return True
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     return {'logit': Param((dims.heads,), 'zeros')}
 
-  def logit_H(self, params):
-    return params['logit']
+  def logit_H(self, params: Arrays) -> jax.Array:
+    return jnp.asarray(params['logit'])

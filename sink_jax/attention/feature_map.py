@@ -33,7 +33,7 @@ class FeatureMap(Component):
 class Identity(FeatureMap):
   """phi(x) = x."""
 
-  def features(self, x, params):
+  def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     return x
 
 
@@ -46,10 +46,10 @@ class EluPlusOne(FeatureMap, Similarity):
 
   positive = True
 
-  def features(self, x, params):
+  def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     return elu_plus_one(x)
 
-  def __call__(self, s):
+  def __call__(self, s: jax.Array) -> jax.Array:
     return elu_plus_one(s)
 
 
@@ -61,10 +61,10 @@ class Mlp(FeatureMap):
   (sail-sg/Attention-Sink).
   """
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     return {'w1': Param((dims.head_dim, dims.head_dim), 'linear'),
             'w2': Param((dims.head_dim, dims.head_dim), 'linear')}
 
-  def features(self, x, params):
+  def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     hidden = jax.nn.relu(jnp.einsum('...d,de->...e', x, params['w1'].astype(x.dtype)))
     return jnp.einsum('...d,de->...e', hidden, params['w2'].astype(x.dtype))

@@ -8,7 +8,6 @@ checks it.
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
 
 import jax
 import numpy as np
@@ -60,7 +59,7 @@ class Mask(Component):
     """0-based position of the first query whose next token the training loss counts."""
     return 0
 
-  def scaled(self, length: int, of: int) -> Self:
+  def scaled(self, length: int, of: int) -> Mask:
     """The same mask for sequences of `length` tokens instead of `of`.
 
     Raises:
@@ -73,10 +72,10 @@ class Mask(Component):
 class Causal(Mask):
   """j <= i."""
 
-  def keep(self, i, j):
+  def keep(self, i: Positions, j: Positions) -> Positions:
     return j <= i
 
-  def key_range(self, first, last, keys):
+  def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return 0, min(last + 1, keys)
 
 
@@ -92,17 +91,17 @@ class Window(Mask):
       raise ValueError(f'Window(size={str(self.size)[:50]}): size must be at least 1, the token '
                        f'itself, and at most {_LARGEST}.')
 
-  def keep(self, i, j):
+  def keep(self, i: Positions, j: Positions) -> Positions:
     return (j <= i) & (j > i - self.size)
 
-  def key_range(self, first, last, keys):
+  def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return max(0, first - self.size + 1), min(last + 1, keys)
 
   @property
-  def window(self):
+  def window(self) -> int | None:
     return self.size
 
-  def scaled(self, length, of):
+  def scaled(self, length: int, of: int) -> Window:
     size = self.size * length / of
     if size < 1:
       raise ValueError(f'a window of {self.size} of {of} tokens would be {size:g} of {length}')
@@ -121,17 +120,17 @@ class Prefix(Mask):
       raise ValueError(f'Prefix(length={str(self.length)[:50]}): length must be at least 1, which '
                        f'is plain causal, and at most {_LARGEST}.')
 
-  def keep(self, i, j):
+  def keep(self, i: Positions, j: Positions) -> Positions:
     return (j <= i) | (j < self.length)
 
-  def key_range(self, first, last, keys):
+  def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return 0, min(max(last + 1, self.length), keys)
 
   @property
-  def prefix(self):
+  def prefix(self) -> int | None:
     return self.length
 
   @property
-  def first_target(self):
+  def first_target(self) -> int:
     # Tokens of the prefix see their own targets; the last one predicts what follows it.
     return self.length - 1

@@ -66,10 +66,10 @@ class RowSum(Normalizer):
     if self.eps < 0 or self.scale <= 0:
       raise ValueError(f'{self}: eps must be >= 0 and scale > 0.')
 
-  def factor(self, row_sum):
+  def factor(self, row_sum: jax.Array) -> jax.Array:
     return self.scale / jnp.maximum(row_sum + self.eps, _floor(1.0))
 
-  def log_factor(self, lse, power_lse):
+  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
     return jnp.full_like(lse, jnp.log(self.scale))
 
 
@@ -86,13 +86,13 @@ class PNorm(Normalizer):
       raise ValueError(f'{self}: p must be > 0; the paper uses 1/4 to 4.')
 
   @property
-  def power(self):
+  def power(self) -> float | None:
     return self.p
 
-  def factor(self, row_sum):
+  def factor(self, row_sum: jax.Array) -> jax.Array:
     return jnp.maximum(row_sum, _floor(self.p)) ** (-1 / self.p)
 
-  def log_factor(self, lse, power_lse):
+  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
     return lse - power_lse / self.p
 
 
@@ -101,10 +101,10 @@ class Unnormalized(Normalizer):
   """Z_i = 1: scores of a row are independent of one another."""
 
   @property
-  def power(self):
+  def power(self) -> float | None:
     return None
 
-  def factor(self, row_sum):
+  def factor(self, row_sum: jax.Array) -> jax.Array:
     return jnp.ones_like(row_sum)
 
 
@@ -121,8 +121,8 @@ class AbsFloor(Normalizer):
     if self.floor <= 0:
       raise ValueError(f'{self}: floor must be > 0.')
 
-  def factor(self, row_sum):
+  def factor(self, row_sum: jax.Array) -> jax.Array:
     return 1 / jnp.maximum(jnp.abs(row_sum), self.floor)
 
-  def log_factor(self, lse, power_lse):
+  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
     return jnp.minimum(lse - jnp.log(self.floor), 0)

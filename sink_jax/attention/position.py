@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Position(Component):
   def check_length(self, length: int) -> None:
     """Raises a ValueError where there is no encoding for so many tokens."""
 
-  def scaled(self, length: int) -> Self:
+  def scaled(self, length: int) -> Position:
     """The same encoding for a model of sequences of `length` tokens."""
     return self
 
@@ -96,7 +96,7 @@ class Rope(Position):
     """Radians per position (channels / 2,) of the rotated channels."""
     return self.base ** (-np.arange(0, channels, 2) / channels) / self.factor
 
-  def rotate(self, x_BxTxHxDh, positions_T):
+  def rotate(self, x_BxTxHxDh: jax.Array, positions_T: Positions) -> jax.Array:
     channels = int(x_BxTxHxDh.shape[-1] * self.fraction)
     if channels % 2 or not channels:
       raise ValueError(f'{self} needs an even head dimension to rotate, not {channels}: change '
@@ -133,7 +133,7 @@ class Llama3Rope(Rope):
       raise ValueError(f'{self}: needs 0 < low_frequency_factor < high_frequency_factor, and an '
                        'original_length of at least 1.')
 
-  def frequencies(self, channels):
+  def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
     turns = self.original_length * full / (2 * np.pi)
     low, high = self.low_frequency_factor, self.high_frequency_factor
@@ -165,12 +165,12 @@ class YarnRope(Rope):
                        'original_length above 0.')
 
   @property
-  def amplitude(self):
+  def amplitude(self) -> float:
     if self.attention_factor is not None:
       return self.attention_factor
     return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
-  def frequencies(self, channels):
+  def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
     # The (fractional) channel pair that turns so many times within the original length.
     pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
@@ -193,7 +193,8 @@ class Sinusoidal(Position):
 
   base: float = 10000.0
 
-  def embedding(self, positions_T, d_model, params):
+  def embedding(self, positions_T: Positions, d_model: int,
+                params: Mapping[str, AnyArray]) -> jax.Array | None:
     channel = np.arange(d_model)
     frequency = self.base ** (-(channel // 2 * 2) / d_model)
     xp = np if isinstance(positions_T, np.ndarray) else jnp  # known positions: float64 angles
@@ -207,22 +208,23 @@ class Learned(Position):
 
   max_length: int = 2048
 
-  def embedding_params(self, d_model):
+  def embedding_params(self, d_model: int) -> dict[str, Param]:
     return {'table': Param((self.max_length, d_model), 'embedding')}
 
-  def check_length(self, length):
+  def check_length(self, length: int) -> None:
     if length > self.max_length:
       raise ValueError(f'{length} tokens exceed the {self.max_length} learned positions of '
                        f'{self}: use shorter inputs, or train with a larger max_length.')
 
-  def scaled(self, length):
+  def scaled(self, length: int) -> Learned:
     return Learned(max_length=length)
 
-  def embedding(self, positions_T, d_model, params):
+  def embedding(self, positions_T: Positions, d_model: int,
+                params: Mapping[str, AnyArray]) -> jax.Array | None:
     table_PxD = params['table']
     if isinstance(positions_T, np.ndarray) and (positions_T == np.arange(len(positions_T))).all():
-      return table_PxD[:len(positions_T)]  # whose gradient needs no scatter
-    return table_PxD[positions_T]
+      return jnp.asarray(table_PxD[:len(positions_T)])  # whose gradient needs no scatter
+    return jnp.asarray(table_PxD[positions_T])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,12 +238,12 @@ class Alibi(Position):
 
   has_bias = True
 
-  def slopes(self, heads):
+  def slopes(self, heads: int) -> np.ndarray:
     lower = 2 ** math.floor(math.log2(heads))
     geometric = lambda n: [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
     return np.array((geometric(lower) + geometric(2 * lower)[::2])[:heads], np.float32)
 
-  def distance_bias(self, distance):
+  def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
     return -jnp.abs(distance).astype(jnp.float32)
 
 
@@ -268,7 +270,7 @@ class Relative(Position):
       raise ValueError(f'{self}: needs at least 2 buckets and a max_distance beyond '
                        'half their number.')
 
-  def distance_bias(self, distance):
+  def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
     exact = self.buckets // 2
     d = jnp.maximum(distance, 0).astype(jnp.float32)
     span = math.log2(self.max_distance / exact)

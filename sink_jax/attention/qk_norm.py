@@ -39,12 +39,12 @@ class QKNorm(QueryKeyNorm):
 
   eps: float = 1e-6
 
-  def params(self, dims):
+  def params(self, dims: Dims) -> dict[str, Param]:
     return {'query_gain': Param((dims.head_dim,), 'ones'),
             'key_gain': Param((dims.head_dim,), 'ones')}
 
-  def queries(self, q_BxTxHxDh, params):
+  def queries(self, q_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     return rms_norm(q_BxTxHxDh, params['query_gain'], self.eps)
 
-  def keys(self, k_BxTxHxDh, params):
+  def keys(self, k_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     return rms_norm(k_BxTxHxDh, params['key_gain'], self.eps)

@@ -33,7 +33,7 @@ class Exp(Similarity):
 
   exponential = True
 
-  def __call__(self, s):
+  def __call__(self, s: jax.Array) -> jax.Array:
     return jnp.exp(s)
 
 
@@ -41,7 +41,7 @@ class Exp(Similarity):
 class Sigmoid(Similarity):
   """f(s) = 1 / (1 + exp(-s)), without bias or length scaling, as in the official code."""
 
-  def __call__(self, s):
+  def __call__(self, s: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(s)
 
 
@@ -51,7 +51,7 @@ class Linear(Similarity):
 
   signed = True
 
-  def __call__(self, s):
+  def __call__(self, s: jax.Array) -> jax.Array:
     return s
 
 

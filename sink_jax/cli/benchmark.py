@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _BEGAN = time.monotonic()  # a time limit counts from here: importing JAX takes a while
@@ -199,7 +200,7 @@ def _refuse_unused(options):
       parser().error('--tolerance is for the part correctness, which is not among --parts')
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command; returns its exit code."""
   options = parser().parse_args(arguments)
   _refuse_unused(options)

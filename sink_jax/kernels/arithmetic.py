@@ -62,21 +62,22 @@ class Approximate(Exact):
   reciprocal: Callable[[jax.Array], jax.Array]
   less_product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-  def from_maximum(self, s, maximum, scale):
+  def from_maximum(self, s: jax.Array, maximum: jax.Array, scale: float) -> jax.Array:
     # Rounding of a product as large as that of MASKED would be an exponent of any size.
     maximum = jnp.where(maximum > MASKED, maximum, 0)
     return self._scaled(s, scale * LOG2E, maximum * (-scale * LOG2E))
 
-  def from_log(self, s, log, scale):
+  def from_log(self, s: jax.Array, log: jax.Array, scale: float) -> jax.Array:
     return self._scaled(s, scale * LOG2E, log * -LOG2E)
 
-  def weights(self, similarity, s, scale):
+  def weights(self, similarity: Similarity, s: jax.Array, scale: float) -> jax.Array:
     # By class, since a subclass may be another function.
     if type(similarity) is Sigmoid:  # far below zero 1 / (1 + inf) = 0
       return self.reciprocal(1 + self.exp2(s * (-scale * LOG2E)))
     return super().weights(similarity, s, scale)
 
-  def weights_and_slopes(self, similarity, s, scale):
+  def weights_and_slopes(self, similarity: Similarity, s: jax.Array,
+                         scale: float) -> tuple[jax.Array, jax.Array]:
     if type(similarity) is Sigmoid:
       f = self.weights(similarity, s, scale)
       return f, self.less_product(f, f, f)  # f (1 - f)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +111,11 @@ def arithmetic(dtype: DTypeLike, interpret: bool) -> Exact:
   return EXACT if interpret or dtype == jnp.float32 else _APPROXIMATE
 
 
+# An array, or the shape of a result, and how the grid cuts it into blocks.
+Operand = tuple[jax.Array | jax.ShapeDtypeStruct, pl.BlockSpec]
+Index = int | jax.Array
+
+
 class KernelLayout:
   """Blocks, grid and loops of a kernel for one set of queries and keys.
 
@@ -147,7 +153,7 @@ class KernelLayout:
     programs = self.tiles * self.heads * self.batch
     self.parts = max(1, min(_PROGRAMS // programs, self.padded // self.blocks.other // 8))
 
-  def own_tile(self, n):
+  def own_tile(self, n: jax.Array) -> jax.Array:
     """The tile of program n; queries from the last, which under a causal mask see most.
 
     Programs start in order: the longest first leaves no long one running alone at the end.
@@ -157,7 +163,7 @@ class KernelLayout:
   # In these index maps n numbers programs of a head, h heads. The tiles that a program goes
   # through are not blocks of the grid: it gets the whole sequence of its head and loads from it.
 
-  def own(self, x_BxTxHxDh, dtype=None):
+  def own(self, x_BxTxHxDh: jax.Array, dtype: DTypeLike | None = None) -> Operand:
     """The program's own tile; with a dtype, of an output."""
     heads, head = x_BxTxHxDh.shape[2], self._head(x_BxTxHxDh.shape[2])
     shape = self.batch, self.padded, heads, self.tile.head_dim
@@ -165,35 +171,35 @@ class KernelLayout:
     return x, pl.BlockSpec((None, self.blocks.own, None, shape[-1]),
                            lambda n, h, b: (b, self.own_tile(n), head(h), 0))
 
-  def whole(self, x_BxTxHxDh):
+  def whole(self, x_BxTxHxDh: jax.Array) -> Operand:
     """All tokens of the program's head."""
     head = self._head(x_BxTxHxDh.shape[2])
     return self._pad(x_BxTxHxDh), pl.BlockSpec(
         (None, self.padded, None, self.tile.head_dim), lambda n, h, b: (b, 0, head(h), 0))
 
-  def group(self, x_BxTxHxDh):
+  def group(self, x_BxTxHxDh: jax.Array) -> Operand:
     """All tokens of all query heads that share the program's keys."""
     group = self.heads // self.kv_heads
     return self._pad(x_BxTxHxDh), pl.BlockSpec(
         (None, self.padded, group, self.tile.head_dim), lambda n, h, b: (b, 0, h, 0))
 
-  def own_row(self, x_BxHxT=None):
+  def own_row(self, x_BxHxT: jax.Array | None = None) -> Operand:
     """A number per row of the program's own tile; None for an output."""
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, None, self.blocks.own), lambda n, h, b: (b, h, self.own_tile(n)))
 
-  def whole_row(self, x_BxHxT):
+  def whole_row(self, x_BxHxT: jax.Array) -> Operand:
     """A number per token of the program's head."""
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, None, self.padded), lambda n, h, b: (b, h, 0))
 
-  def group_row(self, x_BxHxT):
+  def group_row(self, x_BxHxT: jax.Array) -> Operand:
     """A number per token of all query heads that share the program's keys."""
     group = self.heads // self.kv_heads
     return self._row(x_BxHxT), pl.BlockSpec(
         (None, group, self.padded), lambda n, h, b: (b, h, 0))
 
-  def part(self):
+  def part(self) -> Operand:
     """An output: a number per key of the program's own tile, from its part of the queries."""
     shape = self.batch, self.heads, self.parts, self.tiles * self.blocks.own
     return jax.ShapeDtypeStruct(shape, jnp.float32), pl.BlockSpec(
@@ -213,12 +219,14 @@ class KernelLayout:
       return jax.ShapeDtypeStruct((self.batch, self.heads, self.padded), jnp.float32)
     return jnp.pad(x_BxHxT, ((0, 0), (0, 0), (0, self.padded - self.length)))
 
-  def over_queries(self, kernel, inputs, outputs):
+  def over_queries(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+                   outputs: Sequence[Operand]) -> Sequence[jax.Array]:
     """Runs a kernel whose programs own queries and go through the keys that they see."""
     ranges = key_tiles(self.tile.spec.mask, self.length, self.blocks.own, self.blocks.other)
     return self._call(kernel, ranges, inputs, outputs)
 
-  def over_keys(self, kernel, inputs, outputs):
+  def over_keys(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+                outputs: Sequence[Operand]) -> Sequence[jax.Array]:
     """Runs a kernel whose programs own keys and go through the queries that see them."""
     ranges = query_tiles(self.tile.spec.mask, self.length, self.blocks.other, self.blocks.own)
     return self._call(kernel, ranges, inputs, outputs)
@@ -241,27 +249,28 @@ class KernelLayout:
         interpret=self.interpret)
     return call(*tables, *(x for x, _ in inputs))
 
-  def tokens(self, *arrays_BxTxHxDh):
+  def tokens(self, *arrays_BxTxHxDh: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays without their padding."""
     return tuple(x[:, :self.length] for x in arrays_BxTxHxDh)
 
-  def rows(self, *arrays_BxHxT):
+  def rows(self, *arrays_BxHxT: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(x[..., :self.length] for x in arrays_BxHxT)
 
   # Inside a kernel.
 
-  def load(self, ref, start, size, *head):
+  def load(self, ref: Any, start: Index, size: int, *head: Index) -> list[jax.Array]:
     """Parts (size, d) of some rows of a reference to (T, Dh) or (T, H, Dh)."""
     return [ref[(pl.ds(start, size), *head, pl.ds(first, d))] for first, d in self.dims]
 
-  def zeros(self):
+  def zeros(self) -> list[jax.Array]:
     return [jnp.zeros((self.blocks.own, d), jnp.float32) for _, d in self.dims]
 
-  def store(self, ref, parts):
+  def store(self, ref: Any, parts: Sequence[jax.Array]) -> None:
     for (first, d), part in zip(self.dims, parts):
       ref[:, pl.ds(first, d)] = part.astype(ref.dtype)
 
-  def loop(self, bounds, step, carry):
+  def loop(self, bounds: Sequence[jax.Array], step: Callable[[jax.Array, bool, Any], Any],
+           carry: Any) -> Any:
     """carry = step(number of the other tile, is it masked?, carry) over all it needs."""
     first, first_full, last_full, last = bounds
     # Three loops: only tiles at the edges of the mask pay for it.
@@ -272,30 +281,33 @@ class KernelLayout:
         carry = lax.fori_loop(lo, hi, lambda n, carry: step(n, masked, carry), carry)
     return carry
 
-  def scores(self, slope, q_parts, k_parts, i, j, masked, keys_first=False):
+  def scores(self, slope: jax.Array, q_parts: Sequence[jax.Array], k_parts: Sequence[jax.Array],
+             i: jax.Array, j: jax.Array, masked: bool, keys_first: bool = False,
+             ) -> tuple[jax.Array, jax.Array | None]:
     """Scores (q, k), or (k, q) for keys_first, and which of them count (None: all)."""
     product = products(k_parts, q_parts) if keys_first else products(q_parts, k_parts)
     return self.tile.scores(product, slope, i, j), self.tile.keep(i, j) if masked else None
 
-  def own_queries(self, ranges_ref, slopes_ref):
+  def own_queries(self, ranges_ref: Any, slopes_ref: Any,
+                  ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """Slope, positions (q, 1) and bounds of the loop of a program that owns queries."""
     own = self.own_tile(pl.program_id(0))
     i = own * self.blocks.own + jnp.arange(self.blocks.own)
     return slopes_ref[pl.program_id(1)], i[:, None], [ranges_ref[n, own] for n in range(4)]
 
-  def own_keys(self, ranges_ref):
+  def own_keys(self, ranges_ref: Any) -> tuple[jax.Array, list[jax.Array]]:
     """Positions (k, 1) and bounds of the loop of a program that owns keys."""
     own = self.own_tile(pl.program_id(0))
     j = own * self.blocks.own + jnp.arange(self.blocks.own)
     return j[:, None], [ranges_ref[n, own] for n in range(4)]
 
-  def other(self, ref, n, *head):
+  def other(self, ref: Any, n: jax.Array, *head: Index) -> list[jax.Array]:
     return self.load(ref, n * self.blocks.other, self.blocks.other, *head)
 
-  def other_row(self, ref, n, *head):
+  def other_row(self, ref: Any, n: jax.Array, *head: Index) -> jax.Array:
     return ref[(*head, pl.ds(n * self.blocks.other, self.blocks.other))][None, :]
 
-  def others(self, n):
+  def others(self, n: jax.Array) -> jax.Array:
     """Positions of another tile, along the second axis."""
     return (n * self.blocks.other + jnp.arange(self.blocks.other))[None, :]
 
@@ -307,12 +319,12 @@ def _dot(a, b, axis):
                          preferred_element_type=jnp.float32)
 
 
-def products(a_parts, b_parts):
+def products(a_parts: Sequence[jax.Array], b_parts: Sequence[jax.Array]) -> jax.Array:
   """Products of rows with rows, summed over the parts of the head dimension."""
   return functools.reduce(jnp.add, (_dot(a, b, 1) for a, b in zip(a_parts, b_parts)))
 
 
-def weighted(p, parts):
+def weighted(p: jax.Array, parts: Sequence[jax.Array]) -> list[jax.Array]:
   """Rows of every part of the head dimension, weighted by p and summed."""
   return [_dot(p, x, 0) for x in parts]
 

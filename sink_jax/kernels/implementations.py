@@ -52,7 +52,8 @@ class Implementation(abc.ABC):
 class Reference(Implementation):
   """The T x T definition, which every other implementation is tested against."""
 
-  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
     tokens = jnp.arange(q_BxTxHxDh.shape[1])
     return reference.attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params, tokens, tokens)
 
@@ -68,10 +69,12 @@ class Kernel(Implementation):
   reason: _Unsupported = lambda spec, q, k, platform: None
   grouped: bool = True
 
-  def unsupported(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, platform):
+  def unsupported(self, spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                  platform: str) -> str | None:
     return self.reason(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform)
 
-  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
     heads = q_BxTxHxDh.shape[2]
     k, v = ((k_BxTxHkvxDh, v_BxTxHkvxDh) if self.grouped else
             (repeat_heads(k_BxTxHkvxDh, heads), repeat_heads(v_BxTxHkvxDh, heads)))
@@ -87,12 +90,14 @@ class SoftmaxLibrary(Implementation):
   rows: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array]
   reason: Callable[[AttentionSpec, Shaped, Shaped], str | None]
 
-  def unsupported(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, platform):
+  def unsupported(self, spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                  platform: str) -> str | None:
     if platform != self.platform:
       return f'it needs {self.device}, not {platform}'
     return self.reason(spec, q_BxTxHxDh, k_BxTxHkvxDh)
 
-  def attend(self, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params):
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
     # XLA cannot partition these kernels: every device calls them for its share.
     rows, = shard_map_batch_heads(
         'bthd bthd bthd -> bthd', lambda *share: (self.rows(spec, *share),),

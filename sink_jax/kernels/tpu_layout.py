@@ -7,7 +7,8 @@ grid loads is computed from a table of ranges in scalar memory, so a masked tile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
@@ -27,6 +29,10 @@ _BLOCK = 512
 _LANES = 128
 SUBLANES = 8
 _LOOP = 'arbitrary'  # an axis of the grid that runs in order
+
+
+# An array, or the shape of a result; its block; what the block moves along.
+Operand = tuple[jax.Array | jax.ShapeDtypeStruct, tuple[int, int], str]
 
 
 class KernelLayout:
@@ -55,21 +61,21 @@ class KernelLayout:
                           length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
 
-  def scratch(self, *shape: int):
+  def scratch(self, *shape: int) -> Any:
     """Memory of a kernel that lasts from one step of a grid to the next."""
     return pltpu.VMEM(shape, jnp.float32)
 
   # Inputs: what a tile of each is, and along which axis it is chosen.
 
-  def queries(self, x_BxTxHxDh: jax.Array):
+  def queries(self, x_BxTxHxDh: jax.Array) -> Operand:
     """Queries, or whatever has their shape."""
     return self._heads_first(x_BxTxHxDh), (self.block, self.head_dim), 'queries'
 
-  def keys(self, x_BxTxHkvxDh: jax.Array):
+  def keys(self, x_BxTxHkvxDh: jax.Array) -> Operand:
     """Keys or values."""
     return self._heads_first(x_BxTxHkvxDh), (self.block, self.head_dim), 'keys'
 
-  def rows(self, rows_BxHxT: Sequence[jax.Array]):
+  def rows(self, rows_BxHxT: Sequence[jax.Array]) -> Operand:
     """Statistics of rows, stacked as (B, H, R, T): one lane per query."""
     x = jnp.stack(rows_BxHxT, 2) if len(rows_BxHxT) else jnp.zeros(
         (self.batch, self.heads, 1, self.length))
@@ -78,27 +84,28 @@ class KernelLayout:
 
   # Outputs.
 
-  def per_query(self, dtype):
+  def per_query(self, dtype: DTypeLike) -> Operand:
     """A vector of the head dimension per query, as (B, H, Dh, T)."""
     shape = self.batch, self.heads, self.head_dim, self.padded
     return jax.ShapeDtypeStruct(shape, dtype), (self.head_dim, self.block), 'rows'
 
-  def per_row(self, count: int):
+  def per_row(self, count: int) -> Operand:
     """`count` numbers per query."""
     shape = self.batch, self.heads, count, self.padded
     return jax.ShapeDtypeStruct(shape, jnp.float32), (count, self.block), 'rows'
 
-  def per_key(self, dtype):
+  def per_key(self, dtype: DTypeLike) -> Operand:
     """A vector of the head dimension per key."""
     shape = self.batch, self.kv_heads, self.padded, self.head_dim
     return jax.ShapeDtypeStruct(shape, dtype), (self.block, self.head_dim), 'keys'
 
-  def per_column(self):
+  def per_column(self) -> Operand:
     """Up to eight numbers per key and query head."""
     shape = self.batch, self.heads, SUBLANES, self.padded
     return jax.ShapeDtypeStruct(shape, jnp.float32), (SUBLANES, self.block), 'columns'
 
-  def over_queries(self, kernel, inputs, outputs, scratch):
+  def over_queries(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+                   outputs: Sequence[Operand], scratch: Sequence[Any]) -> Sequence[jax.Array]:
     """A grid over tiles of queries, and in it over the tiles of keys that they see."""
     ranges = key_tiles(self.tile.spec.mask, self.length, self.block, self.block)
     steps = int((ranges.last - ranges.first).max())
@@ -115,7 +122,9 @@ class KernelLayout:
     grid = self.batch, self.heads, self.padded // self.block, steps
     return self._call(kernel, inputs, outputs, scratch, grid, ranges, index, loops=1)
 
-  def over_keys(self, kernel, inputs, outputs, scratch, per_head=False, keys=None):
+  def over_keys(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+                outputs: Sequence[Operand], scratch: Sequence[Any], per_head: bool = False,
+                keys: int | None = None) -> Sequence[jax.Array]:
     """A grid over tiles of keys, and in it over heads of a group and the queries that see them.
 
     Args:
