@@ -28,7 +28,7 @@ class GlobalBatches:
     # Unique: the devices of a tensor group all have the same rows.
     self.rows = np.unique(np.concatenate([all_rows[i] for i in indices if i is not None]))
 
-  def put(self, batch: _Arrays) -> _Arrays:
+  def make_global_batch(self, batch: _Arrays) -> _Arrays:
     """This process's rows of a batch -> the global batch, spread over the mesh."""
     return jax.tree.map(self._to_global, batch)
 

@@ -143,7 +143,7 @@ class _Loop:
 
   def _take_step(self, step, state):
     rates = Rates(np.float32(self._learning_rate(step - 1)), self._weight_decay)
-    batch = self._global_batches.put(next(self._batches))
+    batch = self._global_batches.make_global_batch(next(self._batches))
     state, metrics = self._train_step(state, batch, rates)  # the old state's memory is gone
     self._read_metrics()
     self._unread = (step, metrics)

@@ -194,7 +194,8 @@ class Evaluation:
     """Compiles what a call needs, by running each of it once; writes nothing."""
     probe(Run(self._model, params), self._probe_tokens, dtype=self._experiment.probe.dtype)
     batch = next(iter(self._sets.values()))[0]
-    jax.block_until_ready(self._validation_step(params, self._global_batches.put(batch)))
+    global_batch = self._global_batches.make_global_batch(batch)
+    jax.block_until_ready(self._validation_step(params, global_batch))
 
   def due(self, step: int) -> bool:
     """Whether the probe or the validation is due at this step."""
@@ -234,7 +235,7 @@ class Evaluation:
   def _loss(self, params, batches: Sequence[Batch]) -> float:
     totals = []
     for batch in batches:
-      totals.append(self._validation_step(params, self._global_batches.put(batch)))
+      totals.append(self._validation_step(params, self._global_batches.make_global_batch(batch)))
       jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
     return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
