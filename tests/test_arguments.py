@@ -37,7 +37,7 @@ def test_the_nearest_is_named():
     sj.Window(siz=3)
   with pytest.raises(TypeError, match='It takes: none'):
     sj.Causal(zzz=3)
-  report = sj.SinkReport(*[np.full((1, 1, 1, 2), 0.5)] * 2, None, None, {}, {})
+  report = sj.SinkReport(*[np.full((1, 1, 1, 2), 0.5)] * 2, None, None, {}, None, {})
   with pytest.raises(TypeError, match="sink_rate.. has no argument 'eps'; did you mean 'epsilon'"):
     report.sink_rate(eps=0.2)
   with pytest.raises(TypeError, match="did you mean 'temperature'"):

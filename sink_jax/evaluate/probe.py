@@ -12,13 +12,18 @@ import numpy as np
 from jaxtyping import Float
 
 from sink_jax.arguments import explained
-from sink_jax.evaluate import sinks
+from sink_jax.evaluate import nulls, sinks
+from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.precision import matmul_precision
-from sink_jax.models.record import Record
+from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
+
+
+# What a probe records: lowered elsewhere too, to know the memory that it takes.
+PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,8 @@ class SinkReport:
     'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
     'hidden_before_norm' (S, M, T); with a learned sink token 'sink_token' (S, M + 1), of its
     hidden states, which no other array counts.
+  activations: arrays (M + 1,) of the same hidden states, of the first sequences alone; see
+    `Activations`.
   protocol: how the report was made: metric, scores, sequences, length, dtype and others, as
     plain values for JSON; see `probe`.
   """
@@ -45,6 +52,7 @@ class SinkReport:
   bias_slot: Float[np.ndarray, 'S N H'] | None
   bias_slot_released: Float[np.ndarray, 'S N H'] | None
   norms: dict[str, Float[np.ndarray, 'S ...']]
+  activations: Activations
   protocol: dict[str, Any]
 
   @property
@@ -122,12 +130,23 @@ class SinkReport:
     return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
 
   @explained
+  def nulls(self, epsilon: float = EPSILON) -> dict[str, float]:
+    """What random target positions give in place of the first token, see `evaluate.nulls`.
+
+    The 99th percentiles of Sink_1^epsilon in percent ('sink_1') and of the largest hidden norm
+    ratio of a block ('hidden_ratio').
+    """
+    return {'sink_1': 100 * nulls.sink_rate_null(self.importance, epsilon),
+            'hidden_ratio': nulls.hidden_ratio_null(self.norms['hidden'][:, 1:])}
+
+  @explained
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """The report as plain numbers, for logs and JSON; rates are in percent.
 
-    A ratio of norms is None where the norms that it divides by are zero.
+    A ratio of norms is None where the norms that it divides by are zero, and a kurtosis where
+    all hidden states are equal.
     """
-    finite = lambda ratios: [float(x) if np.isfinite(x) else None for x in ratios]
+    finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     percent = lambda x: None if x is None else 100 * x
     rates = self.sink_rates(epsilon)
     ratios = {f'{kind}_ratio': finite(self.norm_ratio(kind))
@@ -146,6 +165,8 @@ class SinkReport:
         'raw_row_mass': self.raw_row_mass(),
         **ratios,
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
+        **{name: finite(values) for name, values in self.activations._asdict().items()},
+        'null_p99': {name: finite([value])[0] for name, value in self.nulls(epsilon).items()},
     }
 
   def plot(self, path: str | os.PathLike, epsilon: float = EPSILON) -> None:
@@ -205,17 +226,19 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   run = dataclasses.replace(run, config=config)
   # Each part is copied to the host before the next is recorded, so the device holds one part.
   size = batch_size or len(tokens)
-  parts = [_to_host(run.record(tokens[i:i + size])) for i in range(0, len(tokens), size)]
-  joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+  parts = [_to_host(run.record(tokens[i:i + size], PROBE_OPTIONS))
+           for i in range(0, len(tokens), size)]
+  joined = jax.tree.map(lambda *xs: np.concatenate(xs), *(arrays for arrays, _ in parts))
   if what := _first_not_finite(joined, config):
     raise not_finite(run, what, dtype)
-  return SinkReport(**joined, protocol={
+  return SinkReport(**joined, activations=parts[0][1], protocol={
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
       'row_divisor': 'T - k + 1, all rows from k on, the diagonal included',
       'blocks': [layer + 1 for layer in config.attention_layers],
       'sequences': len(tokens),
+      'activation_sequences': min(SEQUENCES, size, len(tokens)),
       'length': tokens.shape[1],
       'dtype': dtype,
       'matmul_precision': matmul_precision(dtype),
@@ -250,8 +273,8 @@ def _of_texts(run: Run, tokens: ModelInputs | None, texts: str | Sequence[str],
   return tokens, dataclasses.replace(run, bos=bos)
 
 
-def _to_host(record: Record) -> dict[str, Any]:
-  """A record as NumPy arrays, sequences first, by the fields of SinkReport."""
+def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
+  """A record as NumPy arrays: those with sequences, first, by the fields of SinkReport."""
   layers = record.layers
   # A record has its layers first; a report has its sequences first, to join batches along them.
   first = lambda x: np.moveaxis(np.asarray(x), 1, 0)
@@ -263,12 +286,14 @@ def _to_host(record: Record) -> dict[str, Any]:
                hidden_before_norm=first(layers.hidden_before_norm_BxT))
   if layers.sink_token_norm_B is not None:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
+  activations = jax.tree.map(lambda of_embedding, of_blocks: np.append(of_embedding, of_blocks),
+                             record.embedding_description, layers.hidden_description)
   return dict(
       importance=first(layers.importance.normalized),
       raw_importance=first(layers.importance.raw),
       bias_slot=optional(layers.importance.bias_slot),
       bias_slot_released=optional(layers.importance.bias_slot_released),
-      norms=norms)
+      norms=norms), activations
 
 
 def _first_not_finite(joined: Mapping[str, Any], config: ModelConfig) -> str | None:

@@ -7,12 +7,14 @@ float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
 from sink_jax.kernels.angles import Angles
 from sink_jax.kernels.importance import Importance
+from sink_jax.models.arrays import ArrayTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,9 @@ class RecordOptions:
     (B, T, H, Dh) per layer.
   last_query: normalised (proxy) scores of the last query, (B, H, T) per layer.
   angles: cosines and norm products of queries and keys, averaged; a few numbers per head.
+  describe_hidden: a function of hidden states (B, T, D) whose results are recorded of the
+    embedding and of every block, so that the states themselves need not be: arrays, or a tree of
+    them, whose shapes do not depend on values.
   """
 
   maps: bool = False
@@ -32,6 +37,7 @@ class RecordOptions:
   queries_keys: bool = False
   last_query: bool = False
   angles: bool = False
+  describe_hidden: Callable[[jax.Array], ArrayTree] | None = None
 
 
 class AttentionRecord(NamedTuple):
@@ -57,6 +63,7 @@ class ResidualRecord(NamedTuple):
   sink_token_norm_B: jax.Array | None
   hidden_BxTxD: jax.Array | None
   hidden_before_norm_BxTxD: jax.Array | None
+  hidden_description: ArrayTree | None
 
 
 class LayerRecord(NamedTuple):
@@ -70,7 +77,8 @@ class LayerRecord(NamedTuple):
   values, of the block's output H^l (`hidden_norm`), and of what enters the last norm of a
   post-norm block (`hidden_before_norm`; in a pre-norm block it equals the output).
   `sink_token_norm` is that of the learned sink token's hidden state; None without one.
-  Fields that the options leave out are None.
+  `hidden_description` is what `describe_hidden` returns of the output. Fields that the options
+  leave out are None.
   """
 
   importance: Importance
@@ -88,6 +96,7 @@ class LayerRecord(NamedTuple):
   sink_token_norm_B: jax.Array | None
   hidden_BxTxD: jax.Array | None
   hidden_before_norm_BxTxD: jax.Array | None
+  hidden_description: ArrayTree | None
 
 
 class Record(NamedTuple):
@@ -95,10 +104,12 @@ class Record(NamedTuple):
 
   layers: all layers, stacked. embedding_norm_BxT: norms of the embeddings H^0.
   embedding_BxTxD: H^0 itself, where hidden states are recorded. sink_embedding_norm_B: norm of
-  the learned sink token's embedding; None without one.
+  the learned sink token's embedding; None without one. embedding_description: what
+  `describe_hidden` returns of H^0.
   """
 
   layers: LayerRecord
   embedding_norm_BxT: jax.Array
   embedding_BxTxD: jax.Array | None
   sink_embedding_norm_B: jax.Array | None
+  embedding_description: ArrayTree | None

@@ -99,11 +99,13 @@ class Block(nn.Module):
       return out, (None, cache)
     tokens = slice(config.sink_tokens, None)
     hidden = lambda x: x[:, tokens].astype(jnp.float32) if record_options.hidden else None
+    describe = record_options.describe_hidden
     residual = ResidualRecord(
         hidden_norm_BxT=norm(out)[:, tokens],
         hidden_before_norm_BxT=norm(before)[:, tokens],
         sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
-        hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before))
+        hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before),
+        hidden_description=describe(out[:, tokens]) if describe else None)
     return out, (BlockRecord(attention, residual), cache)
 
   def _mix(self, x_BxTxD: jax.Array, record_options: RecordOptions | None,
@@ -214,11 +216,13 @@ class Transformer(nn.Module):
     if len(config.pattern) > 1:  # (periods, blocks of a period, ...) to (layers, ...)
       record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
     embedding_norms = norm(h0_BxTxD)
+    describe = record_options.describe_hidden
     return logits, Record(
         LayerRecord(**record.attention._asdict(), **record.residual._asdict()),
         embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
-        embedding_norms[:, 0] if sink_tokens else None)
+        embedding_norms[:, 0] if sink_tokens else None,
+        describe(h0_BxTxD[:, sink_tokens:]) if describe else None)
 
   def _blocks(self) -> nn.Module:
     """All blocks as one module: a loop over periods of the pattern, compiled once.

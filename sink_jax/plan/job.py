@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from sink_jax.evaluate.probe import probed
+from sink_jax.evaluate.probe import PROBE_OPTIONS, probed
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
@@ -144,7 +143,7 @@ def _validation(job, mesh, params):
 def _probe(job, mesh, params):
   tokens = jax.ShapeDtypeStruct((job.probe.sequences, job.probe.length), jnp.int32,
                                 sharding=replicated(mesh))
-  return (record.lower(probed(job.model, job.probe.dtype), RecordOptions(), mesh, params, tokens),
+  return (record.lower(probed(job.model, job.probe.dtype), PROBE_OPTIONS, mesh, params, tokens),
           _bytes((params, tokens)))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sink_jax as sj
-from sink_jax.evaluate.probe import probed
+from sink_jax.evaluate.probe import PROBE_OPTIONS, probed
 from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import empty_state
@@ -81,7 +81,7 @@ def test_it_neither_leaks_nor_compiles_a_model_twice():
   tokens = jnp.zeros((2, 8), jnp.int32)
   before = run.record._cache_size()
   sj.probe(model, tokens)
-  model.record(tokens)
+  model.record(tokens, PROBE_OPTIONS)
   assert run.record._cache_size() == before + 1
   assert jax.config.jax_default_matmul_precision is None
   square = jnp.zeros((4, 4))
