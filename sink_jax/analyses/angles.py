@@ -55,6 +55,8 @@ def statistics(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
     assert layers.angles is not None and layers.importance is not None
     recorded = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
     for name, x_NxBxH in recorded.items():
+      # Each part is divided by the number of all sequences, so that a last part that is smaller
+      # than the others gets no larger weight. Axis 1 are the sequences of the part.
       part = np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
       means[name] = means[name] + part if name in means else part
   return means
@@ -78,6 +80,7 @@ def pair_maps(run: Run, tokens: ArrayLike, heads: Sequence[tuple[int, int]], *,
   run, dims, length = _in_dtype(run, dtype), run.config.dims, tokens_SxT.shape[1]
   # The queries of all heads are recorded, in a large model of a few sequences at a time.
   size = max(1, _NUMBERS_AT_A_TIME // (run.config.layers * length * dims.heads * dims.head_dim))
+  # With grouped-query attention, `group` query heads in a row share one key head.
   group = dims.heads // dims.kv_heads
   maps = {name: np.zeros((len(heads), length, length)) for name in NAMES}
   for i in range(0, len(tokens_SxT), size):
@@ -89,9 +92,11 @@ def pair_maps(run: Run, tokens: ArrayLike, heads: Sequence[tuple[int, int]], *,
       product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(
           k_BxTxDh, axis=-1)[:, None]
       dot, scale = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2), math.sqrt(q_BxTxDh.shape[-1])
+      # A vector of zeros has no direction: its cosine becomes 0 instead of NaN.
       cosine = dot / np.maximum(product, np.finfo(np.float32).tiny)
       pairs = {'cosine': cosine, 'norm_product': product / scale, 'score': dot / scale}
       for name, x_BxTxT in pairs.items():
+        # Under a causal mask no query meets a later key.
         maps[name][row] += np.tril(x_BxTxT).sum(0) / len(tokens_SxT)
   return maps
 
@@ -134,6 +139,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   layers = list(run.config.attention_layers)
   means = statistics(run, inputs.tokens, dtype=options.dtype,
                      batch_size=options.at_a_time(inputs.tokens.shape[1]))
+  # The options number all blocks, while the arrays of `statistics` count those with attention
+  # alone: in Jamba, block 4 (from 0) is their entry 0.
   blocks = None if options.layers is None else [layers.index(i) for i in options.layers]
   heads = choose_heads(means['importance'], blocks, options.heads)
   if len(heads) > _HEADS:

@@ -20,6 +20,7 @@ def check_layers_and_heads(config: ModelConfig, layers: Sequence[int] | None,
     ValueError: there is no such block or head. The message counts from 1, as the command line does.
   """
   from_1 = lambda numbers: ','.join(str(i + 1) for i in numbers)
+  # A block with a Mamba mixer has no scores, so an analysis has nothing to show of it.
   existing = config.attention_layers
   if unknown := sorted(set(layers or ()) - set(existing)):
     raise ValueError(f'--layers={from_1(unknown)}: no such block with attention; this model has '

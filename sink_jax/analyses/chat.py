@@ -24,8 +24,12 @@ def companions(names: list[str]) -> list[str]:
   A folder brings none, whatever its name; nor does a checkpoint that the catalogue does not know.
   """
   extended = []
+  # By the catalogue's name, since a model can be given as a name, as an id on the hub or as a
+  # folder.
   given = {model.name for model in map(known_model, names) if model}
   for name in names:
+    # A folder may bear the name of a known model, but its counterpart is in no folder: it would be
+    # looked up on the hub.
     model = None if os.path.isdir(os.path.expanduser(name)) else known_model(name)
     extended.append(name)
     if model and model.counterpart and model.counterpart not in given:
@@ -50,6 +54,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   published = None
   natural = inputs.description['kind'] == 'natural' and same_bos(inputs.description)
   if model and natural and comparable(length, epsilon):
+    # The table has one row per pair, by the name of the base model without ' Base'.
     base = model.counterpart if model.tuned else model.name
     published = table_number('table-1-right', (base or '').removesuffix(' Base'),
                              'sink_1_chat' if model.tuned else 'sink_1_base')
@@ -70,10 +75,14 @@ def pairs(results: list[Result]) -> list[tuple[Result | None, Result | None]]:
   in_order = {}
   for i, base in enumerate(results):
     if base['tuned'] is False:
+      # The first chat model that is left: it is taken out, so that a second base of the same name
+      # gets the next one.
       mate = next((j for j, chat in chats.items()
                    if _catalogue_name(chat) == base['counterpart']), None)
       in_order[i] = (base, None if mate is None else chats.pop(mate))
   in_order |= {i: (None, chat) for i, chat in chats.items()}
+  # The None behind the odd ones is the chat model of a last base that has none; with an even number
+  # `zip` leaves it out.
   unknown = [result for result in results if result['tuned'] is None]
   return [in_order[i] for i in sorted(in_order)] + list(zip(unknown[::2], [*unknown[1::2], None]))
 
@@ -89,6 +98,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
   figure, axes = plots.canvas(max(5.0, 2.2 + 1.5 * len(couples)), 4.0)
   ax = axes[0, 0]
   for i, kind in enumerate(('base', 'chat')):
+    # A bar of no height holds the entry of the legend, also of a kind that no result has.
     ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
     for x, couple in enumerate(couples):
       if (result := couple[i]) is not None:

@@ -30,8 +30,11 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
   Raises:
     ValueError: a source of a single domain.
   """
+  # Before the source is opened: a corpus may take long to read.
   check_length(model.run, options.length)
   source = data_inputs.open_source(options.source)
+  # drawn=False: the error for a missing tokenizer must not propose random tokens, which have no
+  # domain.
   inputs = data_inputs.by_domain(model.text_tokenizer(drawn=False), source,
                                  sequences=options.sequences, length=options.length,
                                  bos=options.bos or 'tokenizer', domains=PILE)
@@ -57,11 +60,14 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   """
   report = probe(run, inputs.tokens, dtype=options.dtype,
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
+  # The sequences of a domain lie together, in the order of description['domains'], where a domain
+  # that has none is listed as well.
   parts, start = {}, 0
   for domain in inputs.description['domains']:
     if domain['sequences']:
       parts[domain['domain']] = report.importance[start:start + domain['sequences'], ..., 0]
       start += domain['sequences']
+  # Domains that the Pile does not have follow those that it has, by name.
   order = {_key(name): i for i, name in enumerate(PILE)}
   names = sorted(parts, key=lambda name: (order.get(_key(name), len(PILE)), name))
   return {'model': run.name, 'inputs': inputs.description, 'epsilons': list(options.epsilons),
@@ -91,6 +97,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
     ax.set_xticks(range(len(names)), labels=names if last else [], fontsize=9)
     if last and len(names) > 4:
       ax.tick_params(axis='x', rotation=60)
+  # Twelve names fit beside one panel, and a column of the legend runs beside all of them.
   axes[0, 0].legend(fontsize=9, frameon=False, loc='upper left', bbox_to_anchor=(1, 1),
                     ncols=-(-len(results) // (_NAMES * len(epsilons))))
   plots.save(figure, path)

@@ -42,6 +42,8 @@ def draw(results: list[Result], path: PictureFile) -> None:
   figure, axes = plots.canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns)
   for ax, result in zip(axes.flat, results):
     values = np.asarray(result['importance'])
+    # The same colours for all models, over all values of an importance under a causal mask, so that
+    # pictures can be compared.
     image = ax.imshow(values, vmin=0, vmax=1, cmap='viridis', aspect='auto',
                       interpolation='nearest')
     blocks = [layer + 1 for layer in result['layers']]
@@ -49,6 +51,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
       every = -(-len(names) // 8)
       axis.set_ticks(range(0, len(names), every), labels=names[::every])
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
+    # A line across the scale of colours marks the threshold of Sink_1.
     bar.ax.axhline(result['epsilon'], color='white', linewidth=2)
     bar.ax.tick_params(labelsize=8)
     plots.label(ax, f'{model_name(result)}: {plots.SINK_1} = {result["sink_1"]:.1f} %',

@@ -34,6 +34,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
     raise ValueError(f'{run.name}: HellaSwag is text, and the model has no tokenizer for it.')
   answers = hellaswag_accuracy(run, inputs.tokenizer, bos=options.bos or 'none',
                                file=options.hellaswag, limit=options.limit, say=options.say)
+  # The name of the file alone, since results are published and the paths of a machine are not.
   protocol = {'bos': options.bos or 'none', 'file': Path(options.hellaswag).name,
               'limit': options.limit}
   return scale.measure(run, inputs, options) | answers | {'hellaswag': protocol}

@@ -19,6 +19,7 @@ PictureFile: TypeAlias = str | PathLike[str] | IO[bytes]
 class AnalysisModule(Protocol):
   """The functions that the module of an analysis has; `registry` lists the modules."""
 
+  # Its last part is the name of the analysis, see `registry.Analysis.name`.
   __name__: str
 
   def measure(self, run: Run, inputs: Inputs, options: Options) -> Result:

@@ -28,6 +28,8 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
   one that it names. description['kinds'] lists the descriptions of the kinds.
   """
   kinds = KINDS if options.inputs == 'natural' else (options.inputs,)
+  # Each kind has a BOS protocol of its own, which `usual_inputs` chooses where none is given: text
+  # as the tokenizer begins it, the others without, as in Section 3.3.
   parts = [usual_inputs(model, dataclasses.replace(options, inputs=kind)) for kind in kinds]
   return dataclasses.replace(
       parts[0], tokens=np.concatenate([part.tokens for part in parts]),
@@ -47,6 +49,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   """
   epsilon, length = options.epsilon, inputs.tokens.shape[1]
   report = probe(run, inputs.tokens, dtype=options.dtype, batch_size=options.at_a_time(length))
+  # The kinds lie one after the other along the axis of sequences; their descriptions have the same
+  # order.
   first_SxNxH, start = report.importance[..., 0], 0
   rates, mean = {}, {}
   for description in inputs.description['kinds']:
@@ -57,6 +61,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   published = {}
   model = known_model(run.name)
   if model and comparable(length, epsilon):
+    # Table 1 has four models: for any other, or another BOS, there is no number to compare with.
     numbers = {each['kind']: table_number('table-1-left', model.name, f'sink_1_{each["kind"]}')
                for each in inputs.description['kinds'] if same_bos(each)}
     published = {kind: value for kind, value in numbers.items() if value is not None}
@@ -78,6 +83,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
         if kind in result['paper']:
           ax.plot([centre - 0.12, centre + 0.12], [result['paper'][kind]] * 2, color='black',
                   linewidth=2)
+    # A bar of no height holds the entry of the legend, also of a kind that no result has.
     ax.bar(0, 0, color=plots.COLOURS[i], label=kind)
   if any(result['paper'] for result in results):
     ax.plot([], [], color='black', linewidth=2, label='the paper')

@@ -28,6 +28,8 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
   Raises:
     ValueError: too little text, or more tokens than the model has positions.
   """
+  # Here and not in `streaming`, whose caches read texts longer than the model has positions: this
+  # analysis needs all tokens at once.
   check_length(model.run, options.length)
   return streaming.make_inputs(model, options)
 
@@ -56,6 +58,8 @@ def first_token_weights(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
   for i in range(0, len(tokens), size):
     rows_NxBxHxT = run.record(tokens[i:i + size], options).layers.last_query_BxHxT
     assert rows_NxBxHxT is not None  # the options ask for it
+    # Only the first key is kept of each row. A record has its layers first, and the result has its
+    # sequences first, along which the parts are joined.
     parts_SxNxH.append(np.moveaxis(np.asarray(rows_NxBxHxT[..., 0], np.float64), 1, 0))
   return np.concatenate(parts_SxNxH)
 
@@ -79,6 +83,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   layers = list(run.config.attention_layers)
   chosen = layers if options.layers is None else list(options.layers)
   heads = list(range(run.config.heads) if options.heads is None else options.heads)
+  # The options number all blocks; the axis counts those with attention alone.
   weights_NxH = weights_NxH[[layers.index(i) for i in chosen]][:, heads]
   return {'model': run.name, 'inputs': inputs.description, 'sequences': len(inputs.tokens),
           'length': length, 'uniform': 1 / length,
@@ -97,6 +102,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
                 color=plots.COLOURS[i % len(plots.COLOURS)], markersize=5, capsize=3, linewidth=1.5,
                 label=f'{model_name(result)}, T = {result["length"]}, '
                       f'{result["sequences"]} sequences')
+  # The bars of one deviation may reach below 0 or above 1, although no weight does.
   reach = [mean + sign * deviation for result in results for sign in (-1, 1)
            for mean, deviation in zip(result['mean'], result['deviation'])]
   ax.set_ylim(min(0, *reach) - 0.04, max(1, *reach) + 0.04)

@@ -27,6 +27,7 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
   Raises:
     ValueError: as `loaded_models.make_inputs`.
   """
+  # Shorter inputs are the beginnings of these, so that along a curve the length alone changes.
   return usual_inputs(model, dataclasses.replace(options, length=max(options.lengths)))
 
 
@@ -48,6 +49,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   if lengths[-1] > inputs.tokens.shape[1]:
     raise ValueError(f'--lengths: {lengths[-1]} exceeds the {inputs.tokens.shape[1]} tokens of the '
                      'inputs.')
+  # Every length must have all K positions, or `sink` would not be a full array.
   count = min(_POSITIONS, lengths[0])
   sink, mean = [], []
   for length in lengths:
@@ -56,6 +58,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
     sink.append([(100 * (alpha_SxNxHxK > epsilon).mean((0, 1, 2))).tolist()
                  for epsilon in options.epsilons])
     mean.append(float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64)))
+  # `sink` was collected as (L, E, K); zip turns it into (E, L, K).
   return {'model': run.name, 'inputs': inputs.description, 'lengths': lengths,
           'epsilons': list(options.epsilons), 'sink': [list(rates) for rates in zip(*sink)],
           'mean_importance': mean}

@@ -144,11 +144,15 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], *,
   most = getattr(run.config.attention.position, 'max_length', None)
   rows = [(context + ending, len(ending)) for context, ending in pairs]
   if most:
+    # A model with `most` positions reads as many tokens and predicts as many, so a text may have
+    # one token more.
     rows = [(ids[-most - 1:], min(count, most)) for ids, count in rows]
   order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
   results: list[tuple[float, bool]] = [(math.nan, False)] * len(rows)
   start, said = 0, 0
   while start < len(order):
+    # The order is by length, so the first text is the longest of its batch and sets the width: the
+    # smallest power of two that holds its tokens without the last, which is only predicted.
     width = max(_SHORTEST, 1 << (len(rows[order[start]][0]) - 2).bit_length())
     width = min(width, most) if most else width
     size = batch_size or max(1, _TOKENS_AT_A_TIME // width)
@@ -157,6 +161,7 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], *,
     counted = np.zeros((size, width), bool)
     for row, i in enumerate(batch):
       ids, count = rows[i]
+      # A position is scored by the token after it. The ending is the last `count` targets.
       tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
       counted[row, len(ids) - 1 - count:len(ids) - 1] = True
     total, greedy = map(np.asarray, _scores(run.logits(tokens), targets, counted))
@@ -177,6 +182,7 @@ def _scores(logits_BxTxV, targets_BxT, counted_BxT):
   chosen_BxT = jnp.take_along_axis(logits_BxTxV, targets_BxT[..., None], -1)[..., 0]
   log_BxT = chosen_BxT - jax.nn.logsumexp(logits_BxTxV, -1)
   greedy_BxT = jnp.argmax(logits_BxTxV, -1) == targets_BxT
+  # Positions that do not count add nothing to a sum, and must not make an ending less than greedy.
   return (jnp.where(counted_BxT, log_BxT, 0).sum(-1),
           jnp.where(counted_BxT, greedy_BxT, True).all(-1))
 
@@ -186,8 +192,11 @@ def _task(lm_eval: ModuleType, file: Path | None):
   from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  optional
   folder_of_task = Path(str(lm_eval.__file__)).parent / 'tasks' / 'hellaswag'
   if file is None:
+    # The folder of this one task: the default would index the tasks of the whole harness.
     return _only(TaskManager(include_path=str(folder_of_task), include_defaults=False))
   with tempfile.TemporaryDirectory() as folder:
+    # The harness's own task, so that prompts and scores stay its own, with other questions. The
+    # file has validation questions alone, while the task also names a split for training.
     changes = {'include': str(folder_of_task / 'hellaswag.yaml'), 'task': 'hellaswag',
                'dataset_path': 'json',
                'dataset_kwargs': {'data_files': {'validation': str(file)}},

@@ -41,6 +41,7 @@ class LoadedModel:
   @classmethod
   def of_checkpoint(cls, path_or_name: str, dtype: str = 'float32', fsdp: int = 1) -> LoadedModel:
     """Loads a published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
+    # -1: the data axis takes the other factor of the number of devices.
     mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
     model = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
     return dataclasses.replace(model, loaded_by=('dtype', 'fsdp'))
@@ -97,11 +98,15 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
       options.say('no --source: text is the documentation in the Python standard library')
     return inputs.natural(model.text_tokenizer(), inputs.open_source(options.source),
                           sequences=sequences, length=length, bos=options.bos or 'tokenizer')
+  # `text_tokenizer` also checks that the vocabulary of the tokenizer fits the model.
   tokenizer = model.tokenizer and model.text_tokenizer()
+  # A table of embeddings is often padded beyond the ids of the tokenizer, and the vectors of the
+  # padding belong to no token.
   vocab_size = tokenizer.vocab_size if tokenizer else model.run.config.vocab_size
   if not vocab_size:
     raise ValueError(f'{model.run.name} has continuous inputs and no tokens to draw from.')
   make = inputs.random_tokens if options.inputs == 'random' else inputs.repeated_token
+  # Section 3.3 leaves the BOS out of random and repeated tokens, so 'none' is the default.
   return make(vocab_size, sequences=sequences, length=length, bos=options.bos or 'none',
               seed=options.seed, tokenizer=tokenizer)
 
@@ -129,6 +134,7 @@ def _task(run: Run) -> str:
 def _stored(model: LoadedModel, options: Options) -> Inputs:
   """Inputs of the probe tokens that a run of a synthetic task has stored."""
   tokens = model.run.probe_tokens
+  # The stored inputs of a task of continuous inputs are features (S, T, F), not token ids.
   if tokens is None or tokens.ndim != 2:
     raise ValueError(f'{model.run.name} stores no probe tokens, and {model.problem}: use '
                      '--inputs=random.')

@@ -39,6 +39,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   blocks = None if options.layers is None else [layers.index(i) for i in options.layers]
   maps = head_maps(run, inputs.tokens)
   if blocks is None and options.heads is None:
+    # In a model of a single head the strongest is also the weakest, and is drawn once.
     chosen = list(dict.fromkeys([maps.head(strongest=True), maps.head(strongest=False)]))
   else:
     chosen = choose_heads(maps.importance, blocks, options.heads)

@@ -33,8 +33,10 @@ def first_and_others(norms: ArrayLike) -> dict[str, np.ndarray]:
     first / others.
   """
   norms = np.asarray(norms, np.float64)
+  # Sequences, and heads where there are any: neither the blocks (axis 1) nor the tokens (the last).
   axes = tuple(axis for axis in range(norms.ndim - 1) if axis != 1)
   first, others = norms[..., 0].mean(axes), norms[..., 1:].mean(-1).mean(axes)
+  # A ratio of means, as in Figures 7 and 8, and not a mean of ratios.
   return {'first': first, 'others': others, 'ratio': first / others}
 
 
@@ -76,6 +78,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
               label='first token')
       ax.plot(blocks, means['others'], 's-', color=plots.COLOURS[0], markersize=size,
               label='mean of the others')
+      # A massive activation of the first token would press the other line onto the axis.
       if max(means['first']) > 10 * max(means['others']):
         ax.set_yscale('log')
       else:
@@ -108,5 +111,6 @@ def _blocks(result: Result, kind: str) -> Sequence[int]:
 
 def _farthest(result: Result, kind: str) -> tuple[int, int]:
   """Index and number of the block where the ratio is farthest from one, up or down."""
+  # In logarithms a ratio of 1/20, as of values, is as far from one as a ratio of 20.
   i = int(np.argmax(np.abs(np.log(result[kind]['ratio']))))
   return i, _blocks(result, kind)[i]

@@ -9,6 +9,7 @@ from sink_jax.arguments import nearest
 from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.sinks import EPSILON
 
+# Of a batch where no batch_size is given, whatever the length of its sequences.
 _TOKENS_AT_A_TIME = 16384
 # Names of the options that `loaded_models.make_inputs` reads.
 INPUTS = ('inputs', 'source', 'sequences', 'length', 'bos', 'seed')
@@ -61,6 +62,8 @@ class Options:
   fsdp: int = 1
   hellaswag: str = ''
   limit: int | None = None
+  # Not compared: every lambda is a function of its own, and options that differ in nothing else
+  # should be equal.
   say: Callable[[str], None] = dataclasses.field(default=lambda line: None, compare=False)
 
   def __post_init__(self):
@@ -68,11 +71,13 @@ class Options:
       if getattr(self, name) not in choices:
         raise ValueError(f'--{name}={getattr(self, name)}: choose '
                          f'{", ".join(filter(None, choices))}.')
+    # The least length has a token beside the first; the least cache a recent token beside a sink.
     for name, least in (('sequences', 1), ('length', 2), ('batch_size', 1), ('limit', 1),
                         ('seed', 0), ('cache_size', 2), ('sinks', 1), ('fsdp', 1)):
       value = getattr(self, name)
       if value is not None and value < least:
         raise ValueError(f'--{name}={value} must be at least {least}.')
+    # Position 1 is the one that others take the place of, so positions begin at 2.
     for name, least in (('lengths', 2), ('layers', 0), ('heads', 0), ('positions', 2)):
       values = getattr(self, name)
       if values is not None and (not values or min(values) < least):
@@ -98,6 +103,7 @@ class Options:
 
   def at_a_time(self, length: int) -> int:
     """Returns how many sequences of `length` tokens are in a batch; see `batch_size`."""
+    # A batch_size counts sequences of `length` tokens; what memory bounds is their tokens.
     tokens = self.batch_size * self.length if self.batch_size else _TOKENS_AT_A_TIME
     return max(1, tokens // length)
 
@@ -124,6 +130,7 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
       raise TypeError(f'There is no option {name!r}.{hint} {what} takes {flags}.')
     if name != 'say' and name not in takes:
       raise ValueError(f'--{name} would change nothing: {what} takes {flags}.')
+  # Which of these two is read depends on the value of a third option, so `takes` has both.
   if 'source' in given and kind in ('random', 'repeat'):
     raise ValueError(f'--source would change nothing: --inputs={kind} reads no text.')
   if 'seed' in given and kind == 'natural':

@@ -37,6 +37,7 @@ def replaced(run: Run, position: int) -> Run:
     ValueError: the model has no learned positions, or not so many.
   """
   table_TxD = _table(run, position)
+  # Row 0 is p_1, so p_t is row t - 1.
   return _with_table(run, table_TxD.at[0].set(table_TxD[position - 1]))
 
 
@@ -48,6 +49,7 @@ def swapped(run: Run, position: int) -> Run:
   """
   table_TxD = _table(run, position)
   other = position - 1
+  # `.at[].set` makes a new array: table_TxD[0] is still p_1 when it is put in the other row.
   return _with_table(run, table_TxD.at[0].set(table_TxD[other]).at[other].set(table_TxD[0]))
 
 
@@ -65,6 +67,7 @@ def sink_rates(run: Run, tokens: np.ndarray, positions: Sequence[int] = POSITION
   """
   length = np.shape(tokens)[1]
   for position in positions:
+    # All positions are checked before the first probe, which is where the time goes.
     _table(run, position)
     if not 2 <= position <= length:
       raise ValueError(f'--positions={position} is outside 2..{length}, the tokens of the inputs; '
@@ -135,6 +138,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
     inputs = result['inputs']
     plots.label(ax, f'{model_name(result)}: {inputs["kind"]}, T = {inputs["length"]}, '
                 f'ε = {result["epsilon"]:g}', 'position t', '% of heads')
+    # The positions of both changes are the same, so those of the last one serve.
     ax.set_xticks(t)
   plots.save(figure, path)
 

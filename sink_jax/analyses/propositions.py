@@ -27,7 +27,12 @@ def proposition_number(config: ModelConfig) -> int:
     ValueError: none applies; gives the reasons.
   """
   spec = config.attention
+  # By isinstance, so that rotations with scaled frequencies (Llama3Rope, YarnRope) count as rotary:
+  # the bound needs nothing but the norms of queries and keys.
   number = next((n for kind, n in _PROPOSITIONS.items() if isinstance(spec.position, kind)), None)
+  # Appendix B.1 goes from block to block: equal hidden states give equal values, and a mean of
+  # equal values is the same at every position. Each of these breaks that step or the form of the
+  # scores.
   reasons = {
       f'{spec.position} gives every position its own embedding': number is None,
       f'{spec.similarity} with {spec.normalizer} is not softmax':
@@ -63,7 +68,10 @@ def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
         spec.position.distance_bias(distance), np.float64)
   # The softmax, with its largest score subtracted; a query without keys has a row of zeros.
   largest = np.where(keep, g_HxTxT, -np.inf).max(-1, keepdims=True)
+  # The inner `where` keeps the scores of masked keys, which may be above the largest of the others,
+  # out of the exponential.
   weights = np.where(keep, np.exp(np.where(keep, g_HxTxT - largest, 0)), 0)
+  # The largest score adds exp(0) = 1, so only the sum of a query without keys is below one.
   return weights / np.maximum(weights.sum(-1, keepdims=True), 1)
 
 
@@ -76,7 +84,10 @@ def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
     length: T.
   """
   keep, _ = _kept_and_distance(mask, length)
+  # The t - 1 of Eq. 28: keys that the query sees beside the one that the weight is of.
   others = keep.sum(-1, keepdims=True) - 1
+  # All scores lie in [-xi, xi], so a weight is largest where its score is xi and the others are
+  # -xi. The fraction of Eq. 28 is divided by e^(2 xi), which could overflow.
   xi = np.asarray(xi, np.float64)[:, None, None]
   return np.where(keep, 1 / (1 + others * np.exp(-2 * xi)), 0)
 

@@ -33,6 +33,7 @@ from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.data.inputs import Inputs
 
+# Thresholds of the curves against the length, around the paper's 0.3.
 _MORE = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
@@ -88,6 +89,9 @@ class Analysis:
       checkpoints: whether published models are to be loaded, which takes options too.
       workdirs: whether runs trained with sink_jax are to be loaded.
     """
+    # A published model is loaded in `dtype`, parameters included, whatever the analysis computes
+    # in. The parameters of a run stay as they are stored, so where the analysis is of float32
+    # nothing is left that `dtype` could change.
     loading = {'dtype': checkpoints or workdirs and not self.float32, 'fsdp': checkpoints}
     return tuple(dict.fromkeys([*(() if tokens else self.inputs), *self.reads,
                                 *(name for name, applies in loading.items() if applies)]))
@@ -103,6 +107,7 @@ class Analysis:
       TypeError: there is no such option; names the nearest.
     """
     given = {key: value for key, value in given.items() if value is not None}
+    # An analysis of every kind reads text and draws tokens, so it takes both source and seed.
     kind = (self.defaults | given).get('inputs', 'natural')
     check_given(given, self.takes() if takes is None else takes, self.name,
                 '' if self.every_kind and kind == 'natural' else kind)
@@ -113,6 +118,7 @@ class Analysis:
     return options
 
 
+# Options that several analyses read: those of a probe, of a rate of sinks, and of single heads.
 _PROBE = ('dtype', 'batch_size')
 _RATE = ('epsilons', *_PROBE)
 _CHOICE = ('layers', 'heads')

@@ -71,6 +71,7 @@ def check(run: Run, tokens: ArrayLike) -> dict[str, np.ndarray]:
       run.config, dtype='float32', implementation='chunked'))
   record = RecordOptions(maps=True, hidden=True, queries_keys=True)
   with jax.default_matmul_precision('highest'):
+    # tokens[:, None] is (S, 1, T): each row is a batch of one.
     compared = [_compare(run.config, run.record(row, record).layers) for row in tokens[:, None]]
   measured = {name: np.stack([sequence[name] for sequence in compared]) for name in compared[0]}
   for name, x in measured.items():
@@ -90,6 +91,7 @@ def summary(config: ModelConfig, measured: dict[str, np.ndarray], epsilon: float
     arrays of `check`.
   """
   alpha, closed = measured['alpha'].mean(0), measured['closed_alpha'].mean(0)
+  # The heads of the largest and the smallest closed importance, or the one head that is both.
   extremes = dict.fromkeys(tuple(int(x) for x in np.unravel_index(i, closed.shape))
                            for i in (closed.argmax(), closed.argmin()))
   length = measured['row'].shape[-1]
@@ -107,6 +109,7 @@ def summary(config: ModelConfig, measured: dict[str, np.ndarray], epsilon: float
       'heads': [{'layer': n, 'head': h, 'row': measured['row'][0, n, h].tolist(),
                  'closed_row': measured['closed_row'][0, n, h].tolist()}
                 for n, h in extremes]}
+  # The difference from a bound has a sign: a weight far below it does not count against it.
   result['holds'] = max(result['hidden_difference'], result['difference']) < TOLERANCE
   return result | {'verdict': _verdict(result)}
 
@@ -137,6 +140,8 @@ def check_all(length: int = 64, epsilon: float = EPSILON) -> list[Result]:
   """
   results = []
   for position in (Nope(), Relative(), Relative(decreasing=True), Alibi(), Rope()):
+    # Two blocks, so that the second one reads what attention has made of the tokens, and half as
+    # many key heads, so that grouped heads are checked too.
     config = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=32, vocab_size=32,
                          attention=AttentionSpec(position=position), dtype='float32')
     run = Run(config, init_params(config, 0), 'random parameters')
@@ -200,6 +205,7 @@ def _compare(config: ModelConfig, layers: LayerRecord) -> dict[str, np.ndarray]:
   length, closed = maps_NxHxTxT.shape[-1], []
   bounded = isinstance(config.attention.position, Rope)
   for n in range(config.layers):
+    # The blocks repeat a pattern, in which every block may have a mask of its own.
     spec = config.attention_of(config.pattern[n % len(config.pattern)])
     closed.append(rotary_bound(_largest_score(layers, n), spec.mask, length) if bounded
                   else closed_form(spec, config.heads, length))
@@ -208,6 +214,7 @@ def _compare(config: ModelConfig, layers: LayerRecord) -> dict[str, np.ndarray]:
   compared = {'hidden_difference': (gap / np.linalg.norm(hidden_NxTxD[:, :1], axis=-1)).max(),
               'difference': (difference if bounded else np.abs(difference)).max((-1, -2)),
               'alpha': importance(maps_NxHxTxT)[..., 0],
+              # raw: the rows of a bound may sum to more than one, which `importance` else refuses.
               'closed_alpha': importance(closed, raw=True)[..., 0],
               'row': maps_NxHxTxT[..., -1, :], 'closed_row': closed[..., -1, :]}
   if bounded:
@@ -221,6 +228,8 @@ def _compare(config: ModelConfig, layers: LayerRecord) -> dict[str, np.ndarray]:
 def _largest_score(layers: LayerRecord, n: int) -> np.ndarray:
   """xi = |q||k| / sqrt(Dh) of every head (H,) of a layer: the largest of all positions."""
   assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
+  # x[n, 0] is block n of the one sequence, (T, heads, Dh). The bound takes the largest norm of all
+  # positions; on repeated tokens they differ by rounding alone.
   sizes = [np.linalg.norm(np.asarray(x[n, 0], np.float64), axis=-1).max(0)
            for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh)]
   group = len(sizes[0]) // len(sizes[1])

@@ -58,6 +58,7 @@ def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Loa
   for number, (name, load) in enumerate(models, 1):
     options.say(f'[{number}/{len(models)}] {name}')
     try:
+      # No variable holds the loaded model, so its memory is free when the next one is loaded.
       results.append(measure(analysis, load(), options))
     except _FAILURES as error:
       if len(models) == 1:
@@ -115,6 +116,8 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
   if run.folder is not None:
     folder = Path(run.folder).absolute()
     identity['folder'] = folder.name
+    # The hub's cache is models--OWNER--NAME/snapshots/REVISION; a copy of it may lack the upper
+    # two.
     if re.fullmatch('[0-9a-f]{40}', folder.name):
       identity |= {'folder': folder.parents[1].name if folder.parent.name == 'snapshots'
                    else folder.name, 'revision': folder.name}
@@ -158,6 +161,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
 def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
             options: Options) -> list[tuple[str, Callable[[], LoadedModel]]]:
   """Pairs the names of published models and of runs with the functions that load them."""
+  # The outer function binds the name: a single one would see the last name of the loop.
   published = lambda name: lambda: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
   trained = lambda name: lambda: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
   return [*((name, published(name)) for name in analysis.companions(checkpoints)),
@@ -178,6 +182,7 @@ def _inputs_of(model: LoadedModel, tokens: np.ndarray, any_length: bool) -> Inpu
                      f'{size} entries: use the tokenizer of the model.')
   if not any_length:
     loaded_models.check_length(run, tokens.shape[1])
+  # `stored` writes the record of a run's probe tokens, and these are a caller's.
   made = stored(tokens, size, 'tokens of the caller')
   bos = made.description['bos'] | {'protocol': 'as given'}
   return dataclasses.replace(made, tokenizer=model.tokenizer,

@@ -40,8 +40,11 @@ def panel(ax: Axes, results: list[Result], key: str, title: str, y: str) -> None
   """Plots one number in percent against the number of parameters, with a line per family."""
   families = list(dict.fromkeys(result['family'] for result in results))
   for i, family in enumerate(families):
+    # By the number of parameters, or the line of a family would run back and forth.
     points = sorted((r['parameters'], r[key]) for r in results if r['family'] == family)
     # Models of no family have nothing to do with each other: dots without a line.
+    # Where the colours begin again, the markers have moved on by one, so no two families look
+    # alike.
     style = 'os^Dv<>'[(i + i // len(plots.COLOURS)) % 7] + ('' if family == 'other' else '-')
     ax.plot(*zip(*points), style, color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
             markersize=6, label=family)

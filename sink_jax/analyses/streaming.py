@@ -50,6 +50,8 @@ def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePol
     ValueError: sinks do not fit the size.
   """
   recent = size - sinks
+  # StreamingLLM counts positions in the cache. The same cache with those of the text shows what
+  # that is worth. A cache that keeps all has entries for learned sink tokens too.
   return {f'0 + {size}': CachePolicy(size), f'{sinks} + {recent}': CachePolicy(size, sinks),
           f'{sinks} + {recent}, text positions': CachePolicy(size, sinks, 'text'),
           'all tokens': CachePolicy(length + run.config.sink_tokens)}
@@ -83,11 +85,13 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
         f'{run.name}, cache {name}: {done} of {tokens.shape[1] - 1} tokens'))
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
+    # Points at equal distances; rounding down may give one of them twice.
     ends = np.unique(np.linspace(1, len(losses), min(_POINTS, len(losses))).astype(int))
     running = np.cumsum(losses)[ends - 1] / ends
     caches[name] = {
         'size': policy.size, 'sinks': policy.sinks, 'positions': policy.positions,
         'perplexity': _exp(losses.mean()), 'late': _exp(losses[-max(1, len(losses) // 4):].mean()),
+        # The first token has no loss, so the n-th loss is that of token n + 1.
         'tokens': (ends + 1).tolist(), 'running': [_exp(x) for x in running],
         'tokens_per_second': rate, 'bytes': state_bytes(run.config, policy, len(tokens))}
   if not caches:
@@ -151,4 +155,5 @@ def _timed(run: Run, tokens: np.ndarray, policy: CachePolicy,
 
 def _exp(x: float) -> float | None:
   """A perplexity, or None where it is beyond what a number holds."""
+  # From exp(709.8) on, math.exp raises an OverflowError: float64 holds no more.
   return math.exp(x) if x < 700 else None

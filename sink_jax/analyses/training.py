@@ -82,6 +82,7 @@ def analyse(run: Run, experiment: Experiment, data: Dataset | None = None) -> di
   Raises:
     ValueError: the data cannot be opened.
   """
+  # Two analyses may need the data, and most runs have none that does.
   opened = functools.cache(lambda: data or open_data(experiment.data))
   measures = {'removed': removed, 'window': window, 'prefix': prefix,
               'first_token_chain': first_token}
@@ -93,6 +94,8 @@ def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> di
   """Measures the model without its extra key/value or sink token (end of Section 7.3)."""
   bare = without_bias(run)
   summary = _probe(bare, experiment).summary(experiment.probe.epsilon)
+  # A divisor of the batch size of training, so that smaller batches hold exactly the same
+  # sequences.
   size = _divisor(experiment.batch_size, _TOKENS_AT_A_TIME // experiment.data.context)
   # The sequences of the validation during training, in batches that fit one device.
   batches = data().validation(
@@ -111,6 +114,8 @@ def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dic
   """
   size, context = experiment.attention.mask.window, experiment.data.context
   assert size is not None  # else the analysis does not apply
+  # Twice the window where there are so many tokens: then as many queries have lost token 1 from
+  # sight as still see it.
   length = min(context, max(2 * size, _SHORTEST_MAP))
   # The inputs of the probe where they are long enough, else the validation sequences.
   tokens = np.asarray(run.probe_tokens)[:_SEQUENCES]
@@ -126,7 +131,10 @@ def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dic
     assert maps is not None  # the options ask for it
     mean_TxT += np.asarray(jnp.mean(maps, (0, 1, 2)), np.float64) / len(tokens)
   queries = np.arange(length)
+  # Query 0 is left out: it sees itself alone, and has no other key to prefer.
   within, beyond = queries[1:size], queries[size:]
+  # The uniform weights are what a query gives to each of its keys without any preference: within
+  # the window, 0-based position i has i+1 keys, and beyond it every query has `size`.
   result = {'size': size, 'length': length, 'sequences': len(tokens),
             'inputs': 'probe' if from_probe else 'validation',
             'absolute_first': float(mean_TxT[within, 0].mean()) if size > 1 else None,
@@ -147,6 +155,7 @@ def prefix(run: Run, experiment: Experiment,
   length, epsilon = experiment.attention.mask.prefix, experiment.probe.epsilon
   assert length is not None  # else the analysis does not apply
   alpha_SxNxHxT = _probe(run, experiment).importance
+  # Five keys behind the prefix as well, to show where the sinks end.
   rates = (alpha_SxNxHxT[:_PREFIX_SEQUENCES, ..., :length + 5] > epsilon).mean((1, 2))
   early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]
   strongest = early.argmax(-1)[(early > epsilon).any(-1)]
@@ -190,6 +199,8 @@ def _validation_loss(run: Run, batches: Sequence[Batch]) -> float | None:
   assert not isinstance(mesh, AbstractMesh)  # that of arrays on devices has the devices
   step = make_validation_step(run.config, mesh)
   totals = [step(run.params, batch) for batch in batches]
+  # Each total is a sum of losses and the number of targets: rows that only fill a batch count for
+  # nothing, which a mean of means would not do.
   return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 
