@@ -72,9 +72,11 @@ def run(shapes: Sequence[Shape], variants: list[str], others: list[str],
     limit: seconds after which no further row begins; `not_run` of the document then names
       the rest.
   """
+  # A shape that is given twice would have its rows twice in the table: rows are kept by their case.
   shapes = list(dict.fromkeys(shapes))
   cases = plan(shapes, variants, others, implementations, dtype, seed)
   notes = [*NOTES, *_left_out(implementations)]
+  # Measured before the cases, since it decides how many calls a program makes.
   rate = machine.matmul_rate(dtype)
   cases = [case._replace(work=case.work._replace(calls=_calls(case.work, rate)))
            for case in cases]
@@ -87,6 +89,7 @@ def run(shapes: Sequence[Shape], variants: list[str], others: list[str],
                  'matrix product in this run.')
   options = {'shapes': [list(s) for s in shapes], 'variants': variants, 'rivals': others,
              'implementations': implementations, 'seconds': seconds, 'limit': limit}
+  # The cases run in the order of their importance, and the table has them by shape and variant.
   order = [str(case) for case in sorted(cases, key=lambda c: _table_order(c, shapes))]
   rows: dict[str, AttentionRow] = {}
   not_run: list[str] = []
@@ -104,6 +107,7 @@ def run(shapes: Sequence[Shape], variants: list[str], others: list[str],
       not_run.append(str(case))
       continue
     progress.next(str(case))
+    # The first case of a shape compiles those of all variants at this shape.
     if case.implementation == 'pallas' and str(case) not in ahead:
       ahead |= _compile_ahead([other for other in cases if other.shape == case.shape])
     rows[str(case)] = _timed(case, ahead.pop(str(case), None), seconds, rate)
@@ -120,6 +124,7 @@ def plan(shapes: Sequence[Shape], variants: list[str], others: list[str],
   """
   specs = chosen(variants, VARIANTS, '--variants')
   ours = {name: baselines.BASELINES[name] for name in baselines.OURS}
+  # With all variants no pair of variant and implementation was named, so nothing is forced.
   asked = set() if variants == ['all'] else {*others, *(implementations or [])}
   if implementations is None:
     implementations = ['all'] if machine.accelerated() else ['linear', 'chunked']
@@ -141,6 +146,7 @@ def plan(shapes: Sequence[Shape], variants: list[str], others: list[str],
 
 def _calls(work: Work, rate: float | None) -> int:
   """How many calls one program makes: starting it takes as long as a short call."""
+  # The time of the products alone at the measured rate, which no call can be shorter than.
   floor = attention_flops(work.shape, work.spec.mask)[0] / rate if rate else math.inf
   return _CALLS if floor < _DISPATCH else 1
 
@@ -182,6 +188,7 @@ def _timed(case: Case, prepared: Future | None, seconds: float,
                      kind=baselines.BASELINES[case.implementation].kind)
   try:
     programs = prepared.result() if prepared else baselines.prepare(case.implementation, case.work)
+    # A program that cannot fit is not started: running out of memory can end the process.
     limit = machine.memory_limit()
     if programs.both_bytes is not None and programs.both_bytes > limit:
       return dataclasses.replace(
@@ -195,6 +202,8 @@ def _timed(case: Case, prepared: Future | None, seconds: float,
                      for f in (programs.forward, programs.both))
   except Exception as error:  # libraries, on a machine of any kind, raise whatever they like
     failed = reason(error)
+    # JAX does not give back what it once had, so PyTorch may find too little of the device's
+    # memory.
     if failed == 'out of memory' and case.implementation.startswith('torch-'):
       failed += machine.held_by_jax()
     return dataclasses.replace(row, failed=failed)

@@ -68,6 +68,7 @@ OTHERS = [name for name, baseline in BASELINES.items() if baseline.kind != 'ours
 
 def missing(name: str) -> str | None:
   """The reason why a baseline runs nothing at all on this machine, or None."""
+  # A name without a platform of its own wants the one that is here.
   wanted = {'cudnn': 'cuda', 'splash': 'tpu'}.get(name, platform())
   if wanted != platform():
     return f'needs {"an NVIDIA GPU" if wanted == "cuda" else "a TPU"}, not {platform()}'
@@ -91,9 +92,12 @@ def prepare(name: str, work: Work) -> Programs:
   inputs, cotangent = random_inputs(work)
 
   def both(inputs, cotangent):
+    # The transpose takes a cotangent in the dtype of the result alone, which is not always that of
+    # the inputs.
     out, pull = jax.vjp(f, *inputs)
     return out, pull(cotangent.astype(out.dtype))
 
+  # Compiled before the first call, so that the memory is known before anything runs.
   program = lambda g: jax.jit(repeated(g, work.calls) if work.calls > 1 else g)
   forward = program(lambda inputs: f(*inputs)).lower(inputs).compile()
   backward = program(both).lower(inputs, cotangent).compile()
@@ -159,6 +163,7 @@ def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
 @functools.lru_cache(maxsize=4)  # rows of one shape share them
 def _arrays(shape, dtype, seed):
   batch, heads, length, head_dim = shape
+  # Four seeds for the four arrays: two different seeds of a command share none.
   return [machine.random(4 * seed + n, (batch, length, heads, head_dim), dtype) for n in range(4)]
 
 
@@ -170,10 +175,13 @@ def _function(name, spec) -> Callable[..., Any]:
     return functools.partial(attend, spec, implementation=name)
   if not plain_softmax(spec):
     raise NotImplementedError('computes softmax, causal or in a window, without bias')
+  # The libraries count the keys before the query, without its own.
   window = (spec.mask.window - 1, 0) if spec.mask.window else None
   if name == 'xla':
     library = functools.partial(jax.nn.dot_product_attention, implementation='xla')
   else:
+    # By name, since tokamax is optional and no dependency. Its kernels are for GPUs and TPUs; on a
+    # CPU it has its plain form in XLA alone.
     library = importlib.import_module('tokamax').dot_product_attention
     if platform() == 'cpu':
       library = functools.partial(library, implementation='xla')

@@ -46,6 +46,7 @@ def programs(name: str, work: Work) -> Programs:
   Raises:
     NotImplementedError: PyTorch does not see the GPU, or this code does not compute the spec.
   """
+  # By name, since PyTorch is optional and no dependency.
   torch = importlib.import_module('torch')
   batch, heads, length, head_dim = work.shape
   device = 'cuda' if platform() == 'cuda' else 'cpu'
@@ -79,6 +80,7 @@ def missing() -> str | None:
 
 
 def _elapsed(torch, call, device):
+  # On a CPU a call returns when its result is there.
   def on_cpu(n):
     began = time.perf_counter()
     for _ in range(n):
@@ -86,6 +88,8 @@ def _elapsed(torch, call, device):
     return time.perf_counter() - began
 
   def on_gpu(n):
+    # Events are recorded in the queue of the device: what the host needs to fill the queue does not
+    # count where the device is busy.
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     first.record()
@@ -118,6 +122,7 @@ def _flash(torch, spec, heads, length, head_dim, device):
   kernel = torch.nn.functional.scaled_dot_product_attention
 
   def f(q, k, v):
+    # Without it PyTorch chooses among its kernels, and the row would not be of the flash kernel.
     with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
       return kernel(q, k, v, is_causal=True)
 
@@ -136,6 +141,7 @@ def _flex(torch, spec, heads, length, head_dim, device):
   if isinstance(spec.position, Alibi):
     slopes = torch.tensor(spec.position.slopes(heads), device=device)
     bias = lambda s, b, h, i, j: s - slopes[h] * (i - j)
+  # Not compiled, FlexAttention makes all T x T scores.
   compiled = torch.compile(flex.flex_attention)
   return lambda q, k, v: compiled(q, k, v, score_mod=bias, block_mask=mask)
 
@@ -158,6 +164,8 @@ def _eager(torch, spec, heads, length, head_dim, device):
       s = torch.sigmoid(s)
     elif isinstance(similarity, EluPlusOne):
       s = torch.nn.functional.elu(s) + 1
+    # The mask comes after the function, as in the official implementation; of softmax it is in the
+    # scores.
     s = s.masked_fill(hidden, 0)
     if normalizer.power is not None:
       total = s.sum(-1, keepdim=True)

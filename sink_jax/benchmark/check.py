@@ -58,6 +58,8 @@ def parts(smoke: bool, tolerance: float) -> list[Part]:
         Part('sweep', 0.2, ['attention', '--sweep', '--shape', '1,1,32,16', tiny, '--limit=0.1']),
     ]
   return [
+      # This part spends its time on compiling, which uses one core: a process per core, but for
+      # two.
       Part('correctness', 0.22, ['correctness', allowed],
            max(1, min(12, (os.cpu_count() or 2) - 2))),
       Part('train_60m', 0.18, ['train_step', '--size=60m', '--batch', '16', '32', '8',
@@ -80,6 +82,7 @@ def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
   """The parts of these names, 'all' among them for every part; ValueError for another name."""
   every = parts(smoke, tolerance)
   known = ['all', *(part.name for part in every)]
+  # --parts=none is an empty list, and a check of nothing is refused by that name.
   for name in names or ['none']:
     if name not in known:
       raise ValueError(f'--parts: unknown {name!r}. Choices: {", ".join(known)}.')
@@ -145,11 +148,14 @@ def _run(part: Part, folder: Path, out: Path, limit: float, seed: int,
   log = out / f'{part.name}.log' if several else None
   arguments = [*part.arguments, f'--seed={seed}']
   if not any(word.startswith('--limit') for word in arguments):
+    # The part ends by itself before it is stopped, once the row that it has begun is done.
     arguments.append(f'--limit={max(1, limit - _GRACE):.0f}')
+  # As a person would repeat it: in one process, and with the table on the terminal.
   shown = shlex.join(['python', '-m', 'sink_jax.benchmark', *arguments])
   if limit < 2:
     return PartResult(shown, part.processes, 'not run: the time was up', 0, [], None)
   if log:
+    # The processes of a part append to one log, so that of an earlier check has to go.
     log.unlink(missing_ok=True)
   # XLA chooses some kernels by timing them on the device. Where several processes share it,
   # these times say nothing, and each would wait for the others.
@@ -168,6 +174,7 @@ def _run(part: Part, folder: Path, out: Path, limit: float, seed: int,
     return PartResult(shown, part.processes, status, time.monotonic() - began, codes or [],
                       _merge(documents))
 
+  # At once: a check that is killed has then named the part that was running.
   save(so_far())
   return so_far(processes.wait(running, paths, limit, lambda: save(so_far())))
 
@@ -198,6 +205,7 @@ def _merge(documents: list[Document]) -> Document | None:
 
 def _exit_code(report: Report) -> int:
   if 'correctness' in report.parts:
+    # Without a document nothing has been shown to be correct, which counts as a failure.
     result = report.results['correctness']
     if not result or not passed(result.rows_of(CorrectnessRow)):
       return 1

@@ -10,6 +10,7 @@ from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.benchmark.table import markdown
 from sink_jax.benchmark.targets import Target, targets
 
+# What the page shows of the machine, in this order; report.json has all of it.
 _MACHINE = ('hardware', 'driver', 'platform_version', 'jax', 'jaxlib', 'python', 'code', 'seed')
 
 
@@ -54,6 +55,7 @@ class Report:
   @property
   def machine(self) -> dict[str, Any] | None:
     """Facts about the machine, from the first part that has measured anything."""
+    # The parts run on the same machine, so the first record stands for all.
     return next((result.machine for result in self.results.values() if result), None)
 
   @property
@@ -88,6 +90,7 @@ def head(report: Report) -> str:
             '| --- | --- | ---: | ---: | --- |']
   for target in report.targets:
     measured = '-' if target.measured is None else f'{target.measured:.2f}'
+    # None is neither: a target that was not measured is not missed.
     met = {True: 'yes', False: '**no**', None: 'not measured'}[target.met]
     lines.append(f'| {target.text} | {target.where} | {target.wanted} | {measured} | {met} |')
   lines += ['', '## Correctness', '', *_correctness(report.results.get('correctness'))]

@@ -36,9 +36,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
       table.write_json(document.to_json(), options.json)
 
+  # A command that is repeated finds its compiled programs on the disk, and spends its time on
+  # measuring.
   compile_cache.enable()
   name = 'sweep' if options.command == 'attention' and options.sweep else options.command
   document = _COMMANDS[name](options, save)
+  # Once more: a command without a case has not saved yet, and only now is it complete.
   save(document)
   print(table.render(document))
   return 0 if name != 'correctness' or passed(document.rows_of(CorrectnessRow)) else 1
@@ -53,6 +56,8 @@ def _attention(options: argparse.Namespace, save: Save) -> Document:
 
 def _sweep(options: argparse.Namespace, save: Save) -> Document:
   variant = 'softmax' if options.variants == ['all'] else options.variants[0]
+  # One shape per head dimension, which is the key of the table of blocks: the long shape has one of
+  # 128 as well.
   shapes = options.shape or [s for s in attention.SHAPES[True] if s[2] <= 2048]
   return sweep.run(shapes, variant, options.seed, options.seconds, options.limit, save)
 
@@ -76,6 +81,7 @@ def _loss(options: argparse.Namespace, save: Save) -> Document:
 
 def _train_step(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
+  # argparse keeps the dot of --attention.mask in the name of its value.
   components = {key.removeprefix('attention.'): value for key, value in vars(options).items()
                 if key.startswith('attention.') and value is not None}
   return train_step.run(

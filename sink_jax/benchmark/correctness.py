@@ -28,6 +28,7 @@ from sink_jax.kernels.dispatch import attend, unsupported
 from sink_jax.kernels.importance import streaming_importance
 
 IMPORTANCE_TOLERANCE = 1e-5
+# Several of each, or a kernel that mixes up sequences or heads would pass.
 _BATCH, _HEADS = 2, 4
 COLUMNS = [
     Column('head_dim', 'Dh'), Column('length', 'T'), Column('variant', 'variant'),
@@ -109,8 +110,11 @@ def run(variants: list[str], head_dims: list[int], lengths: list[int], tolerance
 def _check(problem: Problem, tolerance: float, seed: int) -> list[CorrectnessRow]:
   """The rows of every implementation that is meant for the problem on this platform."""
   arrays, cotangent = _inputs(problem, seed)
+  # The same numbers as the kernel gets, so that rounding the inputs counts for no error.
   exact = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
   with jax.default_matmul_precision('highest'):
+    # The definition alone runs at the highest precision: TF32 or passes of bfloat16 would be an
+    # error of its own. The implementations run as they do in training.
     truth = _with_gradients(problem.spec, 'reference')(exact, cotangent)
     rounded = _errors(_with_gradients(problem.spec, 'reference')(arrays, cotangent), truth)
   shapes = arrays[0], arrays[1]
@@ -156,6 +160,7 @@ def _definition(spec, q, k, params):
   tokens = jnp.arange(q.shape[1])
   rows = reference.rows(spec, q, k, params, tokens, tokens)
   extra = rows.extra_proxy_BxHxL
+  # raw: the weights of unnormalised variants sum to anything; the proxy's rows sum to one.
   return (importance(rows.weights_BxHxLxT, raw=True), importance(rows.proxy_BxHxLxT),
           None if extra is None else extra.mean(-1))
 
@@ -163,9 +168,12 @@ def _definition(spec, q, k, params):
 def _inputs(problem, seed):
   """((q, k, v, params), cotangent of the output); all in bfloat16 but the parameters."""
   shape = lambda heads: (_BATCH, problem.length, heads, problem.head_dim)
+  # Of q, k, v and the cotangent, which has the shape of the output.
   heads = _HEADS, problem.kv_heads, problem.kv_heads, _HEADS
   q, k, v, do = (machine.random(4 * seed + n, shape(h), 'bfloat16') for n, h in enumerate(heads))
   dims = Dims(_HEADS, problem.kv_heads, problem.head_dim)
+  # A linear map of this scale keeps the norm of a vector; other parameters, such as an extra key,
+  # are small beside the tokens, whose numbers are of size one.
   scale = lambda p: problem.head_dim**-0.5 if p.init == 'linear' else 0.1
   params = jax.tree.map(lambda p: scale(p) * machine.random(seed, p.shape, 'float32'),
                         problem.spec.params(dims), is_leaf=lambda x: isinstance(x, Param))
@@ -198,6 +206,7 @@ def _error(computed, true) -> float:
   """|computed - true| / |true|, Euclidean norms of the whole arrays."""
   computed, true = (np.asarray(x, np.float64) for x in (computed, true))
   norm = np.linalg.norm(true)
+  # A gradient that is zero by the definition has no relative error: its own norm counts.
   error = np.linalg.norm(computed - true) / (norm or 1.0)
   return float(error) if np.isfinite(error) else 1e9  # JSON knows no infinity
 
@@ -215,6 +224,7 @@ def _row(problem: Problem, name: str, errors: dict[str, float], rounded: dict[st
   our kernels must be; libraries add up in whatever order the device finishes.
   """
   allowed = {name: 2 * rounded[name] + tolerance for name in errors}
+  # The limit can be zero or, with --tolerance=-1, negative: it is not divided by then.
   worst = max((name for name in errors if name != 'out'),
               key=lambda name: errors[name] / max(allowed[name], 1e-30))
   passed = (all(errors[name] <= allowed[name] for name in errors)

@@ -30,6 +30,7 @@ def datasheet_peak(device_kind: str) -> float | None:
 def scores(length: int, mask: Mask) -> float:
   """Scores of one head that count: T^2 / 2, or w T - w^2 / 2 in a window of w < T keys."""
   window = min(mask.window or length, length)
+  # The first w queries see w / 2 keys on average, and all others w.
   return window * length - window**2 / 2
 
 

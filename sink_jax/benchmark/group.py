@@ -84,6 +84,7 @@ def _timed(config, width, batch, length, steps, seed) -> tuple[float, float]:
   """Milliseconds of a step of all trials: one after the other, and as a group."""
   mesh, optimizer = make_mesh(), OptimizerConfig()
   draw = np.random.default_rng(seed)
+  # 16 bits, as a cache on the disk has them where the vocabulary is small enough.
   corpus = draw.integers(0, config.vocab_size, (_CHUNKS, length + 1), np.uint16)
   rows = draw.integers(0, _CHUNKS, (steps, width, batch), np.int32)
   rates = peak_rates(optimizer)
@@ -91,6 +92,7 @@ def _timed(config, width, batch, length, steps, seed) -> tuple[float, float]:
   states = [init_state(config, optimizer, seed + i, mesh) for i in range(width)]
   stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *states)
   group_steps = make_group_steps(config, optimizer, mesh)
+  # Rates per step and trial, since trials of a group may differ in them; no trial is done early.
   inputs = GroupInputs(rows, Rates(*(np.full((steps, width), x) for x in rates)),
                        np.ones((steps, width), bool))
   on_device = jnp.asarray(corpus)

@@ -46,6 +46,7 @@ def run(lengths: list[int], heads: int, head_dims: list[int], keys: int, variant
   spec = chosen([variant], VARIANTS, '--variant')[variant]
   if keys > min(lengths):
     raise ValueError(f'--keys={keys} is more than --length={min(lengths)}.')
+  # Within a head dimension from short to long: a time limit cuts off what takes longest.
   shapes = [(1, heads, length, head_dim) for head_dim in head_dims for length in sorted(lengths)]
   cases = [(shape, what) for shape in shapes
            for what in ('all keys', f'first {keys} keys', 'T x T')]

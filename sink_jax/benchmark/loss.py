@@ -47,8 +47,10 @@ def run(tokens: tuple[int, int], d_model: int, vocab: int, dtype: str, seed: int
   options = {'tokens': list(tokens), 'd_model': d_model, 'vocab': vocab, 'seconds': seconds,
              'limit': limit}
   h = machine.random(seed, (batch, length, d_model), dtype)
+  # Scaled so that logits are of size one: h has D numbers of that size.
   kernel = machine.random(seed + 1, (d_model, vocab), 'float32') / d_model**0.5
   targets = jax.random.randint(jax.random.key(seed), (batch, length), 0, vocab)
+  # Weights of 1 / (B T) make the weighted sum the mean in nats per token.
   arrays = h, kernel, targets, jnp.full((batch, length), 1 / (batch * length))
   rows: list[LossRow] = []
   result = lambda complete: Document('loss', where, options, COLUMNS, _compare(rows), NOTES,
@@ -79,6 +81,7 @@ def _compare(rows: list[LossRow]) -> list[LossRow]:
 
 def _timed(row: LossRow, f, arrays, flops: float, seconds: float, rate: float | None) -> LossRow:
   compiled = jax.jit(jax.value_and_grad(f, (0, 1))).lower(*arrays).compile()
+  # The logits of all positions may not fit, and running out of memory can end the process.
   bytes_, limit = machine.compiled_bytes(compiled), machine.memory_limit()
   if bytes_ is not None and bytes_ > limit:
     return dataclasses.replace(row, bytes=bytes_, failed=(

@@ -24,6 +24,7 @@ def describe(seed: int) -> dict[str, Any]:
       'device_kind': device.device_kind,
       'device_count': jax.device_count(),
       'jaxlib': importlib.metadata.version('jaxlib'),
+      # On a GPU it has several lines, and a fact is one.
       'platform_version': ' '.join(device.client.platform_version.split()),
       'driver': _driver(),
       'seed': seed,
@@ -47,6 +48,7 @@ def matmul_rate(dtype: str) -> float | None:
 
 def memory_limit() -> int:
   """Bytes that a program may use: the device's, or half of the memory of a host."""
+  # A CPU has no statistics: half of the host's memory leaves the rest to whatever else runs there.
   stats = jax.devices()[0].memory_stats() or {}
   return stats.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
 
@@ -80,4 +82,5 @@ def _driver() -> str | None:
                            capture_output=True, text=True, timeout=20, check=True).stdout
   except (OSError, subprocess.SubprocessError):
     return None
+  # nvidia-smi prints a line per GPU, and all of them have one driver.
   return shown.split()[0] if shown.split() else None

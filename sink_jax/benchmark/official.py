@@ -30,6 +30,7 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   s = jnp.einsum('blhd,bthd->bhlt', q, k) * jnp.asarray(1 / math.sqrt(q.shape[-1]), dtype)
   if spec.position.has_bias:
     slopes_H = jnp.asarray(spec.position.slopes(heads))[:, None, None]
+    # The official code adds this bias in bfloat16, where whole numbers above 256 are rounded.
     s = s + (slopes_H * spec.position.distance_bias(i - j)).astype(dtype)
   keep = spec.mask.keep(i, j)
   extra_logit = extra_key_logit(spec, q, params)
@@ -55,6 +56,7 @@ def _exponential(spec, s, keep):
 
 
 def _additive(spec, s, keep):
+  # The mask comes after the function, whose value of a hidden score need not be zero.
   f, power = jnp.where(keep, spec.similarity(s), 0), spec.normalizer.power
   if power is None:
     return f

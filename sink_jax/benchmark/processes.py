@@ -33,10 +33,12 @@ def start(arguments: list[str], folder: Path, log: Path | None,
     log: the file that its output is appended to; None leaves it on the terminal.
     environment: variables beside those of this process.
   """
+  # The working folder is not the checkout, so the package has to be found by its path.
   root = str(Path(sink_jax.__file__).parents[1])
   paths = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
   with contextlib.nullcontext() if log is None else open(log, 'ab') as stream:
     return subprocess.Popen(
+        # -P: nothing in the working folder can take the place of a module.
         [sys.executable, '-P', '-m', 'sink_jax.benchmark', *arguments], cwd=folder,
         env=os.environ | {'PYTHONPATH': paths} | environment, stdout=stream, stderr=stream,
         # A group of its own: stopping it also stops the compilers that it has started.
@@ -64,6 +66,7 @@ def wait(processes: list[subprocess.Popen], files: list[Path], seconds: float,
       if now - said > _SAY_EVERY:
         said = now
         save()
+      # A single process prints its own progress; several write to a log.
       if len(processes) > 1 and now == said:
         rows = sum(len(document.rows) for document in documents(files))
         print(f'  {rows} rows so far, at most {seconds - now + began:.0f} s left',
@@ -80,6 +83,7 @@ def documents(files: list[Path]) -> list[Document]:
 @contextlib.contextmanager
 def _stopped_at_the_end(processes: list[subprocess.Popen]) -> Iterator[None]:
   """Ends the processes that still run when the block is left, also by a SIGTERM."""
+  # sys.exit raises, so a SIGTERM leaves the block by `finally` and takes the processes along.
   before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     yield

@@ -53,6 +53,8 @@ def row_from_json(kind: type[R], entries: dict[str, Any]) -> R:
   Raises:
     ValueError: a key that no field of this kind of row has, or one that is missing.
   """
+  # Annotations are texts in this file. The entries are copied because those that are read are
+  # removed, and what is left at the end is unknown.
   hints, entries = typing.get_type_hints(kind), dict(entries)
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):
@@ -85,9 +87,11 @@ class AttentionRow(Row):
   forward: Timing | None = _left_out()
   both: Timing | None = _left_out()
   calls_per_program: int | None = _left_out()  # older documents lack it
+  # Peak beside the inputs; None where neither the compiler nor the device states it.
   forward_bytes: int | None = None
   both_bytes: int | None = None
   both_mb: float | None = None
+  # By `benchmark.flops`, whatever the implementation computes; TFLOP/s and shares are of these.
   forward_flops: float | None = None
   forward_tflops: float | None = None
   forward_share: float | None = None
@@ -152,10 +156,13 @@ class TrainStepRow(Row):
   unroll: int
   implementation: str
   step: Timing | None = _left_out()
+  # Seconds; short where the program was found in the cache on the disk.
   compile_s: float | None = None
   bytes: int | None = None
   gb: float | None = None
   peak_bytes_in_use: int | None = None
+  # The same batch comes in every step, so `loss`, that of the last one, is smaller if the steps
+  # train.
   loss_after_warmup: float | None = None
   loss: float | None = None
   tokens_per_second: float | None = None
@@ -163,6 +170,7 @@ class TrainStepRow(Row):
   mfu: float | None = None
   mfu_datasheet: float | None = None
   mfu_datasheet_text: str | None = None
+  # The time of the step's FLOPs at the measured rate, and the step's time over it.
   floor_ms: float | None = None
   vs_floor: float | None = None
 

@@ -71,6 +71,7 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
       break
     progress.next(f'{kernel} at head dimension {shape[3]}')
     calls = _calls(kernel, Work(spec, shape, 'bfloat16', seed), interpret)
+    # The present entry is timed first, because the other rows are divided by its time.
     present = _entry(kernel, shape[3])
     tried = [present, *(c for c in (gpu_layout.Blocks(*c) for c in candidates) if c != present)]
     compiled = _compile(kernel, shape[3], tried, *calls)
@@ -109,6 +110,7 @@ def patched(kernel: str, head_dim: int, blocks: gpu_layout.Blocks) -> Iterator[N
   """Gives the table another entry for this head dimension, while something is traced."""
   table = gpu_layout.BLOCKS[kernel]
   before = dict(table)
+  # The smallest entry that holds the head dimension is taken, so one of exactly its size wins.
   table[head_dim] = blocks
   try:
     yield
@@ -135,9 +137,11 @@ def _calls(kernel, work, interpret):
   forward = jax.jit(lambda *x: tuple(flash_gpu.forward(spec, *x, **options)))
   result = PartialAttention(*forward(q, k, v))
   if kernel == 'columns':
+    # Weights of one: the kernel then sums the plain columns.
     rows = result.row_stats_BxHxT, jnp.ones_like(result.row_stats_BxHxT)
     length = work.shape[2]
     return lambda *x: flash_gpu.column_sums(spec, length, *x, **options), (q, k, *rows)
+  # No cotangent comes from the statistics of the rows, as where the output alone is used.
   zeros = jnp.zeros_like(result.row_stats_BxHxT)
   rows = row_cotangents(spec, result, PartialAttention(do, zeros, zeros))
   wanted = slice(0, 1) if kernel == 'dq' else slice(1, 3)  # the other kernel is dropped
@@ -173,6 +177,7 @@ def _mark_best(rows: list[SweepRow]) -> list[SweepRow]:
   best: dict[tuple[str, int], tuple[float, int]] = {}
   for number, row in enumerate(rows):
     if row.call:
+      # Of equal times the earlier row wins.
       key, timed = (row.kernel, row.head_dim), (row.call.median, number)
       best[key] = min(best.get(key, timed), timed)
   numbers = {number for _, number in best.values()}

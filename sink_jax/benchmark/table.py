@@ -36,7 +36,9 @@ def render(document: Document) -> str:
   lines = []
   for number, row in enumerate(cells):
     if number == 1:
+      # The rule ends before the last column, whose reasons are long.
       lines.append('-' * (sum(widths[:-1]) + 2 * len(widths) - 4))
+    # An empty line where the first column changes, such as from one shape to the next.
     elif number > 1 and row[0] != cells[number - 1][0]:
       lines.append('')
     lines.append('  '.join(x.ljust(w) if is_left else x.rjust(w)

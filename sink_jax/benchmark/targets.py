@@ -39,6 +39,7 @@ def _times(document: Document | None) -> dict[tuple[str, str, str], float]:
 
 
 def _attention(times: dict[tuple[str, str, str], float]) -> Iterator[Target]:
+  # Without any measurement the targets are still listed, as not measured.
   shapes = list(dict.fromkeys(shape for shape, _, _ in times)) or list(_MAIN)
   main = [shape for shape in _MAIN if shape in shapes]
   for shape in main or shapes:

@@ -54,6 +54,8 @@ def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,
   """
   assert warmup > 0, 'the size of a batch is known from a call'
   spent = once = 0.0
+  # `once` is the time of the last call, without the compilation of the first where there are
+  # several.
   for _ in range(warmup):
     once = elapsed(1)
     spent += once
@@ -61,6 +63,7 @@ def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,
       break
   calls = max(1, min(most_calls, int(batch_seconds / max(once, 1e-9))))
   times, spent = [], 0.0
+  # At least three repetitions, for a spread; one of a call that alone takes longer than asked.
   while spent < seconds and len(times) < _ENOUGH or len(times) < (3 if once < seconds else 1):
     took = elapsed(calls)
     times.append(took / calls)
@@ -88,6 +91,7 @@ class Countdown:
     left = ''
     if self._done:
       estimate = spent / self._done * (self._total - self._done)
+      # What does not begin before the limit does not run, so no more time than that is left.
       if self._limit is not None:
         estimate = min(estimate, max(0, self._limit - spent))
       left = f', about {estimate:.0f} s left'

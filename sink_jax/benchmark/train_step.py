@@ -106,6 +106,7 @@ def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> Tra
   shape = row.batch, row.length
   tokens = np.asarray(jax.random.randint(
       jax.random.key(seed), (row.batch, row.length + 1), 0, config.vocab_size))
+  # On the devices before the first step: its transfer belongs to the input pipeline.
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
   state = init_state(config, optimizer, seed, mesh)
@@ -117,7 +118,9 @@ def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> Tra
   # The state is donated to each step, so the steps follow one another and none is left out.
   for _ in range(_WARMUP):
     state, metrics = step(state, data, rates)
+  # Reading a number waits for the device, so the clock starts with an empty queue.
   first = float(metrics['loss'])
+  # Groups of steps without a wait between them, as in training; several, for a spread.
   calls, times = max(1, steps // _GROUPS), []
   for _ in range(min(_GROUPS, steps)):
     began = time.perf_counter()
@@ -127,6 +130,7 @@ def _timed(row: TrainStepRow, config: ModelConfig, steps: int, seed: int) -> Tra
     times.append((time.perf_counter() - began) / calls)
   # What the compiler states, and what was measured: the second has other programs in it, too.
   used = jax.devices()[0].memory_stats() or {}
+  # The donated state is an argument and a result in the same memory: it counts once.
   bytes_ = stats and (stats.argument_size_in_bytes + stats.temp_size_in_bytes
                       + stats.output_size_in_bytes - stats.alias_size_in_bytes)
   return dataclasses.replace(
