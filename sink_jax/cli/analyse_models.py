@@ -60,6 +60,7 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str],
   else:
     models = runner.loaders(analysis, checkpoints, workdirs, options)
     results, failures = runner.measure_all(analysis, models, options, write)
+  # Every model has failed: the file lists the errors, and there is nothing to draw.
   if not results:
     return f'{analysis.figure}: no results', [numbers], failures
   analysis.module.draw(results, picture)
@@ -72,6 +73,7 @@ def _made(out: str | AnyPath | None) -> AnyPath:
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
   folder = to_path(out)
+  # A name that no other process takes, in case several try the same folder at once.
   trial = folder / f'.{uuid.uuid4().hex[:12]}'
   try:
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +88,7 @@ def _made(out: str | AnyPath | None) -> AnyPath:
 def _record(analysis: Analysis, results: list[Result], failures: list[Failure]) -> dict[str, Any]:
   """What NAME.json holds."""
   return {'analysis': analysis.name, 'figure': analysis.figure,
+          # The versions have a place of their own below, so provenance is asked for the rest alone.
           **provenance(devices=False), 'hardware': hardware(),
           'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
                        'numpy': np.__version__, 'python': platform.python_version()},

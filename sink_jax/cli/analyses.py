@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) != 2:
       raise ValueError('name one analysis, such as: python -m sink_jax.analyses lengths '
                        '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+    # Options that cannot be read are refused before the cache of compiled programs asks for
+    # devices.
     given = _given()
     compile_cache.enable()
     text, paths, failures = analyse_models(argv[1], _CHECKPOINT.value, _WORKDIR.value, _OUT.value,
@@ -77,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _given() -> dict[str, Any]:
   """The options of the command line as fields of `Options`."""
+  # People count blocks and heads from 1, as the paper does; the program counts from 0. None, where
+  # the flag is not given, stays None.
   from_1 = lambda flag: (numbers := _numbers(flag, int)) and tuple(i - 1 for i in numbers)
   return {'inputs': _INPUTS.value, 'source': _SOURCE.value, 'sequences': _SEQUENCES.value,
           'length': _LENGTH.value, 'lengths': _numbers(_LENGTHS, int),
@@ -101,6 +105,7 @@ def _numbers(flag: flags.FlagHolder, kind: type) -> tuple | None:
 
 
 def _say(line: str) -> None:
+  # On stderr, so that stdout holds the table and the names of the files alone.
   print(line, file=sys.stderr, flush=True)
 
 

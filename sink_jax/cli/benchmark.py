@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
   def command(name, text):
     one = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    # `show` prints what was measured before, so nothing of it is random or limited.
     if name != 'show':
       one.add_argument('--seed', type=_seed, default=0, help='of the random inputs (default 0)')
       one.add_argument('--limit', type=_positive, metavar='SECONDS',
@@ -185,6 +186,7 @@ def _share(text):
 
 
 def _names(text):
+  # An empty list is the choice of none, such as --rivals=none.
   return [] if text == 'none' else [name.strip() for name in text.split(',')]
 
 
@@ -204,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command; returns its exit code."""
   options = parser().parse_args(arguments)
   _refuse_unused(options)
+  # Without the imports that take seconds: the table of a file needs no jax.
   if options.command == 'show':
     from sink_jax.benchmark.records import document_from_json
     from sink_jax.benchmark.table import render
@@ -213,8 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if options.command == 'check':  # starts processes that use JAX and has no use for it itself
     from sink_jax.benchmark.check import check
     return check(Path(options.out), options)
+  # Here and not above: this import takes seconds, and --help needs none of it.
   from sink_jax.benchmark import commands
   if options.limit:
+    # What the imports took is a part of the limit; at least one row begins in any case.
     options.limit = max(0.1, options.limit - (time.monotonic() - _BEGAN))
   try:
     return commands.run(options)

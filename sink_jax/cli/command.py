@@ -66,20 +66,25 @@ def config_argument(arguments: Sequence[str]) -> str | None:
   for i, argument in enumerate(arguments):
     name, equals, value = argument.partition('=')
     if name in ('--config', '-config'):
+      # --config FILE, as two arguments.
       return value if equals else next(iter(arguments[i + 1:]), '')
   return None
 
 
 def _parsed(arguments, config):
   given = config_argument(arguments)
+  # As if the person had written it: absl reads a config file while it reads the arguments.
   if given is None and config:
     given = config
     arguments = [arguments[0], f'--config={config}', *arguments[1:]]
   if given is None:
+    # A command that has no --config reads its arguments as they are; one that requires it has put a
+    # validator on it, whose message would not show an example.
     if 'config' in flags.FLAGS and flags.FLAGS['config'].validators:
       raise ValueError('--config is missing, such as --config=configs/quickstart.py:text-softmax.')
     return _read(arguments)
   path = given.partition(':')[0]
+  # Checked here, where the error can be one line that names the file.
   if not Path(path).is_file():
     raise ValueError(f'--config={given}: there is no file {path}.')
   try:

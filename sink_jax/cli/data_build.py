@@ -33,6 +33,7 @@ def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_
   if isinstance(source, PackedDataset) or isinstance(valid_source, PackedDataset):
     return []
   held, training, cut = [], [], False
+  # Each side is read from its beginning, as far as the limit, so that a large corpus costs seconds.
   for side in filter(None, (source, valid_source)):
     read = 0
     for document in side.documents():
@@ -42,6 +43,7 @@ def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_
       read += len(document.text)
       if document.domain in left_out:
         continue
+      # With a validation source everything of it is held out, and nothing of the other.
       is_held = side is valid_source or (
           not valid_source and side.held_out(document.name, valid_fraction))
       (held if is_held else training).append(document.text)
@@ -99,6 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.exit(2, f'{parser.prog}: {error}\n')
   except (OSError, MemoryError, RuntimeError) as error:
     parser.exit(1, f'{parser.prog}: {error}\n')
+  # Without a validation source both are the same cache, which is shown once.
   for cache in dict.fromkeys(caches):
     print(cache.folder)
     print(json.dumps(cache.manifest['domains'], indent=1))
@@ -107,6 +110,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _refuse_unused(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+  # argparse does not tell whether an option was written: a value that is not the default was.
   given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
   unused, reason = [], ''
   if args.verify:
@@ -135,6 +139,7 @@ def _stop(signum, frame):
 
 
 def start() -> None:
+  # In `start` alone: a program that calls `main` has signals of its own.
   signal.signal(signal.SIGTERM, _stop)
   try:
     main()

@@ -34,7 +34,9 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
   Raises:
     ValueError: the name is unknown, or the dataset needs packages that are not here.
   """
+  # Here and not above: it takes long to import, and a choice of sources or --help does not need it.
   import tensorflow_datasets as tfds
+  # In a log file every update of a bar would be a line.
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   default = tfds.core.constants.DATA_DIR  # pyright: ignore  a module that is made at run time
@@ -43,6 +45,7 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
              _known(tfds, name, folder))
   file_format = builder.info.file_format
   assert file_format is not None  # every builder has one
+  # The folder may hold the dataset from before, in whatever format it was prepared then.
   if file_format.value != 'array_record':
     raise ValueError(f'{builder.data_path} holds {name!r} as {file_format.value}, '
                      'which needs TensorFlow to read: use another --data_dir.')
@@ -53,6 +56,7 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
     raise _lacks(name, error) from None
   except (tfds.download.DownloadError, AssertionError, ValueError) as error:
     raise ValueError(f'{name!r} cannot be prepared: {error}') from None
+  # Not every dataset has a split called 'train'.
   split = 'train' if 'train' in builder.info.splits else next(iter(builder.info.splits))
   return Tfds(name=name, data_dir=data_dir, split=split)
 
@@ -93,6 +97,8 @@ def _of_documents(tfds, name, folder, source):
     def _info(self):
       text = tfds.features.Text
       return tfds.core.DatasetInfo(
+          # Without shuffling the documents keep the order of the source; the description tells
+          # later what the folder was made of.
           builder=self, description=repr(source), disable_shuffling=True,
           features=tfds.features.FeaturesDict(
               {'text': text(), 'domain': text(), 'name': text()}))
@@ -106,10 +112,12 @@ def _of_documents(tfds, name, folder, source):
           progress.update(document.position, documents=index + 1)
           yield index, {'text': document.text, 'domain': document.domain, 'name': document.name}
 
+  # TFDS names a dataset after its class; this one is called as the person says.
   Documents.name = name
   builder = Documents(data_dir=folder, file_format='array_record')
   if pathlib.Path(builder.data_path).exists():
     made_of = tfds.builder_from_directory(builder.data_path).info.description
+    # A builder takes over a folder that is there, without a look at what it was made of.
     if made_of != repr(source):
       raise ValueError(f'{builder.data_path} was made of {made_of}: use another --name.')
   return builder

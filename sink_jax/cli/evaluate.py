@@ -65,6 +65,8 @@ def main(argv: Sequence[str]) -> None:
 def _evaluate() -> tuple[dict[str, Any], list[AnyPath]]:
   if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
     raise ValueError('name a model: either --workdir or --checkpoint.')
+  # What a person leaves out has to stay out, so that `check_given` sees the options that were
+  # given.
   given: dict[str, Any] = {flag.name: flag.value for flag in (_INPUTS, _SOURCE, _BOS, _SEED, _FSDP)
            if flag.value is not None}
   if _WORKDIR.value is not None:

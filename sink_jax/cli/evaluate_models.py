@@ -55,6 +55,8 @@ def evaluate_run(workdir: str | AnyPath, out: str | AnyPath | None = None, *,
   report = _probed(run, tokens, dtype or settings.dtype)
   pictures = _drawn(run, report, tokens, epsilon, out)
   pictures.append(out / 'training_curves.png')
+  # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
+  # now.
   plots.training_curves(read_metrics(workdir), pictures[-1], settings.epsilon)
   data = config['data']
   protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
@@ -116,6 +118,7 @@ def as_text(result: dict[str, Any]) -> str:
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
   ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  # A ratio is None where the others' values have no norm; with all of them None there is no line.
   ratio, block = min(ratios, default=(None, None))
   lines = [
       ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
@@ -131,6 +134,7 @@ def as_text(result: dict[str, Any]) -> str:
     lines.append(('value norm ratio', f'{ratio:.2f}',
                   f'first token to the others, smallest in block {block}'))
   if summary['sink_bias_slot'] is not None:
+    # Beside Sink_1: an extra key takes the sink of the first token over (Table 4).
     lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
                      f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
                      'sail-sg/Attention-Sink, counts'))
@@ -145,6 +149,7 @@ def as_text(result: dict[str, Any]) -> str:
 def _part(tokens, sequences, length):
   if tokens is None:
     raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+  # A probe needs a token beside the first, so a length of 1 is refused here by its option.
   for name, wanted, stored, least in (('sequences', sequences, tokens.shape[0], 1),
                                       ('length', length, tokens.shape[1], 2)):
     if wanted is not None and not least <= wanted <= stored:

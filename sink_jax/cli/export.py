@@ -36,5 +36,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def start() -> None:
+  # In `start`: another program that imports this module does not have to give these flags.
   flags.mark_flags_as_required(['workdir', 'out'])
   command.run(main)

@@ -86,15 +86,19 @@ def _generate() -> None:
     run = load_run(os.path.expanduser(_WORKDIR.value))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=_DTYPE.value))
   if _BOS.value == 'none':
+    # `stream` puts the first token of a run's training before every text that lacks it.
     run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
   tokens = _first_tokens(tokenizer, prompt)
+  # On stderr, so that what is piped on is the text alone.
   print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
         file=sys.stderr)
   total = len(tokens) + _LENGTH.value + run.config.sink_tokens
+  # A cache of all tokens drops none, and so is no different from attention over the whole text.
   policy = CachePolicy(total)
   if _CACHE_SIZE.value is not None:
     policy = CachePolicy(_CACHE_SIZE.value, _SINKS.value, _POSITIONS.value)
+  # tokens[None]: a batch of one text.
   pieces = stream(run, tokens[None], _LENGTH.value, policy=policy,
                   temperature=_TEMPERATURE.value, top_k=_TOP_K.value, seed=_SEED.value,
                   chunk=_CHUNK)
@@ -119,6 +123,7 @@ def _given_prompt() -> str:
   if _PROMPT_FILE.value is not None:
     with open(os.path.expanduser(_PROMPT_FILE.value), encoding='utf-8') as file:
       return file.read()
+  # Reading a terminal would look like a program that hangs.
   if sys.stdin.isatty():
     raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
   return sys.stdin.read()

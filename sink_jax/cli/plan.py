@@ -94,6 +94,7 @@ def _run():
     command.unused('is not used where --step_seconds is given.', _SHARE)
   if not _TOPOLOGY.value:
     raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
+  # Before the minutes of compiling, after which the result would be lost.
   if _JSON.value and not pathlib.Path(_JSON.value).parent.is_dir():
     raise ValueError(f'--json={_JSON.value}: its folder does not exist.')
   job = _job(_TOPOLOGY.value)
@@ -113,6 +114,7 @@ def _run():
 
 def _refuse_others(kept):
   reason = f'is for the plan of one run: --{kept.name} takes no other option.'
+  # --config has a default here, so whether it was given can be seen in the command line alone.
   if command.config_argument(sys.argv) or any(
       argument.lstrip('-').startswith('config.') for argument in sys.argv):
     raise ValueError(f'--config {reason}')
@@ -129,6 +131,7 @@ def _search(job: Job, say: Callable[[str], None]) -> int:
     try:
       plans.append(_plan(other))
     except ValueError as error:
+      # One alternative may be refused; the others are tried all the same.
       say(f'{suggestions.options_of(other)}: {error}')
       continue
     say(as_line(plans[-1]))
@@ -176,7 +179,10 @@ def _vocab(experiment):
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
   known = _VOCAB.value or experiment.model.vocab_size or source
   if not known and command.config_argument(sys.argv):
+    # Without a config of the person's own the tokenizer is the bytes of configs/base.py, which is
+    # not that of the model to plan.
     known = getattr(experiment.data.tokenizer, 'vocab_size', None)
+  # The models of the paper have 50432 = 788 * 64 entries, of which GPT-NeoX's tokenizer uses fewer.
   return known or 50432
 
 

@@ -98,11 +98,13 @@ def main(argv: Sequence[str]) -> None:
       _run(trials, table, root, alone or is_first())
   except Unsaved as error:
     print(error, file=sys.stderr, flush=True)
+    # After three signals, without waiting for threads that save.
     os._exit(EXIT_UNSAVED)
   except (Interrupted, SweepStopped, KeyboardInterrupt):
     print('Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
   except ValueError as error:
+    # All processes of a job have raised it, since all have the same options.
     fail(f'error: {error}')
   except Exception:
     fail(traceback.format_exc(), alone=True)
@@ -124,6 +126,7 @@ def _table() -> dict[str, Trial]:
     seeds = [int(seed) for seed in given]
   except ValueError:
     raise ValueError(f'--seeds={",".join(given)}: write numbers, such as 0,1,2.') from None
+  # A seed is in the name of a trial and of its folder, so each can be there once.
   if seeds and (len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) < 2**31):
     raise ValueError(f'--seeds={",".join(given)}: write different numbers from 0 to 2**31 - 1.')
   if _PROCESSES.value < 1:
@@ -146,6 +149,8 @@ def _check_batched() -> None:
 
 def _selected(table: Mapping[str, Trial]) -> dict[str, Trial]:
   """Those that --only and --shard leave; --only takes a trial's name or that of one seed."""
+  # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME alone then means all of
+  # them.
   names = lambda name, trial: {name, trial.label.get('trial')}
   known = set().union(*(names(*item) for item in table.items()))
   unknown = sorted(set(_ONLY.value) - known)
@@ -157,12 +162,14 @@ def _selected(table: Mapping[str, Trial]) -> dict[str, Trial]:
     if trial.overridden:
       raise ValueError(f'--set={trial.overridden[0]}: trial {name} is about it. Leave that out, or '
                        'choose other trials with --only.')
+  # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard(trials, _SHARD.value)
 
 
 def _open_data(trials: Mapping[str, Trial]) -> None:
   """Builds the caches of all trials; those of a config are built once."""
   for name, trial in trials.items():
+    # A trial that cannot be expressed at this budget has no config.
     if trial.config:
       data = open_data(from_dict(trial.config).data).summary()
       print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} training '
@@ -201,6 +208,7 @@ def _run(trials: Mapping[str, Trial], table: Mapping[str, Trial], root: AnyPath,
   """
   statuses = {}
   if first:
+    # Those that are done or have diverged end at once, and neither take time nor need a line.
     left = {state.name: trials[state.name] for state in read_states(trials, root)
             if state.status not in FINAL_STATUSES}
     if _ESTIMATE.value:
@@ -229,6 +237,7 @@ def _outcomes(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[str,
   if _PROCESSES.value > 1:
     yield from run_in_parallel(trials, root, _PROCESSES.value)
     return
+  # After the branch of processes: this asks for the devices, which the workers need.
   compile_cache.enable()
   if _BATCHED.value:
     yield from run_batched(trials, root, _WIDTH.value)

@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
+    # A plain dict, since a run stores it as JSON and compares it when it is resumed.
     train(_CONFIG.value.to_dict(), _WORKDIR.value)
   except Interrupted as stop:
     print(stop, file=sys.stderr)
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
   except (ValueError, Diverged) as error:  # all processes have raised it
     fail(f'error: {error}')
   except CheckpointError as error:
+    # One process alone may have met it, with its part of a checkpoint.
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {_WORKDIR.value}; once '
