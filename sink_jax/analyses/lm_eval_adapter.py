@@ -64,13 +64,14 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
         f'HellaSwag cannot be read ({" ".join(str(error).split())[:300]}). Without a connection, '
         'download its validation file elsewhere and give it as --hellaswag=FILE.jsonl.') from error
   model = language_model(run, tokenizer, bos=bos, batch_size=batch_size, say=say)
+  # Without a seed of torch, which the harness would have to import for it.
   evaluated = lm_eval.simple_evaluate(
       model=model, tasks=[task], limit=limit, num_fewshot=0, bootstrap_iters=0,
       log_samples=False, torch_random_seed=None)
   scores = evaluated['results']['hellaswag']
   percent = lambda key: 100 * float(scores[key])
   questions = evaluated['n-samples']['hellaswag']['effective']
-  # The standard error of a share: the harness would draw bootstrap samples for it.
+  # As the harness's `mean_stderr` computes it from a sample; with bootstrap_iters=0 it states none.
   error = lambda p: 100 * float(np.sqrt(p * (1 - p) / max(1, questions - 1)))
   return {'acc': percent('acc,none'), 'acc_norm': percent('acc_norm,none'),
           'acc_stderr': error(scores['acc,none']),
