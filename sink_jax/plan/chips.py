@@ -47,6 +47,8 @@ CHIPS = {
     'v5e': Chip('v5e', 197e12, 16 * GIB, 15.75 * GIB, 819e9, 50e9, 2, 16, 1, 256, '16x16'),
     'v5p': Chip('v5p', 459e12, 96 * GIB, 95.7 * GIB, 2765e9, 100e9, 3, 4, 1, 6144, '4x4x8'),
     'v6e': Chip('v6e', 918e12, 32 * GIB, 31.2 * GIB, 1638e9, 100e9, 2, 16, 1, 256, '16x16'),
+    # JAX sees the two cores of a v7x chip as two devices, so its peak and its bandwidth are halves
+    # of the documented ones, and its memory is that of one core.
     'v7x': Chip('tpu7x', 2307e12 / 2, 96 * GIB, 94.7 * GIB, 7380e9 / 2, 100e9, 3, 4, 2, 9216,
                 '4x4x4'),
 }
@@ -83,6 +85,8 @@ class Slice(NamedTuple):
 
     v5e and v6e have it along 16 chips; v5p and v7x in slices of whole cubes of 4 x 4 x 4.
     """
+    # Slices of v5p and v7x are put together from cubes, and close along all dimensions or along
+    # none: 4x4x2 is open along all three.
     if self.chip.dimensions == 3:
       return all(n % self.chip.wraps == 0 for n in self.shape)
     return self.shape[dimension] % self.chip.wraps == 0
@@ -95,6 +99,7 @@ def parse(topology: str) -> Slice:
     ValueError: no such chip, or a shape that it is not connected in; says which there are.
   """
   kind, _, shape = topology.lower().partition(':')
+  # The compiler's own name is accepted as well: tpu7x is v7x.
   kind = {chip.prefix: name for name, chip in CHIPS.items()}.get(kind, kind)
   if kind not in CHIPS:
     gpu = re.match(r'(h100|h200|a100|b200|gb200|cuda|gpu)', kind)

@@ -20,6 +20,7 @@ from jax.experimental import topologies
 
 from sink_jax.plan.chips import GIB
 
+# The compiler writes GiB as G: its messages give the 15.75 GiB of a v5e as 15.75G.
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': GIB, 'T': 2**40}
 
 
@@ -59,6 +60,8 @@ def memory(compiled: jax.stages.Compiled) -> Memory:
   """What a compiled program needs in the memory of a device, without its code."""
   m = compiled.memory_analysis()
   assert m is not None, 'compilers for TPUs, GPUs and CPUs have one'
+  # An output that takes the place of a donated argument is in both sizes; the training step donates
+  # its state, which would otherwise count twice.
   outputs = m.output_size_in_bytes - m.alias_size_in_bytes
   return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
                 m.argument_size_in_bytes + m.temp_size_in_bytes + outputs, outputs)
@@ -110,6 +113,8 @@ def fresh_compiles() -> None:
   """
   os.environ['XLA_FLAGS'] = ''
   jax.config.update('jax_enable_compilation_cache', False)
+  # JAX decides once, at its first compilation, whether it uses the cache, and the option alone
+  # comes too late for a process that has compiled; reset_cache lets it decide again.
   from jax.experimental.compilation_cache import compilation_cache
   compilation_cache.reset_cache()
 
@@ -117,6 +122,7 @@ def fresh_compiles() -> None:
 @functools.cache
 def _prepare():
   fresh_compiles()
+  # libtpu reads these when it is loaded, so they are set before the first topology is asked for.
   os.environ |= {
       'TPU_LIBRARY_PATH': str(_library()),
       'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
@@ -135,6 +141,8 @@ def _library() -> pathlib.Path:
     library = pathlib.Path(installed.origin).parent / 'libtpu.so'
     if library.is_file():
       return library
+  # The pins of launch/compilers/tpu.txt: jax is pinned to another version below Python 3.12, and
+  # each jax fits its own libtpu.
   version = '0.0.42.1' if sys.version_info < (3, 12) else '0.0.48.1'
   raise CompilerMissing(
       f'No compiler for TPUs in {folder}/tpu: bash launch/test.sh --compile=v5e gets it and '

@@ -67,6 +67,8 @@ def _blocks(unroll: int | None) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
+  # A program that the compiler refused has no size of its outputs: only arguments and temporaries
+  # are known.
   parts = ', '.join(f'{name} {bytes_ / GIB:,.2f} GiB' for name, bytes_ in (
       ('arguments', plan.memory.arguments), ('temporaries', plan.memory.temporaries),
       ('outputs', plan.memory.outputs)) if bytes_ is not None)

@@ -21,7 +21,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+# f32[4,16]{1,0:T(8,128)S(1)}: dtype, sizes, and the layout with its tiles and its memory.
 _ARRAY = re.compile(r'\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?')
+# The shape before the operation may be a tuple with parentheses of its own, even in its layouts, so
+# it ends only at a blank and a lower-case word that is followed by a parenthesis.
 _INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$')
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
 
@@ -88,6 +91,8 @@ def computations(text: str) -> tuple[Computations, str]:
 
 def _arrays(shape) -> Iterator[Array]:
   for dtype, sizes, layout in _ARRAY.findall(shape):
+    # The first number of a dtype is its width: bf16, s4 and f8e4m3fn. `pred` has none and takes a
+    # byte; tokens and opaque values have none and take nothing.
     bits = re.search(r'\d+', dtype)
     width = int(bits[0]) / 8 if bits else 1 if dtype == 'pred' else 0
     space = re.search(r'S\((\d+)\)', layout)
@@ -103,11 +108,15 @@ def trip_count(loop: Instruction, parts: Computations) -> int | None:
   for name in loop.called('condition'):
     bounds = _constants(parts.get(name, {}).values())
     if bounds:
+      # The condition may compare with other constants too; the bound is the largest. Rounded up:
+      # counting to 8 by threes runs at 0, 3 and 6.
       return -(-max(bounds) // _increment(loop, parts[name], parts))
   return None
 
 
 def _increment(loop, condition, parts):
+  # A loop carries a tuple. Its condition reads the counter at some index of it, and the tuple that
+  # the body returns has the counter's next value at the same index.
   index = next((found[1] for y in condition.values() if y.op == 'get-tuple-element'
                 and (found := re.search(r'index=(\d+)', y.rest))), None)
   body = parts.get((loop.called('body') or [''])[0], {})
@@ -116,6 +125,7 @@ def _increment(loop, condition, parts):
     return 1
   counter = body[root.operands[int(index)]]
   added = _constants(body[name] for name in counter.operands if name in body)
+  # Anything but counter + constant is taken to count by ones, as scans do.
   return max(1, *added) if counter.op == 'add' and added else 1
 
 

@@ -79,6 +79,8 @@ class _Reader:
 
   def __init__(self, text: str):
     header = text[:text.find('\n')]
+    # The program is the same for all devices. The header names their number only where it is not
+    # one.
     count = re.search(r'num_partitions=(\d+)', header) or re.search(r'replica_count=(\d+)', header)
     self.partitions = int(count[1]) if count else 1
     self.computations, self.entry = hlo.computations(text)
@@ -107,15 +109,19 @@ class _Reader:
       elif x.op == 'custom-call' and _KERNEL.search(x.rest):
         self.kernel_calls += times
       if x.op == 'while':
+        # The condition of the loop is left out: it compares a counter.
         trips = hlo.trip_count(x, self.computations)
         self.unknown_loops += trips is None
         for body in x.called('body'):
           self._visit(body, times * (trips or 1), fused, overlapped)
       elif x.op in ('fusion', 'call', 'conditional', 'async-start'):
         inner = fused or x.op == 'fusion'
+        # All branches of a conditional count, as the text does not contain which is taken.
         for body in x.called('calls', 'to_apply', 'branch_computations', 'true_computation',
                              'false_computation'):
           self._visit(body, times, inner, overlapped or x.op == 'async-start')
+      # Inside of a fusion values stay on the chip; its operands and results were counted where it
+      # is called.
       if not fused:
         self.bytes += times * self._traffic(x, computation)
 
@@ -125,6 +131,8 @@ class _Reader:
     if kind == 'all-reduce' and 'all-reduce-scatter' in computation:
       kind = 'reduce-scatter'
     sizes = [array.bytes for array in x.shape]
+    # A true reduce-scatter has a device's part as its result, and the whole array is as many parts;
+    # in the fusion above the all-reduce still has the whole.
     if kind == 'reduce-scatter' and x.op != 'all-reduce':
       payload = sum(sizes) * len(group)
     elif x.op in ('all-gather-start', 'collective-permute-start'):
@@ -139,6 +147,8 @@ class _Reader:
     inside = fused and kind != 'reduce-scatter'
     before = self.collectives.get(key)
     if before is None:
+      # Outside of fusions `_traffic` counts a collective with all other instructions; inside it
+      # does not come there.
       self.bytes += times * payload * fused
       self.collectives[key] = Collective(kind, payload, group, times, overlapped or inside)
     elif not fused:  # of a computation that is called from several places
@@ -153,6 +163,8 @@ class _Reader:
     # Asynchronous work is counted where it starts, or where the computation that it calls is.
     if x.op in _FREE or x.op.endswith('-done') or x.op == 'async-start':
       return 0
+    # The operand is read only where the slice lies: its part is read and written, and the rest
+    # stays untouched.
     if x.op == 'dynamic-slice':
       return 2 * _main(x.shape)
     # In place: only the slice is read and written, as big as the array may be.
@@ -171,6 +183,8 @@ class _Reader:
     parameters = {int(y.rest[:y.rest.index(')')]): y for y in inside.values()
                   if y.op == 'parameter'}
     # A fusion may read a slice of an operand, one layer of the stacked weights, say.
+    # The smaller of the two, as `_read` counts an operand once for each instruction that uses it,
+    # while it is fetched once.
     read = sum(min(_main(shape), self._read(parameters[i], inside))
                for i, shape in enumerate(operands) if i in parameters)
     [root] = [y for y in inside.values() if y.root]
@@ -195,6 +209,8 @@ class _Reader:
           nested = self.computations[called]
           total += sum(self._read(y, nested) for y in nested.values()
                        if y.op == 'parameter' and y.rest.startswith(f'{index})'))
+        # A tuple reads nothing, what collectives send was counted with them, and the array that a
+        # slice is written into stays in its place. Anything else reads the whole.
         elif not (user.op in ('tuple', 'custom-call', *_KINDS)
                   or user.op == 'dynamic-update-slice' and index == 0):
           total += sum(array.bytes for array in parameter.shape)
@@ -258,6 +274,8 @@ def _named_group(mesh: str, sizes: str | None, order: str | None, axes: str,
   'b':(2)2 is a part of an axis: it is split into 2, 2 and the rest, of which the second counts.
   """
   shape = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+  # Every axis becomes three: what lies before the part, the part, and what lies after it. The group
+  # is all of the chosen parts at index 0 of everything else.
   devices = _transposed(sizes or str(partitions), order)
   split, chosen = [], []
   for name, size in shape.items():

@@ -58,6 +58,8 @@ class Job:
                        f'{self.batch_size}.')
     part = self.batch_size // self.microbatches
     if part % rows:
+      # The most micro-batches, up to those that were given, with which the batch divides; else the
+      # nearest batch that divides with the given number.
       fitting = [n for n in range(self.microbatches, 0, -1)
                  if self.batch_size % (n * rows) == 0]
       choices = ([f'--microbatches={fitting[0]}'] if fitting else []) + [
@@ -75,6 +77,8 @@ class Job:
     """The same job with these values, or with those that a run chooses where they are None."""
     data, fsdp, tensor = self.mesh
     tokens = self.tokens / (self.microbatches * data * fsdp)
+    # The defaults depend on what a device holds: tokens of its own micro-batch, and its part of a
+    # state that 'fsdp' and 'tensor' split and 'data' repeats.
     load = DeviceLoad('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor,
                       self.microbatches, self.loss_logits)
     return dataclasses.replace(self, model=with_defaults(self.model, load, remat, unroll))
@@ -112,6 +116,8 @@ def plan(job: Job, share: float = SHARE, compute: float | None = None,
     # Validation and the probe need the parameters alone, but the state of the optimizer stays.
     moments = _bytes(state) - _bytes(state.params)
     for name, lower in (('validation', _validation), ('probe', _probe)):
+      # A run needs the most that any of the three needs: once one does not fit, compiling the
+      # others cannot change the answer.
       if max(peaks.values()) <= job.where.chip.usable:
         peaks[name] = _compile(*lower(job, mesh, state.params))[1].total + moments
   chip = job.where.chip
@@ -135,12 +141,14 @@ def _training(job, mesh, state):
 
 
 def _validation(job, mesh, params):
+  # Validation runs on as many sequences at a time as a micro-batch has.
   batch = batch_layout(job.model, job.batch_size // job.microbatches, job.context, mesh)
   step = make_validation_step(job.model, mesh, loss_logits=job.loss_logits)
   return step.lower(params, batch), _bytes((params, batch))
 
 
 def _probe(job, mesh, params):
+  # All sequences of the probe at once, as a run records them.
   tokens = jax.ShapeDtypeStruct((job.probe.sequences, job.probe.length), jnp.int32,
                                 sharding=replicated(mesh))
   return (record.lower(probed(job.model, job.probe.dtype), PROBE_OPTIONS, mesh, params, tokens),
@@ -157,6 +165,8 @@ def _compile(lowered: jax.stages.Lowered,
     compiled = compiler.compile_lowered(lowered)
   except compiler.OutOfMemory as error:
     needed = error.bytes_with(arguments)
+    # The outputs are not known and count as nothing: those of the training step take the place of
+    # its donated state.
     return None, Memory(arguments, needed - arguments, needed)
   return compiled, compiler.memory(compiled)
 

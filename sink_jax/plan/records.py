@@ -96,6 +96,8 @@ class Plan:
 
   def to_json(self) -> dict[str, Any]:
     """The plan as one flat JSON object."""
+    # What is None or empty is left out, so that a plan that was read from an older file is written
+    # as it was.
     entries = vars(self) | {'memory': self.memory._asdict(), 'fits': self.fits}
     entries = {key: value for key, value in entries.items()
                if key not in ('cost', 'made') and value not in (None, {})}
@@ -116,9 +118,12 @@ def plan_from_json(entries: dict[str, Any]) -> Plan:
     cost = StepCost(**{field.name: entries[field.name] for field in dataclasses.fields(StepCost)
                        if field.name not in ('collectives', 'roofline')},
                     collectives=[Traffic(**row) for row in entries['collectives']],
+                    # 'seconds' holds the step, the floor and the bound too, which a Roofline
+                    # computes anew.
                     roofline=Roofline(**{field.name: entries['seconds'][field.name]
                                          for field in dataclasses.fields(Roofline)}))
   names = {field.name for field in dataclasses.fields(Plan)}
+  # Older plans lack these three, and newer ones have keys that are no fields, such as 'fits'.
   values = {'unroll': None, 'attention': None, 'peaks': {}} | {
       key: value for key, value in entries.items() if key in names}
   return Plan(**values | {'memory': Memory(**entries['memory']), 'cost': cost,

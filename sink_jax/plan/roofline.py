@@ -94,5 +94,7 @@ def kernel_flops(config: ModelConfig, length: int, tokens: float, calls: int,
       micro-batch, and the forward one, which comes twice where the backward pass repeats it.
   """
   forward = tokens * attention_flops(config, length)
+  # A layer and micro-batch has three calls, or four where the backward pass repeats the forward
+  # one; without the two of the backward pass they are the forward passes.
   passes = max(0, calls / (config.layers * microbatches) - 2)
   return forward * (passes + 3.5) if calls else 0.0

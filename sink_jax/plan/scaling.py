@@ -125,8 +125,11 @@ def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
   # More devices than sequences: groups of them share a sequence and split its heads.
   tensor = max(1, devices // sequences)
   rows = devices // tensor
+  # A small slice has fewer groups of devices than the study splits parameters over.
   fsdp = min(study.fsdp, rows)
   microbatches = max(1, sequences // rows // study.each)
+  # As `make_mesh` of the training lays it out: an axis of the mesh may take a part of an axis of
+  # the torus, such as the 16 devices of fsdp in a torus of 8x8x8.
   mesh = Mesh(mesh_utils.create_device_mesh(
       (rows // fsdp, fsdp, tensor), compiler.topology_devices(where.compiler_name),
       allow_split_physical_axes=True), AXES, axis_types=(AxisType.Auto,) * 3)
@@ -136,6 +139,7 @@ def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
   sent = sum(collective.count * collective.moved for collective in traffic)
   waiting = sum(interconnect.seconds(collective, mesh, where) for collective in traffic)
   work = tokens * flops_per_token(sized(study.size, vocab_size=VOCAB), CONTEXT) / devices
+  # The computation includes what is repeated; MFU below counts the needed work alone.
   compute = study.work * work / (where.chip.peak * SHARE)
   # float32 parameters and two moments.
   state = 12 * parameter_count(size=study.size, vocab_size=VOCAB) / fsdp / tensor
@@ -144,6 +148,7 @@ def estimate(study: Study, where: Slice, sequences: int) -> Estimate:
       sequences=sequences, microbatches=microbatches, tokens=tokens,
       each=sequences / rows, state_gib=state / GIB, sent_gb=sent / 1e9,
       links_ms=1e3 * waiting, compute_ms=1e3 * compute,
+      # Low: traffic comes after all computation. High: both go on together, and the longer counts.
       low=compute / (compute + waiting), high=compute / max(compute, waiting),
       mfu=work / where.chip.peak / (compute + waiting))
 
@@ -177,6 +182,8 @@ def _check(plan: Plan, cost: StepCost) -> FormulaCheck:
   """The formula beside a compiled program."""
   mesh, size = plan.mesh, plan.name.split('/')[0]
   devices = lambda axes: math.prod(mesh[name] for name in axes.split('+'))
+  # The bytes of a collective depend on the number of its members alone, so that any numbers serve
+  # as a group.
   formula = sum(
       times * Collective(kind, payload, tuple(range(devices(axes))), times, False).moved
       for kind, axes, payload, times in volumes(
@@ -267,5 +274,6 @@ def _figure(rows: dict[str, list[Estimate]], path: pathlib.Path) -> None:
     axis.grid(alpha=0.3)
   axes[0].set_ylabel('efficiency, computed')
   axes[0].legend(title='model')
+  # Without the name of the software, equal figures are equal files under any version.
   figure.savefig(path, dpi=110, metadata={'Software': None})
   pyplot.close(figure)

@@ -30,6 +30,7 @@ def memory_options(job: Job, memory: Memory) -> list[str]:
   block = (temporaries - _always(job)) / job.model.layers if now == 'none' else (
       max(0, temporaries - _always(job) - kept(now)))
   options = []
+  # Only policies that keep less: the others need more memory than what did not fit.
   for remat in _POLICIES[_POLICIES.index(now) + 1:]:
     options.append((f'--remat={remat}', arguments + _always(job) + _kept(job, remat) + block))
   rows = job.mesh[0] * job.mesh[1]
@@ -39,10 +40,13 @@ def memory_options(job: Job, memory: Memory) -> list[str]:
     options.append((f'--microbatches={n * job.microbatches}',
                     arguments + _always(job) + activations / n + arguments / 3))
   data, fsdp, _ = job.mesh
+  # Turning 'data' into 'fsdp' splits the state among more devices and leaves the sequences of a
+  # device as they are.
   if data > 1:
     options.append((f'--data=1 --fsdp={data * fsdp}', arguments / data + temporaries))
   lines = [f'  {option}: about {needed / GIB:,.1f} GiB' + (', fits' if needed < limit else '')
            for option, needed in options if needed < memory.total]
+  # One sequence for every group of devices and micro-batch, the least that divides.
   smaller = rows * job.microbatches
   if job.batch_size > smaller:
     lines.append(f'  --batch_size={max(smaller, job.batch_size // 2 // smaller * smaller)}: fewer '
@@ -53,6 +57,8 @@ def memory_options(job: Job, memory: Memory) -> list[str]:
 def alternatives(job: Job) -> Iterator[Job]:
   """A handful of meshes and remat policies for the same batch; the given one is the first."""
   devices, yielded = job.where.devices, set()
+  # With 'data' alone every device holds the whole state, with 'fsdp' alone the smallest part of it.
+  # Two meshes between them are tried, and one that splits the heads in four.
   meshes = [job.mesh, (devices, 1, 1), (1, devices, 1)]
   meshes += [(devices // n, n, 1) for n in (16, 64) if devices % n == 0 and devices > n]
   meshes += [(1, devices // n, n) for n in (4,) if devices % n == 0 and job.model.heads % n == 0]

@@ -69,6 +69,8 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
       began = time.monotonic()
       try:
         plans[name] = dataclasses.replace(plan(_job(name, *case)), made=provenance())
+      # It is a RuntimeError as well, but no property of the case: every other case would fail
+      # alike.
       except CompilerMissing:
         raise
       except (ValueError, RuntimeError) as error:  # a refusal of the compiler is a result, too
@@ -83,6 +85,7 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
 
 def read_plans(file: pathlib.Path) -> list[Plan]:
   """The plans of a plan.json, without what was refused; none where there is no such file."""
+  # What was refused is not read, so that `write` tries it again: another compiler may accept it.
   entries = json.loads(file.read_text())['plans'] if file.is_file() else []
   return [plan_from_json(one) for one in entries if 'failed' not in one]
 
@@ -125,6 +128,7 @@ def markdown(plans: Sequence[Plan | Refused]) -> str:
 
 def _row(plan: Plan | Refused) -> str:
   size, topology, *_ = plan.name.split('/')
+  # The message takes the third of the 16 columns, and the other 13 stay empty.
   if isinstance(plan, Refused):
     return f'| {size} | {topology} | {plan.failed} |' + ' |' * 13
   cells = [size, topology, 'x'.join(str(n) for n in plan.mesh.values()),
