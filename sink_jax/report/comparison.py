@@ -85,6 +85,7 @@ def build(runs: Sequence[RunRecord]) -> Comparison:
   """The runs in groups, texts before synthetic tasks; every sentence follows from the records."""
   groups: list[RunGroup] = []
   # Losses and rates are compared on equal data alone, so every source makes a group.
+  # dict.fromkeys keeps the order of the sorted runs, which a set would lose.
   for source in dict.fromkeys(_source(run) for run in sorted(runs, key=_text_first)):
     members = sorted((run for run in runs if _source(run) == source), key=_plain_first)
     # A damaged run is listed, but what its config says may not be what was trained.
@@ -133,6 +134,7 @@ def _plain_first(run: RunRecord) -> tuple[bool, str]:
 def _title(run: RunRecord) -> str:
   if run.setup is None:
     return 'Runs that could not be read'
+  # One run stands for its group: the members have the same source, which the key is made of.
   settings = run.setup.settings
   source = settings['data.source'].removesuffix('()')
   if run.setup.synthetic:
@@ -143,6 +145,8 @@ def _title(run: RunRecord) -> str:
 def _unused_key(source: str | None, groups: Sequence[RunGroup]) -> str:
   """'stdlib', or 'stdlib.2' where another group has that."""
   # A dot cannot be in a key, so that the part before it tells which keys are alike.
+  # Two sources of one class with other arguments give the same key, and the files of the second
+  # would replace those of the first.
   key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
   taken = sum(group.key.split('.')[0] == key for group in groups)
   return f'{key}.{taken + 1}' if taken else key

@@ -32,9 +32,11 @@ def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
                 label=f'{run.name}{mark}: {plots.SINK_EXTRA_KEY}',
                 **style | dict(linestyle=':', marker=''))
     importance.plot(curves.step, curves.largest_importance, **style)
+  # Runs of one group may have been probed with thresholds of their own; every one gets a line.
   epsilons = sorted({run.known_setup.epsilon for run, _ in probed})
   for epsilon in epsilons:
     plots.threshold(importance, epsilon)
+  # Room for whole markers at 0 % and at 100 %.
   rate.set_ylim(-4, 104)
   plots.importance_limits(importance, max(epsilons))
   plots.label(rate, f'Sink rate {plots.SINK_1} of the first token', 'step', '% of heads')
@@ -48,6 +50,7 @@ def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
 
 def strongest_heads(maps: Mapping[str, HeadMaps], path: str | os.PathLike) -> None:
   """The strongest sink head of every run; the raw weights too where they are not the same (PNG)."""
+  # The proxy comes first, because the head was chosen by it.
   panels = [(name, heads, proxy) for name, heads in maps.items()
             for proxy in ((True, False) if heads.proxy else (True,))]
   across = min(3, len(panels))

@@ -14,6 +14,7 @@ T = TypeVar('T')
 
 def to_json(value: Any) -> str:
   """A value as indented JSON, lists of numbers on one line; what is not finite becomes null."""
+  # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(finite(value), indent=1, allow_nan=False)
   # A pair of brackets without brackets, braces or quotes between them is a list of numbers.
   return re.sub(r'\[([^\[\]{}"]*)\]', lambda match: '[' + ' '.join(match[1].split()) + ']',
@@ -27,6 +28,8 @@ def from_json(text: str) -> Any:
     ValueError: it is no JSON, nested too deeply, or has a number that is not finite.
   """
   try:
+    # parse_constant sees NaN and Infinity by name; parse_float sees numbers such as 1e999, which
+    # Python silently reads as infinite.
     return json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
   except RecursionError:
     raise ValueError('nested too deeply') from None

@@ -21,6 +21,7 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def text(words: object) -> str:
   """Words as HTML: escaped, with the paper's subscripts; a percent sign stays with its number."""
+  # Escaped first: the tags that are put in here would be escaped as well.
   words = re.sub(r'Sink_(\w+|\*)', r'Sink<sub>\1</sub>', html.escape(str(words)))
   return re.sub(r'(?<=\d) %', '&nbsp;%', words)
 
@@ -37,6 +38,7 @@ def picture(png: bytes, caption: str, kind: str = 'wide') -> str:
   """
   # A data URL: a page that is moved or mailed keeps its pictures.
   data, alt = base64.b64encode(png).decode(), html.escape(caption, quote=True)
+  # The caption is also the text of the image, for those who do not see it.
   return (f'<figure><div class="{kind}"><img alt="{alt}" src="data:image/png;base64,{data}"></div>'
           f'<figcaption>{text(caption)}</figcaption></figure>')
 

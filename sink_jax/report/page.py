@@ -32,6 +32,7 @@ def as_markdown(report: Comparison) -> str:
     lines += ['', *(escaped(note) + '\n' for note in group.notes)]
     for picture in group.pictures:
       lines += [f'![{picture.caption}]({picture.file})', '']
+    # Two blanks at its end break a line of Markdown.
     lines += [escaped(f'{column.heading}: {column.meaning}') + '  '
               for column in tables.columns(group.runs)[1:]]
     lines += ['', *_markdown_settings(group)]
@@ -96,6 +97,7 @@ def _facts(report: Comparison) -> str:
   setups = [run.setup for run in report.runs if run.setup is not None]
   facts = [f'{len(report.runs)} runs']
   if setups:
+    # A set, so that what all runs have in common is named once.
     facts += [' and '.join(f'{n:,}' for n in sorted({setup.steps for setup in setups})) + ' steps',
               ' and '.join(f'{n / 1e6:.1f} M' for n in sorted({setup.tokens for setup in setups}))
               + ' tokens each',

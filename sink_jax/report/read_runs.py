@@ -86,6 +86,7 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
     run = dataclasses.replace(run, text=_text_amount(read_data_summary(folder), setup.tokens))
   except (ValueError, KeyError, TypeError) as error:  # one bad folder does not end a report
     return dataclasses.replace(run, status='unreadable', error=' '.join(str(error).split()))
+  # The last evaluation is the result; the others are in `valid_course`.
   if valid := of_kind('valid'):
     run = dataclasses.replace(run, losses={
         key: value for key, value in valid[-1].items() if key not in ('kind', 'step')})
@@ -99,6 +100,7 @@ def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, tokens = experiment.attention, experiment.model.sink_tokens
   name = type(spec.similarity).__name__.lower()
+  # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
   elif isinstance(spec.normalizer, Unnormalized):
@@ -111,6 +113,7 @@ def describe_attention(experiment: Experiment) -> str:
   if type(spec.feature_map).__name__ != 'Identity':
     parts.append(f'feature map {spec.feature_map}')
   if spec.kv_bias.label:
+    # The short label suffices where all arguments have their defaults.
     bare = spec.kv_bias == type(spec.kv_bias)()
     parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
   if tokens:
@@ -126,6 +129,7 @@ def _label(record: Mapping[str, Any]) -> Label:
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> Course:
   """{key: a number or None for every row}, of the keys that hold numbers."""
+  # To Python a truth is an int; a course holds quantities to draw.
   number = lambda x: x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
   keys = dict.fromkeys(key for row in rows for key in row if number(row[key]) is not None)
   return {key: [number(row.get(key)) for row in rows] for key in keys}
@@ -168,6 +172,7 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
   """From probe rows in order of step, the last of which is the result."""
   last = rows[-1]
   steps, rates = [row['step'] for row in rows], [row['sink_1'] for row in rows]
+  # The first of several equal ones: when the rate got there, and not how long it stayed.
   peak = int(np.argmax(rates))
   # Sentences name the block where the first token's values are shortest against the others'.
   block = int(np.argmin(last['value_ratio']))

@@ -135,6 +135,8 @@ class ProbeRecord:
   curves: Curves
 
   def as_dict(self) -> dict[str, Any]:
+    # The keys are those of metrics.jsonl and of reports that were written before the attributes had
+    # their present names.
     curves = self.curves
     return {
         'sink_1': self.sink_1,
@@ -280,6 +282,8 @@ def split_notes(runs: Sequence[RunRecord]) -> list[str]:
 
 def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
   """The softmax run that differs from this one only in attention, and there the least."""
+  # A softmax run is itself what the others vary, and what a run without a config varies is not
+  # known.
   if run.setup is None or run.setup.attention == 'softmax':
     return None
   # Any other difference, as in the seed or the data, would be mistaken for an effect of attention.
@@ -290,6 +294,8 @@ def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
       keys = [key for key in mine | its if mine.get(key) != its.get(key)]
       if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
         changes[i] = len(keys)
+  # Softmax runs may differ in position or mask: sigmoid with ALiBi is set against softmax with
+  # ALiBi, where there is one.
   return runs[min(changes, key=lambda i: changes[i])] if changes else None
 
 

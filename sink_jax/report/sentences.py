@@ -48,6 +48,7 @@ def overview(runs: Sequence[RunRecord]) -> str:
   if not known:
     return 'No variant has been probed yet.'
   of = lambda kind: [run.name for run in known if verdict(run) == kind]
+  # Only probed runs are counted: what was not measured is no variant without a sink.
   line = f'A sink stands on the first token in {len(of("sink"))} of {len(known)} variants'
   line += f' ({", ".join(of("sink"))}).' if of('sink') else '.'
   if of('proxy only'):
@@ -77,6 +78,7 @@ def _status(run: RunRecord) -> str:
 def _first_token(run: RunRecord, probe: ProbeRecord) -> str:
   """Whether a sink emerged on the first token, since when, and by how much it exceeds epsilon."""
   rate, epsilon = ('proxy Sink_1*' if run.proxy else 'Sink_1'), run.known_setup.epsilon
+  # In `sink_rate` as here, a head that is at epsilon exactly does not exceed it.
   side = 'above' if probe.largest_importance > epsilon else 'below'
   largest = (f'the largest importance of the first token was {probe.largest_importance:.2f}, '
              f'{side} epsilon {epsilon:g}')
@@ -113,6 +115,8 @@ def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
     return (f'It is not a sink of the weights: they give the first token {taken}, less than '
             f'epsilon in {probe.sink_1:.0f} % of the heads would need '
             f'({_needed_mass(run):.3f}). The division by small row sums makes the proxy.')
+  # Where the proxy shows no sink, the weights disagree if the first token has more than epsilon of
+  # the raw mass of a row.
   agree = kind == 'sink' or not (row > 0 and mass / row > run.known_setup.epsilon)
   return f'The weights {"agree" if agree else "disagree"}: they give the first token {taken}.'
 
@@ -126,6 +130,7 @@ def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
   if baseline is None or baseline.probe is None:
     return line
   before, after = baseline.probe.largest_importance, probe.largest_importance
+  # Compared as they are written: numbers that read the same have neither fallen nor risen.
   if f'{before:.2f}' == f'{after:.2f}':
     change = f'stayed at {after:.2f}, as in {baseline.name}'
   else:

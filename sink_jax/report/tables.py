@@ -24,11 +24,14 @@ class Column:
 def columns(runs: Sequence[RunRecord]) -> list[Column]:
   """The columns that a group of runs needs; the first names the variant."""
   shown = [Column('variant', 'Folder of the run.', _name)]
+  # key=key binds the loop's key now; the cells are asked for after the loop, when `key` is the
+  # last.
   shown += [Column(f'{key} loss', meaning, lambda run, key=key: _number(
       (run.losses or {}).get(key), '.3f')) for key, meaning in _losses(runs)]
   shown.append(Column(
       'Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
       _probed(lambda probe: probe.sink_1, '.1f', starred=True)))
+  # Without an extra key these columns would hold dashes alone.
   if any(run.probe and run.probe.sink_extra_key is not None for run in runs):
     shown += [
         Column('Sink_* %', 'The same of the extra key or learned sink token: its mean weight over '
@@ -59,11 +62,15 @@ def as_text(runs: Sequence[RunRecord]) -> str:
   """The table for a terminal, at most 100 columns wide."""
   shown = columns(runs)
   cells = rows(runs, shown)
+  # Headings are wrapped between words, so the longest word of one is its least width; cells of
+  # numbers are never wrapped.
   widths = [max(max(map(len, column.heading.split())), *(_widest(row[i]) for row in cells))
             for i, column in enumerate(shown)][1:]
   # The names of the variants take what the numbers leave, and are wrapped there.
   room = WIDTH - sum(widths) - 2 * len(widths)
   names = max(len(row[0]) for row in cells)
+  # Twelve columns are left to names even where the numbers take the whole line, which is then
+  # longer than WIDTH.
   widths = [max(12, min(room, names)), *widths]
   lines = _line([column.heading for column in shown], widths)
   lines.append('  '.join('-' * width for width in widths))

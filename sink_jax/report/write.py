@@ -42,6 +42,7 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
 
 def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
   origins, now = [run.origin for run in runs], provenance()
+  # What several runs have in common is named once.
   joined = lambda values: ' and '.join(sorted({value for value in values if value})) or 'unknown'
   return {
       'trained by': joined(origin.command for origin in origins),
@@ -87,6 +88,7 @@ def _maps(directory: AnyPath, runs: Sequence[RunRecord]
       if model.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy.')
       maps[run.name] = head_maps(model, model.probe_tokens)
+    # A run may have no checkpoint yet, or have lost it; its other numbers are still shown.
     except (ValueError, CheckpointError) as error:
       missing.append(f'No attention map of {run.name}: {" ".join(str(error).split())}')
   return maps, missing
