@@ -58,6 +58,7 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
     summary = metric_summary(metric, done)
     if summary is not None:
       summaries[trial] = summary
+      # The mean of the seeds that are done counts, and the words name the others.
       not_done += [f'{trial} ({words})'] if (words := group.not_done(trial)) else []
       continue
     ended = {run.status for run in group.runs(trial)}
@@ -81,6 +82,7 @@ def plain(metric: Metric) -> str:
 def level(metric: str, value: float, apart: bool = False) -> str:
   """A level with its unit; apart: a distance between two values."""
   points = f' point{"s" if value != 1 else ""}'
+  # 10 % and 12 % are 2 points apart, and not 2 %.
   unit = {'percent': points if apart else ' %', 'points': points, 'nats': ' nats'}.get(
       METRICS[metric].unit, '')
   return f'{value:g}{unit}'

@@ -116,6 +116,7 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
     files[name] = _made(record)
     if (version := files[name]['versions'].get('sink_jax')) != sink_jax.__version__:
       about.setdefault('version', []).append(f'{name} ({version or "unknown"})')
+    # Its results cannot be checked, and no table or figure would show them.
     if analysis not in FIELDS:
       about.setdefault('elsewhere', []).append(name)
       continue
@@ -139,6 +140,8 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
 
 def printable(value: object, most: int) -> str:
   """A text of a file in one line of printable characters, cut to at most so many."""
+  # The text may be as large as its file, so it is cut first; to four times the length, as it loses
+  # blanks and what cannot be printed.
   words = ' '.join(''.join(c if c.isprintable() else ' ' for c in str(value)[:4 * most]).split())
   return words if len(words) <= most else words[:most - 3] + '...'
 
@@ -164,10 +167,12 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
       root, typed, paths = root.parent, typed.parent, [root]
     else:
       raise ValueError(f'--analyses={place} is neither a file nor a folder: {_REMEDY}.')
+    # The limit holds before any file is read.
     if len(files) + len(paths) > _FILES:
       raise ValueError(f'--analyses={place} holds more than {_FILES:,} .json files: {_REMEDY}.')
     shown = typed if relative else Path(root.name)  # no absolute path goes into a report
     for path in paths:
+      # Two places may hold one file, as a folder and a folder in it do.
       real = path.resolve() if is_local(path) else path
       files.setdefault(real, (path, (shown / path.relative_to(root)).as_posix()))
   return [(path, printable(name, 2 * _NAME)) for path, name in files.values()]
@@ -204,6 +209,8 @@ def _date(record: Mapping[str, Any]) -> datetime.datetime:
     date = datetime.datetime.fromisoformat(record.get('date', ''))
   except (TypeError, ValueError):
     date = datetime.datetime.min
+  # Dates with and without a time zone cannot be compared, and the newest result is asked for; those
+  # without are taken for UTC.
   return date.replace(tzinfo=date.tzinfo or datetime.timezone.utc)
 
 

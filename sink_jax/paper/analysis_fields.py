@@ -138,6 +138,7 @@ def _check(result: Mapping[str, Any], fields: Mapping[str, Numbers | Words | Ite
               and all(isinstance(item, dict) for item in value)):
         raise ValueError(f'{where} is no list of 1 to {field.most} objects')
       for i, item in enumerate(value):
+        # The lengths of axes are handed on: all maps of a result have as many tokens.
         _check(item, field.fields, sizes, f'{where}[{i}].')
     else:
       _check_nested(value, field, field.axes, sizes, where)
@@ -148,6 +149,7 @@ def _check_nested(value: object, field: Numbers | Words, axes: str, sizes: dict[
   if axes:
     if not isinstance(value, list) or not field.least <= len(value) <= _LONGEST:
       raise ValueError(f'{where} is no list of {field.least} to {_LONGEST} entries')
+    # The first list along an axis decides its length for all others of the result.
     if sizes.setdefault(axes[0], len(value)) != len(value):
       raise ValueError(f'{where} has {len(value)} entries in place of {sizes[axes[0]]}')
     for item in value:

@@ -48,6 +48,7 @@ def _share(share: float) -> _Changes:
   def changes(config: Mapping[str, Any]) -> dict[str, Any]:
     steps = max(1, round(config['steps'] * share))
     # A short run is probed, validated and saved as many times as its curves need.
+    # About twenty points make a curve, if the paper's own interval does not give more.
     often = lambda section: min(config[section]['every'], max(1, steps // 20))
     return {'steps': steps,
             'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
@@ -65,6 +66,7 @@ _SHARE_RULES = (
 # The smoke model: two cores train it in half a minute.
 _SMOKE = {
     'model.size': 'tiny',
+    # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
     'model.vocab_size': None,
     'model.dtype': 'float32',
     'data.source': "Stdlib(split='content')",
@@ -108,8 +110,10 @@ def _smoke(config: Mapping[str, Any]) -> dict[str, Any]:
       'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
       'data.interventions': _smoke_edits(data['interventions'], context) or _FIRST_TOKEN,
   }
+  # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
   if large:
     changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
+  # Empty where the size of the model decides, which is already that of the smoke model.
   if config['model']['heads']:
     heads = config['model']['heads'] * _SMOKE_HEADS
     if heads < 1:

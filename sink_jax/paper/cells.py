@@ -43,6 +43,7 @@ class TrialStatistics:
   statistics: Statistics
 
   def as_dict(self) -> dict[str, Any]:
+    # 'measure' is the key of reports that were written when metrics had that name.
     return {'trial': self.trial, 'measure': self.metric, **self.statistics.as_dict()}
 
 
@@ -104,6 +105,8 @@ class OpenCell(Cell):
     return self.words
 
   def as_dict(self) -> dict[str, Any]:
+    # The same keys as for trained runs, so that a reader of report.json need not tell the two
+    # apart.
     return {'mean': self.value, 'text': self.words, 'paper': self.paper,
             'difference': self.difference, 'agrees': self.agrees, 'remark': self.remark,
             'model': self.model, 'file': self.file, 'checkpoint': self.checkpoint,

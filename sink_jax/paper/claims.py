@@ -84,6 +84,8 @@ def judge(claim: Claim, group: Group) -> Verdict:
     if _ABSENCE in claim.presupposes and not failed:  # a sink that is there needs no counterpart
       reason, why = _lacking(claim, group, [_ABSENCE])
   if not why:
+    # One check that fails refutes the claim, whatever the others would say when their runs are
+    # there.
     verdict = FAILS if failed else UNKNOWN if undecided else HOLDS
     deciding = failed or undecided or outcomes
     # One failure far from its level is enough to be sure; one close number is enough for doubt.
@@ -106,6 +108,8 @@ def judge(claim: Claim, group: Group) -> Verdict:
 
 def _lacking(claim: Claim, group: Group, presupposes: Sequence[str]) -> tuple[str, str]:
   """Why nothing can be judged, in short and at length; ('', '') if all is there."""
+  # First, since a run on other data or of another shape may differ from the default for that reason
+  # alone.
   strange = [f'{trial}: {words}' for trial in claim.trials
              if (words := group.incomparable.get(trial))]
   if strange:

@@ -74,6 +74,8 @@ class Group:
   def incomparable(self) -> dict[str, str]:
     """Trials that differ from the default run in more than they are about, and in what."""
     # The default run is what every other trial is a change of.
+    # A default run that is done comes first; one under way has its config as well, and that
+    # suffices.
     default = next(iter(_readable((*self.done('default'), *self.runs('default')))), None)
     if default is None:
       return {}
@@ -197,5 +199,7 @@ def _strange(trial: str, run: RunRecord, default: RunRecord) -> Iterator[str]:
     if key not in swept and mine.get(key) != its.get(key):
       yield f'{key} {mine.get(key)} instead of {its.get(key)}'
   contents = [either.text.content if either.text else None for either in (run, default)]
+  # The same path may hold other text on another machine; runs that are older than the hash are
+  # taken to have the same.
   if None not in contents and contents[0] != contents[1]:
     yield 'other content of its data'

@@ -139,12 +139,14 @@ class Ordered(Check):
 
   def judge(self, group: Group) -> Outcome:
     measured = aggregate(group, self.metric, self.trials)
+    # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
       return _undecided(measured)
     means = [summary.mean for summary in measured.summaries.values()]
     if METRICS[self.metric].unit == 'percent' and min(means) >= _FULL:
       return Outcome(None, f'{measured.words()}: no room for an order', measured.numbers(),
                      reason=f'all rates are {_FULL} % or more, which leaves no room for an order')
+    # A metric that falls is judged as one that rises, with its sign turned.
     if self.falls:
       means = [-mean for mean in means]
     # Where no sink ever emerges the step is infinite: two such are no step in either direction,
@@ -152,6 +154,7 @@ class Ordered(Check):
     steps = [0.0 if a == b else b - a for a, b in zip(means, means[1:])]
     total = 0.0 if means[0] == means[-1] else means[-1] - means[0]
     steady = self.ends or all(step >= -self._noise for step in steps)
+    # Also with a margin of 0 the ends must differ: equal values are no order.
     held = steady and total > 0 and total >= self.margin
     return _outcome(held, measured, steady and _close(total, self.margin))
 
@@ -163,6 +166,7 @@ def _within(measured: Aggregate, base: str, limit: float,
     return _undecided(measured)
   apart = [distance(summary.mean - measured.summaries[base].mean)
            for summary in measured.summaries.values()]
+  # One trial too far away decides, whatever the missing ones will show.
   far = [value for value in apart if value > limit]
   if far:
     return _outcome(False, measured, all(_close(value, limit) for value in far))
@@ -217,6 +221,7 @@ class Trains(Check):
         'default')
 
   def judge(self, group: Group) -> Outcome:
+    # Where runs did not end as asked, their losses change nothing.
     ends = self._ends(group)
     if self.within is None or ends.held is False:
       return ends
@@ -269,6 +274,7 @@ class Onset(Check):
       # The mean weight of a key over the probe is at most the share of queries that see it.
       if size is not None and size > probe.epsilon * probe.length:
         sizes[trial] = size
+    # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
       return Outcome(None, f'{measured.words()}: {len(sizes)} of the windows can show a sink at '
                      'all', measured.numbers(), reason='windows are too small to show a sink')
@@ -276,6 +282,8 @@ class Onset(Check):
     least, most = (measured.summaries[trial].mean for trial in (small, large))
     fits = [(least < NO_SINK, _close(least, NO_SINK)), (most >= SINK, _close(most, SINK))]
     held = all(fit for fit, _ in fits)
+    # It holds if both do, so that one close number suffices for doubt; it fails by one, so that all
+    # that fail must be close.
     near = any(close for _, close in fits) if held else all(close for fit, close in fits if not fit)
     return Outcome(held, f'{measured.words()}: smallest {sizes[small]}, largest {sizes[large]} '
                    'tokens', measured.numbers(), near)

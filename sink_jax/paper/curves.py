@@ -115,6 +115,7 @@ def _sweep(figure: PaperFigure, group: Group) -> _Drawn:
       if runs and (summary := metric_summary(metric, runs)):
         points.append((x_of(runs[0]), summary))
         drawn.add(trial)
+    # A line goes from left to right, in whatever order the trials are listed.
     points.sort(key=lambda point: point[0])
     if points:
       lines.append(Series(
@@ -132,6 +133,8 @@ def _ratios(figure: PaperFigure, group: Group) -> _Drawn:
   hidden = lambda ratios: ratios.hidden
   for trial in figure.trials:
     runs = group.done(trial)
+    # Figure 7 has both lines, as a post-norm model has its massive activations before the norm
+    # only.
     if trial == 'post-norm' and figure.number == '7':
       parts = [series('post-norm, after the norm', runs, _ratio_points(hidden)),
                series('post-norm, before the norm', runs,
@@ -140,6 +143,7 @@ def _ratios(figure: PaperFigure, group: Group) -> _Drawn:
       parts = [series('sink-token: the token itself', runs,
                       _ratio_points(lambda ratios: ratios.sink_token))]
     else:
+      # Beside a post-norm model the default is named by what differs.
       name = 'default, pre-norm' if 'post-norm' in figure.trials else trial
       parts = [series(name, runs, _ratio_points(hidden))]
     lines += parts
@@ -154,6 +158,7 @@ def _prefix(figure: PaperFigure, group: Group) -> _Drawn:
   for trial in figure.trials:
     for run in group.done(trial)[:1]:
       analysis = run.analyses.get('prefix') or {}
+      # A single sequence has no range: low and high are the rates themselves.
       lines = [Series(f'sequence {i}', [run.name], list(range(1, len(rates) + 1)), rates, rates,
                       rates) for i, rates in enumerate(analysis.get('sequences') or (), 1)]
       panels.append(_panel(f'{trial}: prefix of {analysis.get("length")}', 'position k',

@@ -47,12 +47,15 @@ def comparable_loss(run: RunRecord) -> bool:
 def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
   """Is a metric of these runs compared with the paper's, and what has to be said of it?"""
   runs = list(runs)
+  # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
+  # a token is.
   comparable = metric not in _LOSSES or all(map(comparable_loss, runs))
   kinds = [word for word, same in (
       ('model', all(map(_same_model, runs))),
       ('data', all(map(same_data, runs)) and comparable)) if not same]
   words = [f'other {" and ".join(kinds)}'] if kinds else []
   words += dict.fromkeys(word for run in runs for word in _training(run))
+  # A budget that changes none of these may still have changed something that is not looked at here.
   if not words and any(run.label.budget != 'full' for run in runs):
     words = ['another budget']
   return comparable and not (metric in _STEPS and words), ', '.join(words)
@@ -66,6 +69,8 @@ def _same_model(run: RunRecord) -> bool:
 
 def _training(run: RunRecord) -> Iterator[str]:
   """What is not the paper's of how long and on how much at a time a run was trained."""
+  # A sweep over batch sizes has other batches by intention: what counts is the paper's number for
+  # this trial.
   steps, batch = numbers.training_of(run.label.trial)
   experiment = run.known_setup.experiment
   for own, expected, words in ((experiment.steps, steps, ('fewer steps', 'more steps')),
@@ -80,6 +85,7 @@ def difference(measured: float, paper: numbers.Value) -> float | None:
   if paper is None or isinstance(paper, bool):
     return None
   if isinstance(paper, tuple):
+    # A number inside of the range is no difference.
     low, high = paper
     if low is not None and measured < low:
       return measured - low

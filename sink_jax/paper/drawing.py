@@ -34,6 +34,8 @@ def panels(picture: TrainedPicture) -> bytes:
   down = -(-len(shown) // across)
   width = {1: 7.2, 2: 10.5, 3: 12.5}[across]
   names = list(dict.fromkeys(line.name for panel in shown for line in panel.series))
+  # Columns of the legend: three long names would be wider than the figure, and two or four names
+  # fill rows of two.
   columns = 2 if len(names) in (2, 4) or max(map(len, names), default=0) > 30 else 3
   height = (3.4 if across > 1 else 3.8) * down + 0.24 * -(-len(names) // columns)
   figure, axes = plots.canvas(width, height, down, across)
@@ -44,6 +46,7 @@ def panels(picture: TrainedPicture) -> bytes:
     if panel.map_TxT is not None:
       plots.attention_panel(figure, ax, panel.map_TxT, panel.title, 'attention')
     else:
+      # A name that several panels share has one entry, of the first panel that has it.
       lines = _panel(ax, panel, names) | lines
   if lines:
     figure.legend([lines[name] for name in names], list(map(_mathematical, names)), frameon=False,
@@ -61,6 +64,7 @@ def masks(of: str) -> bytes:
   for ax, mask, title in zip(axes[0], pair, titles):
     ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3,
               extent=(0.5, length + 0.5, length + 0.5, 0.5))
+    # Lines between cells, where the minor ticks are; the major ones lie on the cells.
     ax.set_xticks(np.arange(0.5, length), minor=True)
     ax.set_yticks(np.arange(0.5, length), minor=True)
     ax.grid(which='minor', color='white', linewidth=1.5)
@@ -85,6 +89,7 @@ def rates(names: Sequence[str], first_token: Sequence[Statistics],
               color=colour, linewidth=2)
     ax.plot([cell.mean for _, cell in measured], y, marker, color=colour, markersize=8, label=name)
   ax.set_yticks(heights, names)
+  # From the top, in the order of the table.
   ax.set_ylim(len(names) - 0.4, -0.6)
   ax.set_xlim(-4, 104)
   ax.grid(alpha=0.25)
@@ -103,6 +108,7 @@ def png(figure: MatplotlibFigure) -> bytes:
 def with_palette(raw: io.BytesIO) -> bytes:
   """The same picture in a third of the space."""
   small = io.BytesIO()
+  # Without transparency, which the median cut of `quantize` cannot take.
   image = Image.open(raw).convert('RGB')
   image.quantize(_COLOURS_OF_A_PICTURE).save(small, 'png', optimize=True)
   return small.getvalue()
@@ -121,6 +127,8 @@ def _scaled(picture: bytes, scale: float) -> bytes:
   image = Image.open(io.BytesIO(picture)).convert('RGB')
   size = [max(1, round(scale * side)) for side in image.size]
   small = io.BytesIO()
+  # Resampling mixes colours, which a palette cannot hold: the picture is RGB here, and gets a
+  # palette anew.
   image.resize(size, Image.Resampling.LANCZOS).quantize(_COLOURS_OF_A_PICTURE).save(
       small, 'png', optimize=True)
   return small.getvalue()
@@ -157,6 +165,7 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
 def _scales(ax: Axes, panel: Panel) -> None:
   plain = FuncFormatter(lambda value, _: f'{value:g}')
   if 'x' in panel.log:
+    # 0 has no place on a logarithmic axis: `data.max_tokens` is 0 where all text is used.
     ticks = sorted({x for line in panel.series for x in line.x if x})
     ax.set_xscale('log')
     ax.xaxis.set_minor_formatter(NullFormatter())

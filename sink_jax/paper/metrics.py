@@ -71,6 +71,7 @@ class MetricSummary:
 
   def text(self, unit: str = '') -> str:
     """'18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores."""
+    # Behind the number and not behind its range, which the table shows as small print.
     star = ('*' if self.proxy else '') + unit
     if self.mean == math.inf and min(self.values) < math.inf:
       never = self.values.count(math.inf)
@@ -133,12 +134,14 @@ def _lead(position: int) -> _Quantity:
     rates = _rates(run)[:_FIRST]
     if len(rates) < max(position, 2):
       return None
+    # Compared with all others of the first positions: a sink that has moved stands on one of them.
     return rates[position - 1] - max([*rates[:position - 1], *rates[position:]])
   return of
 
 
 def largest_ratio(of: _Blocks, skip: int = 0) -> _Quantity:
   """The largest ratio over blocks. skip: 1 leaves the embedding out."""
+  # default=None: a model may have no such vectors, and a ratio by zero is None.
   return lambda run: max(_known_ratios(run, of, skip), default=None)
 
 
@@ -183,10 +186,12 @@ def _share(run: RunRecord) -> float | None:
 def _emergence(run: RunRecord) -> float | None:
   if run.probe is None:
     return None
+  # Infinite and not None: that no sink emerged is a result, and later than any step.
   return math.inf if run.probe.emergence_step is None else run.probe.emergence_step
 
 
 def _converges(run: RunRecord) -> bool | None:
+  # A run under way has not shown yet whether it converges.
   return {'done': True, 'diverged': False}.get(run.status)
 
 
@@ -196,6 +201,7 @@ def _all_text_loss(run: RunRecord) -> float | None:
 
 def _valid_loss(run: RunRecord) -> float | None:
   """On Pile-CC where that is the paper's, else on all validation text there is."""
+  # A domain of that name means little with another tokenizer, as the losses of tokens differ.
   pile_cc = pile_cc_loss(run) if same_data(run) else None
   return _all_text_loss(run) if pile_cc is None else pile_cc
 
@@ -217,6 +223,7 @@ def _overfit_step(run: RunRecord) -> float | None:
   course = run.valid_course
   points = [(loss, step) for step, loss in zip(course.get('step', ()), course.get('valid', ()))
             if loss is not None]
+  # Of equal losses the earlier step.
   return min(points)[1] if points else None
 
 

@@ -168,12 +168,15 @@ def comparable(length: int, epsilon: float) -> bool:
 
 def same_bos(description: Mapping[str, Any]) -> bool:
   """Do inputs begin as the paper's: text as the tokenizer has it, the others without BOS?"""
+  # Random and repeated tokens go to the model as they are drawn; only text goes through the
+  # tokenizer.
   expected = 'tokenizer' if description['kind'] == 'natural' else 'none'
   return description['bos']['protocol'] == expected
 
 
 @functools.cache
 def _content() -> dict[str, Any]:
+  # As a resource of the package, which an installed one has too, wherever its files are.
   path = resources.files('sink_jax.paper') / 'numbers.json'
   return json.loads(path.read_text(encoding='utf-8'))
 

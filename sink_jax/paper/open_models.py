@@ -50,6 +50,7 @@ def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
   """{metric: name in the catalogue} of a row of a table of open models."""
   if table.analysis == 'positions':
     return dict.fromkeys(table.metrics, 'GPT2-XL')
+  # Tables of chat models name a family, whose base model is called '... Base' in the catalogue.
   base = known_model(row.setting) or known_model(f'{row.setting} Base')
   assert base is not None, f'{row.setting} is not in the catalogue'
   chat = base.counterpart or base.name
@@ -71,6 +72,7 @@ def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> OpenEntry 
   there = {cell.model for cell in cells.values()}
   models = dict.fromkeys(models_of(table, row).values())
   absent = {model: _absent(table, model, analysed) for model in models if model not in there}
+  # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {_NOT_RUN}:
     return None
   others = dict.fromkeys(file for cell in cells.values() for file in cell.others)
@@ -124,9 +126,13 @@ def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: A
         candidates.append((differences(result, kind) + other_model(result), result, value))
   if not candidates:
     return None
+  # Fewest differences first, as such a number says most about the paper's; of equal ones the
+  # newest.
   apart, shown, value = min(
       candidates, key=lambda candidate: (len(candidate[0]), *_newest_first(candidate[1])))
   paper, inputs = row.values.get(metric), inputs_of(shown, kind) or {}
+  # One difference from the protocol is enough to withhold the comparison; the number is shown all
+  # the same.
   compared = not apart and isinstance(paper, (int, float))
   return OpenCell(
       paper=paper,
@@ -170,6 +176,7 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
   candidates = [result for result in analysed.results
                 if result.analysis == figure.analysis and result.published
                 and (names is None or result.published.name in names)]
+  # A panel of Figure 9 is of one threshold, which the analysis must have used.
   fit = [result for result in candidates
          if epsilon is None or epsilon in result.content['epsilons']]
   groups: dict[tuple, list[Result]] = {}
@@ -190,6 +197,8 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
     shown.setdefault(result.paper_model.name, result)
   left_out = [result for result in candidates
               if all(result is not other for other in shown.values())]
+  # As the paper or the catalogue lists them: colours and legends then do not depend on the order of
+  # files.
   order = list(names or MODELS)
   return sorted(shown.values(), key=lambda result: order.index(result.paper_model.name)), [
       f'{result.paper_model.name} of {result.file}' for result in left_out]

@@ -43,9 +43,11 @@ PROTOCOLS = {
     'kinds': Protocol(), 'chat': Protocol(), 'scale': Protocol(), 'hellaswag': Protocol(),
     'heads': Protocol(), 'positions': Protocol('repeat'), 'norms': Protocol(epsilon=None),
     'angles': Protocol(epsilon=None), 'lengths': Protocol(length=None, epsilon=None),
+    # A domain may have fewer texts than are asked for: `_domains` looks at their numbers.
     'domains': Protocol(sequences=None, epsilon=None, options=(
         '--source="Jsonl(path=\'pile.jsonl\', domain_field=\'meta.pile_set_name\')"')),
     'maps': Protocol(sequences=None, epsilon=None),
+    # Figure 12 of StreamingLLM (Xiao et al. 2023), which the report has beside the paper's own.
     'last_query': Protocol(sequences=256, length=4096, epsilon=None, options='--sequences=256'),
 }
 
@@ -93,6 +95,8 @@ def remarks(result: Result, kind: str | None = None) -> list[str]:
   """What is to be said of a result that is made as the paper's."""
   inputs, checkpoint = _known_inputs(result, kind), result.content['checkpoint']
   lines, source = [], inputs.get('source') or ''
+  # The official repository names this file but does not have it, so that most results are of other
+  # text: a remark, and no difference.
   if inputs['kind'] == 'natural' and _TEXT not in source:
     lines.append(f'other text, {printable(source or "of an unknown source", _SOURCE)}')
   if checkpoint.get('parameters') is None:
@@ -155,9 +159,11 @@ def _hellaswag(result: Result) -> list[str]:
 
 
 def _domains(result: Result) -> list[str]:
+  # 'Pile-CC', 'pile_cc' and 'Pile CC' are one domain.
   content, key = result.content, lambda name: ''.join(filter(str.isalnum, name)).casefold()
   there = set(map(key, content['domains']))
   missing = [name for name in PILE if key(name) not in there]
+  # A list of all seventeen would say less than this.
   if len(missing) == len(PILE):
     return ["domains of another corpus than the Pile's"]
   lines = [f'without the domains {", ".join(missing)}'] if missing else []

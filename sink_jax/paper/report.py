@@ -72,6 +72,7 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
     (folder / file).write_bytes(picture)
   (folder / 'report.json').write_text(to_json(report.as_dict()))
   (folder / 'report.md').write_text(as_markdown(report))
+  # The files beside the page keep their full size; only the copies in it are made smaller.
   (folder / 'index.html').write_text(as_html(report, drawing.shrunk(pictures, _PICTURES)))
   return report
 
@@ -91,6 +92,8 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
     pictures[axis.file] = drawing.rates(
         [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rated],
         [row.cells['Sink_1 %'] for row in rated], [row.cells.get('Sink_* %') for row in rated])
+  # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
+  # runs.
   judged = groups + synthetic_groups(runs)
   claims = [_judged(claim, judged) for claim in CLAIMS]
   shown = tables(groups, analysed)
@@ -148,6 +151,8 @@ def verdict_counts(report: PaperReport) -> list[tuple[str, dict[str, int], list[
 
 def without_paths(value: T) -> T:
   """The same with '.../NAME' in place of absolute paths, in every text."""
+  # Quoted paths first: they may hold blanks, at which the other pattern would stop and leave the
+  # rest.
   return mapped(value, lambda leaf: (
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
 

@@ -80,6 +80,8 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
 def _row(label: Label, runs: Sequence[RunRecord], columns: Sequence[Column], several: bool
          ) -> SyntheticRow:
   """A row of all seeds of a trial; several: the name tells budgets and protocols apart."""
+  # A group of this trial alone, for its rules on which runs are shown and how their states are
+  # worded.
   group = Group(label.budget, label.protocol,
                 {label.trial: tuple(sorted(runs, key=seed_and_name))})
   measured = group.measured(label.trial)

@@ -31,6 +31,7 @@ def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
   if any(row.open_models for row in table.rows):
     return _open_grid(table, notes)
   if table.paper.needs != 'training':
+    # Nothing was measured: columns for measured numbers and differences would be empty.
     return Grid(['setting', *(headings[metric] for metric in metrics)],
                 [[_setting(row), *(row.texts[metric] for metric in metrics)]
                  for row in table.rows], notes)
@@ -117,6 +118,7 @@ def runs_grid(report: PaperReport) -> Grid:
 
 
 def _setting(row: Row) -> GridCell:
+  # `paper_text` puts that word in the place of the numbers.
   note = '' if row.paper.note == 'illegible' else row.paper.note
   small = '; '.join(filter(None, [row.paper.trial, note]))
   return (row.paper.setting, small) if small else row.paper.setting
@@ -143,6 +145,7 @@ def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str,
     steps = metric.endswith('step')
     apart = f'{cell.difference:+,.0f}' if steps else f'{cell.difference:+.2f}'
   if cell.remark:
+    # Equal remarks share a mark, and the note below the table stands once.
     apart += marks.setdefault(cell.remark, _mark(len(marks)))
   return [row.texts[metric], _with_spread(cell.text), apart]
 

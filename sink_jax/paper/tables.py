@@ -54,6 +54,7 @@ def paper_text(row: PaperRow, metric: str) -> str:
     low, high = value
     return (f'below {text(high)}' if low is None else
             f'above {text(low)}' if high is None else f'{text(low)} to {text(high)}')
+  # The paper gives losses with two decimals; measured ones are shown with three.
   if metric == 'valid_loss':
     return f'{value:.2f}'
   return text(value) + ('*' if row.proxy and metric.startswith('sink_') else '')
@@ -97,6 +98,7 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
   return TrainedCell(
       paper=paper,
       difference=difference(summary.mean, paper) if compared else None,
+      # A truth agrees where all seeds do: their mean is then exactly 0 or 1.
       agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
       statistics=summary.statistics())
@@ -115,4 +117,6 @@ def _failure(runs: Sequence[RunRecord]) -> str:
 def _tokens_seen(run: RunRecord) -> int:
   """Up to its last step on record."""
   setup = run.known_setup
+  # A run under way has seen the tokens of the steps up to its last record; every step has equally
+  # many.
   return setup.tokens if run.status == 'done' else setup.tokens // setup.steps * run.step
