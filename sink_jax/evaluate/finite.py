@@ -20,6 +20,7 @@ def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
     dtype: of the activations.
   """
   parameter = first_not_finite(run.params)
+  # The parameter comes first: with one that is not finite no dtype would help.
   if parameter:
     reason = f'nor is its parameter {parameter}, so the model cannot be used'
   elif dtype == 'bfloat16':

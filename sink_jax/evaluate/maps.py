@@ -60,11 +60,15 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
     ValueError: the maps are not finite; names the block and the head.
   """
   tokens = np.asarray(tokens)[:, :_LENGTH]
+  # As a probe does by default: bfloat16 would round every weight to two or three digits.
   config = dataclasses.replace(run.config, dtype='float32')
   run = dataclasses.replace(run, config=config)
+  # Maps grow with the square of the length, in every head of every block: so many sequences at a
+  # time fit the budget, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
   total = lambda x: np.asarray(x, np.float64).sum(1)  # over sequences, after the layer axis
   # Sums, not maps, are kept of each batch: all maps of all sequences would not fit.
+  # A zero of any shape: that of the maps is known with the first batch.
   raw = normalized = np.zeros(())
   for i in range(0, len(tokens), size):
     layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers

@@ -45,6 +45,8 @@ def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: li
   """
   values = np.asarray(values_NxH)
   layers, heads = values.shape
+  # Inches of a cell: few heads get large ones, up to an inch; cells with numbers have room for
+  # them.
   cell = min(1.0, max(5 / heads, 0.62 if values.size <= _CELLS_WITH_NUMBERS else 0.25))
   figure, axes = canvas(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
   ax = axes[0, 0]
@@ -54,6 +56,7 @@ def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: li
       ax.text(head, layer, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
               color='black' if value > 0.6 else 'white')
   for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, blocks)):
+    # Sixteen numbers at most on an axis, where more would touch one another.
     every = -(-len(names) // 16)
     axis.set_ticks(range(0, len(names), every), labels=names[::every])
   bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
@@ -84,6 +87,7 @@ def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
   if any(row['mean_importance'] != row['largest_importance'] for row in probed):
     _curve(importance, probed, 'mean_importance', 'mean over heads', COLOURS[5], dashed=True)
   threshold(importance, epsilon)
+  # Room for whole markers at 0 % and at 100 %.
   rate.set_ylim(-4, 104)
   importance_limits(importance, epsilon)
   label(loss, 'Loss', 'step', 'nats per token')
@@ -133,11 +137,14 @@ def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[in
     ratio = ratios[kind]
     x = blocks if kind in ('value', 'key') else np.arange(len(ratio)) + (kind != 'hidden')
     ax.plot(x, ratio, color=colour, marker=marker, markersize=6, linewidth=2, label=words)
+  # At 1 the first token is like the others.
   ax.axhline(1, color='#777777', linewidth=1, linestyle=':')
   ax.set_yscale('log')
+  # Ratios that all lie near 1 would otherwise fill the axis and look large.
   low, high = ax.get_ylim()
   ax.set_ylim(min(low, 0.5), max(high, 2))
   ax.yaxis.set_major_formatter(lambda y, _: f'{y:g}')
+  # 2 and 5 are labelled beside the powers of ten, of which the axis may have no more than one.
   ax.yaxis.set_minor_formatter(lambda y, _: f'{y:g}' if f'{y:.0e}'[0] in '25' else '')
   ax.tick_params(which='minor', labelsize=_FONT - 2)
   ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -172,13 +179,17 @@ def attention_panel(figure: Figure, ax: Axes, map_TxT: ArrayLike, title: str, ki
     weights_TxT[np.triu_indices(length, 1)] = np.nan
   low, high, ticks = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT)), None
   if low < 0:
+    # Symmetrical, so that a weight of zero has the colour in the middle.
     limit = max(-low, high)
     colours: dict[str, Any] = dict(cmap='RdBu_r', vmin=-limit, vmax=limit)
+  # Raw weights may exceed one. All others have the scale from 0 to 1, by which maps can be
+  # compared.
   elif high > 1:
     colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, high))
   else:
     colours = dict(cmap='viridis', norm=PowerNorm(0.5, 0, 1))
     ticks = [0, 0.1, 0.3, 0.6, 1]
+  # Positions count from 1, as in the paper; imshow would count from 0.
   image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5),
                     interpolation='nearest', **colours)
   ax.set_facecolor('#e8e8e8')

@@ -84,6 +84,7 @@ class SinkReport:
     weight_SxNxH = self.bias_slot_released if released else self.bias_slot
     if weight_SxNxH is None:
       return None
+    # `sink_rate` has an axis of keys, and the extra key is the only one on it.
     return float(sinks.sink_rate(weight_SxNxH[..., None], epsilon)[0])
 
   @explained
@@ -107,6 +108,7 @@ class SinkReport:
     _check_position(position, norms)
     at = norms[..., position - 1]
     others = np.delete(norms, position - 1, -1).mean(-1)
+    # Axis 1 has the layers; the others are sequences, and heads where the norms are of heads.
     axes = tuple(a for a in range(at.ndim) if a != 1)
     with np.errstate(divide='ignore', invalid='ignore'):
       return at.mean(axes) / others.mean(axes)
@@ -146,6 +148,7 @@ class SinkReport:
     A ratio of norms is None where the norms that it divides by are zero, and a kurtosis where
     all hidden states are equal.
     """
+    # JSON has no NaN and no infinity.
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     percent = lambda x: None if x is None else 100 * x
     rates = self.sink_rates(epsilon)
@@ -217,6 +220,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     raise ValueError('give tokens (S, T), or texts=[...], which may have a length.')
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
+  # A sequence of one token has no other tokens, whose norms a ratio divides by.
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
     raise ValueError('probe tokens must have shape (S, T) with T > 1, not '
                      f'{tokens.shape}.')
@@ -269,6 +273,8 @@ def _of_texts(run: Run, tokens: ModelInputs | None, texts: str | Sequence[str],
   if length is None:
     shortest = min(map(len, tokens))
     tokens = [row[:shortest] for row in tokens]
+  # The report says how its own inputs begin, and these texts begin as the tokenizer has it,
+  # whatever the inputs of the run were.
   bos = 'tokenizer' if run.tokenizer.prefix else 'none'
   return tokens, dataclasses.replace(run, bos=bos)
 
@@ -279,6 +285,7 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
   # A record has its layers first; a report has its sequences first, to join batches along them.
   first = lambda x: np.moveaxis(np.asarray(x), 1, 0)
   optional = lambda x: None if x is None else first(x)
+  # The embedding's norm as entry 0, before those of the blocks.
   after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], first(h)], 1)
   norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
                value=first(layers.value_norm_BxHxT),
@@ -304,8 +311,10 @@ def _first_not_finite(joined: Mapping[str, Any], config: ModelConfig) -> str | N
   of_heads |= {f'{name} norm': norms[name] for name in ('query', 'key', 'value')}
   for name, x in of_heads.items():
     if x is not None and not (finite := np.isfinite(x)).all():
+      # Over all sequences: the message names a block and a head, and not a sequence.
       layer, head, *_ = np.argwhere(~finite.all(0))[0]
       return f'{name} in block {config.attention_layers[layer] + 1}, head {head + 1}'
+  # With the number of the block that entry 0 is of: 0 is the embedding, which no norm goes before.
   for name, first in (('hidden', 0), ('hidden_before_norm', 1), ('sink_token', 0)):
     if name in norms and not (finite := np.isfinite(norms[name])).all():
       block = first + np.argwhere(~finite.all(0))[0][0]

@@ -57,6 +57,7 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
                      f'{maps.shape}.')
   columns = []
   for part in _parts(xp, maps):
+    # Axis -2 has the queries, so that a number per key remains.
     columns.append(_sums(xp, part, -2))
     if isinstance(maps, Tracer):
       continue
@@ -122,6 +123,7 @@ def check_epsilon(epsilon: float | Array, name: str = 'epsilon') -> None:
     number = float(epsilon)
   except (TypeError, ValueError):
     number = math.nan
+  # float('0.3') is a number, but a text compares with no importance.
   if isinstance(epsilon, str) or not 0 < number < 1:
     raise ValueError(f'{name}={epsilon!r}: importance lies between 0 and 1; the paper uses 0.3.')
 
@@ -144,6 +146,7 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
   above = rates_P >= level
   if not len(above) or not above[-1]:
     return None
+  # The probe after the last one that was below; the first probe of all if none was.
   below = np.flatnonzero(~above)
   return int(np.asarray(steps)[below[-1] + 1 if len(below) else 0])
 
@@ -174,6 +177,7 @@ def _parts(xp: ModuleType, maps) -> Iterator:
 
   A part stays in the processor's cache between its two sums, and its wider copy is small.
   """
+  # XLA plans its own passes over an array of JAX, and a single map is its own part.
   if xp is jnp or maps.ndim == 2:
     yield maps
     return
@@ -197,6 +201,7 @@ def _fault_of_maps(maps: np.ndarray, raw: bool) -> str:
   if not raw and (bad := maps < 0).any():
     return (f'{at(bad, True)} is {maps[_first(bad)]:g}, and no attention weight is negative: pass '
             'weights, not scores, or raw=True for unnormalised masses.')
+  # Last, as a NaN or an infinity spoils the sum of its row too, and naming the entry helps more.
   rows = _sums(np, maps, -1)
   if not raw and (bad := ~(rows <= _ROW_LIMIT)).any():
     return (f'{at(bad, False)} sums to {rows[_first(bad)]:.4g}, and a row of attention weights to '
@@ -224,5 +229,6 @@ def _first(bad: np.ndarray) -> tuple[int, ...]:
 def _position(name: str, bad: np.ndarray, axes: tuple[str, ...]) -> str:
   """'attention[0, 2, 1] (block, head, row; from 0)': the first bad entry, by the last axes."""
   index = _first(bad)
+  # Maps may have more leading axes than these, or fewer: the names are those of the last ones.
   names = ', '.join(('...', *axes) if len(index) > len(axes) else axes[-len(index):])
   return f'{name}[{", ".join(map(str, index))}] ({names}; from 0)'
