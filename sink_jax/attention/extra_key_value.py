@@ -103,6 +103,7 @@ class KBias(ExtraKeyValue):
   description = 'the key bias k*'
 
   def __post_init__(self):
+    # Without this a misspelt value would act as 'uniform', the last branch of `value_HxDh`.
     if self.value not in ('zero', 'first', 'uniform'):
       raise ValueError(f"{self}: value must be 'zero', 'first' or 'uniform'.")
     if self.learnable_dims is not None and self.learnable_dims < 1:
@@ -113,6 +114,7 @@ class KBias(ExtraKeyValue):
     return self.value == 'zero'
 
   def check_narrower(self, head_dim: int) -> None:
+    # Equal is refused, too: with all channels learned, a row of Table 13 would be the plain K bias.
     if (self.learnable_dims or 0) >= head_dim:
       raise ValueError(f'{self.learnable_dims} learnable dimensions; heads have {head_dim}')
 
@@ -120,10 +122,14 @@ class KBias(ExtraKeyValue):
     learned = self.learnable_dims or dims.head_dim
     if learned > dims.head_dim:
       raise ValueError(f'{self}: learnable_dims exceeds the head dimension {dims.head_dim}.')
+    # One row per query head, also where key heads are grouped: every query head has an extra score
+    # of its own. A shared k* keeps its axis of heads, with the length 1.
     return {'key': Param((1 if self.shared else dims.heads, learned), 'bias')}
 
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     key = params['key']
+    # The channels that are not learned are no parameters at all, so neither the optimizer nor
+    # weight decay can move them from zero (Table 13).
     key = jnp.pad(key, ((0, 0), (0, dims.head_dim - key.shape[1])))
     return jnp.broadcast_to(key, (dims.heads, dims.head_dim))
 
@@ -133,6 +139,7 @@ class KBias(ExtraKeyValue):
     shape = (dims.heads, dims.head_dim)
     if self.value == 'first':
       return jnp.zeros(shape).at[:, 0].set(self.value_norm)
+    # Over sqrt(Dh), so that m v'' has the norm m in heads of any width, as m v' has (Table 5).
     return jnp.full(shape, self.value_norm / math.sqrt(dims.head_dim))
 
 
@@ -193,4 +200,5 @@ class SinkLogit(ExtraKeyValue):
     return {'logit': Param((dims.heads,), 'zeros')}
 
   def logit_H(self, params: Arrays) -> jax.Array:
+    # Not divided by sqrt(Dh): the logit itself is learned, and it is no product of two vectors.
     return jnp.asarray(params['logit'])

@@ -67,4 +67,5 @@ class Mlp(FeatureMap):
 
   def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     hidden = jax.nn.relu(jnp.einsum('...d,de->...e', x, params['w1'].astype(x.dtype)))
+    # Nothing follows W2, so features may be negative: `positive` stays False for this map.
     return jnp.einsum('...d,de->...e', hidden, params['w2'].astype(x.dtype))

@@ -92,6 +92,7 @@ class Window(Mask):
                        f'itself, and at most {_LARGEST}.')
 
   def keep(self, i: Positions, j: Positions) -> Positions:
+    # `&` and not `and`: i and j may be whole tiles of positions, traced in a kernel.
     return (j <= i) & (j > i - self.size)
 
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
@@ -124,6 +125,8 @@ class Prefix(Mask):
     return (j <= i) | (j < self.length)
 
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
+    # A query inside the prefix sees beyond itself, up to the end of the prefix; a sequence may be
+    # shorter than that.
     return 0, min(max(last + 1, self.length), keys)
 
   @property

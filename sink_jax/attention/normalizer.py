@@ -46,6 +46,8 @@ def _floor(p: float) -> float:
   Only rows whose similarities all but vanish reach it, such as a sigmoid of scores below
   -40 (p = 1) or -16 (p = 4); their output then shrinks instead of becoming infinite.
   """
+  # At a sum x the derivative of x^(-1/p) has the size x^(-(1/p + 1)) / p, which is 1e36 / p here:
+  # below 3.4e38, the largest float32 number, for every p of the paper, 1/4 to 4.
   return 10 ** (-36 / (1 / p + 1))
 
 
@@ -70,6 +72,8 @@ class RowSum(Normalizer):
     return self.scale / jnp.maximum(row_sum + self.eps, _floor(1.0))
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
+    # Rows of exp arrive divided by their sum, so alpha is all that is left: AttentionSpec refuses
+    # exp with an eps.
     return jnp.full_like(lse, jnp.log(self.scale))
 
 
@@ -93,6 +97,7 @@ class PNorm(Normalizer):
     return jnp.maximum(row_sum, _floor(self.p)) ** (-1 / self.p)
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
+    # log Z = power_lse / p, from two log-sums: the sums themselves may be beyond float32.
     return lse - power_lse / self.p
 
 
@@ -122,7 +127,10 @@ class AbsFloor(Normalizer):
       raise ValueError(f'{self}: floor must be > 0.')
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
+    # The absolute value of the sum, not a sum of absolute values: similarities of both signs may
+    # cancel, and the floor is for the rows where they do.
     return 1 / jnp.maximum(jnp.abs(row_sum), self.floor)
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
+    # log Z = max(lse, log floor), and this is lse - log Z.
     return jnp.minimum(lse - jnp.log(self.floor), 0)

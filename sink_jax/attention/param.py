@@ -16,6 +16,7 @@ class Dims:
   """Sizes of one attention layer: query heads, key/value heads, head dimension."""
 
   heads: int
+  # Divides `heads`; query heads that share keys and values are neighbours, see `repeat_heads`.
   kv_heads: int
   head_dim: int
 

@@ -94,13 +94,18 @@ class Rope(Position):
 
   def frequencies(self, channels: int) -> np.ndarray:
     """Radians per position (channels / 2,) of the rotated channels."""
+    # Computed in float64 and rounded once, in `rotate`. A frequency divided by the factor gives the
+    # same angles as positions divided by it.
     return self.base ** (-np.arange(0, channels, 2) / channels) / self.factor
 
   def rotate(self, x_BxTxHxDh: jax.Array, positions_T: Positions) -> jax.Array:
+    # Rounded down, as transformers does for GPT-NeoX; the other channels pass unrotated.
     channels = int(x_BxTxHxDh.shape[-1] * self.fraction)
     if channels % 2 or not channels:
       raise ValueError(f'{self} needs an even head dimension to rotate, not {channels}: change '
                        'the number of heads or use Nope() or Alibi().')
+    # T positions by F = channels / 2 frequencies; below they get an axis for the heads, which all
+    # turn alike.
     angle_TxF = (jnp.asarray(positions_T, jnp.float32)[:, None]
                  * jnp.asarray(self.frequencies(channels), jnp.float32))
     # Half-split: channels c and c + channels/2 form a pair. The rotation is computed in float32,
@@ -168,6 +173,8 @@ class YarnRope(Rope):
   def amplitude(self) -> float:
     if self.attention_factor is not None:
       return self.attention_factor
+    # The YaRN paper's recommendation. It scales queries and keys alike, so scores grow by its
+    # square.
     return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
   def frequencies(self, channels: int) -> np.ndarray:
@@ -178,7 +185,9 @@ class YarnRope(Rope):
     first, last = pair(self.beta_fast), pair(self.beta_slow)
     if self.truncate:
       first, last = math.floor(first), math.ceil(last)
+    # `channels - 1`, although there are channels / 2 pairs: transformers clips there, too.
     first, last = max(first, 0), min(last, channels - 1)
+    # The least width, also that of transformers, prevents a division by zero where both ends meet.
     ramp = (np.arange(channels // 2) - first) / max(last - first, 0.001)
     slow = np.clip(ramp, 0, 1)
     return slow * full / self.factor + (1 - slow) * full
@@ -196,6 +205,8 @@ class Sinusoidal(Position):
   def embedding(self, positions_T: Positions, d_model: int,
                 params: Mapping[str, AnyArray]) -> jax.Array | None:
     channel = np.arange(d_model)
+    # Channels 2c and 2c + 1 share a frequency. The official code puts all sines before all cosines;
+    # Eq. 5, which this follows, interleaves them.
     frequency = self.base ** (-(channel // 2 * 2) / d_model)
     xp = np if isinstance(positions_T, np.ndarray) else jnp  # known positions: float64 angles
     angle_TxD = positions_T[:, None] * xp.asarray(frequency)
@@ -212,11 +223,14 @@ class Learned(Position):
     return {'table': Param((self.max_length, d_model), 'embedding')}
 
   def check_length(self, length: int) -> None:
+    # A decoding step indexes the table by traced positions, and JAX clamps those out of bounds:
+    # tokens beyond the table would silently share its last vector.
     if length > self.max_length:
       raise ValueError(f'{length} tokens exceed the {self.max_length} learned positions of '
                        f'{self}: use shorter inputs, or train with a larger max_length.')
 
   def scaled(self, length: int) -> Learned:
+    # As long as the sequences: further rows would be parameters that never get a gradient.
     return Learned(max_length=length)
 
   def embedding(self, positions_T: Positions, d_model: int,
@@ -239,11 +253,13 @@ class Alibi(Position):
   has_bias = True
 
   def slopes(self, heads: int) -> np.ndarray:
+    # For a power of two, `lower` is `heads`, and the slice below drops the second list.
     lower = 2 ** math.floor(math.log2(heads))
     geometric = lambda n: [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
     return np.array((geometric(lower) + geometric(2 * lower)[::2])[:heads], np.float32)
 
   def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
+    # The absolute value matters only where queries see later keys, as under a Prefix mask.
     return -jnp.abs(distance).astype(jnp.float32)
 
 
@@ -266,12 +282,14 @@ class Relative(Position):
   has_bias = True
 
   def __post_init__(self):
+    # Otherwise `span` below would be zero or negative, or its quotient a division by zero.
     if self.buckets < 2 or self.max_distance <= self.buckets // 2:
       raise ValueError(f'{self}: needs at least 2 buckets and a max_distance beyond '
                        'half their number.')
 
   def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
     exact = self.buckets // 2
+    # T5's unidirectional buckets: later keys, which a Prefix mask shows, count as distance 0.
     d = jnp.maximum(distance, 0).astype(jnp.float32)
     span = math.log2(self.max_distance / exact)
     beyond = exact + jnp.floor(jnp.log2(jnp.maximum(d, exact) / exact) / span * exact)

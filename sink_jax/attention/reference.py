@@ -46,9 +46,12 @@ class Rows(NamedTuple):
 def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_L: jax.Array,
            j_T: jax.Array) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
+  # Scores of bfloat16 vectors are summed and kept in float32: rounding s to bfloat16 would change
+  # exp(s) by a share of up to 2^-9 s.
   s = jnp.einsum('blhd,bthd->bhlt', q_BxLxHxDh, k_BxTxHxDh,
                  preferred_element_type=jnp.float32) / math.sqrt(q_BxLxHxDh.shape[-1])
   if spec.position.has_bias:
+    # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
     slopes_H = jnp.asarray(spec.position.slopes(q_BxLxHxDh.shape[2]))
     g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
     s = s + slopes_H[:, None, None] * g_LxT
@@ -76,7 +79,9 @@ def _exponential(spec, s, keep):
   power = spec.normalizer.power
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   power_lse = lse if power == 1 else jax.nn.logsumexp(power * s, -1, keepdims=True)
+  # Masked a second time: in a row without any key lse is near _MASKED, and exp(s - lse) is not 0.
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
+  # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
   return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
 
 
@@ -84,17 +89,21 @@ def _additive(spec, s, keep):
   # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
   # The inner where keeps f's own derivative finite where it is not used.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
+  # Sizes, since shares of signed similarities could be negative or larger than one.
   size = jnp.abs(f)
   proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
   power = spec.normalizer.power
   if power is None:
     return f, proxy
+  # f^power, whose row sum is the statistic of the normalizer. Masked entries are zeroed again, as
+  # `safe_power` lifts every f to a floor.
   density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
 
 def safe_power(f: jax.Array, power: float) -> jax.Array:
   """f^power of a similarity that is not negative; its derivative is finite at 0 as well."""
+  # For power < 1 the derivative power f^(power - 1) is infinite at f = 0; at 1e-30 it is finite.
   return jnp.maximum(f, 1e-30) ** power
 
 
@@ -107,11 +116,13 @@ def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   heads, head_dim = q_BxLxHxDh.shape[2:]
   v = repeat_heads(v_BxTxHkvxDh, heads)
+  # Float32 to the end and rounded once, since the errors of kernels are measured against this.
   out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
   extra_params, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))
+  # The V bias has no attention weight, so no normalizer acts on it.
   added = spec.kv_bias.output_HxDh(extra_params, dims)
   if added is not None:
     out = out + added.astype(jnp.float32)

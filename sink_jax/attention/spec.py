@@ -62,6 +62,7 @@ class AttentionSpec:
 
   def __post_init__(self):
     for name, base in COMPONENTS.items():
+      # The way around `frozen`: config strings become components before anything hashes the spec.
       object.__setattr__(self, name, from_string(base, getattr(self, name)))
     f, z, bias = self.similarity, self.normalizer, self.kv_bias
     if f.exponential and z.power is None:
@@ -81,6 +82,7 @@ class AttentionSpec:
   @property
   def signed(self) -> bool:
     """Can a similarity be negative?"""
+    # A bias or an extra logit may be negative, whatever the sign of phi(q).phi(k).
     positive = (self.feature_map.positive and not self.position.has_bias
                 and not self.kv_bias.logit_may_be_negative)
     return self.similarity.signed and not positive
@@ -88,6 +90,7 @@ class AttentionSpec:
   @property
   def rows_sum_to_one(self) -> bool:
     """Are a row's weights, the extra key's among them, shares of one, as those of softmax?"""
+    # `type` and not isinstance: a subclass may divide by something else. Any eps is neglected.
     return type(self.normalizer) is RowSum and self.normalizer.scale == 1
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
@@ -133,6 +136,7 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
   A cache keeps keys in this form. The shapes and `params` are checked here.
   """
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
+  # The last argument holds the heads that arrays (B, H, T, Dh) would have, for a hint in the error.
   check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
   norm_params = params.get('qk_norm', {})
   return (spec.qk_norm.queries(jnp.asarray(q_BxTxHxDh), norm_params),
@@ -161,12 +165,14 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params) 
     return None
   heads, head_dim = q_BxLxHxDh.shape[2:]
   extra_params = params['kv_bias']
+  # The number of key heads is unknown here and does not matter: k* has a row per query head.
   key = spec.kv_bias.key_HxDh(extra_params, Dims(heads, heads, head_dim))
   if key is None:
     logit_H = spec.kv_bias.logit_H(extra_params).astype(jnp.float32)
     return jnp.broadcast_to(logit_H[:, None], (q_BxLxHxDh.shape[0], heads, q_BxLxHxDh.shape[1]))
   # k* passes the feature map like any key, but has no position: it is never rotated.
   key = spec.feature_map.features(key, params.get('feature_map', {}))
+  # The precision of the tokens' scores, which compete with this one in the same row.
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
   return product / math.sqrt(head_dim)
@@ -174,6 +180,7 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params) 
 
 def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:
   """Grouped keys or values (B, T, H, Dh), each repeated for the query heads of its group."""
+  # `repeat`, not `tile`: the first H / Hkv query heads read key head 0, as in LLaMA and Mistral.
   return jnp.repeat(x_BxTxHkvxDh, heads // x_BxTxHkvxDh.shape[2], axis=2)
 
 
@@ -206,6 +213,7 @@ def _transposed(q: tuple[int, ...], k: tuple[int, ...]) -> str:
   """The hint of `transposed` for the shape that would fit if it were transposed, or ''."""
   other = lambda shape: (shape[0], shape[2], shape[1], shape[3])
   fit = lambda q, k: q[:2] == k[:2] and q[3] == k[3] and q[2] % k[2] == 0
+  # Both exchanged comes first: a caller of another layout most likely has it in all arrays.
   for which, a, b in (('The arrays', other(q), other(k)), ('The keys', q, other(k)),
                       ('The queries', other(q), k)):
     if fit(a, b):
@@ -226,6 +234,8 @@ def check_params(spec: AttentionSpec, dims: Dims, params: Params,
   given = {component: {name: tuple(x.shape) for name, x in by_name.items()}
            for component, by_name in params.items()}
   if wanted != given:
+    # Transposed arrays of ungrouped heads pass `dims_of`, which takes T for the number of heads:
+    # the parameters are then the first that do not fit.
     hint = transposed('The arrays') if exchanged and given == shapes(exchanged) else ''
     raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
                      f'{given or "nothing"}.{hint}')
