@@ -84,11 +84,13 @@ def _check(config: ModelConfig) -> None:
       raise _refused(name, value, f'only {wanted!r} has one')
   if not config.vocab_size:
     raise _refused('model.input_features', config.input_features, 'only models of tokens have one')
+  # `type`, since Llama3Rope and YarnRope are Ropes with other frequencies.
   if type(spec.position) is not Rope or spec.position.fraction != 1:
     raise _refused('attention.position', spec.position, 'only Rope() of all channels has one')
   if type(spec.mask) not in (Causal, Window):  # the two that the families define
     raise _refused('attention.mask', spec.mask, 'only Causal() and Window() have one')
   windowed, biases = spec.mask.window is not None, set(config.biases)
+  # `attention_bias` of LLaMA's config.json stands for q, k, v and the output together.
   if biases - {'qkv', 'out', 'ffn'} or len(biases & {'qkv', 'out'}) == 1 or windowed and biases:
     raise _refused('model.biases', config.biases, 'Mistral has no biases' if windowed else
                    "those of 'qkv' and 'out' together, and those of 'ffn', have one")
@@ -116,6 +118,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   """
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
+  # Every option is checked before the first file is written.
   hf = hf_config(run.config, dtype=dtype, context=context) | {'bos_token_id': run.first_token}
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
@@ -125,6 +128,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   shards, total = _shards(run, DTYPES[dtype].itemsize, shard_bytes)
   index = {}
   for number, names in enumerate(shards, 1):
+    # The names that transformers gives its shards; a checkpoint of one file has no index.
     file = f'model-{number:05}-of-{len(shards):05}.safetensors' if len(shards) > 1 else WEIGHTS
     save_file(dict(_tensors(run, names, DTYPES[dtype])), folder / file, {'format': 'pt'})
     index |= dict.fromkeys(names, file)
@@ -137,6 +141,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
 
 def _table(config: ModelConfig) -> dict[str, StoredTensor]:
   """Tensors to write: the importer's table without what it only tolerates."""
+  # A tied unembedding is the one tensor without parts: the files hold the embedding alone.
   return {name: tensor for name, tensor in llama.stored_tensors({}, config).items() if tensor.parts}
 
 
@@ -159,10 +164,12 @@ def _tensors(run: Run, names: list[str], dtype: np.dtype) -> Iterator[tuple[str,
   """The tensors as they are stored: parts of leaves, transposed where the importer does."""
   table = _table(run.config)
   for name in names:
+    # LLaMA's tensors fill one part each, as a whole: no `take` has to be undone.
     part, = table[name].parts
     leaf: Any = run.params
     for key in part.path.split('/'):
       leaf = leaf[key]
+    # One layer of the stacked leaf at a time comes to the host.
     x = np.asarray(leaf[part.index], dtype)
     yield name, np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
 

@@ -55,6 +55,7 @@ class Checkpoint:
                               'one: choose that folder, or download the model again.')
     self.entries: dict[str, TensorHeader] = {}
     index = self._index()
+    # An index names a file once per tensor in it; each header is read once.
     for file in sorted(set(index.values())) if index else [WEIGHTS]:
       for name, entry in self._header(file):
         if name in self.entries:
@@ -77,6 +78,7 @@ class Checkpoint:
 
   def _index(self) -> dict[str, str]:
     """Tensor name -> file; {} where all tensors are in one file."""
+    # A single file goes before an index, as in transformers.
     if (self.folder / WEIGHTS).exists():
       return {}
     path = self.folder / INDEX
@@ -100,6 +102,8 @@ class Checkpoint:
 
   def _header(self, file: str) -> Iterator[tuple[str, TensorHeader]]:
     with self._open(file) as tensors:
+      # By their offsets in the file, not by their names: `entries` promises the order of the
+      # numbers.
       for name in tensors.offset_keys():
         about = tensors.get_slice(name)  # reads nothing yet
         yield name, TensorHeader(file, tuple(about.get_shape()), about.get_dtype())
@@ -155,6 +159,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     value = json.loads(read_text_limited(path))
   except FileNotFoundError:
     raise ValueError(f'{path} does not exist. {remedy}') from None
+  # Objects that are nested too deeply end the parser of JSON with a RecursionError.
   except (OSError, ValueError, RecursionError) as error:
     raise ValueError(f'{path} cannot be read as JSON ({error}). {remedy}') from None
   if not isinstance(value, dict):

@@ -18,6 +18,8 @@ MODEL_TYPES = ('gpt2',)
 PREFIX = 'transformer.'
 IGNORED = (r'.*\.attn\.(bias|masked_bias)',)  # causal masks, and what they put on scores
 
+# From names of transformers to those of `ModelConfig.ffn`. Its gelu_new, gelu_pytorch_tanh and
+# gelu_fast are one function, the tanh approximation, computed in three ways.
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',
                 'gelu_fast': 'gelu_tanh', 'gelu': 'gelu', 'relu': 'relu', 'silu': 'swish',
                 'swish': 'swish'}
@@ -32,10 +34,12 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
     ValueError: a key is missing, or its value is not supported.
   """
   keys.not_quantized(hf)
+  # Cross-attention adds a block of weights that no decoder here has.
   keys.only(hf, 'add_cross_attention', False)
   width = keys.size(hf, 'n_embd')
   return ModelConfig(
       layers=keys.size(hf, 'n_layer'), d_model=width, heads=keys.size(hf, 'n_head'),
+      # A missing or null `n_inner` stands for 4 times the width.
       ffn_hidden=keys.optional_size(hf, 'n_inner', None) or 4 * width,
       vocab_size=keys.size(hf, 'vocab_size'),
       attention=AttentionSpec(position=Learned(keys.size(hf, 'n_positions'))),
@@ -85,8 +89,10 @@ def query_factor(hf: dict[str, Any], config: ModelConfig, layer: int) -> float:
   """The factor on the queries of a layer that makes up for our scaling by 1 / sqrt(Dh)."""
   factor = 1.0
   if not keys.flag(hf, 'scale_attn_weights', True):
+    # Cancels the division of scores by sqrt(Dh), which AttentionSpec always has.
     factor *= math.sqrt(config.dims.head_dim)
   if keys.flag(hf, 'scale_attn_by_inverse_layer_idx', False):
+    # transformers divides the scores of layer i, counted from 0, by i + 1.
     factor /= layer + 1
   return factor
 
@@ -106,6 +112,8 @@ def _block(config: ModelConfig, layer: int, factor: float) -> dict[str, StoredTe
   for kind, leaf, shape in (('weight', 'kernel', (width, 3 * width)),
                             ('bias', 'bias', (3 * width,))):
     tensors[f'{name}.attn.c_attn.{kind}'] = StoredTensor(shape, tuple(
+        # A score is linear in its query, so a factor on the query's weights and bias is one on
+        # scores.
         LeafPart(f'blocks/attention/{ours}/{leaf}', (layer,), _columns(j, width, scale))
         for j, (ours, scale) in enumerate((('query', factor), ('key', 1), ('value', 1)))))
   return tensors

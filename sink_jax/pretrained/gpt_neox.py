@@ -27,6 +27,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
     ValueError: a key is missing, or its value is not supported.
   """
   keys.not_quantized(hf)
+  # `attention_bias` concerns attention alone: the feed-forward layers always have biases.
   attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', True) else ()
   # Other families have these two keys under other names, which `rope` reads.
   angles = hf | {'rope_theta': hf.get('rotary_emb_base'),
@@ -68,6 +69,7 @@ def _block(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
 
   def all_three(leaf, *shape):
     return StoredTensor(shape, tuple(
+        # `take` sees a weight as it is stored, (out, in); the device transposes what it picked.
         LeafPart(f'blocks/attention/{ours}/{leaf}', (layer,), _of_every_head(j, config.heads),
               transposed=leaf == 'kernel')
         for j, ours in enumerate(('query', 'key', 'value'))))
@@ -85,6 +87,7 @@ def _of_every_head(j: int, heads: int) -> Callable[[np.ndarray], np.ndarray]:
   Rows are stored head after head, and those of a head as its q, k and v.
   """
   def take(x: np.ndarray) -> np.ndarray:
+    # Rows (3 H Dh, ...) as (H, 3, Dh, ...); a bias has no further axes.
     parts = x.reshape(heads, 3, -1, *x.shape[1:])[:, j]
     return parts.reshape(-1, *x.shape[1:])
   return take

@@ -19,6 +19,7 @@ MODEL_TYPES = ('gpt_oss',)
 PREFIX = llama.PREFIX
 IGNORED = llama.IGNORED
 _BASE = 150000.0
+# What transformers takes where config.json has no rotary parameters.
 _YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.0,
          'truncate': False, 'original_max_position_embeddings': 4096}
 
@@ -30,15 +31,19 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
     ValueError: a key is missing, or its value is not supported.
   """
   if _packed(hf):
+    # MXFP4 is read below. The key is hidden from `llama_like`, which refuses quantised weights.
     hf = {key: value for key, value in hf.items() if key != 'quantization_config'}
   keys.only(hf, 'swiglu_alpha', 1.702, why='a constant of this activation here')
   keys.only(hf, 'swiglu_limit', 7.0, why='a constant of this activation here')
   layers = keys.size(hf, 'num_hidden_layers')
+  # The family's default, for a config.json without layer_types: even layers have the window.
   kinds = ['full_attention' if i % 2 else 'sliding_attention' for i in range(layers)]
   masks = windows.masks(hf, kinds, keys.optional_size(hf, 'sliding_window', 128))
   experts = Experts(count=keys.size(hf, 'num_local_experts'),
                     active=keys.size(hf, 'num_experts_per_tok'), renormalize=True)
   position = rope(hf if rotary_parameters(hf) else hf | {'rope_parameters': _YARN}, base=_BASE)
+  # By default the last layer of a period has full attention, which is then the mask of the model;
+  # the layers with a window override it in the pattern.
   spec = AttentionSpec(position=position, mask=masks[-1], kv_bias=SinkLogit())
   pattern = tuple(Layer(mask=None if mask == spec.mask else mask, experts=experts)
                   for mask in masks)
@@ -73,6 +78,7 @@ def _experts(config: ModelConfig, name: str, path: str, i: int, experts: int,
   blocks (experts, out, in / 32, 16) and scales (experts, out, in / 32). See `mxfp4`.
   """
   width, hidden = config.d_model, config.ffn_hidden
+  # Outputs are the last axis of a stored matrix, but the rows of a packed one.
   half = _half_of_rows if packed else _half
   tensors = {
       f'{name}.gate_up_proj_bias': StoredTensor((experts, 2 * hidden), (

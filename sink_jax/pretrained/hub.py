@@ -12,6 +12,8 @@ from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
 
 # These hold the weights a second time, in other formats.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
+# Pickled weights are left out, as they are never read. '*.model' and '*.txt' are the files of older
+# kinds of tokenizers.
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.txt']
 
 
@@ -134,6 +136,7 @@ def _meant(name: str) -> str:
 def _downloaded(hub: str, revision: str | None) -> Path:
   """The folder of a model of the hub; a ValueError with the remedy where that fails."""
   try:
+    # Imported here, so that the folder of a model is loaded without this package.
     import huggingface_hub
     from huggingface_hub import errors
   except ImportError:
@@ -157,6 +160,7 @@ def _downloaded(hub: str, revision: str | None) -> Path:
     raise ValueError(
         f'{hub} could not be downloaded ({" ".join(str(error).split())[:300]}). Without a '
         'connection, download it elsewhere and give its folder.') from error
+  # Without either file the patterns above have taken no weights: the hub has pickles alone.
   if not any((folder / file).exists() for file in (WEIGHTS, INDEX)):
     raise ValueError(pickled(hub, f'{hub} offers its weights as pickles only'))
   return folder
@@ -164,6 +168,7 @@ def _downloaded(hub: str, revision: str | None) -> Path:
 
 def known_model(name: str) -> Published | None:
   """The model of the catalogue with this name, hub id, or folder name as on the hub."""
+  # A model that was downloaded by hand usually lies in a folder named like it on the hub.
   folder = name.casefold()
   return find(name) or next((model for model in MODELS.values()
                              if model.hub.casefold().split('/')[1] == folder), None)

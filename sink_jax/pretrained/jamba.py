@@ -44,6 +44,8 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   experts = None
   if keys.size(hf, 'num_experts') > 1:
     experts = Experts(hf['num_experts'], keys.size(hf, 'num_experts_per_tok'))
+  # Two independent rhythms, of attention among mixers and of experts among networks; the pattern
+  # below is their common period.
   attention, mixture = _layers(hf, 'attn'), _layers(hf, 'expert')
   rank = hf.get('mamba_dt_rank', 'auto')
   mamba = Mamba(inner=keys.size(hf, 'mamba_expand') * width,
@@ -81,6 +83,7 @@ def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredT
                                 else linear('unembed/kernel', (), table))}
   for layer in range(config.layers):
     (path, i), name = block(config, layer), f'model.layers.{layer}'
+    # Tensor names count layers through, the pattern counts within a period.
     kind = config.pattern[layer % len(config.pattern)]
     for theirs, ours in (('input_layernorm', 'norm1'), ('pre_ff_layernorm', 'norm2')):
       tensors[f'{name}.{theirs}.weight'] = vector(f'{path}/{ours}/gain', (i,), config.d_model)
@@ -112,6 +115,7 @@ def _feed_forward(config: ModelConfig, experts: Experts | None, name: str, path:
   tensors = {}
   for theirs, ours, shape in kernels:
     for e in range(experts.count if experts else 1):
+      # The file has a tensor per expert; the leaf stacks experts behind layers.
       inside, index = (f'.experts.{e}', (i, e)) if experts else ('', (i,))
       tensors[f'{name}{inside}.{theirs}_proj.weight'] = linear(
           f'{path}/{ours}/kernel', index, shape)
@@ -148,4 +152,5 @@ def _mixer(config: ModelConfig, sizes: Mamba, name: str, path: str, i: int,
 
 
 def _taps(weight_Ix1xK: np.ndarray) -> np.ndarray:
+  # A depthwise convolution of PyTorch has one input per channel: the axis of length 1.
   return weight_Ix1xK[:, 0]

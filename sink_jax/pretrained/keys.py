@@ -23,6 +23,7 @@ def size(hf: dict[str, Any], key: str) -> int:
   if hf.get(key) is None:
     raise ValueError(f'config.json has no {key}, without which the model is not defined.')
   value = hf[key]
+  # `type`, since to isinstance the JSON value true is an integer.
   if type(value) is not int or value < 1:
     raise ValueError(f'config.json: {key} = {value!r} must be a positive integer.')
   largest = MOST if key in _COUNTS else LARGEST
@@ -50,6 +51,7 @@ def number(hf: dict[str, Any], key: str, default: float) -> float:
   """
   value = hf.get(key)
   value = default if value is None else value
+  # JSON has integers of any length, which float() may refuse; NaN fails the comparison, too.
   if type(value) not in (int, float) or not abs(value) < 1e300 or not math.isfinite(value):
     raise ValueError(f'config.json: {key} = {value!r} must be a finite number.')
   return float(value)
@@ -77,6 +79,8 @@ def only(hf: dict[str, Any], key: str, *supported: Any, why: str = '') -> Any:
   value = hf.get(key)
   if value is None:
     return supported[0]
+  # 1 == True in Python, so types are compared, too; in a list, as the value of a damaged file may
+  # be unhashable.
   if (isinstance(value, bool), value) not in [(isinstance(x, bool), x) for x in supported]:
     raise refused(key, value, f'supported: {", ".join(repr(x) for x in supported)}'
                   + (f' ({why})' if why else ''))
@@ -109,4 +113,5 @@ def head_dim(hf: dict[str, Any], default: int | None = None) -> int | None:
   if size_ is None and width % heads:
     raise ValueError(f'config.json: num_attention_heads = {heads} does not divide hidden_size = '
                      f'{width}, and there is no head_dim.')
+  # None for the usual size, so that equal models have equal configs.
   return None if size_ is None or size_ * heads == width else size_

@@ -84,6 +84,7 @@ def attention(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
       ('value', 'v', (inner_kv, width), 'qkv'), ('out', 'o', (width, inner), 'out')):
     key = f'{name}.self_attn.{theirs}_proj'
     tensors[f'{key}.weight'] = linear(f'{path}/attention/{ours}/kernel', (i,), shape)
+    # PyTorch has a bias per output, the first axis of a stored weight.
     if group in config.biases:
       tensors[f'{key}.bias'] = vector(f'{path}/attention/{ours}/bias', (i,), shape[0])
   return tensors

@@ -50,6 +50,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
   try:
     experiment = from_dict(saved)
     config = experiment.model_config()
+    # One token more than the context: a sequence is its inputs and the target of the last one.
     for edit in experiment.data.interventions:
       edit.check(experiment.data.context + 1, config.vocab_size)
   except ValueError as error:

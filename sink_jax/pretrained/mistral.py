@@ -29,5 +29,6 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   if hf.get('layer_types') not in (None, kinds):
     raise keys.refused('layer_types', hf['layer_types'], 'all layers of this family are alike, '
                        f'here {kind} by sliding_window')
+  # All layers are alike, so the shortest period is one layer long.
   mask, = windows.masks(hf, kinds, window)
   return llama.llama_like(hf, kv_heads=8, attention=AttentionSpec(position=rope(hf), mask=mask))

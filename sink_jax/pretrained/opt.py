@@ -35,6 +35,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
       layers=keys.size(hf, 'num_hidden_layers'), d_model=width,
       heads=keys.size(hf, 'num_attention_heads'), ffn_hidden=keys.size(hf, 'ffn_dim'),
       vocab_size=keys.size(hf, 'vocab_size'),
+      # transformers makes no projection where the two widths are equal.
       embedding_dim=None if embedding == width else embedding,
       attention=AttentionSpec(position=Learned(keys.size(hf, 'max_position_embeddings'))),
       ffn=activation(hf, 'activation_function', 'relu'), norm='layernorm', norm_eps=1e-5,
@@ -54,6 +55,7 @@ def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredT
                  (LeafPart('positions', (), _without_padding),)),
              'lm_head.weight': (tied(table, f'{name}.embed_tokens.weight') if config.tied
                                 else linear('unembed/kernel', (), table))}
+  # The post-norm model ends with the norm of its last block.
   if config.norm_location == 'pre':
     tensors |= layer_norm(f'{name}.final_layer_norm', 'final_norm', (), width)
   if config.embedding_dim:

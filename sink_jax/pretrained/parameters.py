@@ -48,6 +48,8 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], sh
   """
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
+  # Names, shapes and dtypes are compared first, from the headers alone: a wrong config.json is
+  # refused before gigabytes are read.
   names = match(checkpoint, tensors, prefix, ignored)
   if mesh is None:
     device = SingleDeviceSharding(jax.local_devices()[0])
@@ -87,6 +89,7 @@ def match(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], prefix: str,
   names: dict[str, str] = {}
   present, unknown = set(), []
   for name, entry in checkpoint.entries.items():
+    # A checkpoint of the bare model lacks the prefix, one with its head has it.
     full = name if name in tensors else prefix + name
     if full not in tensors:
       if not any(re.fullmatch(pattern, name) for pattern in ignored):
@@ -192,6 +195,7 @@ def _part_sharding(sharding: jax.sharding.Sharding, axes: int, depth: int,
   # Axes that the spec leaves out are not split; those of the index are gone in the part.
   spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))][depth:]
   if transposed:
+    # The part is sent untransposed, so the split of its last two axes is exchanged as well.
     spec[-2:] = spec[:-3:-1]
   return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
@@ -207,6 +211,7 @@ def _writer(sharding: jax.sharding.Sharding, transposed: bool) -> Callable[..., 
   def write(leaf, part, index):
     part = part.swapaxes(-1, -2) if transposed else part
     part = part.astype(leaf.dtype).reshape((1,) * len(index) + part.shape)
+    # The part gets axes of length 1 for its index, as `dynamic_update_slice` wants equal ranks.
     start = (*index, *[0] * (leaf.ndim - len(index)))
     return jax.lax.dynamic_update_slice(leaf, part, start)
 

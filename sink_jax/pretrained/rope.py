@@ -45,6 +45,7 @@ def rope(hf: dict[str, Any], *, base: float = 10000.0, fraction: float | None = 
       family has none.
   """
   rotary = rotary_parameters(hf)
+  # Older files call it 'type', and some write both.
   kind = rotary.pop('rope_type', None) or rotary.pop('type', None) or 'default'
   rotary.pop('type', None)
   if not isinstance(kind, str) or kind not in _TAKES:
@@ -52,6 +53,7 @@ def rope(hf: dict[str, Any], *, base: float = 10000.0, fraction: float | None = 
   base = number(rotary, 'rope_theta', number(hf, 'rope_theta', base))
   share = number(rotary, 'partial_rotary_factor',
                  number(hf, 'partial_rotary_factor', 1.0 if fraction is None else fraction))
+  # The Llama3Rope and YarnRope made below get no fraction.
   if share != 1 and (fraction is None or kind not in ('default', 'linear')):
     raise refused('partial_rotary_factor', share, 'this model rotates all channels of a head')
   extra = {k: v for k, v in rotary.items() if v is not None and k not in
@@ -89,6 +91,7 @@ def rotary_parameters(hf: dict[str, Any]) -> dict:
 
 def _yarn(hf: dict[str, Any], rotary: dict[str, Any], base: float) -> YarnRope:
   length = _original_length(hf, rotary)
+  # As in transformers: the context that config.json allows over the one before YaRN.
   if rotary.get('factor') is None:
     factor = size(hf, 'max_position_embeddings') / length
   else:

@@ -88,5 +88,7 @@ def block(config: ModelConfig, layer: int) -> tuple[str, int]:
 def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
   """The shortest tuple that, repeated a whole number of times, gives all items."""
   items = tuple(items)
+  # Whole repetitions only, since the scan over periods of blocks has no remainder. All items
+  # together always qualify, so `next` finds one.
   return next(items[:n] for n in range(1, len(items) + 1)
               if len(items) % n == 0 and items[:n] * (len(items) // n) == items)

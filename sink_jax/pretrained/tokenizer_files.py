@@ -35,6 +35,8 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
     raise ValueError(f'{data.source!r} makes its own tokens.')
   if isinstance(data.tokenizer, Bytes):
     return ByteEncoder()
+  # A packed dataset is its own cache; otherwise every chunk cache below the root is looked at, and
+  # the one with the content of the run is taken, whatever its name.
   root = cache_root(data.cache_dir)
   folders = ([packed_folder(data.source)] if isinstance(data.source, PackedDataset) else
              sorted(path.parent for path in root.glob('*/manifest.json')))
@@ -45,6 +47,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
       continue
     if cache.manifest['content'] == content:
       return cache.encoder
+  # Its file alone decides this tokenizer, so it can be made without the cache.
   if isinstance(data.tokenizer, HuggingFace):
     return data.tokenizer.resolve(data.source, data.valid_fraction, root)
   raise ValueError(f'the chunk cache of this run, which holds {data.tokenizer!r}, is not below '

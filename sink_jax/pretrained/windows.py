@@ -32,5 +32,6 @@ def masks(hf: dict[str, Any], kinds: list[str], window: int | None) -> tuple[Mas
       raise refused('layer_types', kind, 'supported: full_attention, sliding_attention')
   if 'sliding_attention' in kinds and window is None:
     raise refused('sliding_window', None, 'layer_types has sliding layers, which need its size')
+  # Only the period is kept: the model is a scan over repeated periods of layers.
   return shortest_period([Causal() if kind == 'full_attention' or window is None
                           else Window(size=window) for kind in kinds])
