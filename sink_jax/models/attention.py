@@ -45,6 +45,8 @@ class Attention(nn.Module):
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
+    # Shared key heads stay as few as they are: repeated here, they would take H / Hkv times the
+    # memory, in the cache as well.
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
     # Flat names in the checkpoint, such as 'kv_bias_key'; nested for the functions of attention.
@@ -60,6 +62,7 @@ class Attention(nn.Module):
       cache = KVCache(cache.k_BxCxHkvxDh.at[:, entries_L].set(k_BxTxHkvxDh),
                       cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
     transformed = None
+    # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
     if cache is None or positions is None:
       transformed = position_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params,
@@ -84,6 +87,7 @@ class Attention(nn.Module):
               params: ComponentParams) -> AttentionRecord:
     """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     config, spec = self.config, self.spec
+    # Records are about tokens: the row and the column of a learned sink token are cut off.
     tokens = slice(config.sink_tokens, None)
     # Importance has two implementations; under any other one it takes the platform's default.
     implementation = (config.implementation if config.implementation in ('chunked', 'pallas')

@@ -46,6 +46,7 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
   What fits the cache is read at once, the rest one token at a time: a token that drops another
   from the cache must come after all tokens that still attend to the dropped one.
   """
+  # The learned sink token, which `Transformer` puts before the text, takes an entry as well.
   fits = policy.size - config.sink_tokens
   carry = apply(
       Transformer(config), params, tokens_BxT[:, :fits],

@@ -39,6 +39,7 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
   h_BxD = (h_BxD if added_1xD is None else h_BxD + added_1xD).astype(config.dtype)
 
   def block(h, layer):
+    # `get`, since a module without parameters, such as a norm of kind 'none', has no entry.
     ln = lambda name, x: apply(Norm(config), layer.get(name, {}), x)
     ffn = lambda x: apply(FeedForward(config), layer.get('ffn', {}), x)
     if config.norm_location == 'pre':

@@ -97,6 +97,7 @@ class CachePolicy:
     # largest number up to tokens_read that is congruent to the entry modulo the ring's length.
     newest_C = tokens_read - (tokens_read - entries_C) % recent
     text_C = jnp.where((entries_C < self.sinks) | (tokens_read < self.size), entries_C, newest_C)
+    # The new token counts: with it, tokens_read + 1 tokens have been written to `size` entries.
     dropped = jnp.maximum(tokens_read + 1 - self.size, 0) if self.positions == 'cache' else 0
     # Sinks keep their positions; in 'cache' positions all others move up as tokens are dropped.
     keys_C = jnp.where(entries_C < self.sinks, entries_C, text_C - dropped)

@@ -36,6 +36,8 @@ def initializer(kind: str, config: ModelConfig) -> Callable[..., jax.Array]:
     return nn.initializers.normal(0.02)
   if config.init == 'tinyllama':
     if kind == 'ffn_out' and config.ffn == 'swiglu':
+      # The official model files scale by the depth only this matrix; the output of attention and
+      # the other kinds of networks get the variance below.
       return nn.initializers.normal(1 / (math.sqrt(config.ffn_hidden) * config.layers))
     # The variance has PyTorch's weight.size(1) in it: the inputs of a linear layer, whose weight
     # PyTorch stores transposed, but the width of an embedding.
@@ -107,6 +109,8 @@ class Norm(nn.Module):
     bias = self.param('bias', nn.initializers.zeros, (x_BxTxD.shape[-1],), jnp.float32)
     x = x_BxTxD.astype(jnp.float32)
     x = x - x.mean(-1, keepdims=True)
+    # LayerNorm is RMSNorm of the centred vector plus a bias. x is float32 here, so nothing is
+    # rounded before the bias is added.
     return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
 
 

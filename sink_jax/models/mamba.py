@@ -49,12 +49,14 @@ class MambaMixer(nn.Module):
 
     parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
                       (sizes.rank, sizes.rank + sizes.state), -1)
+    # These norms are Jamba's addition: Mamba itself has none.
     dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
                             for name, part in zip(('dt', 'b', 'c'), parts))
     dt_BxTxI = jax.nn.softplus(Linear(sizes.inner, config, group='dt', name='dt')(dt).astype(
         jnp.float32))
     a_log = self.param('a_log', _log_integers, (sizes.inner, sizes.state), jnp.float32)
     d_I = self.param('d', nn.initializers.ones, (sizes.inner,), jnp.float32)
+    # The parameter is log(-A), so that A stays negative in training and every state decays.
     a_IxS = -jnp.exp(a_log.astype(jnp.float32))
 
     def step(state_BxIxS, token):
@@ -75,6 +77,7 @@ class MambaMixer(nn.Module):
     out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
     if cache is None:
       return out, None
+    # Of the K - 1 + T inputs, the last K - 1 are those that the next token's convolution reads.
     return out, MambaCache(inputs[:, length:], state)
 
 

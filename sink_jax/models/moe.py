@@ -30,7 +30,9 @@ class MixtureOfExperts(nn.Module):
     if experts.renormalize:
       top = jax.nn.softmax(top, -1)
     else:
+      # These do not sum to one: the shares of the experts that are not active are lost.
       top = jnp.take_along_axis(jax.nn.softmax(logits_BxTxX, -1), active, -1)
+    # (B, T, active, X) summed over the active ones: a weight for each of the X experts.
     weights_BxTxX = jnp.sum(jax.nn.one_hot(active, experts.count) * top[..., None], -2)
 
     gated = config.ffn.endswith('glu')

@@ -29,6 +29,7 @@ def without_bias(run: Run) -> Run:
   config = dataclasses.replace(
       run.config, sink_tokens=0,
       attention=dataclasses.replace(run.config.attention, kv_bias=NoBias()))
+  # New dicts at each level that changes, so that the given run keeps its own.
   params = {name: x for name, x in run.params.items() if name != 'sink_tokens'}
   attention = {name: x for name, x in params['blocks']['attention'].items()
                if not name.startswith('kv_bias_')}
