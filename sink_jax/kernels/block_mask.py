@@ -37,6 +37,7 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   starts = np.arange(0, length, block_q)
   first = np.minimum.reduceat(lo, starts) // block_k
   last = -(-np.maximum.reduceat(hi, starts) // block_k)
+  # A full tile lies between the latest first key of these queries and their earliest last one.
   first_full = -(-np.maximum.reduceat(lo, starts) // block_k)
   last_full = np.minimum.reduceat(hi, starts) // block_k
   if length % block_q:  # the last tile has queries of padding, which see nothing
@@ -79,6 +80,8 @@ def _span(chosen):
 
 
 def _ranges(first, first_full, last_full, last) -> Ranges:
+  # Without a full tile both ends are put at `first`, so that the loops before and over full tiles
+  # are empty and the last one, with the mask, takes every tile.
   none = first_full >= last_full
   first_full, last_full = np.where(none, first, first_full), np.where(none, first, last_full)
   return Ranges(*(x.astype(np.int32) for x in (first, first_full, last_full, last)))

@@ -90,6 +90,7 @@ rows.defvjp(_forward, _backward)
 
 
 def _tile(spec, q_BxTxHxDh):
+  # With a length in any case, since `map_blocks` may pad a span with rows past the last token.
   return ScoreTile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
 
 

@@ -81,6 +81,7 @@ def row_weights(
   extra, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
   if spec.similarity.exponential:
     lse, power_lse = _with_extra(stat, power_stat, extra, power)
+    # The rows came divided by exp(stat); with the extra key they are to be divided by exp(lse).
     share = jnp.exp(stat - lse)
     raw = share * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
     return raw, share, None if extra is None else jnp.exp(extra - lse)
@@ -91,6 +92,7 @@ def row_weights(
     sizes = sizes + extra_size
     if power is not None:
       total = total + (weight if power == 1 else safe_power(weight, power))
+  # Added after the extra key, as the definition adds it to the sum of the whole row.
   share = 1 / (sizes + PROXY_EPS)
   return spec.normalizer.factor(total), share, None if extra_size is None else extra_size * share
 

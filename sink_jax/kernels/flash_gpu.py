@@ -139,6 +139,7 @@ def _dkv_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *re
   group = layout.heads // layout.kv_heads
   j, bounds = layout.own_keys(ranges_ref)
   k, v = (layout.load(ref, 0, layout.blocks.own) for ref in (k_ref, v_ref))
+  # This kernel's grid counts heads of keys, while slopes are those of query heads.
   first_head = pl.program_id(1) * group
 
   def head(g, carry):

@@ -185,6 +185,7 @@ def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_r
 
   @pl.when(t == pl.num_programs(3) - 1)
   def finish():
+    # ds is the cotangent of q.k / sqrt(Dh): the factor is applied once instead of in every step.
     dq_ref[...] = (dq_Dxq[...] * tile.scale).astype(dq_ref.dtype)
 
 

@@ -136,6 +136,7 @@ class KernelLayout:
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     self.blocks = choose_blocks(kernel, q_BxTxHxDh.dtype, head_dim)
+    # The sizes are powers of two, so whole tiles of the larger size are whole ones of both.
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
     self.tile = ScoreTile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
@@ -151,6 +152,7 @@ class KernelLayout:
     """Takes the first `keys` keys only, the queries of each tile in parts if they are few."""
     self.tiles = -(-keys // self.blocks.own)
     programs = self.tiles * self.heads * self.batch
+    # As many parts as give _PROGRAMS programs, but none of fewer than about eight tiles.
     self.parts = max(1, min(_PROGRAMS // programs, self.padded // self.blocks.other // 8))
 
   def own_tile(self, n: jax.Array) -> jax.Array:

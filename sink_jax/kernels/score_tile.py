@@ -57,6 +57,7 @@ class ScoreTile:
     """q.k + g(i - j) sqrt(Dh) of queries i and keys j, given the slope of the head."""
     if not self.spec.position.has_bias:
       return product
+    # Divided by the scale, as `arithmetic` multiplies the whole score by it.
     return product + slope / self.scale * self.spec.position.distance_bias(i - j)
 
   def keep(self, i: jax.Array, j: jax.Array) -> jax.Array:
@@ -142,13 +143,17 @@ class ScoreTile:
     if self.spec.similarity.exponential:
       assert power is not None, 'AttentionSpec refuses exp without a normalisation'
       p = self.weights(s, keep, rows[0])
+      # p (dp - do.o) comes by way of the softmax, and p times the cotangent of lse, whose
+      # derivative is p, by way of the statistic; rows[1] holds both terms beside dp.
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + self._exp(keep, s, rows[2], power) * rows[3]
       return p, ds
     f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
     if power is not None:
+      # The derivative of f^p is p f^(p - 1), and `row_cotangents` has multiplied by p already.
       dp = dp + (rows[0] if power == 1 else rows[0] * safe_power(f, power - 1))
+    # df is f', dp all that flows into f; masked scores have neither weight nor cotangent.
     return self._where(keep, f), self._where(keep, df * dp)
 
   def _exp(self, keep, s, log, power: float = 1):
