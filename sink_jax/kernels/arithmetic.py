@@ -83,7 +83,7 @@ class Approximate(Exact):
       return f, self.less_product(f, f, f)  # f (1 - f)
     return super().weights_and_slopes(similarity, s, scale)
 
-  def _scaled(self, s, factor, row):
+  def _scaled(self, s: jax.Array, factor: float, row: jax.Array) -> jax.Array:
     """factor s + row."""
     return self.less_product(jnp.broadcast_to(row, s.shape), s, jnp.full_like(s, -factor))
 

@@ -45,7 +45,7 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   return _ranges(first, first_full, last_full, last)
 
 
-def _check(mask, lo, hi, length):
+def _check(mask: Mask, lo: np.ndarray, hi: np.ndarray, length: int) -> None:
   """Raises a ValueError where key_range and keep differ at the ends and in the middle."""
   i = np.arange(length)
   with jax.ensure_compile_time_eval():  # this may run inside a trace, and needs numbers
@@ -72,14 +72,15 @@ def query_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   return _ranges(first, np.where(holes, last_full, first_full), last_full, last)
 
 
-def _span(chosen):
+def _span(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """First and one past the last chosen column of each row; (0, 0) without any."""
   first = chosen.argmax(1)
   last = np.where(chosen.any(1), chosen.shape[1] - chosen[:, ::-1].argmax(1), 0)
   return first, last
 
 
-def _ranges(first, first_full, last_full, last) -> Ranges:
+def _ranges(first: np.ndarray, first_full: np.ndarray, last_full: np.ndarray,
+            last: np.ndarray) -> Ranges:
   # Without a full tile both ends are put at `first`, so that the loops before and over full tiles
   # are empty and the last one, with the mask, takes every tile.
   none = first_full >= last_full

@@ -31,10 +31,12 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHxDh: jax.Array,
   return _forward(spec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh)[0]
 
 
-def _forward(spec, q, k, v):
+def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[
+    PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
   tile = _tile(spec, q)
 
-  def block(q_block, i, keys, values, j):
+  def block(q_block: jax.Array, i: jax.Array, keys: jax.Array, values: jax.Array,
+            j: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[()]]:
     s, keep = _scores(tile, q_block, keys, i, j)
     p, _, state = tile.update(tile.start((*s.shape[:-1], 1)), s, keep)
     factor, stat, power_stat, _ = tile.finish(state)
@@ -56,7 +58,9 @@ def _forward(spec, q, k, v):
   return result, (q, k, v, result)
 
 
-def _backward(spec, saved, cotangents):
+def _backward(
+    spec: AttentionSpec, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
+    cotangents: PartialAttention) -> tuple[jax.Array, ...]:
   q, k, v, result = saved
   tile, product = _tile(spec, q), functools.partial(
       jnp.einsum, preferred_element_type=jnp.float32)
@@ -65,7 +69,9 @@ def _backward(spec, saved, cotangents):
       jnp.swapaxes(x, 1, 2) for x in row_cotangents(spec, result, cotangents)))
   dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
 
-  def block(q_block, do, *rows_BxLxH, i, keys, values, j):
+  def block(q_block: jax.Array, do: jax.Array, *rows_BxLxH: jax.Array, i: jax.Array,
+            keys: jax.Array, values: jax.Array, j: jax.Array,
+            ) -> tuple[tuple[jax.Array], tuple[jax.Array, jax.Array]]:
     s, keep = _scores(tile, q_block, keys, i, j)
     dp = product('blhd,bthd->bhlt', do, values)
     p, ds = tile.cotangent(s, keep, dp, [jnp.swapaxes(x, 1, 2)[..., None] for x in rows_BxLxH])
@@ -89,12 +95,13 @@ def _backward(spec, saved, cotangents):
 rows.defvjp(_forward, _backward)
 
 
-def _tile(spec, q_BxTxHxDh):
+def _tile(spec: AttentionSpec, q_BxTxHxDh: jax.Array) -> ScoreTile:
   # With a length in any case, since `map_blocks` may pad a span with rows past the last token.
   return ScoreTile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
 
 
-def _scores(tile, q_block, keys, i_L, j_T):
+def _scores(tile: ScoreTile, q_block: jax.Array, keys: jax.Array, i_L: jax.Array,
+            j_T: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Scores (B, H, L, T) of a block and which of them count."""
   product = jnp.einsum('blhd,bthd->bhlt', q_block, keys, preferred_element_type=jnp.float32)
   slopes_H = jnp.asarray(tile.spec.position.slopes(keys.shape[2]))
@@ -132,15 +139,16 @@ def map_blocks(f: Callable[..., tuple[tuple, tuple]], first: int, arrays: tuple[
     return joined, tuple(map(jnp.add, totals, summed))
   pad = count * size - length
 
-  def split(x):
+  def split(x: jax.Array) -> jax.Array:
     x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
 
-  def join(x):
+  def join(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], count * size, *x.shape[3:])[:, :length]
 
-  def step(totals, inputs):
+  def step(totals: tuple[jax.Array, ...], inputs: tuple[jax.Array, tuple[jax.Array, ...]],
+           ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     offset, blocks = inputs
     joined, summed = f(*blocks, i=offset + jnp.arange(size))
     return tuple(map(jnp.add, totals, summed)), joined
@@ -150,5 +158,5 @@ def map_blocks(f: Callable[..., tuple[tuple, tuple]], first: int, arrays: tuple[
   return tuple(map(join, joined)), totals
 
 
-def _rows_last(x_BxHxLx1):
+def _rows_last(x_BxHxLx1: jax.Array) -> jax.Array:
   return jnp.swapaxes(x_BxHxLx1, 1, 2)

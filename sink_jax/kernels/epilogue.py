@@ -97,7 +97,8 @@ def row_weights(
   return spec.normalizer.factor(total), share, None if extra_size is None else extra_size * share
 
 
-def _exponential(spec, rows, extra, value):
+def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
+                 value: jax.Array | None) -> tuple[jax.Array, jax.Array]:
   """Rows with the extra key and their factor; the rows come divided by exp(lse)."""
   out, lse = rows.out_BxTxHxDh, rows.row_stats_BxHxT
   if extra is not None:
@@ -110,7 +111,8 @@ def _exponential(spec, rows, extra, value):
   return out, jnp.exp(spec.normalizer.log_factor(*sums))
 
 
-def _with_extra(lse, power_lse, extra, power):
+def _with_extra(lse: jax.Array, power_lse: jax.Array, extra: jax.Array | None,
+                power: float | None) -> tuple[jax.Array, jax.Array]:
   """logsumexp of the scores and of the power-fold scores, the extra key's among them."""
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   if extra is None:
@@ -119,7 +121,8 @@ def _with_extra(lse, power_lse, extra, power):
   return total, total if power == 1 else jnp.logaddexp(power_lse, power * extra)
 
 
-def _additive(spec, rows, extra, value):
+def _additive(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
+              value: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
   """Rows with the extra key and their factor; the rows are plain sums of f_ij v_j."""
   out, total = rows.out_BxTxHxDh, rows.row_stats_BxHxT
   power = spec.normalizer.power
@@ -132,5 +135,5 @@ def _additive(spec, rows, extra, value):
   return out, None if power is None else spec.normalizer.factor(total)
 
 
-def _per_row(x_BxHxT):
+def _per_row(x_BxHxT: jax.Array) -> jax.Array:
   return jnp.swapaxes(x_BxHxT, 1, 2)[..., None]

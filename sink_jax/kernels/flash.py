@@ -40,13 +40,16 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)[0]
 
 
-def _forward(spec, q, k, v):
+def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[
+    PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
   rows = _on_platform('forward', 'bthd bthd bthd -> bthd bht bht', (spec,), q, k, v)
   result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
 
 
-def _backward(spec, saved, cotangents):
+def _backward(
+    spec: AttentionSpec, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
+    cotangents: PartialAttention) -> tuple[jax.Array, ...]:
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
   layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
@@ -75,7 +78,9 @@ def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkv
                       k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT)
 
 
-def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
+def _on_platform(
+    name: str, layout: str, static: tuple[AttentionSpec] | tuple[AttentionSpec, int],
+    q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple:
   # The slopes are an input beside the arrays, so that a device which has some of the heads gets
   # the slopes of just those.
   slopes_H = jnp.asarray(static[0].position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
@@ -84,7 +89,7 @@ def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
     return lambda slopes, *arrays: tuple(
         getattr(module, name)(*static, *arrays, slopes_H=slopes, **options))
 
-  def share(*arrays):
+  def share(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """What every device computes of its share."""
     with jax.enable_x64(False):  # in which the kernels' positions would be 64 bits wide
       return jax.lax.platform_dependent(
@@ -93,7 +98,7 @@ def _on_platform(name, layout, static, q_BxTxHxDh, *arrays):
 
   # A Pallas call has no derivative; without this rule its error would name internals.
   @jax.custom_jvp
-  def call(*arrays):
+  def call(*arrays: jax.Array) -> tuple:
     return shard_map_batch_heads(f'h {layout}', share, slopes_H, *arrays)
 
   @call.defjvp

@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.gpu_layout import KernelLayout, products, weighted
+from sink_jax.kernels.gpu_layout import Index, KernelLayout, products, weighted
+from sink_jax.kernels.score_tile import State
 
 
 def unsupported(head_dim: int) -> str | None:
@@ -80,12 +81,14 @@ def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkv
   return tuple(x.sum(2)[..., :keys] for x in sums)  # over the parts, in a fixed order
 
 
-def _forward_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, *stat_refs):
+def _forward_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                    k_ref: jax.Ref, v_ref: jax.Ref, out_ref: jax.Ref, *stat_refs: jax.Ref) -> None:
   slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
   q = layout.load(q_ref, 0, layout.blocks.own)
 
   # The parts of the head dimension are separate arrays (q, d), see `gpu_layout`.
-  def step(kj, masked, carry):
+  def step(kj: jax.Array, masked: bool, carry: tuple[list[jax.Array], State],
+           ) -> tuple[list[jax.Array], State]:
     out, state = carry
     s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
     p, factor, state = layout.tile.update(state, s, keep)
@@ -101,11 +104,12 @@ def _forward_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref
   _store_rows(stat_refs, stat, power_stat)
 
 
-def _statistics_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, *stat_refs):
+def _statistics_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref,
+                       q_ref: jax.Ref, k_ref: jax.Ref, *stat_refs: jax.Ref) -> None:
   slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
   q = layout.load(q_ref, 0, layout.blocks.own)
 
-  def step(kj, masked, state):
+  def step(kj: jax.Array, masked: bool, state: State) -> State:
     s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
     return layout.tile.update(state, s, keep)[2]
 
@@ -113,14 +117,15 @@ def _statistics_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, *stat_refs)
   _store_rows(stat_refs, *layout.tile.finish(state)[1:])
 
 
-def _dq_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
+def _dq_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+               k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, *refs: jax.Ref) -> None:
   *row_refs, dq_ref = refs
   # A program owns a tile of queries and computes its scores again, from the rows' statistics.
   slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
   q, do = (layout.load(ref, 0, layout.blocks.own) for ref in (q_ref, do_ref))
   rows = [ref[...][:, None] for ref in row_refs]
 
-  def step(kj, masked, dq):
+  def step(kj: jax.Array, masked: bool, dq: list[jax.Array]) -> list[jax.Array]:
     k = layout.other(k_ref, kj)
     s, keep = layout.scores(slope, q, k, i, layout.others(kj), masked)
     dp = products(do, layout.other(v_ref, kj))
@@ -131,7 +136,8 @@ def _dq_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *ref
   layout.store(dq_ref, [x * layout.tile.scale for x in dq])
 
 
-def _dkv_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *refs):
+def _dkv_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, *refs: jax.Ref) -> None:
   # A program owns a tile of keys and goes through all query heads of its group, so that nobody
   # else adds to its dk and dv. Tiles are (keys, queries): p and ds then enter both products as
   # they are, without a transposition.
@@ -142,10 +148,12 @@ def _dkv_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *re
   # This kernel's grid counts heads of keys, while slopes are those of query heads.
   first_head = pl.program_id(1) * group
 
-  def head(g, carry):
+  def head(g: Index, carry: tuple[list[jax.Array], list[jax.Array]],
+           ) -> tuple[list[jax.Array], list[jax.Array]]:
     slope = slopes_ref[first_head + g]
 
-    def step(qi, masked, carry):
+    def step(qi: jax.Array, masked: bool, carry: tuple[list[jax.Array], list[jax.Array]],
+             ) -> tuple[list[jax.Array], list[jax.Array]]:
       dk, dv = carry
       q, do = layout.other(q_ref, qi, g), layout.other(do_ref, qi, g)
       s, keep = layout.scores(slope, q, k, layout.others(qi), j, masked, keys_first=True)
@@ -163,7 +171,8 @@ def _dkv_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, *re
   layout.store(dv_ref, dv)
 
 
-def _columns_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *refs):
+def _columns_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                    k_ref: jax.Ref, stat_ref: jax.Ref, *refs: jax.Ref) -> None:
   weight_refs, sum_refs = refs[:len(refs) // 2], refs[len(refs) // 2:]
   # A program owns a tile of keys, and a part of the queries where few keys are asked for: with
   # one program per tile of four keys the rest of the GPU would idle.
@@ -175,7 +184,7 @@ def _columns_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *ref
   slope = slopes_ref[pl.program_id(1)]
   k = layout.load(k_ref, 0, layout.blocks.own)
 
-  def step(qi, masked, sums):
+  def step(qi: jax.Array, masked: bool, sums: list[jax.Array]) -> list[jax.Array]:
     s, keep = layout.scores(slope, layout.other(q_ref, qi), k, layout.others(qi), j, masked,
                           keys_first=True)
     f = layout.tile.weights(s, keep, layout.other_row(stat_ref, qi))
@@ -188,6 +197,6 @@ def _columns_kernel(layout, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, *ref
     ref[...] = jnp.sum(x, 1)
 
 
-def _store_rows(refs, *stats):
+def _store_rows(refs: tuple[jax.Ref, ...], *stats: jax.Array | None) -> None:
   for ref, stat in zip(refs, stats):
     ref[...] = jnp.zeros(ref.shape, jnp.float32) if stat is None else stat.reshape(ref.shape)

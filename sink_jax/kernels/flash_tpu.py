@@ -12,6 +12,7 @@ tile, D is the head dimension.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.kernels.score_tile import ScoreTile, State
 from sink_jax.kernels.tpu_layout import SUBLANES, KernelLayout
 
 
@@ -91,7 +93,8 @@ def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkv
   return tuple(sums[:, :, n, :keys] for n in range(len(weights_BxHxT)))
 
 
-def _visit(ranges_ref, own, t, step):
+def _visit(ranges_ref: jax.Ref, own: jax.Array, t: jax.Array,
+           step: Callable[[jax.Array, bool], None]) -> None:
   """Calls step(number of the other tile, is it masked?), if there is one at step t.
 
   The grid has as many steps as the tile that needs most; others do nothing in the last ones.
@@ -103,14 +106,15 @@ def _visit(ranges_ref, own, t, step):
   pl.when((other < last) & jnp.logical_not(full))(lambda: step(other, True))
 
 
-def _dot(a, b, axes):
+def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
   """Sums over the given axis of each; float32 inputs at full precision."""
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   return lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), precision=precision,
                          preferred_element_type=jnp.float32)
 
 
-def _scores(tile, slope, q_ref, k_ref, qi, kj, masked):
+def _scores(tile: ScoreTile, slope: jax.Array, q_ref: jax.Ref, k_ref: jax.Ref, qi: jax.Array,
+            kj: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array | None]:
   """Scores (k, q) and which of them count, None for all."""
   block = q_ref.shape[0]
   i = qi * block + lax.broadcasted_iota(jnp.int32, (1, block), 1)
@@ -119,19 +123,20 @@ def _scores(tile, slope, q_ref, k_ref, qi, kj, masked):
   return tile.scores(product, slope, i, j), tile.keep(i, j) if masked else None
 
 
-def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, stats_ref,
-                    out_Dxq, *state):
+def _forward_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                    k_ref: jax.Ref, v_ref: jax.Ref, out_ref: jax.Ref, stats_ref: jax.Ref,
+                    out_Dxq, *state: jax.Ref) -> None:
   # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
   # out_Dxq and the state of the rows last over the steps, in scratch memory.
   qi, t = pl.program_id(2), pl.program_id(3)
   slope = slopes_ref[pl.program_id(1)]
 
   @pl.when(t == 0)
-  def start():
+  def start() -> None:
     out_Dxq[...] = jnp.zeros_like(out_Dxq)
     _start(tile, state)
 
-  def step(kj, masked):
+  def step(kj: jax.Array, masked: bool) -> None:
     s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
     p, factor, new = tile.update(_read(state), s, keep)
     before = out_Dxq[...] if factor is None else out_Dxq[...] * factor
@@ -142,39 +147,41 @@ def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, 
   _visit(ranges_ref, qi, t, step)
 
   @pl.when(t == pl.num_programs(3) - 1)
-  def finish():
+  def finish() -> None:
     factor, stat, power_stat, _ = tile.finish(_read(state))
     out = out_Dxq[...] if factor is None else out_Dxq[...] * factor
     out_ref[...] = out.astype(out_ref.dtype)
     _store_rows(stats_ref, stat, power_stat)
 
 
-def _statistics_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, stats_ref, *state):
+def _statistics_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                       k_ref: jax.Ref, stats_ref: jax.Ref, *state: jax.Ref) -> None:
   qi, t = pl.program_id(2), pl.program_id(3)
   slope = slopes_ref[pl.program_id(1)]
   pl.when(t == 0)(lambda: _start(tile, state))
 
-  def step(kj, masked):
+  def step(kj: jax.Array, masked: bool) -> None:
     s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
     _write(state, tile.update(_read(state), s, keep)[2])
 
   _visit(ranges_ref, qi, t, step)
 
   @pl.when(t == pl.num_programs(3) - 1)
-  def finish():
+  def finish() -> None:
     _store_rows(stats_ref, *tile.finish(_read(state))[1:])
 
 
-def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dq_ref,
-               dq_Dxq):
+def _dq_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+               k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, rows_ref: jax.Ref, dq_ref: jax.Ref,
+               dq_Dxq) -> None:
   qi, t = pl.program_id(2), pl.program_id(3)
   slope = slopes_ref[pl.program_id(1)]
 
   @pl.when(t == 0)
-  def start():
+  def start() -> None:
     dq_Dxq[...] = jnp.zeros_like(dq_Dxq)
 
-  def step(kj, masked):
+  def step(kj: jax.Array, masked: bool) -> None:
     s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
     dp = _dot(v_ref[...], do_ref[...], (1, 1))
     _, ds = tile.cotangent(s, keep, dp, _rows(rows_ref))
@@ -184,24 +191,25 @@ def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_r
   _visit(ranges_ref, qi, t, step)
 
   @pl.when(t == pl.num_programs(3) - 1)
-  def finish():
+  def finish() -> None:
     # ds is the cotangent of q.k / sqrt(Dh): the factor is applied once instead of in every step.
     dq_ref[...] = (dq_Dxq[...] * tile.scale).astype(dq_ref.dtype)
 
 
-def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dk_ref,
-                dv_ref, dk_kxD, dv_kxD):
+def _dkv_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, rows_ref: jax.Ref, dk_ref: jax.Ref,
+                dv_ref: jax.Ref, dk_kxD, dv_kxD) -> None:
   # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
   # queries, so that dk and dv of grouped heads are summed without atomics.
   kj, g, t = pl.program_id(2), pl.program_id(3), pl.program_id(4)
   slope = slopes_ref[pl.program_id(1) * pl.num_programs(3) + g]
 
   @pl.when((g == 0) & (t == 0))
-  def start():
+  def start() -> None:
     dk_kxD[...] = jnp.zeros_like(dk_kxD)
     dv_kxD[...] = jnp.zeros_like(dv_kxD)
 
-  def step(qi, masked):
+  def step(qi: jax.Array, masked: bool) -> None:
     s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
     q, do = q_ref[...], do_ref[...]
     dp = _dot(v_ref[...], do, (1, 1))
@@ -212,22 +220,23 @@ def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_
   _visit(ranges_ref, kj, t, step)
 
   @pl.when((g == pl.num_programs(3) - 1) & (t == pl.num_programs(4) - 1))
-  def finish():
+  def finish() -> None:
     dk_ref[...] = (dk_kxD[...] * tile.scale).astype(dk_ref.dtype)
     dv_ref[...] = dv_kxD[...].astype(dv_ref.dtype)
 
 
-def _columns_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, weights_ref, sums_ref,
-                    sums_8xk):
+def _columns_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
+                    k_ref: jax.Ref, stat_ref: jax.Ref, weights_ref: jax.Ref, sums_ref: jax.Ref,
+                    sums_8xk) -> None:
   # A program owns a tile of keys of one query head; its steps are the queries that see it.
   kj, t = pl.program_id(2), pl.program_id(4)
   slope = slopes_ref[pl.program_id(1)]
 
   @pl.when(t == 0)
-  def start():
+  def start() -> None:
     sums_8xk[...] = jnp.zeros_like(sums_8xk)
 
-  def step(qi, masked):
+  def step(qi: jax.Array, masked: bool) -> None:
     s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
     f = tile.weights(s, keep, stat_ref[...])
     # A product of matrices turns sums over lanes into rows: the first row holds the sums
@@ -242,29 +251,29 @@ def _columns_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, stat_ref, weight
   _visit(ranges_ref, kj, t, step)
 
   @pl.when(t == pl.num_programs(4) - 1)
-  def finish():
+  def finish() -> None:
     sums_ref[...] = sums_8xk[...]
 
 
-def _start(tile, state):
+def _start(tile: ScoreTile, state: tuple[jax.Ref, ...]) -> None:
   if state:
     _write(state, tile.start(state[0].shape))
 
 
-def _read(refs):
+def _read(refs: tuple[jax.Ref, ...]) -> State:
   return tuple(ref[...] for ref in refs)
 
 
-def _write(refs, values):
+def _write(refs: tuple[jax.Ref, ...], values: State) -> None:
   for ref, value in zip(refs, values, strict=True):
     ref[...] = value
 
 
-def _rows(rows_ref):
+def _rows(rows_ref: jax.Ref) -> list[jax.Array]:
   return [rows_ref[n:n + 1, :] for n in range(rows_ref.shape[0])]
 
 
-def _store_rows(stats_ref, *stats):
+def _store_rows(stats_ref: jax.Ref, *stats: jax.Array | None) -> None:
   for n, stat in enumerate(stats):
     shape = 1, stats_ref.shape[1]
     stats_ref[n:n + 1, :] = jnp.zeros(shape, jnp.float32) if stat is None else stat

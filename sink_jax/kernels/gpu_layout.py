@@ -30,7 +30,7 @@ from jax.typing import DTypeLike
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, Approximate, Exact
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import Ranges, key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
 _PROGRAMS = 1024  # keep a GPU busy: sums over few columns are split into that many programs
@@ -79,7 +79,7 @@ def choose_blocks(kernel: str, dtype: DTypeLike, head_dim: int) -> Blocks:
 
 
 @functools.cache
-def _check_kind(device):
+def _check_kind(device) -> None:
   if device.platform == 'gpu' and device.compute_capability != _CHOSEN_FOR:
     _log.warning(
         'attention: block sizes of the GPU kernels were chosen for compute capability %s (H100, '
@@ -90,7 +90,7 @@ def _check_kind(device):
 
 def _assembly(text: str) -> Callable[..., jax.Array]:
   """A function of float32 arrays of one shape, as PTX: $0 is the result, $1 to $n arguments."""
-  def apply(*args):
+  def apply(*args: jax.Array) -> jax.Array:
     result = jax.ShapeDtypeStruct(args[0].shape, jnp.float32)
     return plgpu.elementwise_inline_asm(
         text, args=args, constraints='=f' + ',f' * len(args), pack=1,
@@ -208,15 +208,15 @@ class KernelLayout:
         (None, None, None, self.blocks.own),
         lambda n, h, b: (b, h, lax.rem(n, self.parts), self.own_tile(n)))
 
-  def _head(self, heads):
+  def _head(self, heads: int) -> Callable[[jax.Array], jax.Array]:
     """From a program's head to the one of an array with so many heads."""
     shared = (self.heads if self.per_head else self.kv_heads) // heads
     return lambda h: lax.div(h, shared)
 
-  def _pad(self, x_BxTxHxDh):
+  def _pad(self, x_BxTxHxDh: jax.Array) -> jax.Array:
     return jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padded - self.length), (0, 0), (0, 0)))
 
-  def _row(self, x_BxHxT):
+  def _row(self, x_BxHxT: jax.Array | None) -> jax.Array | jax.ShapeDtypeStruct:
     if x_BxHxT is None:
       return jax.ShapeDtypeStruct((self.batch, self.heads, self.padded), jnp.float32)
     return jnp.pad(x_BxHxT, ((0, 0), (0, 0), (0, self.padded - self.length)))
@@ -233,7 +233,8 @@ class KernelLayout:
     ranges = query_tiles(self.tile.spec.mask, self.length, self.blocks.other, self.blocks.own)
     return self._call(kernel, ranges, inputs, outputs)
 
-  def _call(self, kernel, ranges, inputs, outputs):
+  def _call(self, kernel: Callable[..., None], ranges: Ranges, inputs: Sequence[Operand],
+            outputs: Sequence[Operand]) -> Sequence[jax.Array]:
     # Loops that no tile needs, such as that over masked tiles before the full ones under a
     # causal mask, are left out of the program.
     self.head = bool((ranges.first < ranges.first_full).any())
@@ -314,7 +315,7 @@ class KernelLayout:
     return (n * self.blocks.other + jnp.arange(self.blocks.other))[None, :]
 
 
-def _dot(a, b, axis):
+def _dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
   """a (m, d) times b, summed over the given axis of b; float32 inputs at full precision."""
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), precision=precision,
@@ -331,7 +332,7 @@ def weighted(p: jax.Array, parts: Sequence[jax.Array]) -> list[jax.Array]:
   return [_dot(p, x, 0) for x in parts]
 
 
-def _powers_of_two(head_dim):
+def _powers_of_two(head_dim: int) -> list[tuple[int, int]]:
   """((first channel, size), ...) of the parts of a head dimension, largest first."""
   sizes = [1 << n for n in reversed(range(head_dim.bit_length())) if head_dim >> n & 1]
   return [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -89,11 +90,13 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
 # sum (B, H) of the extra key's, or None.
 
 
-def _chunked(spec, q, k, params, keys):
+def _chunked(spec: AttentionSpec, q: jax.Array, k: jax.Array, params: Params, keys: int,
+             ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Rows by the reference definition, a block of queries at a time."""
   batch, length, heads, _ = q.shape
 
-  def block(q_block, i, key_block, j, count):
+  def block(q_block: jax.Array, i: jax.Array, key_block: jax.Array, j: jax.Array, count: int,
+            ) -> tuple[tuple[()], tuple[jax.Array, ...]]:
     rows = reference.rows(spec, q_block, key_block, params, i, j)
     real_L = i < length  # rows of padding count nothing
     columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
@@ -118,7 +121,8 @@ def _chunked(spec, q, k, params, keys):
   return totals[0], totals[1], extra
 
 
-def _pallas(spec, q, k, params, keys):
+def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, params: Params, keys: int,
+            ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Two kernels: statistics of the rows, then weighted sums over the columns."""
   stat, power_stat, sizes = flash.statistics(spec, q, k)
   raw, share, extra = row_weights(spec, q, stat, power_stat, sizes, params)

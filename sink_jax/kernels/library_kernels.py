@@ -103,7 +103,7 @@ def splash(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   return heads_first(out).astype(v_BxTxHkvxDh.dtype)
 
 
-def _block(mask: Mask, q_BxTxHxDh) -> int:
+def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
   """Rows and columns of a splash tile: the most that divide the length and fit.
 
   Large tiles are faster. 1024 fit the 16 MiB of vector memory of a TPU v4 where a row of
@@ -147,7 +147,7 @@ class _Lazy(splash_attention.Mask):
     self.q_sequence = np.arange(length, dtype=np.int32)
 
   @property
-  def shape(self):
+  def shape(self) -> tuple[int, ...]:
     return (len(self.q_sequence),) * 2
 
   def __getitem__(self, index):

@@ -58,7 +58,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
 
 @jax.checkpoint  # else the running sum of the keys would be stored, twice the size of bf16 keys
-def _row_sums(q_BxTxHxDh, k_BxTxHkvxDh):
+def _row_sums(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> jax.Array:
   """sum_j s_ij (B, H, T): products with the running sum of the keys, all in float32.
 
   Elementwise instead of as a matmul, since a normalizer divides by this and some backends
@@ -72,18 +72,20 @@ def _row_sums(q_BxTxHxDh, k_BxTxHkvxDh):
 
 
 @jax.custom_vjp
-def _rows(q, k, v):
+def _rows(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """sum_j s_ij v_j (B, T, H, Dh), float32."""
   group, block = q.shape[2] // k.shape[2], min(_BLOCK, q.shape[1])
   out = _scan(_blocks(q, block, group), _blocks(k, block), _blocks(v, block))
   return _joined(out, q.shape) / math.sqrt(q.shape[-1])
 
 
-def _forward(q, k, v):
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[
+    jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
   return _rows(q, k, v), (q, k, v)
 
 
-def _backward(saved, do_BxTxHxDh):
+def _backward(saved: tuple[jax.Array, jax.Array, jax.Array], do_BxTxHxDh: jax.Array,
+              ) -> tuple[jax.Array, ...]:
   """The products of a row: dq_i is sum_j (do_i.v_j) k_j over the keys that i sees, dk_j is
   sum_i (v_j.do_i) q_i and dv_j is sum_i (k_j.q_i) do_i over the queries that see j."""
   q, k, v = saved
@@ -102,7 +104,7 @@ def _backward(saved, do_BxTxHxDh):
 _rows.defvjp(_forward, _backward)
 
 
-def _scan(a, b, c, reverse=False):
+def _scan(a: jax.Array, b: jax.Array, c: jax.Array, reverse: bool = False) -> jax.Array:
   """sum_j (a_i.b_j) c_j over the tokens j <= i, or j >= i; all cut by `_blocks`.
 
   a may have another number of rows per token than b and c.
@@ -115,7 +117,8 @@ def _scan(a, b, c, reverse=False):
   j = jnp.arange(b.shape[3])[None, :] // (b.shape[3] // tokens)
   keep = i <= j if reverse else i >= j
 
-  def step(total, blocks):
+  def step(total: jax.Array, blocks: tuple[jax.Array, jax.Array, jax.Array],
+           ) -> tuple[jax.Array, jax.Array]:
     """Keys of the same block through their scores, all earlier ones through their sum."""
     a, b, c = blocks
     scores = jnp.where(keep, product('bhld,bhtd->bhlt', a, b), 0)
@@ -127,7 +130,7 @@ def _scan(a, b, c, reverse=False):
   return jax.lax.scan(step, sums, (a, b, c), reverse=reverse)[1]
 
 
-def _blocks(x_BxTxHxDh, block, group=1):
+def _blocks(x_BxTxHxDh: jax.Array, block: int, group: int = 1) -> jax.Array:
   """Cut into blocks (N, B, H/group, block * group, Dh): a group is more rows per token.
 
   The tokens that fill the last block are zeros, which add nothing to any sum.
@@ -140,7 +143,7 @@ def _blocks(x_BxTxHxDh, block, group=1):
   return x.reshape(count, batch, heads // group, block * group, head_dim)
 
 
-def _joined(x, shape):
+def _joined(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """The inverse of `_blocks`, for an array of this shape."""
   batch, length, heads, head_dim = shape
   count, _, kv_heads, size, _ = x.shape

@@ -156,11 +156,11 @@ class ScoreTile:
     # df is f', dp all that flows into f; masked scores have neither weight nor cotangent.
     return self._where(keep, f), self._where(keep, df * dp)
 
-  def _exp(self, keep, s, log, power: float = 1):
+  def _exp(self, keep: jax.Array | None, s: jax.Array, log, power: float = 1) -> jax.Array:
     exponent = self.arithmetic.from_log(s, log, self.scale * power)
     return self._where(keep, self.arithmetic.exp2(exponent))
 
-  def _where(self, keep, x):
+  def _where(self, keep: jax.Array | None, x: jax.Array) -> jax.Array:
     return x if keep is None else jnp.where(keep, x, 0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -70,12 +70,12 @@ def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Arr
   over = _splits(sizes, inputs, arrays)
   spec = lambda axes: PartitionSpec(*(over.get(letter) or None for letter in axes))
 
-  def total(axes, x):
+  def total(axes: str, x: jax.Array) -> jax.Array:
     names = [name for letter in 'bh' if letter not in axes and letter in ''.join(inputs)
              for name in over[letter]]
     return jax.lax.psum(x, tuple(names)) if names else x
 
-  def share(*inputs):
+  def share(*inputs: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(map(total, outputs, f(*inputs)))
 
   # check_vma=False: the check does not know what a Pallas call does with its operands.
@@ -110,7 +110,8 @@ def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: An
   return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
 
 
-def _splits(sizes, layouts, arrays):
+def _splits(sizes: dict[str, int], layouts: list[str], arrays: Sequence[jax.Array],
+            ) -> dict[str, tuple[str, ...]]:
   """{letter: axes of the mesh that split it}, none where one of its lengths does not divide."""
   over = {'b': tuple(name for name in sizes if name != _TENSOR),
           'h': tuple(name for name in sizes if name == _TENSOR)}

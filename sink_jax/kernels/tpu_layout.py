@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import Ranges, key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
 # Queries and keys of a tile, at most; a multiple of the lanes. A tile of scores then takes 1 MiB in
@@ -111,7 +111,7 @@ class KernelLayout:
     steps = int((ranges.last - ranges.first).max())
     group = self.heads // self.kv_heads
 
-    def index(axis):
+    def index(axis: str) -> Callable[..., tuple]:
       def index_map(b, h, qi, t, ranges, slopes):
         kj = _clamp(ranges, qi, t)
         return {'queries': (b, h, qi, 0), 'rows': (b, h, 0, qi),
@@ -136,7 +136,7 @@ class KernelLayout:
     group = self.heads // self.kv_heads
     outer, inner = (self.heads, 1) if per_head else (self.kv_heads, group)
 
-    def index(axis):
+    def index(axis: str) -> Callable[..., tuple]:
       def index_map(b, h, kj, g, t, ranges, slopes):
         qi, head = _clamp(ranges, kj, t), h * inner + g
         return {'queries': (b, head, qi, 0), 'rows': (b, head, 0, qi), 'columns': (b, head, 0, kj),
@@ -147,7 +147,10 @@ class KernelLayout:
     grid = self.batch, outer, count, inner, steps
     return self._call(kernel, inputs, outputs, scratch, grid, ranges, index, loops=2)
 
-  def _call(self, kernel, inputs, outputs, scratch, grid, ranges, index, loops):
+  def _call(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+            outputs: Sequence[Operand], scratch: Sequence[Any], grid: tuple[int, ...],
+            ranges: Ranges, index: Callable[[str], Callable[..., tuple]], loops: int,
+            ) -> Sequence[jax.Array]:
     spec = lambda block, axis: pl.BlockSpec((None, None, *block), index(axis))
     call = pl.pallas_call(
         kernel,
@@ -163,7 +166,7 @@ class KernelLayout:
     slopes_H = jnp.asarray(self.slopes_H, jnp.float32)
     return call(jnp.asarray(np.stack(ranges)), slopes_H, *(x for x, _, _ in inputs))
 
-  def _heads_first(self, x_BxTxHxDh):
+  def _heads_first(self, x_BxTxHxDh: jax.Array) -> jax.Array:
     x = jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padded - self.length), (0, 0), (0, 0)))
     return jnp.swapaxes(x, 1, 2)
 
@@ -177,6 +180,6 @@ class KernelLayout:
     return tuple(stats_BxHxRxT[:, :, n, :self.length] for n in range(stats_BxHxRxT.shape[2]))
 
 
-def _clamp(ranges_ref, own, t):
+def _clamp(ranges_ref: jax.Ref, own: jax.Array, t: jax.Array) -> jax.Array:
   """Number of the other tile at step t; steps past the last one load nothing new."""
   return jnp.minimum(ranges_ref[0, own] + t, jnp.maximum(ranges_ref[3, own] - 1, 0))
