@@ -78,6 +78,8 @@ class Checkpoints:
       if is_first():
         # Those of a step of this number that was removed by hand: they would fit no new file.
         forget_checksums(self._workdir, step)
+      # force: Orbax otherwise skips a step that is not beyond its newest, and the caller decides
+      # that.
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
     self._pending = self.latest = step
@@ -115,6 +117,8 @@ class Checkpoints:
       if not any(process_allgather(problem is not None)):
         return state
       self._manager.close()
+      # Orbax's manager knows the steps of the time when it was opened: it is closed before a step
+      # is moved, and opened anew after that.
       remarks, self.latest = broadcast_from_process0(
           lambda: _set_damaged_aside(self._workdir, self.latest, problem or 'unreadable'),
           OSError)

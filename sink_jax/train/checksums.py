@@ -30,6 +30,7 @@ def saved_steps(workdir: str | AnyPath) -> list[int]:
   folders = checkpoints.iterdir() if checkpoints.exists() else ()
   names = [path.name for path in folders
            if is_local(path) or (path / 'commit_success.txt').exists()]
+  # What is still being written has a name with a suffix, and thus is no number.
   return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
 
 
@@ -84,6 +85,8 @@ def verify(workdir: str | AnyPath, step: int) -> str | None:
   except (OSError, ValueError, TypeError, RecursionError):
     if path.exists():
       _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
+    # Orbax's names: the root of the array data, in TensorStore's format OCDBT, and the tree of
+    # names.
     complete = {'manifest.ocdbt', '_METADATA'} <= {file.name for file in files_below(saved)}
     return None if complete else 'its array data are missing'
   missing = [name for name in sums if not (saved / name).is_file()]

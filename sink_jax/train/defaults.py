@@ -137,6 +137,7 @@ def _remat(unrolled, load):
   if unrolled.unroll == 1 < unrolled.layers:  # a loop copies what it keeps: that takes longer
     policies = policies[1:]
   fits = lambda model: needed_bytes(model, load) < _SHARE * (load.memory or _SMALLEST)
+  # CHOICES lists the policies from the one that recomputes nothing to the one that recomputes most.
   return next(filter(fits, policies), policies[-1]).remat
 
 
@@ -148,6 +149,7 @@ def needed_bytes(model: ModelConfig, load: DeviceLoad) -> float:
   again, for the two are never there at once.
   """
   table = _TABLE[load.platform]
+  # All of the state is float32, 4 bytes: four or five arrays of the parameters' size.
   state = 4 * parameter_count(model) / load.devices * (4 + (load.microbatches > 1))
   block = lambda remat: load.tokens * kept_bytes(model, remat, load.tensor)
   # Logits are float32, their gradients bfloat16.

@@ -136,11 +136,13 @@ class Experiment:
     if self.gradient_reduction not in (None, *REDUCTIONS):
       raise ValueError(f'gradient_reduction = {self.gradient_reduction!r}; choices: '
                        f'{", ".join(REDUCTIONS)}, or empty.')
+    # The seed is an int32 argument of the program that draws the parameters.
     if not 0 <= self.seed < 2**31:
       raise ValueError(f'seed must be between 0 and 2**31 - 1, not {self.seed}.')
     if self.batch_size % self.microbatches:
       raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
                        f'{self.batch_size}.')
+    # A chunk has one token more than the context: the last input has a next token to predict, too.
     chunk = self.data.context + 1
     if self.probe.length > chunk:
       raise ValueError(f'probe.length = {self.probe.length} must be at most {chunk}, data.context '

@@ -36,6 +36,7 @@ class GlobalBatches:
     def part(index):
       # JAX asks for rows by their numbers in the global batch; x has those of `rows` alone.
       start, stop, _ = index[0].indices(self._batch_size)
+      # `rows` is sorted and holds each such range whole, so its rows lie one after the other in x.
       first = np.searchsorted(self.rows, start)
       return x[first:first + stop - start]
 

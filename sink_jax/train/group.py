@@ -84,6 +84,9 @@ def train_group(group: Group, root: str | AnyPath, on_begin: Callable[[list[str]
       if running := [member for member in members if member.running]:
         on_begin([member.name for member in running])
         _train_members(group, running, states, stop, closing, show_progress)
+    # What no `attempt` has caught concerns the whole group, and ends all members that are still
+    # running. Errors of the program are returned as theirs; a request to end the process is passed
+    # on.
     except BaseException as error:
       for member in members:
         member.end(error)
@@ -101,6 +104,8 @@ def _open_workdirs(group, members, root):
   A member that is done has the state of another one in its place, and stays inactive.
   """
   checks, states = {}, {}  # the files of the data are checked once for all that read them
+  # One deadline for all: were it counted for each member, a group whose workdirs are all held would
+  # wait as many times as it has members.
   until = time.monotonic() + PATIENCE
   for member in members:
     data = member.run.data
@@ -123,6 +128,7 @@ def _train_members(group, members, states, stop, closing, show_progress):
   progress = closing.enter_context(Progress(
       f'{group.names[0]} and others', max(m.steps for m in members),
       min(m.start for m in members), unit='step', enabled=show_progress))
+  # The group begins where the member that is furthest behind does; the others join at their steps.
   at = min(m.start for m in members)
   for member in members:
     with member.attempt():
@@ -145,8 +151,12 @@ def _train_members(group, members, states, stop, closing, show_progress):
     stopping = stop.poll()
     for member in left:
       with member.attempt():
+        # The arrays have a row for each step that a call could take; those after `count` hold
+        # zeros.
         of_member = {key: x[:count, member.index] for key, x in metrics.items()}
         member.report(at - count, of_member, seconds)
+        # A member that joins at a later step has the state of its checkpoint still, and nothing to
+        # save.
         if member.start < at and (stopping or member.recorder.due(at)):
           state = group.slice(states, np.int32(member.index))
           member.settle(at, state, of_member['loss'][-1], stopping)
@@ -209,6 +219,8 @@ class _Member:
     while True:
       try:
         return self._open.enter_context(
+            # The files are being checked already, for all members that read them; this one only
+            # waits.
             open_recorder(self.run, workdir, self.name, lambda: wait_for_file_check))
       except WorkdirLocked:
         if time.monotonic() > until:
@@ -217,8 +229,10 @@ class _Member:
 
   def report(self, before, metrics, seconds):
     """Checks and logs the metrics of the steps after `before`."""
+    # Steps up to its own start belong to other members: this one was inactive in them.
     for step in range(max(before, self.start) + 1, before + len(metrics['loss']) + 1):
       row = {key: float(x[step - before - 1]) for key, x in metrics.items()}
+      # Members are computed side by side, so that each of them takes the time of the whole step.
       self._clock.timed(seconds)
       self.recorder.check(step, row)
       if self.recorder.logs(step):
@@ -247,6 +261,8 @@ class _Member:
       return
     self.running, self.error = False, error
     try:
+      # Raised inside the contexts that are open, the error leaves the same status behind as in a
+      # run alone, see `recorded_outcome`. Closing may fail, too: that is then how the member ended.
       with self._open:
         if error is not None:
           raise error
@@ -268,6 +284,7 @@ class _InputSupply:
     inputs = self._empty()
     for member in members:
       for i in range(max(0, member.start - at), count):
+        # Arrays are filled in place, and `tree.map` only pairs them with their parts of a batch.
         put = lambda array, x, at=(i, member.index): array.__setitem__(at, x)
         jax.tree.map(put, inputs.data, self._data(member.run, at + i))
         jax.tree.map(put, inputs.rates, Rates(member.learning_rate(at + i), member.weight_decay))
@@ -285,6 +302,7 @@ class _InputSupply:
 
   def _data(self, run, step):
     data, seed = run.data, run.experiment.seed
+    # Members that share data and seed are often at the same step, where one batch serves them all.
     made = self._made.setdefault((data, seed), {})
     if step not in made:
       make = data.table_rows if self._from_table else data.batch
@@ -294,4 +312,5 @@ class _InputSupply:
 
 @functools.cache
 def _matmul_rate(dtype):
+  # Kept for all members of all groups: the measurement takes about half a second.
   return measured_matmul_rate(dtype)

@@ -82,10 +82,12 @@ def empty_inputs(run: PreparedRun, width: int, corpus: np.ndarray | None) -> Gro
   batch = batch_layout(run.model, experiment.batch_size, experiment.data.context, run.mesh)
   if corpus is not None:
     batch = jax.ShapeDtypeStruct((experiment.batch_size,), jnp.int32)
+  # Bytes of one step's data for all members, which decide how many steps fit into a call.
   size = width * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(batch))
   count = max(1, min(STEPS, _INPUT_BYTES // size))
   rate = np.zeros((count, width), np.float32)
   data = jax.tree.map(lambda x: np.zeros((count, width, *x.shape), x.dtype), batch)
+  # A copy, since both arrays are filled in place.
   return GroupInputs(data, Rates(rate, rate.copy()), np.zeros((count, width), bool))
 
 
@@ -117,6 +119,8 @@ def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh: jax.
                             updated, states)
       return states, alive_G & (finite_G | ~active_G), metrics
 
+    # The loop carries the metrics of all steps from its beginning, so their shapes are needed
+    # before a step has been traced.
     first = jax.tree.map(lambda x: x[0], inputs)
     shapes = jax.eval_shape(update, states, _batch(corpus, first.data), first.rates)[1]
     metrics = jax.tree.map(lambda x: jnp.zeros((inputs.active.shape[0], *x.shape)), shapes)
@@ -133,6 +137,8 @@ def _batch(corpus, data):
     return data
   # The corpus lies on the device once, for all members: a step brings the rows' numbers alone.
   chunks = corpus[data].astype(jnp.int32)
+  # A chunk has T + 1 tokens: T inputs, and the token after each as its target. Chunks of a corpus
+  # hold no padding, so every target counts.
   weights = jnp.ones(chunks[..., 1:].shape, jnp.float32)
   return Batch._make([chunks[..., :-1], chunks[..., 1:], weights])
 

@@ -60,6 +60,8 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   with StopHandler() as stop, open_recorder(run, workdir, name, run.data.check_files) as recorder:
     try:
       params = _train(run, recorder, stop, show_progress)
+    # Both are ValueErrors that all processes raise together, and whose messages hold in all of
+    # them.
     except (runs.WorkdirLocked, DamagedCache):
       raise
     except ValueError as error:
@@ -142,11 +144,15 @@ class _Loop:
       raise Interrupted(step, self._last_step)
 
   def _take_step(self, step, state):
+    # Steps are numbered by the updates done, from 1; the schedule counts updates from 0. The rates
+    # are NumPy's float32, since to jit a Python float is of another (weak) type, for which it would
+    # compile anew.
     rates = Rates(np.float32(self._learning_rate(step - 1)), self._weight_decay)
     batch = self._global_batches.make_global_batch(next(self._batches))
     state, metrics = self._train_step(state, batch, rates)  # the old state's memory is gone
     self._read_metrics()
     self._unread = (step, metrics)
+    # If a checkpoint has been committed meanwhile, its checksums begin here, in a thread.
     self._recorder.poll()
     # Asked once in a step: with one process the answer may change at any moment.
     stopping = self._stop.poll() and step < self._last_step
@@ -163,8 +169,11 @@ class _Loop:
     if self._unread is None:
       return
     (step, metrics), self._unread = self._unread, None
+    # float() waits until the devices have done the step. Only then does the clock count it: a step
+    # that is merely dispatched has taken no time yet.
     values = {key: float(x) for key, x in metrics.items()}
     self._clock.step()
+    # Before the row is written, so that a step that diverged leaves none; the status records it.
     self._recorder.check(step, values)
     if self._recorder.logs(step):
       speed = self._clock.read()

@@ -53,6 +53,8 @@ def training_weights(weights_BxT: jax.Array, config: ModelConfig) -> jax.Array:
   the first to be predicted (Section 6). A learned sink token is part of the prefix.
   Validation keeps them, as the official implementation (sail-sg/Attention-Sink) does.
   """
+  # The mask counts sink tokens among the prefix; they have no column in the batch, and so no target
+  # to drop.
   dropped = config.attention.mask.first_target - config.sink_tokens
   if dropped <= 0:
     return weights_BxT
@@ -80,6 +82,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
 
 
 def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
+  # Factors are in the dtype of h, bfloat16 for example, and sums of products in float32, as matrix
+  # units have them.
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
   def share(h, targets, weights, kernel):
@@ -91,6 +95,8 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, product('btd,btv->dv', h, dlogits)), dh
 
+    # The gradient of the kernel is a sum over all positions, that of h has a part for each: the one
+    # is added up over the chunks in float32, the other joined.
     (loss, dkernel), dh = _over_chunks(chunk, _positions(most_logits, h, kernel), h, targets,
                                        weights)
     return loss, dkernel, dh
@@ -102,6 +108,7 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
 
 def _backward(most_logits, gradients, cotangent):
   dh, dkernel = gradients
+  # None: targets and weights come from the data, and nothing is trained before them.
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
 
 
@@ -110,6 +117,8 @@ cross_entropy.defvjp(_forward, _backward)
 
 def _chunk_loss(h, targets, weights, kernel_DxV):
   logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
+  # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
+  # exp overflows.
   lse = jax.nn.logsumexp(logits, -1)
   chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
   return jnp.sum((lse - chosen) * weights), logits, lse
@@ -119,6 +128,8 @@ def _positions(most_logits, h_BxTxD, kernel_DxV):
   """Most positions of each sequence at a time."""
   if most_logits is None:
     most_logits = default_logits(platform())
+  # A position of all local sequences has B V logits. One position is the least there is, even where
+  # that alone exceeds the bound.
   return max(1, most_logits // (h_BxTxD.shape[0] * kernel_DxV.shape[1]))
 
 
@@ -128,6 +139,7 @@ def chunk_sizes(length: int, most: int) -> tuple[int, int]:
   A quarter more chunks than are needed are allowed where fewer positions are then padded.
   """
   fewest = -(-length // most)
+  # n chunks of one size pad -length % n positions; among equals, fewer chunks win.
   count = min(range(fewest, fewest + fewest // 4 + 1), key=lambda n: (-length % n, n))
   return count, -(-length // count)
 

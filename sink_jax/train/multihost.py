@@ -80,6 +80,8 @@ def _explicit(given):
   host, colon, port = address.rpartition(':')
   if not (host and colon and port.isdecimal()):
     raise ValueError(f'JAX_COORDINATOR_ADDRESS={address}: write host:port, of process 0.')
+  # By default jax's coordinator listens at all addresses of the machine ('[::]'). A job on one
+  # machine needs to be reached from there alone.
   local = {'coordinator_bind_address': address} if host in ('127.0.0.1', 'localhost') else {}
   jax.distributed.initialize(
       address, int(count), int(index), initialization_timeout=_STARTUP_SECONDS,
@@ -152,6 +154,7 @@ def check_same(what: str, text: str) -> None:
   """Raises a ValueError in all processes unless all of them give the same text."""
   if jax.process_count() == 1:
     return
+  # A digest has 32 bytes in every process, and a collective takes arrays of one shape only.
   digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
   digests = collective(multihost_utils.process_allgather, digest)
   others = [i for i, other in enumerate(digests) if (other != digests[0]).any()]

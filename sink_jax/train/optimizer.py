@@ -59,6 +59,7 @@ class OptimizerConfig:
     if not 0 < self.learning_rate < math.inf:
       raise ValueError(f'optimizer.learning_rate must be > 0 and finite, not {self.learning_rate}.')
     for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
+      # Written as `not >=`, since NaN fails every comparison, and is thus refused as well.
       if not getattr(self, name) >= 0:
         raise ValueError(f'optimizer.{name} must be >= 0, not {getattr(self, name)}.')
 
@@ -85,9 +86,11 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
   if config.schedule == 'constant':
     after = optax.constant_schedule(peak)
   else:
+    # At least 1: optax refuses a decay of no steps, which a warm-up as long as the run would leave.
     after = optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction)
   if not warmup:
     return after
+  # From 1 / warmup at update 0 to 1 at update warmup - 1: optax counts the steps between the two.
   warm = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
   return optax.join_schedules([warm, after], [warmup])
 
@@ -102,6 +105,8 @@ def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float
 
   @functools.lru_cache(2)  # the block of an update, and that of the one before, logged a step late
   def block(number):
+    # The last block is filled up with the last update, so that all blocks have one shape and one
+    # compiled program. A constant schedule returns a single number, hence the broadcast.
     updates = np.minimum(np.arange(_BLOCK) + number * _BLOCK, steps - 1).astype(np.int32)
     return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
 
@@ -144,6 +149,7 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
 
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
   """The state of the optimizer before the first update."""
+  # Any rates would do: the state holds moments and counts, and no rate.
   return make_optimizer(config, Rates(0.0, 0.0)).init(params)
 
 

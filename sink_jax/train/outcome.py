@@ -49,8 +49,10 @@ def group_widths(workdir: str | AnyPath, start: int, width: int) -> dict[str, in
   Args:
     start: the step that the run resumes from now. width: members of its group from there on.
   """
+  # A status without widths is that of a run that was trained alone, from its first step on.
   before = runs.read_status(workdir).get('group_widths') or {'0': 1}
   widths = {step: w for step, w in before.items() if int(step) < start}
+  # JSON keeps the order of the steps, so the last entry is that of the steps before `start`.
   if width != next(reversed(widths.values()), None):
     widths[str(start)] = width
   return {} if set(widths.values()) == {1} else widths

@@ -86,6 +86,7 @@ def _prepare_here(config, workdir, opener):
   experiment.check_devices()
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
   _trace(experiment, mesh)
+  # One process reads the workdir; `on_all_processes` makes its error known to the others.
   if is_first():
     runs.check_unlocked(workdir, config)
   data = opener(experiment.data)
@@ -102,6 +103,7 @@ def _model_for(experiment, data):
 
 def _choose_keys(config, run):
   """The config with the empty keys that these devices decide."""
+  # Sequences are split over 'data' and 'fsdp', the state over 'fsdp' and 'tensor'.
   experiment, (data, fsdp, tensor) = run.experiment, run.mesh.shape.values()
   tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
   with mesh_context(run.mesh):

@@ -132,7 +132,9 @@ def metrics_problem(workdir: str | AnyPath) -> str:
 def _digest_of_metrics(workdir, step):
   """The entry of metrics.jsonl in the record of a step; None where there is none to use."""
   entry = read_record(workdir, step).get('metrics.jsonl', {})
+  # A record without 'whole_from' is read as one from which no row is missing.
   size, whole_from = entry.get('bytes'), entry.setdefault('whole_from', 0)
+  # The file may have been changed by hand: a size that is no number must not be read up to.
   numbers = all(type(n) is int and n >= 0 for n in (size, whole_from))
   return entry if numbers and isinstance(entry.get('sha256'), str) else None
 

@@ -80,6 +80,8 @@ class Recorder:
   def has_finished(self) -> bool:
     """Whether nothing is left to do; its record stays: when, where and by what it was trained."""
     workdir, step = self._lock.workdir, self.start
+    # The last step alone is not enough: a process that was killed between its last save and its
+    # status has yet to write the latter.
     if step != self._experiment.steps or not broadcast_from_process0(
         lambda: runs.read_status(workdir)['status'] == 'done'):
       return False

@@ -263,6 +263,7 @@ def in_use(workdir: str | AnyPath) -> bool:
     return True
   try:
     with open(workdir / 'lock', 'rb') as lock:
+      # Shared, so that two processes that only ask do not take each other for a run.
       fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except FileNotFoundError:
     return False

@@ -77,6 +77,8 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int,
   """The sizes of a mesh over `count` devices, without -1; raises as `make_mesh` does."""
   sizes = [data, fsdp, tensor]
   if sizes.count(-1) == 1:
+    # The product contains the -1 itself, so that its negative is that of the other sizes. A size of
+    # 0 is refused below, and must not be divided by before.
     sizes[sizes.index(-1)] = count // max(1, -math.prod(sizes))
   if min(sizes) < 1 or math.prod(sizes) != count:
     raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
@@ -89,6 +91,8 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
   """Raises a ValueError where a model cannot be split over a 'tensor' axis of this size."""
   sizes = {'heads': config.heads, 'kv_heads': config.dims.kv_heads}
   if config.ffn != 'none' and any(not layer.experts for layer in config.pattern):
+    # Experts are not split over 'tensor', so a model of experts alone has no hidden units to
+    # divide.
     sizes['ffn_hidden'] = config.ffn_hidden
   for name, size in sizes.items():
     if size % tensor:

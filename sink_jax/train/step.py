@@ -72,6 +72,7 @@ def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh: Mesh)
 def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
                mesh: Mesh) -> TrainState:
   """A fresh state; each device computes the part of it that it will hold."""
+  # The seed is an argument of the program, so that runs that differ in it alone share the program.
   return _compiled_init(config, compiled_part(optimizer), mesh)(jnp.int32(seed))
 
 
@@ -149,6 +150,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       return jax.tree.map(jnp.add, sums,
                           jax.value_and_grad(loss)(params, microbatch, total)), None
 
+    # The sums are float32, as the parameters are: in bfloat16 the gradients of later slices would
+    # be rounded away beside the sum of the earlier ones.
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(accumulate, zeros, slices)[0]
 
@@ -159,6 +162,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
 
   def update(state, batch, rates):
     total = jnp.sum(training_weights(batch.weights, config))
+    # A batch whose weights are all 0 then has loss 0 and no gradient; 0 / 0 would be NaN, and end
+    # the run as diverged.
     total = jnp.maximum(total, 1)
     if microbatches == 1:
       # One backward pass: XLA inserts the sums over devices, where they overlap with it best.
@@ -170,6 +175,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       # The scan runs per device of 'data' on its own sequences, and the sum comes after it.
       _check_divides(batch, axis_size('data') * microbatches)
       value, grads = sum_over_axis('data', accumulated_to_send, (state.params, total), batch)
+      # Back from the dtype of the transfer to that of the parameters, in which the optimizer keeps
+      # its moments.
       grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, state.params)
     updates, opt_state = make_optimizer(optimizer, rates).update(
         grads, state.opt_state, state.params)
@@ -206,7 +213,12 @@ def _compiled_validation(config, mesh, loss_logits):
 
   @mesh_context(mesh)
   def losses(params, batch):
+    # Sums and not their ratio: the caller adds batches up before it divides, since the last batch
+    # may be filled up with sequences of weight 0. The weights are not those of training, which
+    # drops the targets inside a prefix.
     return (summed_loss(config, params, batch, batch.weights, loss_logits),
             jnp.sum(batch.weights))
 
+  # Replicated, so that every process can read the sums. Without a mesh they stay on the device of
+  # the parameters.
   return jax.jit(losses, out_shardings=replicated(mesh) if mesh else None)

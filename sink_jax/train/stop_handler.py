@@ -61,6 +61,7 @@ class StopHandler:
     return collective(self._poll, wait)
 
   def _poll(self, wait):
+    # This poll's question is sent off; the answer to the one before is there without waiting.
     answer, self._last_answer = self._last_answer, _any(self._asked)
     if wait:
       answer = self._last_answer
@@ -77,6 +78,8 @@ class StopHandler:
     return self
 
   def _request(self, number, frame):
+    # A handler may interrupt anything, such as a save: it sets flags, and leaves the rest to
+    # `poll`.
     self._asked = True
     self._interrupts += number == signal.SIGINT
     if number == signal.SIGINT and self._interrupts == 2:
@@ -95,6 +98,7 @@ class StopHandler:
 def _any(flag: bool) -> jax.Array:
   """Whether the flag is set in any process; computed by the devices after this has returned."""
   sharding, combine = _combination()
+  # One element for each device of the job; a process fills those of its own devices.
   mine = np.full(jax.local_device_count(), flag)
   return combine(jax.make_array_from_process_local_data(sharding, mine))
 

@@ -35,6 +35,7 @@ class Throughput:
   def __init__(self, tokens_per_step: int, flops_per_token: float, matmul_rate: float | None):
     """matmul_rate: FLOP/s of one device, of which MFU is the share in use; None where unknown."""
     self._tokens, self._flops = tokens_per_step, flops_per_token
+    # Tokens are counted over the whole job, and so is the rate of its devices.
     self._rate = matmul_rate and matmul_rate * jax.device_count()
     self._seconds, self._steps = 0.0, 0
     self._since: float | None = None  # when the step before was done; None while stopped

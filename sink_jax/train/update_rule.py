@@ -41,8 +41,12 @@ class AdamW(UpdateRule):
   eps: float = 1e-8
 
   def __post_init__(self):
+    # With 1 the bias correction 1 - b^t would divide by 0. Written as `not (...)`, since NaN fails
+    # every comparison, and is thus refused as well.
     if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
       raise ValueError(f'optimizer.rule = {self}: b1 and b2 must be in [0, 1).')
+    # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
+    # never occurs, would get the update 0 / 0.
     if not 0 < self.eps < math.inf:
       raise ValueError(f'optimizer.rule = {self}: eps must be > 0 and finite.')
 
