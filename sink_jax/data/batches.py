@@ -56,6 +56,8 @@ class FixedBatches(Sequence):
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
+    # Places in the list of those rows of this batch that this process makes. The first of the list
+    # stands for those beyond its end, and a weight of 0 takes it out of the loss.
     numbers = index * self._batch_size + self._rows
     real = numbers < len(self._listed)
     batch = self._make(self._listed[np.where(real, numbers, 0)])

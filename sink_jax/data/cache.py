@@ -66,6 +66,7 @@ class ChunkTable:
     if len(self._arrays) == 1:
       return self._arrays[0][rows].astype(np.int32)
     chunks = np.empty((len(rows), self._arrays[0].shape[1]), np.int32)
+    # 'right', since row offsets[d] is the first of domain d, and not the last of the one before.
     domain = np.searchsorted(self.offsets, rows, side='right') - 1
     for d in np.unique(domain):
       of_domain = domain == d
@@ -96,6 +97,7 @@ class Cache:
                        'python -m sink_jax.data.build.') from None
     if not isinstance(self.manifest, dict):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
+    # Before anything else of it is read: in another format the keys may have other meanings.
     if self.manifest.get('format') != FORMAT:
       raise ValueError(f'{folder} has cache format {self.manifest.get("format")}, this program '
                        f'reads {FORMAT}; delete the folder and build it again.')
@@ -147,6 +149,7 @@ class Cache:
       with np.load(path) as stored:
         long_enough = stored['lengths'] >= length
         tokens, domains = stored['tokens'][long_enough], stored['domains'][long_enough]
+    # All of them are raised by NumPy or zipfile for damaged bytes, of the archive or of its arrays.
     except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError,
             MemoryError, zlib.error, NotImplementedError, RuntimeError, tokenize.TokenError,
             zipfile.BadZipFile) as error:
@@ -154,6 +157,7 @@ class Cache:
     rank = np.zeros(len(domains), np.int64)  # of a prompt among those of its domain
     for d in np.unique(domains):
       rank[domains == d] = np.arange((domains == d).sum())
+    # lexsort takes its last key first: by rank, and by domain among those of a rank.
     probes = tokens[np.lexsort((domains, rank)), :length].astype(np.int32)
     if probes.size and _largest(probes) >= self.manifest['vocab_size']:
       raise ValueError(f'{path} holds the token {_largest(probes)} of a vocabulary of '
@@ -167,6 +171,7 @@ class Cache:
       ValueError: a token is not in the vocabulary; names the file and its row.
     """
     chunks = self.tables[split].take(rows)
+    # Looked for here, since a compiled program raises no error for an index that is out of range.
     if chunks.size and _largest(chunks) >= self.manifest['vocab_size']:
       raise self._outside_vocabulary(split, rows, chunks)
     return chunks

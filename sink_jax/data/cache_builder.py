@@ -32,6 +32,8 @@ from sink_jax.io.build_once import disk_full_named
 from sink_jax.io.files import write_atomically
 from sink_jax.io.progress import Progress
 
+# Each has files and buffers of its own. More than these are rather the names of documents, in a
+# field that was taken for the domain.
 _MAX_DOMAINS = 256
 _SECONDS_BETWEEN_COMMITS = 5
 
@@ -51,6 +53,7 @@ class CacheBuilder:
     self._folder, self._work = folder, folder / 'work'
     self._source, self._encoder, self._settings = source, encoder, settings
     self._length = settings['context'] + 1
+    # Two bytes hold the ids 0 to 65535.
     self._dtype = np.dtype(np.uint16 if encoder.vocab_size <= 65536 else np.uint32)
 
   def run(self, workers: int = 0) -> None:
@@ -62,6 +65,7 @@ class CacheBuilder:
     Raises:
       ValueError: the corpus is unfit. DiskFull: names the space that is needed.
     """
+    # With a manifest only the removal of `work` is left: a process was killed right before it.
     if not (self._folder / 'manifest.json').exists():
       commit = self._last_commit()
       if not commit['complete']:
@@ -128,6 +132,8 @@ class CacheBuilder:
     for number, domain in enumerate(commit['domains']):
       name = domain['name']
       entries[name], prompts[name] = self._finish_domain(number, domain)
+    # By name, which is the order of rows and of prompts. Files keep the numbers under which their
+    # domains first occurred.
     names = sorted(entries)
     ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.pad_id)
     files = file_digests(self._folder)
@@ -146,6 +152,7 @@ class CacheBuilder:
     rows = {s: domain['tokens'][s] // self._length for s in SPLITS}
     # One of a pair of caches, of training or of validation text alone, may have an empty split.
     only = {0: ['train'], 1: ['valid']}.get(self._settings['valid_fraction'])
+    # Where the documents of a side do not fill a single chunk, chunks are divided in their place.
     split_by = 'documents' if all(rows[s] for s in only or SPLITS) else 'chunks'
     if only and split_by == 'chunks':
       raise ValueError(f'{self._too_few(domain)} a chunk of context + 1 = {self._length}; add '
@@ -157,6 +164,7 @@ class CacheBuilder:
     else:
       rows = self._split_chunks(domain, paths, rows)
       prompts = ProbePrompts(self._length)
+      # No document is held out as a whole, so that prompts begin where the held-out chunks do.
       for chunk in np.load(paths['valid'], mmap_mode='r'):
         prompts.add(chunk)
     entry = {s: {'file': paths[s].name, 'documents': domain['documents'][s],
@@ -250,6 +258,7 @@ def _stored_prompts(folder: pathlib.Path, number: int, length: int) -> ProbeProm
   start = 0
   while start < len(stored):
     stop = start + 1 + int(stored[start])
+    # Offered again in their order, so that later documents are kept or not as without a stop.
     prompts.add(stored[start + 1:stop])
     start = stop
   return prompts

@@ -40,6 +40,7 @@ class CacheCheck:
   def __init__(self, cache: Cache):
     self._cache = cache
     self._error: Exception | None = None
+    # A daemon, so that a process that ends with an error does not first read the rest of a corpus.
     self._thread = threading.Thread(target=self._run, daemon=True)
 
   def start(self) -> CacheCheck:
@@ -86,9 +87,12 @@ def check(cache: Cache, afresh: bool = False, on_read: Callable[[int], object] =
     DamagedCache: names the files that differ. OSError: one cannot be read.
   """
   files = cache.manifest.get('files', {})
+  # First without the lock: as a rule the stamp knows all files, and nothing has to be waited for.
   if not afresh and not _unknown(cache.folder, files):
     return
   with _one_at_a_time(cache.folder):
+    # Asked again, since another process may have checked the files while this one waited. Sizes and
+    # times are taken before a file is read: one that changes meanwhile does not fit its stamp.
     names = list(files) if afresh else _unknown(cache.folder, files)
     right, wrong = {name: _identity(cache.folder, name, files) for name in files}, []
     for name in names:
@@ -158,6 +162,8 @@ def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
         yield
       finally:
         with contextlib.suppress(OSError):
+          # Nothing stays beside the cache. A process that waited for the removed file may then read
+          # the files at the same time as a newer one, which costs time alone.
           lock.unlink()
     return
   yield

@@ -77,6 +77,7 @@ class CorpusDataset(Dataset):
     table = np.empty((chunks, self._chunk_length), dtype)
     for start in range(0, chunks, _TABLE_ROWS):
       rows = np.arange(start, min(start + _TABLE_ROWS, chunks))
+      # Epoch 0 stands for all epochs, since every edit is frozen.
       table[rows] = self._chunks('train', rows, np.zeros_like(rows))
     return table
 

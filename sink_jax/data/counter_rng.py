@@ -23,6 +23,8 @@ def bits(*keys: ArrayLike) -> np.ndarray:
   state = np.zeros((), np.uint64)
   with np.errstate(over='ignore'):  # the arithmetic is modulo 2**64 on purpose
     for key in keys:
+      # 1 is added, so that a key of 0 moves the state as well. The shifts and factors after it are
+      # SplitMix64's output function.
       key = np.asarray(key).astype(np.uint64)
       state = state + (key + np.uint64(1)) * _GAMMA
       state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -38,6 +40,8 @@ def uniform(*keys: ArrayLike) -> np.ndarray:
 
 def integers(bound: int, *keys: ArrayLike) -> np.ndarray:
   """Uniform int64 in [0, bound), for bounds below 2**32 (bias at most bound / 2**32)."""
+  # The upper half of a product of 32 bits with the bound, in place of a remainder, which takes a
+  # division.
   high = bits(*keys) >> np.uint64(32)
   return (high * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 

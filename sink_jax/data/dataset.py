@@ -90,6 +90,7 @@ class SyntheticDataset(Dataset):
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
     """'valid', and one set for each named part of the targets (the same sequences)."""
     listed = np.arange(self.task.valid_sequences)
+    # Every batch has the same named parts, so that one sequence is enough to learn their names.
     names = [None, *self.task.target_sets(self.task.batch('valid', 0, listed[:1]))]
     return {name or 'valid': FixedBatches(self._maker(name), listed, batch_size, max_batches, rows)
             for name in names}

@@ -76,6 +76,8 @@ def held_out(name: str, fraction: float) -> bool:
   So a document stays on its side when others are added, and a larger fraction holds out the same
   documents and more.
   """
+  # 'replace': the name of a file that is not UTF-8 has surrogates in Python, which cannot be
+  # encoded.
   digest = hashlib.blake2b(name.encode('utf-8', 'replace'), digest_size=8).digest()
   return int.from_bytes(digest, 'big') < fraction * 2**64
 
@@ -88,6 +90,7 @@ class TextFolder(DocumentSource):
 
   def documents_from(self, start: int) -> Iterator[Document]:
     files = self._files()
+    # Every file is a document, so those that are done need not be opened.
     position = total_size(files[:start])
     for name, file in files[start:]:
       position += file.stat().st_size

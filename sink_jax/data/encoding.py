@@ -79,6 +79,8 @@ def _oldest(pending: collections.deque[tuple[Group, Future]]) -> tuple[Group, li
 def _grouped(documents: Iterable[Document]) -> Iterator[Group]:
   group, count, size, position = [], 0, 0, 0
   for document in documents:
+    # Documents without text count as well: a build that continues passes over that many of the
+    # source.
     count, position = count + 1, document.position
     if document.text:
       group.append(document)

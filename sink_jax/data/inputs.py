@@ -304,6 +304,7 @@ def _uniform(vocab_size: int, tokenizer: TextTokenizer | None, seed: int
 def _drawn(tokens: np.ndarray, vocab_size: int, tokenizer: TextTokenizer | None, kind: str,
            bos: str, seed: int) -> Inputs:
   first = _prefix(tokenizer, bos).ids
+  # In place of drawn tokens, so that the length stays the one that was asked for.
   tokens[:, :len(first)] = first
   return _described(tokens, tokenizer, kind, bos, vocab_size=vocab_size, seed=seed)
 

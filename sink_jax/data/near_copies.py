@@ -31,6 +31,7 @@ def groups(texts: Mapping[str, str]) -> dict[str, str]:
   first = list(range(len(names)))
 
   def root(i: int) -> int:
+    # Every step also shortens the path, by pointing a document at its grandparent.
     while first[i] != i:
       first[i] = first[first[i]]
       i = first[i]
@@ -38,6 +39,7 @@ def groups(texts: Mapping[str, str]) -> dict[str, str]:
 
   for (a, b), common in _common(samples).items():
     if common >= _SHARED * min(len(samples[a]), len(samples[b])):
+      # The lower number leads, so that a group has the name of its first document.
       low, high = sorted((root(a), root(b)))
       first[high] = low
   return {name: names[root(i)] for i, name in enumerate(names)}
@@ -60,6 +62,8 @@ def overlap(held: Iterable[str], training: Iterable[str]) -> float | None:
   for text in training:
     candidates = windows(text)
     candidates = candidates[possible[candidates >> shift]]
+    # A hash above all known ones is placed behind the last of them, where there is nothing to
+    # compare.
     positions = np.minimum(np.searchsorted(known, candidates), len(known) - 1)
     occurs[positions[known[positions] == candidates]] = True
   return float(counts[occurs].sum() / counts.sum())
@@ -73,6 +77,8 @@ def windows(text: str) -> np.ndarray:
   # From the hashes of all windows of one size to those of twice that size: six passes for 64.
   while size < WINDOW:
     hashes ^= hashes >> np.uint64(29)
+    # The factor is on the left half alone: a plain sum would be the same for exchanged halves. It
+    # is odd, so that no bits are lost modulo 2**64.
     hashes = hashes[:-size] * np.uint64(0x94D049BB133111EB) + hashes[size:]
     size *= 2
   return hashes ^ hashes >> np.uint64(31)
@@ -81,6 +87,7 @@ def windows(text: str) -> np.ndarray:
 def _sample(hashes: np.ndarray) -> np.ndarray:
   """One of sixteen hashes, sorted; chosen by their value, so that copies choose the same."""
   chosen = hashes[hashes % np.uint64(_SAMPLED) == 0]
+  # With the smallest hash, so that a short text is never left without a window to compare.
   return np.unique(np.append(chosen, hashes.min()) if len(hashes) else chosen)
 
 

@@ -86,6 +86,7 @@ class TokenStream(AppendLog):
   def __init__(self, path: pathlib.Path, length: int, dtype: np.dtype, tokens: int = 0):
     self.tokens = tokens
     self._dtype = np.dtype(dtype)
+    # Without a committed token the file begins anew, with its header.
     super().__init__(path, npy_size(tokens, length, dtype) if tokens else 0)
     if not tokens:
       self.append(_header(0, length, dtype))
@@ -108,6 +109,7 @@ def seal(path: pathlib.Path, rows: int, length: int, dtype: np.dtype) -> None:
   """
   with open(path, 'r+b') as file:
     file.truncate(npy_size(rows * length, length, dtype))
+    # At the start of the file, in place of the header of 0 chunks.
     file.write(_header(rows, length, dtype))
     file.flush()
     os.fsync(file.fileno())

@@ -46,6 +46,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
     ValueError: the corpus is missing, damaged or too small; names what to change.
     DiskFull: there is no room; the same call continues once there is.
   """
+  # Neither `workers` nor `cache_dir` is among the settings: the content does not depend on them.
   settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
   if encoder:
     settings |= {'encoder': encoder.fingerprint()}

@@ -28,6 +28,7 @@ class ProbePrompts:
     length = min(len(tokens), self._longest)
     if not length or self._kept_at_least[length] >= _KEPT:
       return None
+    # A prompt serves probes of every length up to its own.
     self._kept_at_least[:length + 1] += 1
     self._prompts.append(np.array(tokens[:length], np.uint32))
     return self._prompts[-1]

@@ -92,6 +92,7 @@ def copy_there(folder: pathlib.Path, url: str) -> None:
   with _reached(url), Progress(f'copying to {url}', sum(f['bytes'] for f in files.values())) as bar:
     target = _path(url)
     begun = target / 'begun.json'  # the manifest of the build that files there belong to
+    # A file of the right size may be of another build, unless the same manifest was begun with.
     resumed = begun.exists() and begun.read_text() == text
     if not resumed:
       begun.write_text(text)

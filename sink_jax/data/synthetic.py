@@ -96,6 +96,8 @@ class BigramBackcopy(SyntheticTask):
     table[:, 1:first_ordinary] *= self.boost
     table[1:first_ordinary, 1:first_ordinary] = 0
     table /= table.sum(-1, keepdims=True)
+    # Of the ids from 1 on, so that start[i] is that of id i + 1. Triggers are taken out, since the
+    # token after x_1 would otherwise copy x_0, the BOS.
     start = _stationary(table[1:, 1:])
     start[:self.triggers] = 0
     table[0, 1:] = start / start.sum()
@@ -118,6 +120,8 @@ class BigramBackcopy(SyntheticTask):
     for _ in range(self.length):
       nats += drawn @ entropy
       targets += drawn.sum()
+      # A trigger is followed by the copy of the token before it. That is no trigger, for two of
+      # them never meet, and so a bigram step follows the copy again.
       following = drawn @ table
       drawn, waiting = (np.where(trigger, 0, following) + waiting,
                         drawn * table[:, trigger].sum(-1))
@@ -157,6 +161,8 @@ class BigramBackcopy(SyntheticTask):
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
     for t in range(1, self.length + 1):
       last = sequences[:, t - 1]
+      # 'right' passes over ids of probability 0, whose steps equal the ones before. In the joined
+      # rows that of `last` begins at last * vocab_size.
       drawn = np.searchsorted(self._steps, draws[:, t - 1] + last, side='right')
       sequences[:, t] = drawn - last * self.vocab_size
       if self.backcopy and t >= 2:
@@ -202,6 +208,7 @@ class TriggerAveraging(SyntheticTask):
     kind = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
     tokens = np.concatenate([content, np.eye(3)[kind]], -1)
     before = (positions < trigger)[..., None]  # BOS adds its content of 0
+    # With `trigger` counted from 0, positions 1 to trigger - 1 hold the contents before it.
     mean = np.sum(content * before, axis=1) / (trigger - 1)
     targets = mean[:, None] * (kind == 1)[..., None]
     return Batch(tokens.astype(np.float32), targets.astype(np.float32),

@@ -66,6 +66,8 @@ class TextTokenizer:
                 **_object(folder / 'tokenizer_config.json')}
     file, tokenizer = _read(folder, settings)
     with panics_refused(f'{file} cannot encode a text: {_REMEDY}'):
+      # The file may prescribe a length to which texts are cut or padded. Ids may have gaps, so the
+      # largest one counts, and not their number.
       tokenizer.no_truncation()
       tokenizer.no_padding()
       vocab_size = max(tokenizer.get_vocab().values()) + 1
@@ -207,6 +209,7 @@ def _byte_level(vocab: Path, merges: Path, settings: dict[str, Any]) -> tokenize
 def _prefix(tokenizer: tokenizers.Tokenizer) -> list[int]:
   """The ids that the post-processor puts before a text."""
   encoding = tokenizer.encode('a')
+  # 1 for a token that the post-processor has added, 0 for one of the text.
   added = encoding.special_tokens_mask
   return encoding.ids[:added.index(0) if 0 in added else len(added)]
 

@@ -16,6 +16,8 @@ import numpy as np
 from sink_jax.component import Component, check_integers
 from sink_jax.data import counter_rng
 
+# Keys of `counter_rng`: rows of the two splits have the same numbers, and must not get the same
+# draws. Other keys would change the data of stored runs.
 _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 

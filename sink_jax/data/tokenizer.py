@@ -71,6 +71,7 @@ class ByteEncoder(Encoder):
   vocab_size, eos_id, bos_id, pad_id = 258, 0, 0, 1
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    # A surrogate without its other half has no UTF-8, and becomes a question mark.
     return [np.frombuffer(t.encode('utf-8', 'replace'), np.uint8).astype(np.int32) + 2
             for t in texts]
 
@@ -328,6 +329,8 @@ class TrainedBpe(Tokenizer):
     model = Model(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
+    # Special tokens get the first ids, in this order: 0 and 1. All 256 bytes are in the alphabet,
+    # so that any text can be encoded, whatever the training text holds.
     trainer = trainers.BpeTrainer(
         vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
