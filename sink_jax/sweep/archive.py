@@ -22,6 +22,8 @@ def pack_records(runs: Path) -> bytes:
       if path.suffix == '.jsonl':
         content = content[:content.rfind(b'\n') + 1]
       entry = tarfile.TarInfo(str(path.relative_to(runs)))
+      # The size of what is packed, and not that of the file, which may have grown since it was
+      # read.
       entry.size, entry.mtime = len(content), path.stat().st_mtime
       archive.addfile(entry, io.BytesIO(content))
   return packed.getvalue()

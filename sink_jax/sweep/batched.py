@@ -121,6 +121,8 @@ def _groups(jobs: Mapping[str, PreparedRun], root: AnyPath,
   groups, in_a_group = {}, set()
   for path, names in _records(root):
     left = [name for name in names if name in jobs and name not in in_a_group]
+    # A recorded group goes on only where those that are left of it still share a program, and where
+    # it has begun: otherwise nothing binds its trials to that width.
     if (left and all(keys[name] == keys[left[0]] for name in left)
         and _has_begun(root, names)):
       groups[Group(names, {name: jobs[name] for name in left})] = path
@@ -131,6 +133,7 @@ def _groups(jobs: Mapping[str, PreparedRun], root: AnyPath,
   by_program = collections.defaultdict(list)
   for name in jobs:
     if name not in in_a_group:
+      # A dict cannot be a key; its text can, with the keys in order.
       by_program[json.dumps(keys[name], sort_keys=True)].append(name)
   alone = []
   for names in by_program.values():
@@ -181,6 +184,8 @@ def _record(group: Group, root: AnyPath, held: Sequence[str]) -> None:
   """
   for path, names in list(_records(root)):
     if set(names) & set(held) and not _has_begun(root, names, held):
+      # Such a record is left over from a sweep that ended before any of these trials had saved a
+      # state, and the new record is about to take its place.
       path.unlink()
   write_atomically(root / f'{held[0]}.group.json',
                    json.dumps({'width': len(group.names), 'trials': group.names}, indent=1))
@@ -215,6 +220,7 @@ def _compiled(
   pool = concurrent.futures.ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1))
   try:
     while waiting or compiling:
+      # No more than these at a time, since a compiled group also holds its table of the corpus.
       while waiting and len(compiling) < _AHEAD:
         group = waiting.popleft()
         compiling.append((group, pool.submit(group.compile)))

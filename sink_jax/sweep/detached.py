@@ -35,6 +35,7 @@ def start(command: list[str], lock: Path, log: Path,
   with _locked(lock) as file:
     if file is None:
       return None
+    # The lock is free, so the number that is there belongs to a process that has ended.
     file.truncate(0)
     with open(log, 'ab') as output:
       # bash becomes the command by `exec`, so number and lock are those of the command itself. In a
@@ -82,6 +83,8 @@ def ask_to_end(lock: Path) -> None:
 @contextlib.contextmanager
 def _locked(lock: Path) -> Iterator[IO[str] | None]:
   """Opens the file and locks it; yields None where another process holds the lock."""
+  # 'a' creates a missing file, and unlike 'w' leaves the number that the holder of the lock has
+  # written.
   with open(lock, 'a') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,6 +61,7 @@ def estimate_sweep(trials: Mapping[str, Trial], processes: int) -> Estimate:
   reasons = {name: trial.reason for name, trial in trials.items() if not trial.config}
   costs, devices, rate = {}, 'nothing to run', None
   if configs:
+    # 'spawn', since the threads of jax do not survive a fork.
     context = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(
         1, mp_context=context, initializer=begin_child) as elsewhere:

@@ -22,6 +22,8 @@ def find_accelerator(environment: Mapping[str, str]) -> str:
   program = 'import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep="\\n")'
   remedy = 'a GPU is needed, and jax for it; --smoke tries everything on a CPU.'
   try:
+    # -P: with -c, Python would look for modules in the current folder first. Without preallocation,
+    # since jax would take most of the memory of a GPU only to name it.
     done = subprocess.run(
         [sys.executable, '-P', '-c', program], capture_output=True, text=True, timeout=120,
         env={**environment, 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'})

@@ -73,6 +73,7 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
     SweepStopped: a signal asked for it; the trials that were running have saved their states.
     Unsaved: Ctrl-C came a third time meanwhile.
   """
+  # A worker without a trial would waste its share of the cores and of the GPU's memory.
   processes = min(processes, len(trials))
   # XLA would reserve most of a GPU's memory for the first of the processes.
   os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / max(1, processes):.3f}')
@@ -81,6 +82,8 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
   with StopHandler() as stop, _ending(workers):
     for i in range(processes):
       workers.append(_started(i, processes, root))
+    # `asked` and not `poll`: the latter asks jax how many processes there are, which opens the
+    # devices.
     while not stop.asked:
       for worker in workers:
         if worker.trial is None and waiting:
@@ -89,6 +92,8 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
       if not busy:
         return
       for pipe in wait([worker.pipe for worker in busy], _POLL):
+        # A pipe is also ready when its other end is closed, which is how the death of a worker
+        # shows.
         i = next(i for i, worker in enumerate(workers) if worker.pipe is pipe)
         name, status = workers[i].trial, workers[i].outcome()
         workers[i].trial = None

@@ -153,6 +153,7 @@ class RemainingTime:
   def as_text(self) -> str:
     """Returns 'about 12 min left', for example, or '' where nothing is known yet."""
     remaining, elapsed = sum(self._work.values()), time.monotonic() - self._began
+    # Only the ratio of the work done to the work left counts, so its unit does not matter.
     done = self._total - remaining
     if done > 0:
       seconds = elapsed / done * remaining
@@ -180,6 +181,7 @@ def _others(trials: Mapping[str, Trial], root: str | AnyPath) -> dict[str, Trial
 
 def _read_state(trial: Trial, folder: AnyPath) -> TrialState:
   status = read_status(folder)
+  # The end of the file alone, since this is done for every trial, twice a minute.
   rows = _last_rows(folder / 'metrics.jsonl')
   step = max((row['step'] for row in rows.values()), default=None)
   note = status.get('error') or status.get('reason') or ''

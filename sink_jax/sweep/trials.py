@@ -79,10 +79,14 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       config = config.to_dict()
       from_dict(config)
     except NotExpressible as error:
+      # The trial stays in the table with its reason, so that its absence from the results is
+      # explained.
       trials |= _for_seeds(Trial(name, None, error.label, str(error)), seeds)
       continue
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
       raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
+    # A setting of a key that all trials have alike changes all of them alike. Of a key in which
+    # they differ, it would make this trial another one under its name.
     overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
     trials |= _for_seeds(Trial(name, config, config['label'], overridden=overridden), seeds)
   return trials
@@ -153,6 +157,7 @@ def _set(config, key: str, text: str) -> None:
     owner = config[section] if section else config
     if not hasattr(owner, 'keys') or last not in owner:
       raise KeyError(key)
+    # For a key that holds a string the text is the value; as JSON it would need quotes.
     value = text if isinstance(owner[last], str) else json.loads(text)
     config.update_from_flattened_dict({key: value})
   except (KeyError, AttributeError):
