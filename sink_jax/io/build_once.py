@@ -45,6 +45,7 @@ def build_once(final: pathlib.Path, make: Callable[[pathlib.Path], None]) -> Non
   while not (final / 'manifest.json').exists():
     partial = final.with_name(f'{final.name}.partial')
     with disk_full_named(partial), _claimed(partial) as folder:
+      # Another process has finished or removed the folder meanwhile, so that the loop asks anew.
       if folder is None or (final / 'manifest.json').exists():
         continue
       remove_temporaries(folder)  # of a process that was killed here; they would be published

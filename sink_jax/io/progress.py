@@ -36,6 +36,7 @@ class Progress:
     text = ''.join(f'  {k} {v if isinstance(v, str) else format(v, ",")}'
                    for k, v in shown.items())
     self._bar.set_postfix_str(text.strip(), refresh=False)  # `update` draws both, if it is time
+    # tqdm counts what was added, and callers know how much there is altogether.
     self._bar.update(done - self._done)
     self._done = done
     now = time.monotonic()
@@ -63,6 +64,7 @@ class Progress:
 
   def _left(self, seconds: float) -> str:
     """The speed of bytes, and the time left, as far as they are known."""
+    # What an earlier process has done took none of these seconds.
     rate = (self._done - self._start) / seconds
     speed = f'  {rate / 1e6:.2f} MB/s' if self._bytes else ''
     if not (rate and self._total):
