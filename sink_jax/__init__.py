@@ -49,6 +49,7 @@ __version__ = '0.1.0'
 
 def __getattr__(name: str) -> Any:
   if name in _DEPRECATED:
+    # Level 2: the warning names the line that used the name, and not this one.
     warnings.warn(f'sink_jax.{name} is now sink_jax.{_DEPRECATED[name]}.', DeprecationWarning, 2)
     name = _DEPRECATED[name]
   if name not in _HOME:

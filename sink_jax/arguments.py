@@ -31,6 +31,7 @@ def explained(target: _T) -> _T:
 
 
 def _replace_constructor(cls: type) -> None:
+  # A NamedTuple takes its arguments in __new__.
   constructor = '__new__' if issubclass(cls, tuple) else '__init__'
   function = getattr(cls, constructor)
   if not hasattr(function, '__wrapped__'):  # else an earlier call has replaced it
@@ -46,6 +47,8 @@ def _explained(function, name: str = ''):
   takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
   known = frozenset(takes)
 
+  # `wraps` leaves the signature as it was to `inspect`, and sets the __wrapped__ by which
+  # `_replace_constructor` knows a function of this kind.
   @functools.wraps(function)
   def checked(*args, **keywords):
     if not known.issuperset(keywords):
@@ -56,6 +59,7 @@ def _explained(function, name: str = ''):
 
 
 def _message(name, wrong, takes):
+  # _cls is the first parameter of a NamedTuple's __new__.
   takes = [parameter for parameter in takes if parameter not in ('self', '_cls')]
   close = nearest(wrong, takes)
   hint = f'; did you mean {close!r}?' if close else '.'

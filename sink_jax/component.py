@@ -43,6 +43,7 @@ def registry(base: type[C]) -> dict[str, type[C]]:
   for cls in base.__subclasses__():
     # `vars`, since an attribute would be inherited by the concrete ones.
     classes |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
+  # By name, since the order of subclasses is that in which modules were imported.
   return dict(sorted(classes.items()))
 
 
@@ -89,6 +90,8 @@ def from_string(base: type[C], text: str | Component) -> C:
     raise ValueError(f'Unknown {kind} {name!r}.{hint} Choices: {", ".join(known)}.')
   cls = known[name]
   fields = {f.name: f for f in dataclasses.fields(cls)}
+  # Annotations are strings in modules with `from __future__ import annotations`; this resolves
+  # them.
   hints = typing.get_type_hints(cls)
   for key, value in keywords.items():
     if key not in fields:
@@ -135,6 +138,7 @@ def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
   options = (typing.get_args(hint)
              if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
              else (hint,))
+  # tuple[int, ...] is checked as a tuple; what its elements have to be is for the class to check.
   plain = tuple(typing.get_origin(option) or option for option in options)
   if type(value) is list and tuple in plain:
     value = tuple(value)
@@ -143,6 +147,7 @@ def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
       value = float(value)
     except OverflowError:
       raise ValueError(f'{name}({key}=...) is too large for a number with a point.') from None
+  # Not isinstance, to which True is an int.
   if type(value) not in plain:
     wanted = ' or '.join(getattr(p, '__name__', str(p)) for p in plain)
     raise ValueError(f'{name}({key}=...) must be {wanted}, not {value!r}.')
