@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -54,7 +54,7 @@ class Checkpoints:
     """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
     self._pending: int | None = None  # the step that Orbax is writing
-    self._record: Mapping[str, Any] | None = None  # that goes with the pending step
+    self._record: dict[str, Any] | None = None  # that goes with the pending step
     self._hashing: threading.Thread | None = None
     self.damaged: list[str]
     self.latest: int | None
@@ -63,7 +63,7 @@ class Checkpoints:
         lambda: _set_damaged_aside(self._workdir), OSError)
     self._manager = self._open_manager()
 
-  def save(self, step: int, state: TrainState, record: Mapping[str, Any] | None = None) -> None:
+  def save(self, step: int, state: TrainState, record: dict[str, Any] | None = None) -> None:
     """Starts saving; the state may be donated as soon as this returns.
 
     record: digests of what the run has recorded so far, to be stored with the checksums.
@@ -131,13 +131,14 @@ class Checkpoints:
     self.poll(wait=True)
     self._manager.close()
 
-  def _open_manager(self):
+  def _open_manager(self) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
         self._workdir / 'checkpoints', item_names=('state',),
         item_handlers={'state': ocp.StandardCheckpointHandler()},
         options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True))
 
-  def _restore_step(self, step, target):
+  def _restore_step(self, step: int,
+                    target: TrainState) -> tuple[TrainState | None, str | None]:
     """(state, None) of a saved step; (None, problem) of one that cannot be read.
 
     A step that is as it was written can be read, so only one without checksums may have a
@@ -160,7 +161,7 @@ class Checkpoints:
       return None, f'it has no checksums and cannot be read: {reason}'
 
   @contextlib.contextmanager
-  def _explained(self, step):
+  def _explained(self, step: int | None) -> Iterator[None]:
     try:
       yield
     except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
@@ -197,7 +198,7 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
                         'that has saved one?')
 
 
-def _params_of(saved, target):
+def _params_of(saved: Any, target: Params) -> Params:
   # The handler itself: a Checkpointer around it would report files that only it writes.
   handler = ocp.PyTreeCheckpointHandler()
   _check_shapes(saved, handler.metadata(saved)['params'], target)
@@ -208,7 +209,7 @@ def _params_of(saved, target):
   return restored['params']
 
 
-def _hash(workdir, step, record):
+def _hash(workdir: AnyPath, step: int, record: dict[str, Any] | None) -> None:
   try:
     if record:
       write_record(workdir, step, record)
@@ -217,7 +218,8 @@ def _hash(workdir, step, record):
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
 
 
-def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
+def _set_damaged_aside(workdir: AnyPath, unreadable: int | None = None,
+                       why: str = '') -> tuple[list[str], int | None]:
   """Moves damaged steps away, newest first, until one is good.
 
   Returns (a remark on each damaged step, the good step or None).
@@ -236,14 +238,14 @@ def _set_damaged_aside(workdir, unreadable: int | None = None, why: str = ''):
   return [f'{line}; {instead}' for line in damaged], used
 
 
-def _move_aside(workdir, step, problem):
+def _move_aside(workdir: AnyPath, step: int, problem: str) -> str:
   aside = free_name(workdir / 'damaged' / str(step))
   move_folder(step_folder(workdir, step), aside)
   forget_checksums(workdir, step)
   return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'
 
 
-def _check_shapes(folder, saved, target):
+def _check_shapes(folder: AnyPath, saved: Any, target: Any) -> None:
   saved, target = _shapes(saved), _shapes(target)
   for name in sorted(set(saved) | set(target)):
     if saved.get(name) != target.get(name):
@@ -253,7 +255,7 @@ def _check_shapes(folder, saved, target):
           'workdir.')
 
 
-def _shapes(tree) -> dict[str, tuple[int, ...]]:
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """{'params.embed': (258, 64), ...}; tuples and dicts with digits as keys look the same.
 
   Orbax returns the optimizer's tuples as such dicts. So the place of a transformation in optax's

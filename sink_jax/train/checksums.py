@@ -98,11 +98,11 @@ def verify(workdir: str | AnyPath, step: int) -> str | None:
   return None
 
 
-def _sums_path(workdir, step):
+def _sums_path(workdir: str | AnyPath, step: int) -> AnyPath:
   return to_path(workdir) / 'checksums' / f'{step}.json'
 
 
-def _sha256_of(files: Iterable) -> Iterable[str]:
+def _sha256_of(files: Iterable[AnyPath]) -> Iterable[str]:
   """Digests of files in order, several at a time: hashing leaves the interpreter free."""
   with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
     return list(pool.map(sha256, files))

@@ -129,7 +129,7 @@ def with_defaults(model: ModelConfig, load: DeviceLoad, remat: str | None,
   return dataclasses.replace(model, remat=remat, unroll=unroll or 1)
 
 
-def _remat(unrolled, load):
+def _remat(unrolled: ModelConfig, load: DeviceLoad) -> str:
   """The policy that recomputes least of those that fit; on a CPU nothing is recomputed."""
   if load.platform not in _TABLE:
     return 'none'

@@ -203,7 +203,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
     raise ValueError(f'a value of the config has the wrong type: {error}.') from None
 
 
-def _from_dict(config):
+def _from_dict(config: Mapping[str, Any]) -> Experiment:
   # Every key has to be there: a default that changed would silently change what a stored run is.
   top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
   data_keys = [f.name for f in dataclasses.fields(DataConfig)]
@@ -262,18 +262,18 @@ def resolved(config: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
   return dict(config, model=model)
 
 
-def _section(cls, top, name):
+def _section(cls: type[Any], top: Mapping[str, Any], name: str) -> Any:
   return cls(**_checked(top[name], name + '.', [f.name for f in dataclasses.fields(cls)]))
 
 
-def _optimizer(section):
+def _optimizer(section: Mapping[str, Any]) -> OptimizerConfig:
   keys = [f.name for f in dataclasses.fields(OptimizerConfig)]
   options: dict[str, Any] = dict(_checked(section, 'optimizer.', keys))
   options['rule'] = from_string(UpdateRule, options['rule'])
   return OptimizerConfig(**options)
 
 
-def _checked(section, prefix, keys):
+def _checked(section: Mapping[str, Any], prefix: str, keys: list[str]) -> Mapping[str, Any]:
   unknown, missing = sorted(set(section) - set(keys)), sorted(set(keys) - set(section))
   if unknown:
     raise ValueError(f'Unknown config key {prefix}{unknown[0]}. Choices: '
@@ -283,7 +283,7 @@ def _checked(section, prefix, keys):
   return section
 
 
-def _domain_weights(text):
+def _domain_weights(text: str) -> tuple[tuple[str, float], ...]:
   """'code=2, docs=1' -> (('code', 2.0), ('docs', 1.0))."""
   weights = {}
   for part in filter(None, (p.strip() for p in text.split(','))):

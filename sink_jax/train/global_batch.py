@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ class GlobalBatches:
     return jax.tree.map(self._to_global, batch)
 
   def _to_global(self, x: np.ndarray) -> jax.Array:
-    def part(index):
+    def part(index: Any) -> np.ndarray:
       # JAX asks for rows by their numbers in the global batch; x has those of `rows` alone.
       start, stop, _ = index[0].indices(self._batch_size)
       # `rows` is sorted and holds each such range whole, so its rows lie one after the other in x.

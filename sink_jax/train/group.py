@@ -14,10 +14,12 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import SupportsFloat
 
 import jax
 import numpy as np
 
+from sink_jax.data.batches import Batch
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
@@ -98,7 +100,7 @@ def train_group(group: Group, root: str | AnyPath, on_begin: Callable[[list[str]
   return {member.name: member.error for member in members}
 
 
-def _open_workdirs(group, members, root):
+def _open_workdirs(group: Group, members: Sequence[_Member], root: AnyPath) -> TrainState | None:
   """Opens the workdirs; returns the states of all members, (G, ...), or None where all are done.
 
   A member that is done has the state of another one in its place, and stays inactive.
@@ -120,7 +122,8 @@ def _open_workdirs(group, members, root):
   return group.stack(*(states.get(index, some_state) for index in range(len(group.names))))
 
 
-def _train_members(group, members, states, stop, closing, show_progress):
+def _train_members(group: Group, members: Sequence[_Member], states: TrainState | None,
+                   stop: StopHandler, closing: contextlib.ExitStack, show_progress: bool) -> None:
   """Takes all members from their checkpoints to their ends, or to where the group has to stop."""
   run, running = group.any_run, lambda: [m for m in members if m.running]
   corpus = None if group.corpus is None else jax.device_put(group.corpus, replicated(run.mesh))
@@ -166,7 +169,7 @@ def _train_members(group, members, states, stop, closing, show_progress):
                     **{'tokens/s': f'{run.tokens_per_step * len(left) / seconds:,.0f}'})
 
 
-def _steps_until_due(members, at, most):
+def _steps_until_due(members: Sequence[_Member], at: int, most: int) -> int:
   """Steps until one of the members needs its state, at most so many."""
   for count in range(1, most):
     if any(m.start < at + count and m.recorder.due(at + count) for m in members):
@@ -192,7 +195,8 @@ class _Member:
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir: str | AnyPath, width, wait_for_file_check, until) -> TrainState | None:
+  def begin(self, workdir: str | AnyPath, width: int, wait_for_file_check: Callable[[], None],
+            until: float) -> TrainState | None:
     """Opens the workdir; returns the state, or None where nothing is left to do.
 
     until: when to stop waiting for another process that has the workdir, `time.monotonic`.
@@ -215,7 +219,8 @@ class _Member:
       return state
     return None
 
-  def _open_recorder(self, workdir, wait_for_file_check, until):
+  def _open_recorder(self, workdir: str | AnyPath, wait_for_file_check: Callable[[], None],
+                     until: float) -> Recorder:
     while True:
       try:
         return self._open.enter_context(
@@ -227,7 +232,7 @@ class _Member:
           raise
         time.sleep(0.5)
 
-  def report(self, before, metrics, seconds):
+  def report(self, before: int, metrics: Mapping[str, np.ndarray], seconds: float) -> None:
     """Checks and logs the metrics of the steps after `before`."""
     # Steps up to its own start belong to other members: this one was inactive in them.
     for step in range(max(before, self.start) + 1, before + len(metrics['loss']) + 1):
@@ -239,7 +244,7 @@ class _Member:
         self.recorder.log(step, row, self.learning_rate(step - 1), self._clock.read())
     self.recorder.poll()
 
-  def settle(self, step, state, loss, stopping):
+  def settle(self, step: int, state: TrainState, loss: SupportsFloat, stopping: bool) -> None:
     """Evaluates and saves what is due; ends the member after its last step."""
     self.recorder.settle(step, state, loss, saving=stopping)
     if step == self.steps:
@@ -300,7 +305,7 @@ class _InputSupply:
       for step in range(max(at, member.start), min(at + self.steps, member.steps)):
         self._data(member.run, step)
 
-  def _data(self, run, step):
+  def _data(self, run: PreparedRun, step: int) -> np.ndarray | Batch:
     data, seed = run.data, run.experiment.seed
     # Members that share data and seed are often at the same step, where one batch serves them all.
     made = self._made.setdefault((data, seed), {})
@@ -311,6 +316,6 @@ class _InputSupply:
 
 
 @functools.cache
-def _matmul_rate(dtype):
+def _matmul_rate(dtype: str) -> float | None:
   # Kept for all members of all groups: the measurement takes about half a second.
   return measured_matmul_rate(dtype)

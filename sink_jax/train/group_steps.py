@@ -6,7 +6,7 @@ group its width for as long as it trains, so that the program stays the same and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import OptimizerConfig, Rates
 from sink_jax.train.sharding import replicated
-from sink_jax.train.step import batch_layout, make_update, state_layout
+from sink_jax.train.step import Metrics, TrainState, batch_layout, make_update, state_layout
 
 if TYPE_CHECKING:  # which reads data: the benchmark of groups runs without those packages
   from sink_jax.train.prepare import PreparedRun
@@ -105,8 +105,10 @@ def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh: jax.
   update = mesh_context(mesh)(jax.vmap(make_update(config, optimizer, microbatches,
                                                    loss_logits=loss_logits)))
 
-  def steps(states, corpus, inputs, count):
-    def step(i, carry):
+  def steps(states: TrainState, corpus: jax.Array | None, inputs: GroupInputs,
+            count: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(i: int | jax.Array, carry: tuple[TrainState, jax.Array, Metrics],
+             ) -> tuple[TrainState, jax.Array, Metrics]:
       states, alive_G, metrics = carry
       data, rates, active_G = jax.tree.map(lambda x: x[i], inputs)
       updated, values = update(states, _batch(corpus, data), rates)
@@ -131,7 +133,7 @@ def make_group_steps(config: ModelConfig, optimizer: OptimizerConfig, mesh: jax.
   return jax.jit(steps, donate_argnums=0)
 
 
-def _batch(corpus, data):
+def _batch(corpus: jax.Array | None, data: Any) -> Batch:
   """The batches (G, B, ...) of a step."""
   if corpus is None:
     return data
@@ -143,5 +145,5 @@ def _batch(corpus, data):
   return Batch._make([chunks[..., :-1], chunks[..., 1:], weights])
 
 
-def _broadcast(flags_G, x):
+def _broadcast(flags_G: jax.Array, x: jax.Array) -> jax.Array:
   return flags_G.reshape(-1, *[1] * (x.ndim - 1))

@@ -139,11 +139,11 @@ class _Loop:
       state = self._take_step(step, state)
     return state
 
-  def _end_if_stopped(self, step):
+  def _end_if_stopped(self, step: int) -> None:
     if self._stop.poll(wait=True):
       raise Interrupted(step, self._last_step)
 
-  def _take_step(self, step, state):
+  def _take_step(self, step: int, state: TrainState) -> TrainState:
     # Steps are numbered by the updates done, from 1; the schedule counts updates from 0. The rates
     # are NumPy's float32, since to jit a Python float is of another (weak) type, for which it would
     # compile anew.
@@ -164,7 +164,7 @@ class _Loop:
       raise Interrupted(step, self._last_step)
     return state
 
-  def _read_metrics(self):
+  def _read_metrics(self) -> None:
     """Waits for the step whose metrics are unread, if there is one; checks and logs them."""
     if self._unread is None:
       return

@@ -8,11 +8,12 @@ while its logits are there; the backward pass only multiplies them by the cotang
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import platform
@@ -32,7 +33,7 @@ def default_logits(platform: str) -> int:
 
 
 def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
-                weights_BxT: jax.Array, logits: int | None = None) -> jax.Array:
+                weights_BxT: jax.Array | np.ndarray, logits: int | None = None) -> jax.Array:
   """Sum over positions of weight times loss, float32.
 
   The loss of a position is the cross-entropy in nats for integer targets (B, T), and the
@@ -46,7 +47,8 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
-def training_weights(weights_BxT: jax.Array, config: ModelConfig) -> jax.Array:
+def training_weights(weights_BxT: jax.Array | np.ndarray,
+                     config: ModelConfig) -> jax.Array | np.ndarray:
   """Weights of the positions in the training loss.
 
   Under a prefix of length p the first p - 1 targets are dropped, so that x_{p+1} is
@@ -72,7 +74,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   logits are computed twice.
   logits: most that exist at a time on a device; by default `default_logits` of this platform.
   """
-  def share(h, targets, weights, kernel):
+  def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
+            kernel: jax.Array) -> tuple[jax.Array]:
     chunk = lambda h, targets, weights: (_chunk_loss(h, targets, weights, kernel)[0], None)
     return _over_chunks(chunk, _positions(logits, h, kernel), h, targets, weights)[:1]
 
@@ -81,13 +84,17 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
                                kernel_DxV.astype(h_BxTxD.dtype))[0]
 
 
-def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
+def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
+             weights_BxT: jax.Array, most_logits: int | None,
+             ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   # Factors are in the dtype of h, bfloat16 for example, and sums of products in float32, as matrix
   # units have them.
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def share(h, targets, weights, kernel):
-    def chunk(h, targets, weights):
+  def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
+            kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def chunk(h: jax.Array, targets: jax.Array,
+              weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       # d loss / d logits = w (softmax - one-hot), in the dtype of h for the two products after it.
       loss, logits, lse = _chunk_loss(h, targets, weights, kernel)
       chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
@@ -106,7 +113,8 @@ def _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, most_logits):
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 
-def _backward(most_logits, gradients, cotangent):
+def _backward(most_logits: int | None, gradients: tuple[jax.Array, jax.Array],
+              cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
   dh, dkernel = gradients
   # None: targets and weights come from the data, and nothing is trained before them.
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
@@ -115,7 +123,8 @@ def _backward(most_logits, gradients, cotangent):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _chunk_loss(h, targets, weights, kernel_DxV):
+def _chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array,
+                kernel_DxV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
   # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
   # exp overflows.
@@ -124,7 +133,7 @@ def _chunk_loss(h, targets, weights, kernel_DxV):
   return jnp.sum((lse - chosen) * weights), logits, lse
 
 
-def _positions(most_logits, h_BxTxD, kernel_DxV):
+def _positions(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
   """Most positions of each sequence at a time."""
   if most_logits is None:
     most_logits = default_logits(platform())
@@ -144,21 +153,22 @@ def chunk_sizes(length: int, most: int) -> tuple[int, int]:
   return count, -(-length // count)
 
 
-def _over_chunks(f, most_positions, *arrays_BxT):
+def _over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
+                 *arrays_BxT: jax.Array) -> tuple[Any, Any]:
   """Runs `summed, joined = f(*chunks)` over chunks of the position axis."""
   batch, length = arrays_BxT[0].shape[:2]
   count, size = chunk_sizes(length, most_positions)
   if count == 1:
     return f(*arrays_BxT)
 
-  def split(x):  # positions of padding have weight 0
+  def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
     x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
 
-  def join(x):
+  def join(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :length]
 
-  def step(totals, chunks):
+  def step(totals: Any, chunks: tuple[jax.Array, ...]) -> tuple[Any, Any]:
     summed, joined = f(*chunks)
     return jax.tree.map(jnp.add, totals, summed), joined
 

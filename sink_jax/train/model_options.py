@@ -51,7 +51,8 @@ class ModelOptions:
     except (TypeError, OverflowError) as error:  # values come from files, of any type
       raise ValueError(f'a value of model has the wrong type: {error}.') from None
 
-  def _model_config(self, attention, vocab_size, input_features, output_features):
+  def _model_config(self, attention: AttentionSpec, vocab_size: int | None, input_features: int,
+                    output_features: int) -> ModelConfig:
     options = {key: value for key, value in vars(self).items() if value is not None}
     if vocab_size:
       largest = options.setdefault('vocab_size', vocab_size)

@@ -72,7 +72,7 @@ def init_distributed() -> bool:
   return False
 
 
-def _explicit(given):
+def _explicit(given: dict[str, Any]) -> bool:
   address, count, index = (given[name] for name in _EXPLICIT)
   if not (count.isdecimal() and index.isdecimal() and 0 <= int(index) < int(count)):
     raise ValueError(f'JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={index}: write the number of '
@@ -91,13 +91,13 @@ def _explicit(given):
   return int(count) == 1
 
 
-def _meet():
+def _meet() -> None:
   """Waits for all processes: on CPUs the first collective has to begin within 30 seconds in all."""
   if jax.process_count() > 1:
     collective(multihost_utils.sync_global_devices, 'begun')
 
 
-def _alone():
+def _alone() -> None:
   # A job of one process, so that everything below works in it as in a larger one.
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
@@ -205,7 +205,7 @@ def collective(call: Callable[..., Value], *arguments: Any) -> Value:
     raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
 
 
-def _broadcast(value):
+def _broadcast(value: Any) -> Any:
   # The length first: a collective has arrays of one shape in all processes.
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
   send = lambda x: np.asarray(collective(multihost_utils.broadcast_one_to_all, x))

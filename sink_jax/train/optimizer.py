@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,13 +104,13 @@ def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float
   fractions = jax.jit(learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps))
 
   @functools.lru_cache(2)  # the block of an update, and that of the one before, logged a step late
-  def block(number):
+  def block(number: int) -> np.ndarray:
     # The last block is filled up with the last update, so that all blocks have one shape and one
     # compiled program. A constant schedule returns a single number, hence the broadcast.
     updates = np.minimum(np.arange(_BLOCK) + number * _BLOCK, steps - 1).astype(np.int32)
     return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
 
-  def learning_rate(update):
+  def learning_rate(update: int) -> float:
     number, offset = divmod(update, _BLOCK)
     return config.learning_rate * float(block(number)[offset])
 
@@ -153,7 +153,7 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
   return make_optimizer(config, Rates(0.0, 0.0)).init(params)
 
 
-def _is_matrix(params):
+def _is_matrix(params: optax.Params) -> Any:
   # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
   return jax.tree_util.tree_map_with_path(
       lambda path, x: path[-1].key == 'kernel' or path[-1].key.startswith('feature_map'), params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 
@@ -23,7 +23,7 @@ class Diverged(RuntimeError):
   step, loss: where, and what the loss was.
   """
 
-  def __init__(self, step: int, loss: jax.Array | float, reason: str = ''):
+  def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
     """reason: in words, in place of the loss; nothing for a loss, a gradient or a state."""
     self.step, self.loss = step, float(loss)
     reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '

@@ -80,7 +80,8 @@ def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
                       model=_model_for(experiment, run.data))
 
 
-def _prepare_here(config, workdir, opener):
+def _prepare_here(config: Mapping[str, Any], workdir: str | AnyPath,
+                  opener: Callable[[DataConfig], Dataset]) -> PreparedRun:
   """The PreparedRun without what `_choose_keys` chooses."""
   experiment = from_dict(config)
   experiment.check_devices()
@@ -97,11 +98,11 @@ def _prepare_here(config, workdir, opener):
                      data.encoder)
 
 
-def _model_for(experiment, data):
+def _model_for(experiment: Experiment, data: Dataset) -> ModelConfig:
   return experiment.model_config(data.vocab_size, data.input_features, data.output_features)
 
 
-def _choose_keys(config, run):
+def _choose_keys(config: Mapping[str, Any], run: PreparedRun) -> dict[str, Any]:
   """The config with the empty keys that these devices decide."""
   # Sequences are split over 'data' and 'fsdp', the state over 'fsdp' and 'tensor'.
   experiment, (data, fsdp, tensor) = run.experiment, run.mesh.shape.values()
@@ -112,7 +113,7 @@ def _choose_keys(config, run):
   return with_chosen_keys(config, run.model, load)
 
 
-def _trace(experiment, mesh):
+def _trace(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
   """Raises a ValueError if the model cannot be built or run; the data play no part in it."""
   model, context = experiment.model_before_data(), experiment.data.context
   training_implementation(model, context)

@@ -37,7 +37,7 @@ def write_probe_tokens(workdir: str | AnyPath, tokens: np.ndarray) -> str:
   return broadcast_from_process0(lambda: _write_probe_tokens(path, tokens), ValueError)
 
 
-def _write_probe_tokens(path, tokens):
+def _write_probe_tokens(path: AnyPath, tokens: np.ndarray) -> str:
   content = io.BytesIO()
   np.save(content, tokens, allow_pickle=False)
   new = hashlib.sha256(content.getvalue()).hexdigest()

@@ -45,7 +45,7 @@ def code() -> str:
   return _commit(package.parent) or f'sink_jax {sink_jax.__version__}, files {_digest(package)}'
 
 
-def _commit(root):
+def _commit(root: Path) -> str | None:
   """The commit of a checkout, given its top folder; None if it is none, or git cannot read it."""
   # Without optional locks: this must not stand in the way of a commit that a person makes.
   git = lambda *words: subprocess.run(
@@ -61,7 +61,7 @@ def _commit(root):
     return None
 
 
-def _digest(package):
+def _digest(package: Path) -> str:
   """SHA-256 of the names and contents of a package's Python files, its first 16 digits."""
   files = sorted((path.relative_to(package).as_posix(), path) for path in package.rglob('*.py'))
   contents = hashlib.sha256()

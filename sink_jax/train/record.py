@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
@@ -129,7 +129,7 @@ def metrics_problem(workdir: str | AnyPath) -> str:
   return f'metrics.jsonl does not fit its digest of step {step}'
 
 
-def _digest_of_metrics(workdir, step):
+def _digest_of_metrics(workdir: str | AnyPath, step: int) -> dict[str, Any] | None:
   """The entry of metrics.jsonl in the record of a step; None where there is none to use."""
   entry = read_record(workdir, step).get('metrics.jsonl', {})
   # A record without 'whole_from' is read as one from which no row is missing.
@@ -139,7 +139,7 @@ def _digest_of_metrics(workdir, step):
   return entry if numbers and isinstance(entry.get('sha256'), str) else None
 
 
-def _newest_intact(path, marks):
+def _newest_intact(path: AnyPath, marks: Mapping[int, dict[str, Any]]) -> int | None:
   """The newest step whose digest the beginning of the file has; None if no step's is right."""
   intact, at, contents = None, 0, hashlib.sha256()
   if not path.is_file():  # as in `read_rows`
@@ -155,14 +155,14 @@ def _newest_intact(path, marks):
   return intact
 
 
-def _first_bytes(path, size):
+def _first_bytes(path: AnyPath, size: int) -> bytes:
   if not size:
     return b''
   with path.open('rb') as file:
     return file.read(size)
 
 
-def _rows_up_to(path, step, first):
+def _rows_up_to(path: AnyPath, step: int, first: int) -> bytes:
   """The first bytes of the file, and after them the lines of steps up to this one."""
   kept = [_first_bytes(path, first)]
   for line, row in read_rows(path, first):
@@ -171,7 +171,7 @@ def _rows_up_to(path, step, first):
   return b''.join(kept)
 
 
-def _set_aside(workdir, step, intact):
+def _set_aside(workdir: str | AnyPath, step: int, intact: int | None) -> str:
   source = to_path(workdir) / 'metrics.jsonl'
   which = 'all rows' if intact is None else f'the rows after step {intact}'
   where = ''

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +135,7 @@ class Recorder:
     """Completes a save that has been committed; cheap, to be called at every step."""
     self._checkpoints.poll()
 
-  def settle(self, step: int, state: TrainState, loss: jax.Array | float,
+  def settle(self, step: int, state: TrainState, loss: SupportsFloat,
              saving: bool = False) -> None:
     """Evaluates and saves the state after a step, as far as that is due.
 
@@ -165,11 +166,11 @@ class Recorder:
     self._checkpoints.save(
         step, state, self._lock.digests | {'metrics.jsonl': self._metrics.record()})
 
-  def _evaluate(self, step, state):
+  def _evaluate(self, step: int, state: TrainState) -> None:
     self._evaluation(step, state.params)
     self.sink_1 = self._evaluation.sink_1
 
-  def _saves(self, step):
+  def _saves(self, step: int) -> bool:
     return step == self._experiment.steps or _due(step, self._experiment.checkpoint_every)
 
 
@@ -219,11 +220,11 @@ class Evaluation:
           raise Diverged(step, loss, f'the validation loss {key!r} is {loss:g}.')
       self._write('valid', step, losses)
 
-  def _write(self, kind, step, values):
+  def _write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
     assert self._metrics is not None, 'an evaluation without metrics is only compiled'
     self._metrics.write(kind, step, values)
 
-  def _probe(self, step, params):
+  def _probe(self, step: int, params: Params) -> dict[str, Any]:
     settings = self._experiment.probe
     run = Run(self._model, params, self._name, step)
     try:
@@ -234,7 +235,7 @@ class Evaluation:
     self.sink_1 = f'{summary["sink_1"]:.1f}%'
     return summary
 
-  def _loss(self, params, batches: Sequence[Batch]) -> float:
+  def _loss(self, params: Params, batches: Sequence[Batch]) -> float:
     totals = []
     for batch in batches:
       totals.append(self._validation_step(params, self._global_batches.make_global_batch(batch)))
@@ -243,12 +244,12 @@ class Evaluation:
 
 
 @jax.jit
-def _all_finite(state):
+def _all_finite(state: TrainState) -> jax.Array:
   """Whether all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
 
 
-def _check_files_everywhere(wait_for_file_check):
+def _check_files_everywhere(wait_for_file_check: Callable[[], None]) -> None:
   """Raises DamagedCache in all processes where the data of one are damaged."""
   try:
     on_all_processes(wait_for_file_check)
@@ -256,11 +257,11 @@ def _check_files_everywhere(wait_for_file_check):
     raise DamagedCache(str(error)) from None
 
 
-def _due(step, every):
+def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
 
 
-def _warn_once(remark):
+def _warn_once(remark: str) -> None:
   """Logs what concerns the whole job, in one of its processes."""
   if is_first():
     _log.warning(remark)

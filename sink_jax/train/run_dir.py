@@ -65,7 +65,7 @@ class RunLock:
     """Raises LockLost in all processes if another job has begun to train in the workdir."""
     broadcast_from_process0(self._check, LockLost)
 
-  def _check(self):
+  def _check(self) -> None:
     try:
       owner = (self.workdir / 'owner').read_bytes().decode('utf-8', 'replace')
     except OSError:  # somebody removed the file: nothing says that the lock is lost
@@ -110,7 +110,7 @@ def lock_workdir(workdir: str | AnyPath, config: Mapping[str, Any],
   lock = RunLock(to_path(workdir), data)
   with contextlib.ExitStack() as resources:
 
-    def begin():
+    def begin() -> None:
       resources.enter_context(_file_lock(lock.workdir))
       # Under the lock: only now does no other process write what is compared.
       _check_same(lock.workdir, config, data)
@@ -130,7 +130,7 @@ def lock_workdir(workdir: str | AnyPath, config: Mapping[str, Any],
 
 
 @contextlib.contextmanager
-def _file_lock(workdir):
+def _file_lock(workdir: AnyPath) -> Iterator[None]:
   workdir.mkdir(parents=True, exist_ok=True)
   if not is_local(workdir):
     yield
@@ -152,7 +152,7 @@ def _file_lock(workdir):
     yield
 
 
-def _check_same(workdir, config, data):
+def _check_same(workdir: AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
   _check_config_is_there(workdir)
   changed = []
   if (workdir / 'config.json').exists():
@@ -163,7 +163,7 @@ def _check_same(workdir, config, data):
   _refuse(workdir, changed)
 
 
-def _check_config_is_there(workdir):
+def _check_config_is_there(workdir: AnyPath) -> None:
   begun = [name for name in _WRITTEN_LATER if (workdir / name).exists()]
   if begun and not (workdir / 'config.json').exists():
     raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing: '
@@ -171,7 +171,7 @@ def _check_config_is_there(workdir):
                      'back, or use another --workdir.')
 
 
-def _refuse(workdir, changed):
+def _refuse(workdir: AnyPath, changed: list[str]) -> None:
   if changed:
     raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
                      + '\nUse another --workdir, or the old values to resume it.')
@@ -190,7 +190,7 @@ def with_keys_as_begun(workdir: str | AnyPath, config: Mapping[str, Any]) -> dic
   return filled_from(config, read_config(workdir), CHOSEN_KEYS)
 
 
-def _known_data(workdir):
+def _known_data(workdir: AnyPath) -> dict[str, Any]:
   """The hashes of the data that a run began with, as far as they are known."""
   known = read_data_summary(workdir)
   if 'content' not in known and saved_steps(workdir):
@@ -293,11 +293,11 @@ def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
   return not differences(saved, filled_from(config, saved))
 
 
-def _write_status(workdir, record):
+def _write_status(workdir: str | AnyPath, record: dict[str, Any]) -> None:
   write_atomically(to_path(workdir) / 'status.json', json.dumps(record, indent=2))
 
 
-def _read_object(path):
+def _read_object(path: AnyPath) -> dict[str, Any] | None:
   """A JSON object; None where the file is missing or holds anything else."""
   try:
     value = json.loads(read_text_limited(path, SMALL))

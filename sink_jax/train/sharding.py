@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.models.config import ModelConfig
 
@@ -101,7 +101,7 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
                        f'model takes mesh.tensor = {fitting}, or a divisor of it.')
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
   """The same whole array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
@@ -117,7 +117,7 @@ def state_shardings(mesh: Mesh, state: Tree) -> Tree:
   'fsdp' splits the largest of the last two axes that divides and is not split yet; small and
   odd arrays are replicated: a vector that is split saves little and is gathered in every step.
   """
-  def sharding_of(path, x):
+  def sharding_of(path: tuple[Any, ...], x: Any) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     axes = [None] * x.ndim
     for pattern, ndim, axis in _TENSOR:

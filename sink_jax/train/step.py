@@ -59,7 +59,7 @@ def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) ->
 
 def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh: Mesh) -> Batch:
   """A batch as shapes with shardings, as `state_layout`: what a step is traced for."""
-  def array(dtype, *features):
+  def array(dtype: jax.typing.DTypeLike, *features: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch_size, context, *features), dtype,
                                 sharding=batch_sharding(mesh))
 
@@ -77,14 +77,16 @@ def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_init(config, optimizer, mesh):
+def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
+                   mesh: Mesh) -> jax.stages.Wrapped:
   # With the shardings of the outputs each device draws its own part: a whole model need not fit
   # one. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
   shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(lambda seed: _fresh_state(config, optimizer, seed), out_shardings=shardings)
 
 
-def _fresh_state(config, optimizer, seed):
+def _fresh_state(config: ModelConfig, optimizer: OptimizerConfig,
+                 seed: int | jax.Array) -> TrainState:
   params = init_params(config, seed)
   return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
 
@@ -102,7 +104,8 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_step(config, optimizer, mesh, microbatches, loss_logits, gradient_reduction):
+def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, microbatches: int,
+                   loss_logits: int | None, gradient_reduction: str) -> jax.stages.Wrapped:
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
                                         gradient_reduction=gradient_reduction))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
@@ -135,18 +138,20 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
 
   # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
   # mean of the slices' means would be another loss.
-  def loss(params, batch, total):
+  def loss(params: Params, batch: Batch, total: jax.Array) -> jax.Array:
     weights = training_weights(batch.weights, config)
     return summed_loss(config, params, batch, weights, loss_logits) / total
 
-  def accumulated(params_and_total, batch):
+  def accumulated(params_and_total: tuple[Params, jax.Array],
+                  batch: Batch) -> tuple[jax.Array, Params]:
     params, total = params_and_total
     # Every slice takes every m-th sequence, so that each stays spread over the devices: slices of
     # neighbours would lie on a few devices, and the others would wait.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
         x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
 
-    def accumulate(sums, microbatch):
+    def accumulate(sums: tuple[jax.Array, Params],
+                   microbatch: Batch) -> tuple[tuple[jax.Array, Params], None]:
       return jax.tree.map(jnp.add, sums,
                           jax.value_and_grad(loss)(params, microbatch, total)), None
 
@@ -155,12 +160,13 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(accumulate, zeros, slices)[0]
 
-  def accumulated_to_send(params_and_total, batch):
+  def accumulated_to_send(params_and_total: tuple[Params, jax.Array],
+                          batch: Batch) -> tuple[jax.Array, Params]:
     # On its way between devices a gradient has half the bytes where the model is bfloat16.
     value, grads = accumulated(params_and_total, batch)
     return value, jax.tree.map(lambda x: x.astype(config.dtype), grads)
 
-  def update(state, batch, rates):
+  def update(state: TrainState, batch: Batch, rates: Rates) -> tuple[TrainState, Metrics]:
     total = jnp.sum(training_weights(batch.weights, config))
     # A batch whose weights are all 0 then has loss 0 and no gradient; 0 / 0 would be NaN, and end
     # the run as diverged.
@@ -188,7 +194,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   return update
 
 
-def _check_divides(batch, parts):
+def _check_divides(batch: Batch, parts: int) -> None:
   if len(batch.tokens) % parts:
     raise ValueError(f'a batch of {len(batch.tokens)} sequences does not divide into {parts}: the '
                      'micro-batches of each device of the data axis. Use other microbatches, or '
@@ -209,10 +215,11 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_validation(config, mesh, loss_logits):
+def _compiled_validation(config: ModelConfig, mesh: Mesh | AbstractMesh | None,
+                         loss_logits: int | None) -> jax.stages.Wrapped:
 
   @mesh_context(mesh)
-  def losses(params, batch):
+  def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     # Sums and not their ratio: the caller adds batches up before it divides, since the last batch
     # may be filled up with sequences of weight 0. The weights are not those of training, which
     # drops the targets inside a prefix.

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import threading
+from types import FrameType
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ class StopHandler:
       return self._asked
     return collective(self._poll, wait)
 
-  def _poll(self, wait):
+  def _poll(self, wait: bool) -> bool:
     # This poll's question is sent off; the answer to the one before is there without waiting.
     answer, self._last_answer = self._last_answer, _any(self._asked)
     if wait:
@@ -77,7 +78,7 @@ class StopHandler:
       self._asked |= self._outer._asked
     return self
 
-  def _request(self, number, frame):
+  def _request(self, number: int, frame: FrameType | None) -> None:
     # A handler may interrupt anything, such as a save: it sets flags, and leaves the rest to
     # `poll`.
     self._asked = True
@@ -104,7 +105,7 @@ def _any(flag: bool) -> jax.Array:
 
 
 @functools.cache
-def _combination():
+def _combination() -> tuple[NamedSharding, jax.stages.Wrapped]:
   mesh = Mesh(np.array(jax.devices()), ('device',))
   combine = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
   return NamedSharding(mesh, PartitionSpec('device')), combine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import (
@@ -61,6 +62,6 @@ class Board:
     if self._remote is not None:
       self._temporary.cleanup()
 
-  def _event(self, **content):
+  def _event(self, **content: Any) -> None:
     with named_in_errors(self._folder):
       self._events.write_event(Event(wall_time=time.time(), **content))
