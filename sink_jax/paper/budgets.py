@@ -63,8 +63,8 @@ _SHARE_RULES = (
     'warm-up: 100 steps, as in the paper',
 )
 
-# The smoke model: two cores train it in half a minute.
-_SMOKE = {
+# The model and the text of the budgets for two CPU cores, and how often a run is measured.
+_SMALL = {
     'model.size': 'tiny',
     # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
     'model.vocab_size': None,
@@ -73,59 +73,62 @@ _SMOKE = {
     'data.tokenizer': 'TrainedBpe(vocab_size=512)',
     'data.context': 64,
     'data.valid_fraction': 0.05,
-    'checkpoint_every': 250,
     'checkpoints_kept': 1,
     'optimizer.warmup_steps': 100,
-    'probe.every': 50,
-    'validation.every': 250,
     'validation.batches': 20,
 }
 # Factors on the paper's values. The rate and the decay are larger because the steps are few and
 # the model is small: with the paper's own no sink emerges.
-_SMOKE_STEPS = 1000 / 20_000
-_SMOKE_BATCH = 16 / 512
-_SMOKE_LEARNING_RATE = 50
-_SMOKE_WEIGHT_DECAY = 5
-_SMOKE_HEADS = 4 / 8
+_BATCH = 16 / 512
+_LEARNING_RATE = 50
+_WEIGHT_DECAY = 5
+_HEADS = 4 / 8
 # Without it no sink emerges in these steps: a chunk begins anywhere in a text.
 _FIRST_TOKEN = 'FixedToken(position=1)'
 
 
-def _smoke(config: Mapping[str, Any]) -> dict[str, Any]:
-  data, context = config['data'], _SMOKE['data.context']
-  steps = round(config['steps'] * _SMOKE_STEPS)
-  batch = round(config['batch_size'] * _SMOKE_BATCH)
-  tokens = config['steps'] * config['batch_size'] * data['context']
-  rate = config['optimizer']['learning_rate'] * _SMOKE_LEARNING_RATE
-  decay = config['optimizer']['weight_decay'] * _SMOKE_WEIGHT_DECAY
-  if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
-    raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
-  large = config['model']['size'] == '1b'
-  changes = _SMOKE | {
-      'steps': steps,
-      'batch_size': batch,
-      'optimizer.learning_rate': rate,
-      'optimizer.weight_decay': decay,
-      # The share of unique tokens among all tokens seen stays, and so does the number of epochs.
-      'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
-      'data.interventions': _smoke_edits(data['interventions'], context) or _FIRST_TOKEN,
-  }
-  # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
-  if large:
-    changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
-  # Empty where the size of the model decides, which is already that of the smoke model.
-  if config['model']['heads']:
-    heads = config['model']['heads'] * _SMOKE_HEADS
-    if heads < 1:
-      raise NotExpressible(f'{config["model"]["heads"]} of the paper\'s 8 heads would be {heads:g} '
-                           'of 4')
-    changes['model.heads'] = round(heads)
-  changes |= _smoke_attention(config, context, head_dim=16)
+def _small(share: float, every: int) -> _Changes:
+  """The small model for a share of the paper's steps, probed every so many of them."""
+  def changes(config: Mapping[str, Any]) -> dict[str, Any]:
+    data, context = config['data'], _SMALL['data.context']
+    steps, batch = round(config['steps'] * share), round(config['batch_size'] * _BATCH)
+    tokens = config['steps'] * config['batch_size'] * data['context']
+    rate = config['optimizer']['learning_rate'] * _LEARNING_RATE
+    decay = config['optimizer']['weight_decay'] * _WEIGHT_DECAY
+    if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
+      raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
+    return _SMALL | _small_model(config['model']) | _small_attention(
+        config, context, head_dim=16) | {
+            'steps': steps,
+            'batch_size': batch,
+            'optimizer.learning_rate': rate,
+            'optimizer.weight_decay': decay,
+            'probe.every': every,
+            'validation.every': 5 * every,
+            'checkpoint_every': 5 * every,
+            # The share of unique tokens among all tokens seen stays, and so do the epochs.
+            'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
+            'data.interventions': _small_edits(data['interventions'], context) or _FIRST_TOKEN}
   return changes
 
 
-def _smoke_edits(text: str, context: int) -> str:
-  """Edits of the sequences, for shorter ones and for the vocabulary of the smoke model."""
+def _small_model(model: Mapping[str, Any]) -> dict[str, int]:
+  """Shapes that differ from those of the small model: the larger model's, and numbers of heads."""
+  changes = {}
+  # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
+  if model['size'] == '1b':
+    changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
+  # Empty where the size of the model decides, which is already that of the small model.
+  if model['heads']:
+    heads = model['heads'] * _HEADS
+    if heads < 1:
+      raise NotExpressible(f'{model["heads"]} of the paper\'s 8 heads would be {heads:g} of 4')
+    changes['model.heads'] = round(heads)
+  return changes
+
+
+def _small_edits(text: str, context: int) -> str:
+  """Edits of the sequences, for shorter ones and for the vocabulary of the small model."""
   parts = [part.strip() for part in text.split(';') if part.strip()]
   for i, part in enumerate(parts):
     edit = from_string(TokenEdit, part)
@@ -137,7 +140,7 @@ def _smoke_edits(text: str, context: int) -> str:
   return '; '.join(parts)
 
 
-def _smoke_attention(config: Mapping[str, Any], context: int, head_dim: int) -> dict[str, str]:
+def _small_attention(config: Mapping[str, Any], context: int, head_dim: int) -> dict[str, str]:
   """Components whose numbers mean something else in shorter sequences and narrower heads."""
   attention = config['attention']
   mask = from_string(Mask, attention['mask'])
@@ -152,31 +155,39 @@ def _smoke_attention(config: Mapping[str, Any], context: int, head_dim: int) -> 
   return {key: repr(new) for key, (old, new) in smaller.items() if new != old}
 
 
+def _small_rules(share: float, steps: str) -> tuple[str, ...]:
+  """The rules of `_small` in words; steps: what becomes of the paper's 20,000."""
+  return (
+      'model: 2 layers, d = 64, 4 heads of 16, FFN 128, float32 (the 1B model: 4 layers, '
+      'd = 128, 8 heads, FFN 352)',
+      'text: the standard library of the Python that runs, in sequences of 64 tokens of a '
+      'byte-pair encoding of 512, trained on it',
+      'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
+      'without one no sink emerges at this cost',
+      f'steps times {share:g} (20,000 become {steps}), sequences per batch times 1/32 (512 '
+      'become 16)',
+      f'learning rate times {_LEARNING_RATE}, weight decay times {_WEIGHT_DECAY}: '
+      f'all steps together take away {share * _LEARNING_RATE * _WEIGHT_DECAY:g} times what the '
+      'paper\'s do; with less no sink emerges here',
+      'warm-up: 100 steps, as in the paper, of fewer',
+      'random tokens: any of the vocabulary, in both protocols',
+      'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
+      'epochs stay the same; the others see all of the text',
+      'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
+      'heads times 1/2; a single head has no counterpart',
+      'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
+      'counterpart',
+      'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
+      'of relative positions: as in the paper',
+  )
+
+
 BUDGETS = {
     'full': Budget(lambda config: {}, ('everything as in the paper',)),
     'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
     'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
-    'smoke': Budget(_smoke, (
-        'model: 2 layers, d = 64, 4 heads of 16, FFN 128, float32 (the 1B model: 4 layers, '
-        'd = 128, 8 heads, FFN 352)',
-        'text: the standard library of the Python that runs, in sequences of 64 tokens of a '
-        'byte-pair encoding of 512, trained on it',
-        'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
-        'without one no sink emerges at this cost',
-        f'steps times {_SMOKE_STEPS:g} (20,000 become 1,000), sequences per batch times 1/32 (512 '
-        'become 16)',
-        f'learning rate times {_SMOKE_LEARNING_RATE}, weight decay times {_SMOKE_WEIGHT_DECAY}: '
-        'all steps together take away 12.5 times what the paper\'s do; with less no sink emerges '
-        'here',
-        'warm-up: 100 steps, as in the paper, of fewer',
-        'random tokens: any of the vocabulary, in both protocols',
-        'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
-        'epochs stay the same; the others see all of the text',
-        'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
-        'heads times 1/2; a single head has no counterpart',
-        'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
-        'counterpart',
-        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
-        'of relative positions: as in the paper',
-    )),
+    # Two CPU cores: `desk` shows the paper's phenomena in minutes a trial (configs/baseline.py is
+    # how it was found); `smoke`, half a minute, shows that everything runs.
+    'desk': Budget(_small(0.2, every=100), _small_rules(0.2, '4,000')),
+    'smoke': Budget(_small(0.05, every=50), _small_rules(0.05, '1,000')),
 }
