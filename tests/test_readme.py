@@ -14,7 +14,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sink_jax.sweep.trials import load_trials
 from tests.launch_clone import pinned
 from tests.train.runs import ROOT
 
@@ -97,18 +96,6 @@ def test_slots_in_the_table_are_all_there_are():
 
 def test_the_environment_is_entered_before_the_first_command():
   assert README.index('source .venv/bin/activate') < README.index('python -m sink_jax.')
-
-
-def test_numbers_of_trials():
-  number = lambda pattern, text: int(re.search(pattern, ' '.join(text.split())).group(1))
-  trials = load_trials(ROOT / 'configs/paper.py', {'budget': 'smoke'})
-  expressible = sum(trial.config is not None for trial in trials.values())
-  assert number(r'train the (\d+) trials', README) == len(trials)
-  assert number(r'`smoke`: the (\d+) it can', README) == expressible
-  assert number(r"smoke budget's (\d+) trials", BUILD) == expressible
-  seeds = len(re.search(r'configs/synthetic.py --seeds=(\S+)', README).group(1).split(','))
-  trials = load_trials(ROOT / 'configs/synthetic.py', seeds=range(seeds))
-  assert number(r'the (\d+) of `configs/synthetic.py`', BUILD) == len(trials)
 
 
 def test_extras_that_are_named_exist():
