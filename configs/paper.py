@@ -31,6 +31,8 @@ from configs import (
     window,
 )
 
+# By hand, since a sweep begins them in this order and --shard=2/8 counts in it: a part is to be the
+# same trials in every version, and the 1B models are last.
 EXPERIMENTS = (
     default, learning_rate, batch_size, weight_decay, data_amount, random_tokens, fixed_token,
     prefix, window, position, norm_location, biases, fixed_value, learnable_dims, heads,
