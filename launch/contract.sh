@@ -90,14 +90,14 @@ load_settings() {
     die "NAME=$NAME: at most 40 small letters, digits and -, first a letter."
   case $JOB in train | sweep) ;; *) die "JOB=$JOB: train or sweep." ;; esac
   local name
-  for name in SHARDS RESTARTS GRACE PROCESSES SLICES HOSTS CHIPS SLURM_NODES SLURM_GPUS \
-    SLURM_TASKS SKY_NODES; do
+  # Every setting that is a number in the example is one here.
+  while read -r name; do
     [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name=${!name}: a whole number."
     case $name in
       RESTARTS | CHIPS | SLURM_GPUS) ;;
       *) [[ ${!name} != 0 ]] || die "$name=0: at least 1." ;;
     esac
-  done
+  done < <(sed -n 's/^\([A-Z_]*\)=[0-9][0-9]* .*/\1/p' "$EXAMPLE")
   [[ $SHARDS == 1 || $JOB == sweep ]] || die "SHARDS=$SHARDS: only a sweep has parts; JOB=sweep?"
 }
 
