@@ -20,7 +20,9 @@ def test_all_tables_and_figures_are_there():
   assert {f.number for f in figures if not f.paper} == {str(n) for n in range(1, 31)}
   assert [f.number for f in figures if f.paper == 'StreamingLLM'] == ['12']
   keys = [item.key for item in GROUPS + figures]
-  assert len(set(keys)) == len(keys) == 20 + 8 + 48
+  assert len(set(keys)) == len(keys)
+  # Parts of tables and figures, as the paper has them; numbers of its text may be added.
+  assert (len(numbers.tables()), len(figures)) == (20, 48)
 
 
 def test_the_default_run_is_the_same_everywhere():

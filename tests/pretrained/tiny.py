@@ -18,6 +18,14 @@ GPT_OSS = LLAMA | dict(
     quantization_config={'quant_method': 'mxfp4'})
 
 
+def first_fixtures():
+  """{model_type: the first folder of a stored checkpoint of it}."""
+  first = {}
+  for folder in sorted((Path(__file__).parent / 'fixtures').iterdir()):
+    first.setdefault(json.loads((folder / 'config.json').read_text())['model_type'], folder)
+  return first
+
+
 def tensors(hf, seed=0):
   """Every tensor of the checkpoint by full name, float32 or, where it is quantised, uint8."""
   rng, family = np.random.default_rng(seed), family_for(hf)

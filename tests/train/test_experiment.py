@@ -64,7 +64,7 @@ def test_the_four_keys_of_older_configs_are_read_as_a_rule(older, rule):
 
 
 @pytest.mark.parametrize('older, words', [
-    (dict(name='adam', beta1=0.8, beta2=0.99, eps=1e-6), "UpdateRule 'adam'.*Choices: AdamW, Sgd"),
+    (dict(name='adam', beta1=0.8, beta2=0.99, eps=1e-6), "UpdateRule 'adam'.*Choices: .*AdamW"),
     (dict(name='adamw', beta1='x', beta2=0.99, eps=1e-6), 'optimizer.beta1.*one key now'),
     (dict(name='adamw', beta1=None, beta2=0.99, eps=[]), 'optimizer.beta1.*optimizer.rule'),
     (dict(name='adamw', beta1=0.9, beta2=0.99, eps=0), 'eps must be > 0'),

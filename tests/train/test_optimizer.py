@@ -101,7 +101,7 @@ def test_a_rule_is_built_again_by_its_repr(name):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('Adam()', 'Choices: AdamW, Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
+    ('Adam()', 'Choices: .*AdamW.*Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
     ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
     ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps')])
 def test_bad_rules_are_explained(text, words):
