@@ -363,7 +363,7 @@ def test_config_ranges(options):
 def test_one_base_builds_documents_and_tasks():
   assert from_string(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
   assert from_string(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
-  with pytest.raises(ValueError, match='Choices: BigramBackcopy, InstalledPackages, Jsonl, .*TriggerAveraging'):
+  with pytest.raises(ValueError, match='Choices: .*InstalledPackages, .*Jsonl, .*TriggerAveraging'):
     from_string(Source, 'Wikipedia()')
 
 

@@ -18,10 +18,7 @@ from sink_jax.data.tokenizer import Tokenizer
 
 
 def test_every_source_is_its_own_config_string():
-  known = registry(DocumentSource)
-  assert list(known) == ['InstalledPackages', 'Jsonl', 'PackedDataset', 'Stdlib', 'TextFolder',
-                         'Tfds']
-  for cls in known.values():
+  for cls in registry(DocumentSource).values():
     assert from_string(DocumentSource, repr(cls())) == cls()
   source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
   assert from_string(DocumentSource, repr(source)) == source
@@ -33,8 +30,9 @@ def test_old_names_are_read_and_not_listed():
   assert repr(packed) == "PackedDataset(path='a')"
   with pytest.raises(ValueError, match='Unknown Tokenizer .Prepared.'):
     from_string(Tokenizer, 'Prepared()')
-  with pytest.raises(ValueError, match='Choices: InstalledPackages, Jsonl, PackedDataset, Stdlib'):
+  with pytest.raises(ValueError, match='Choices: .*Jsonl, .*PackedDataset, ') as caught:
     from_string(DocumentSource, 'Preparde()')
+  assert 'Prepared' not in str(caught.value)
 
 
 def test_stdlib_has_code_and_docstrings():

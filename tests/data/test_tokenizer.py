@@ -17,9 +17,7 @@ def _resolve(tokenizer, tmp_path, source=None):
 
 
 def test_every_tokenizer_is_its_own_config_string():
-  known = registry(Tokenizer)
-  assert set(known) == {'Bytes', 'HuggingFace', 'TrainedBpe'}
-  for cls in known.values():
+  for cls in registry(Tokenizer).values():
     assert from_string(Tokenizer, repr(cls())) == cls()
 
 
