@@ -84,16 +84,6 @@ def test_files_that_are_named_exist():
     assert (ROOT / folder / '__init__.py').exists()
 
 
-def test_slots_in_the_table_are_all_there_are():
-  from sink_jax.attention.spec import COMPONENTS
-  from sink_jax.component import registry
-
-  for slot, base in COMPONENTS.items():
-    row = next(line for line in README.splitlines() if line.startswith(f'| `{slot}`'))
-    for name in registry(base):
-      assert re.search(rf'`{name}[`(]', row), f'{name} is missing from the row of {slot}'
-
-
 def test_the_environment_is_entered_before_the_first_command():
   assert README.index('source .venv/bin/activate') < README.index('python -m sink_jax.')
 

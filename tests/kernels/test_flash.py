@@ -13,7 +13,7 @@ from sink_jax.attention.spec import repeat_heads, transform_qk
 from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
 from sink_jax.kernels.epilogue import PartialAttention
 from tests.attention_checks import check_at_once
-from tests.attention_specs import PAPER, pairwise_specs, random_inputs
+from tests.attention_specs import PAPER, pairwise_specs, random_inputs, slot_values
 
 KERNELS = {'tpu': flash_tpu, 'gpu': flash_gpu}
 
@@ -105,7 +105,7 @@ def test_paper_variants(part, monkeypatch, request):
 # The values that differ inside a tile. The rest acts before or after it, and is the same code
 # for the chunked implementation, which test_oracle.py takes through all pairs.
 IN_TILES = dict(
-    similarity=[sj.Exp(), sj.Sigmoid(), sj.EluPlusOne(), sj.Linear()],
+    similarity=slot_values()['similarity'],
     normalizer=[sj.RowSum(), sj.PNorm(p=0.5), sj.PNorm(p=2.0), sj.Unnormalized(), sj.AbsFloor()],
     position=[sj.Rope(), sj.Alibi(), sj.Relative(decreasing=True, buckets=4, max_distance=5)],
     mask=[sj.Causal(), sj.Window(size=1), sj.Window(size=3), sj.Prefix(length=3)])
