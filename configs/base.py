@@ -57,15 +57,16 @@ def get_config(name: str = '') -> ConfigDict:
   # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 
-  # One variant of attention; the README explains its components.
+  # One variant of attention. The README has a table of all values of every component, and the error
+  # about an unknown one lists them.
   config.attention = ConfigDict()
-  config.attention.similarity = 'Exp()'  # Exp, Sigmoid, EluPlusOne, Linear
-  config.attention.normalizer = 'RowSum()'  # RowSum, PNorm, Unnormalized, AbsFloor
-  config.attention.feature_map = 'Identity()'  # Identity, EluPlusOne, Mlp
-  config.attention.position = 'Rope()'  # Rope, Nope, Sinusoidal, Learned, Alibi, Relative
-  config.attention.mask = 'Causal()'  # Causal, Window, Prefix
-  config.attention.kv_bias = 'NoBias()'  # NoBias, KBias, KVBias, VBias, SinkLogit
-  config.attention.qk_norm = 'NoQKNorm()'  # NoQKNorm, QKNorm
+  config.attention.similarity = 'Exp()'  # f, of a score
+  config.attention.normalizer = 'RowSum()'  # Z, of a row of similarities
+  config.attention.feature_map = 'Identity()'  # of queries and keys
+  config.attention.position = 'Rope()'
+  config.attention.mask = 'Causal()'  # the keys that a query sees
+  config.attention.kv_bias = 'NoBias()'  # an extra key or value
+  config.attention.qk_norm = 'NoQKNorm()'
 
   config.data = ConfigDict()
   # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages, or a synthetic task.
@@ -82,8 +83,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.data.cache_dir = ''  # of packed chunks; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax
 
   config.optimizer = ConfigDict()
-  # How gradients are scaled: AdamW, Sgd(momentum=0.0). Runs are compared by this text, so trials
-  # that change it write all arguments, as the repr of the rule has them.
+  # How gradients are scaled; the error about an unknown rule lists all. Runs are compared by this
+  # text, so trials that change it write all arguments, as the repr of the rule has them.
   config.optimizer.rule = 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'
   config.optimizer.learning_rate = 4e-4
   # cosine (the paper), constant (the official implementation, sail-sg/Attention-Sink)
