@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,13 @@ from tests.pretrained import tiny
 from tests.train import runs
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_readme_lists_every_analysis():
+  readme = (ROOT / 'README.md').read_text()
+  table = re.search(r'^\| `python -m sink_jax.analyses` \|.*\n((?:\|.*\n)+)', readme, re.M).group(1)
+  firsts = [row.split('|')[1] for row in table.splitlines()]
+  assert set(re.findall(r'`(\w+)`', ' '.join(firsts))) == set(registry.ANALYSES)
 
 
 @pytest.fixture(scope='module')
