@@ -48,11 +48,11 @@ def test_the_text_goes_on_beyond_the_cache(checkpoint):
 
 @pytest.mark.parametrize('arguments,message', [
     ((), 'either --checkpoint or --workdir'),
-    (('--prompt=',), 'the prompt is empty'),
+    pytest.param(('--prompt=',), 'the prompt is empty', marks=pytest.mark.full),
     (('--prompt=a', '--prompt_file=b'), 'exclude each other'),
-    (('--prompt_file=none.txt',), 'none.txt'),
+    pytest.param(('--prompt_file=none.txt',), 'none.txt', marks=pytest.mark.full),
     (('--prompt=a', '--cache_size=4'), 'sinks'),
-    (('--prompt=a', '--length=-3'), '--length=-3'),
+    pytest.param(('--prompt=a', '--length=-3'), '--length=-3', marks=pytest.mark.full),
 ])
 def test_bad_input_is_one_line(checkpoint, arguments, message):
   model = (f'--checkpoint={checkpoint}', '--bos=none') if arguments else ()

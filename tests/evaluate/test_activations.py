@@ -11,8 +11,6 @@ from sink_jax.evaluate import nulls
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.transformer import init_params
 
-pytestmark = pytest.mark.typed
-
 CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11,
                         dtype='float32')
 
