@@ -198,4 +198,13 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
       peak_step=steps[peak],
       curves=Curves(steps, rates, [row['sink_bias_slot'] for row in rows],
                     [row['largest_importance'] for row in rows]),
+      # A record that has lost its beginning has no row of the untrained model.
+      nulls=_nulls(rows[0]) if rows[0]['step'] == 0 else {},
+      last_nulls=_nulls(last),
   )
+
+
+def _nulls(row: Mapping[str, Any]) -> dict[str, float]:
+  """The null percentiles of a probe row that are numbers."""
+  return {key: float(value) for key, value in (row.get('null_p99') or {}).items()
+          if isinstance(value, (int, float)) and not isinstance(value, bool)}

@@ -112,7 +112,9 @@ class ProbeRecord:
   (sail-sg/Attention-Sink) counts it, with a dummy row of weight one. raw_mass_1: mean weight on
   the first token, as it multiplies the values; raw_row_mass: mean sum of a row. value_ratio: the
   smallest over blocks, at value_ratio_block (from 1). emergence_step: None where no sink has
-  emerged. peak_sink_1: the largest Sink_1, at peak_step.
+  emerged. peak_sink_1: the largest Sink_1, at peak_step. nulls, last_nulls: the 99th percentiles of
+  measures where there is no sink to find, by key, of the untrained model and of the last row:
+  'sink_1' in percent, 'hidden_ratio' and more; empty for runs whose probe did not measure them.
   """
 
   step: int
@@ -133,6 +135,8 @@ class ProbeRecord:
   peak_sink_1: float
   peak_step: int
   curves: Curves
+  nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  last_nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
   def as_dict(self) -> dict[str, Any]:
     # The keys are those of metrics.jsonl and of reports that were written before the attributes had
@@ -159,6 +163,9 @@ class ProbeRecord:
         'curves': {'step': curves.step, 'sink_1': curves.sink_1,
                    'sink_bias_slot': curves.sink_extra_key,
                    'largest_importance': curves.largest_importance},
+        # Older runs have none, and their records no such keys.
+        **({'null_p99': self.nulls} if self.nulls else {}),
+        **({'last_null_p99': self.last_nulls} if self.last_nulls else {}),
     }
 
 
