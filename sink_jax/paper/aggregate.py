@@ -19,6 +19,7 @@ class Aggregate:
 
   pending: trials whose numbers may still come, with the reason. left_out: trials that will never
   have one. not_done: seeds of the trials in `summaries` that are not done, and so not in the means.
+  diverged: trials of which a seed diverged, whether others are done or not.
   """
 
   metric: str
@@ -26,6 +27,7 @@ class Aggregate:
   pending: Sequence[str] = ()
   left_out: Sequence[str] = ()
   not_done: Sequence[str] = ()
+  diverged: Sequence[str] = ()
 
   def numbers(self) -> tuple[TrialStatistics, ...]:
     """The numbers as the report has them."""
@@ -53,6 +55,8 @@ class Aggregate:
 def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
   """Over the runs that are done: nothing is judged before the last step."""
   summaries, pending, left_out, not_done = {}, [], [], []
+  diverged = [trial for trial in trials
+              if any(run.status == 'diverged' for run in group.runs(trial))]
   for trial in trials:
     done = group.done(trial)
     summary = metric_summary(metric, done)
@@ -66,7 +70,7 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
     never = next(filter(None, (impossible(metric, run) for run in done)), '')
     words = f'{trial} ({group.status(trial) if not done else never or "not measured"})'
     (left_out if never or ended and ended <= _ENDED else pending).append(words)
-  return Aggregate(metric, summaries, pending, left_out, not_done)
+  return Aggregate(metric, summaries, pending, left_out, not_done, diverged)
 
 
 def heading(metric: str) -> str:
@@ -80,7 +84,9 @@ def plain(metric: Metric) -> str:
 
 
 def level(metric: str, value: float, apart: bool = False) -> str:
-  """A level with its unit; apart: a distance between two values."""
+  """A level with its unit; apart: a distance between two values, on the scale of the metric."""
+  if apart and METRICS[metric].unit == 'ratio':
+    return f'a factor of {METRICS[metric].unscaled(value):.3g}'
   points = f' point{"s" if value != 1 else ""}'
   # 10 % and 12 % are 2 points apart, and not 2 %.
   unit = {'percent': points if apart else ' %', 'points': points, 'nats': ' nats'}.get(

@@ -1,11 +1,13 @@
 """The paper's claims: what each asks of the runs, and whether they bear it out.
 
-A claim holds where all of its checks hold, does not hold where one of them fails, and
-cannot be judged otherwise. Where the claim is about changing or moving a sink, there has to
+A claim holds where all parts of its checks are decided so by the spread of the seeds, does not hold
+where one is decided against it, is undecided where seeds are too few or too unlike for either, and
+cannot be judged where runs are missing or presuppose what is not there. Where the claim is about changing or moving a sink, there has to
 be one in the default run of the same budget and protocol. A claim about where a sink comes to
 stand on ordinary text needs a default run whose first token is not fixed, as the smoke
 budget's is. That there is no sink says something only where the same attention with
-normalisation has one. Runs that cannot be compared with the default run decide nothing.
+normalisation has one. Runs that cannot be compared with the default run decide nothing. One seed is no verdict, but
+where what is asked is an identity of the architecture.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ from collections.abc import Sequence
 from sink_jax.paper.aggregate import aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
-from sink_jax.paper.content import Verdict
-from sink_jax.paper.criteria import MASSIVE, SINK, Check
+from sink_jax.paper.content import JudgedPart, Verdict
+from sink_jax.paper.criteria import MASSIVE, SINK, Check, Evidence, known_level
 from sink_jax.paper.metrics import metric_summary
+from sink_jax.paper.parts import part_of
+from sink_jax.paper.spread import MIN_SEEDS, Spread
 from sink_jax.report.markup import upper
 
-HOLDS, FAILS, UNKNOWN = 'holds', 'does not hold', 'cannot be judged'
-PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNKNOWN: 'cannot be judged'}
+HOLDS, FAILS, UNDECIDED, UNKNOWN = 'holds', 'does not hold', 'undecided', 'cannot be judged'
+PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNDECIDED: 'are undecided',
+          UNKNOWN: 'cannot be judged'}
 _NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE = 'counterpart'
 # A presupposed kind of activity: {kind: (trial, metric, level, what there has to be)}.
-_LEVELS = {'sink': ('default', 'sink_1', SINK, 'sink'),
+_LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
-           _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'sink')}
+           _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'a sink')}
 # {kind: (its mark at a claim, what is presupposed)}
 PRESUPPOSED = {
     'sink': ('†', f'Sink_1 of the default run is at least {SINK} %'),
@@ -72,28 +77,26 @@ class Claim:
     return tuple(dict.fromkeys((*before, *self.asked)))
 
 
-def judge(claim: Claim, group: Group) -> Verdict:
-  """What the runs of a group say to a claim, with the numbers that decide."""
-  reason, why = _lacking(claim, group, [kind for kind in claim.presupposes if kind != _ABSENCE])
-  verdict, close, outcomes = UNKNOWN, False, []
-  failed, undecided = [], []
-  if not why:
-    outcomes = [check.judge(group) for check in claim.checks]
-    failed = [outcome for outcome in outcomes if outcome.held is False]
-    undecided = [outcome for outcome in outcomes if outcome.held is None]
-    if _ABSENCE in claim.presupposes and not failed:  # a sink that is there needs no counterpart
-      reason, why = _lacking(claim, group, [_ABSENCE])
-  if not why:
-    # One check that fails refutes the claim, whatever the others would say when their runs are
-    # there.
-    verdict = FAILS if failed else UNKNOWN if undecided else HOLDS
-    deciding = failed or undecided or outcomes
-    # One failure far from its level is enough to be sure; one close number is enough for doubt.
-    close = all(outcome.close for outcome in failed) if failed else not undecided and any(
-        outcome.close for outcome in outcomes)
-    reason = '' if verdict != UNKNOWN else undecided[0].reason
-    why = '. '.join(dict.fromkeys(upper(outcome.words) for outcome in deciding if outcome.words))
-  numbers = [number for outcome in outcomes for number in outcome.numbers]
+def judge(claim: Claim, group: Group, spread: Spread | None) -> Verdict:
+  """What the runs of a group say to a claim, with the numbers that decide.
+
+  spread: of `spread_of`; None takes every mean for the truth, as of the paper's own numbers, which
+  were published without their spread.
+  """
+  presupposed = _presupposed(claim, group, spread, [kind for kind in claim.presupposes
+                                                    if kind != _ABSENCE])
+  checks: list[tuple[Evidence, list[JudgedPart]]] = []
+  if presupposed.verdict != UNKNOWN:
+    checks = _decided(claim, group, spread)
+    fails = any(part.held is False for _, parts in checks for part in parts)
+    # A sink that is there needs no counterpart.
+    if _ABSENCE in claim.presupposes and not fails and not presupposed.verdict:
+      presupposed = _presupposed(claim, group, spread, [_ABSENCE])
+  verdict = _verdict(checks)
+  # What is undecided of the presupposed matters where there is something to judge at all.
+  if presupposed.verdict == UNKNOWN or presupposed.verdict and verdict.verdict != UNKNOWN:
+    verdict = presupposed
+  numbers = [number for evidence, _ in checks for number in evidence.numbers]
   not_done = '; '.join(f'{trial} ({words})' for trial in claim.trials if trial not in claim.asked
                        and group.done(trial) and (words := group.not_done(trial)))
   remarks = [f'Presupposed of those that are done; not in the means: {not_done}'
@@ -101,43 +104,118 @@ def judge(claim: Claim, group: Group) -> Verdict:
   if _ABSENCE in claim.presupposes:
     words, losses = _learns_less(claim, group)
     remarks, numbers = [*remarks, words], [*numbers, *losses]
-  why = '. '.join(filter(None, (why, *remarks)))
-  return Verdict(group.name, group.budget, group.protocol, verdict, close, upper(why), reason,
-                 numbers)
+  why = '. '.join(filter(None, (verdict.why, *remarks)))
+  return Verdict(group.name, group.budget, group.protocol, verdict.verdict, upper(why),
+                 verdict.reason, numbers, [part for _, parts in checks for part in parts],
+                 verdict.needed)
 
 
-def _lacking(claim: Claim, group: Group, presupposes: Sequence[str]) -> tuple[str, str]:
-  """Why nothing can be judged, in short and at length; ('', '') if all is there."""
-  # First, since a run on other data or of another shape may differ from the default for that reason
-  # alone.
+@dataclasses.dataclass(frozen=True)
+class _Finding:
+  """verdict: '' where nothing stands in the way of one. The rest as of `Verdict`."""
+
+  verdict: str
+  why: str = ''
+  reason: str = ''
+  needed: int | None = None
+
+
+def _decided(claim: Claim, group: Group, spread: Spread | None
+             ) -> list[tuple[Evidence, list[JudgedPart]]]:
+  """What answers each check, and its parts decided as parts of the whole claim."""
+  answers = [check.evidence(group, spread) for check in claim.checks]
+  parts = sum(len(evidence.parts) for evidence in answers)
+  return [(evidence, [part.judge(spread, parts) for part in evidence.parts])
+          for evidence in answers]
+
+
+def _verdict(checks: Sequence[tuple[Evidence, Sequence[JudgedPart]]]) -> _Finding:
+  """One part decided against the claim is enough; a reason, or an open part, keeps it open."""
+  failed = [evidence for evidence, parts in checks if any(part.held is False for part in parts)]
+  unknown = [evidence for evidence, _ in checks if evidence.reason]
+  undecided = [(evidence, parts) for evidence, parts in checks
+               if any(part.held is None for part in parts)]
+  said = lambda deciding: '. '.join(dict.fromkeys(
+      upper(evidence.words) for evidence in deciding if evidence.words))
+  if failed:
+    return _Finding(FAILS, said(failed))
+  if unknown:
+    return _Finding(UNKNOWN, said(unknown), unknown[0].reason)
+  if undecided:
+    open_parts = [part for _, parts in undecided for part in parts if part.held is None]
+    needed = _needed(open_parts)
+    doubts = dict.fromkeys(part.doubt for part in open_parts if part.doubt)
+    few = min(part.n for part in open_parts) < MIN_SEEDS
+    return _Finding(UNDECIDED, '. '.join(filter(None, (
+        said(evidence for evidence, _ in undecided), _seeds_words(needed, few),
+        *map(upper, doubts)))), needed=needed)
+  return _Finding(HOLDS, said(evidence for evidence, _ in checks))
+
+
+def _needed(parts: Sequence[JudgedPart]) -> int | None:
+  """How many seeds would decide a claim by its open parts, if means and spreads stay as they are."""
+  # The first part on the wrong side decides against the claim; all on the right one decide for it.
+  wrong = [part.needed for part in parts if not part.fits]
+  if wrong:
+    return min((needed for needed in wrong if needed is not None), default=None)
+  right = [part.needed for part in parts]
+  return None if None in right else max((needed for needed in right if needed is not None))
+
+
+def _seeds_words(needed: int | None, few: bool) -> str:
+  if few:
+    at_least = f', and about {needed} of this spread would decide' if needed else ''
+    return f'{MIN_SEEDS} seeds are the least that decide anything{at_least}'
+  return f'About {needed} seeds would decide' if needed else ''
+
+
+def _presupposed(claim: Claim, group: Group, spread: Spread | None, kinds: Sequence[str]
+                 ) -> _Finding:
+  """Why nothing can be judged, or what is presupposed is undecided itself."""
   strange = [f'{trial}: {words}' for trial in claim.trials
              if (words := group.incomparable.get(trial))]
   if strange:
-    return 'runs are not comparable with the default run', (
-        f'not comparable with the default run: {"; ".join(strange)}')
-  for kind in presupposes:
+    return _Finding(UNKNOWN, f'not comparable with the default run: {"; ".join(strange)}',
+                    'runs are not comparable with the default run')
+  undecided = []
+  for kind in kinds:
     if kind == 'ordinary text':
       # Decided by the config and not by the name of the budget, which a person may have changed.
       edits = {run.known_setup.settings['data.interventions']
                for run in group.done('default')} - {''}
       if edits:
-        return 'the sequences of the default run are edited', (
+        return _Finding(UNKNOWN, (
             f'at this budget the sequences of the default run are edited ({", ".join(edits)}), '
-            'which decides where a sink stands')
+            'which decides where a sink stands'), 'the sequences of the default run are edited')
       continue
-    trial, metric, level, what = _LEVELS[kind]
-    name = 'the baseline' if trial == 'default' else 'the counterpart with normalisation'
-    summary = metric_summary(metric, group.done(trial))
-    if summary is None:
-      why = (f'no {name.removeprefix("the ")}: {trial} is {group.status(trial)}'
-             if not group.done(trial) else f'the {trial} run was not measured: {metric}')
-      return f'{trial} is not there', why
-    if summary.mean < level:
-      heading = summary.metric.heading
-      return (f'no {what} in {name} ({heading.replace(" %", "")} is '
-              f'{summary.metric.worded(summary.mean)})',
-              f'no {what} in {name}: {heading} of {trial} is {summary.text()}')
-  return '', ''
+    finding = _present(group, spread, *_LEVELS[kind])
+    if finding.verdict == UNKNOWN:
+      return finding
+    undecided += [finding] if finding.verdict else []
+  return undecided[0] if undecided else _Finding('')
+
+
+def _present(group: Group, spread: Spread | None, trial: str, metric: str, least: float,
+             what: str) -> _Finding:
+  """Whether a trial has what is presupposed of it."""
+  name = 'the baseline' if trial == 'default' else 'the counterpart with normalisation'
+  runs = group.done(trial)
+  summary = metric_summary(metric, runs)
+  if summary is None:
+    return _Finding(UNKNOWN, (
+        f'no {name.removeprefix("the ")}: {trial} is {group.status(trial)}' if not runs
+        else f'the {trial} run was not measured: {metric}'), f'{trial} is not there')
+  part = part_of(metric, trial, summary, known_level(metric, least, runs), True).judge(spread, 1)
+  heading, nothing = summary.metric.heading, f'no {what.removeprefix("a ")} in {name}'
+  if part.held is False:
+    return _Finding(UNKNOWN, f'{nothing}: {heading} of {trial} is {summary.text()}',
+                    f'{nothing} ({heading.replace(" %", "")} is '
+                    f'{summary.metric.worded(summary.mean)})')
+  if part.held is None:
+    return _Finding(UNDECIDED, '. '.join(filter(None, (
+        f'it is undecided whether {name} has {what}: {heading} of {trial} is {summary.text()}',
+        _seeds_words(part.needed, part.n < MIN_SEEDS)))), needed=part.needed)
+  return _Finding('')
 
 
 def _learns_less(claim: Claim, group: Group) -> tuple[str, tuple[TrialStatistics, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sink_jax.paper.claims import Claim
 from sink_jax.paper.criteria import MASSIVE, NO_SINK, SINK, Every, Near, Ordered, Trains
 
@@ -13,6 +15,7 @@ _FREE = ('sigmoid', 'elu', 'identity', 'mlp')  # of normalisation
 _SIGMOIDS = ('sigmoid-wd-0', 'sigmoid-wd-0.5', 'sigmoid-wd-1', 'sigmoid-lr-1e-3', 'sigmoid-lr-1e-4')
 _SINK_AND_MASSIVE = ('sink', 'massive')
 _COUNTERPART = ('sink', 'counterpart')  # for claims that there is no sink
+_WEAKER = math.log(1.25)  # of norm ratios: that much weaker is weaker
 _TRAINED = 0.5  # nats above the default's loss up to which a model counts as trained
 _values = lambda value: tuple(f'value-{value}-{norm}' for norm in (1, 5, 20))
 _p = lambda name, *words: tuple(f'{name}-p-{word}' for word in words)
@@ -103,8 +106,8 @@ CLAIMS = (
           (Trains(_p('softmax', 'half', 'third', 'quarter'), within=_TRAINED),), ()),
     Claim('p-norm-massive', 'C.4', 'There massive activations are weaker, but stronger than with '
           'sigmoid without normalisation.',
-          (Ordered('massive', ('default', *_p('softmax', 'half', 'third', 'quarter')), 0.5,
-                   ends=True),
+          (Ordered('massive', ('default', *_p('softmax', 'half', 'third', 'quarter')),
+                   _WEAKER, ends=True),
            Ordered('massive', ('softmax-p-quarter', 'sigmoid'), 0)), _SINK_AND_MASSIVE),
     Claim('p-norm-sigmoid', 'C.4', 'p-normalised sigmoid with p > 1 trains and has massive '
           'activations.',

@@ -15,21 +15,56 @@ from sink_jax.report.records import NormRatios
 
 
 @dataclasses.dataclass(frozen=True)
+class JudgedPart:
+  """A part of a claim: a mean over seeds against a level, in the unit of the metric.
+
+  words: 'Sink_1 of default'. trials: two of a difference. asked: 'at least 10 %'. level: a
+  difference between ratios is a factor. held: None where the seeds do not decide it. low, high: of
+  the interval of the mean; None without a known spread, as of one seed where no trial has more.
+  values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
+  many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be decided
+  whatever they are.
+  """
+
+  words: str
+  metric: str
+  trials: Sequence[str]
+  asked: str
+  level: float
+  held: bool | None
+  mean: float
+  low: float | None
+  high: float | None
+  n: int
+  values: Sequence[float]
+  seeds: Sequence[int]
+  fits: bool
+  needed: int | None
+  doubt: str
+
+  def as_dict(self) -> dict[str, Any]:
+    fields = dataclasses.asdict(self)
+    return {'measure' if key == 'metric' else key: value for key, value in fields.items()}
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
   """What the runs of a group say to a claim.
 
-  name: of the group. verdict: `claims.HOLDS`, FAILS or UNKNOWN. close: whether it hangs on a number
-  close to its level. reason: why nothing can be judged, in short. numbers: those that decide.
+  name: of the group. verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can
+  be judged, in short. numbers: of the trials that decide. parts: what was decided of them. needed:
+  how many seeds would decide what is undecided, where that is known.
   """
 
   name: str
   budget: str
   protocol: str
   verdict: str
-  close: bool
   why: str
   reason: str
   numbers: Sequence[TrialStatistics] = ()
+  parts: Sequence[JudgedPart] = ()
+  needed: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +80,9 @@ class JudgedClaim:
 
   def as_dict(self) -> dict[str, Any]:
     verdicts = [{'key': self.key, 'budget': verdict.budget, 'protocol': verdict.protocol,
-                 'verdict': verdict.verdict, 'close': verdict.close, 'why': verdict.why,
-                 'reason': verdict.reason,
+                 'verdict': verdict.verdict, 'why': verdict.why,
+                 'reason': verdict.reason, 'needed': verdict.needed,
+                 'parts': [part.as_dict() for part in verdict.parts],
                  'numbers': [number.as_dict() for number in verdict.numbers],
                  'name': verdict.name} for verdict in self.verdicts]
     return {'key': self.key, 'section': self.section, 'statement': self.statement,

@@ -1,42 +1,48 @@
-"""Criteria of claims: each asks something of runs, in words, and decides it by their numbers."""
+"""Criteria of claims: each asks something of runs, in words, and finds the numbers that decide it.
+
+A criterion is made of parts, each a mean over seeds on one side of a level (`parts`); `claims`
+decides them together, since the chance of a false verdict is divided among them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from sink_jax.paper.aggregate import Aggregate, aggregate, heading, level, listed
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
+from sink_jax.paper.parts import Part, difference_of, part_of
+from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
+from sink_jax.report.records import RunRecord
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
 MASSIVE = 2  # hidden norm ratio from which activations are massive
 # Rates that are all near 100 % have reached a ceiling: what orders them is noise.
 _FULL = 95  # percent
 _NOISE = 1.0  # points that an ordered row may go the other way
-_CLOSE = 0.05  # of a level: another seed might lie on its other side
 _MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
+_NO_PAIRS = 'no seed is common to the trials'
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-  """held: None where nothing can be decided. words: the deciding numbers, or why not.
+class Evidence:
+  """What runs say to a check: the parts to decide, in words and with the numbers of its trials.
 
-  close: does the answer hang on a number close to its level? reason: why nothing can be
-  decided, short enough to group claims by.
+  reason: why the check cannot hold whatever its parts say, short enough to group claims by; '' if
+  it can. One part decided against it is enough all the same.
   """
 
-  held: bool | None
   words: str
+  parts: tuple[Part, ...] = ()
   numbers: tuple[TrialStatistics, ...] = ()
-  close: bool = False
   reason: str = ''
 
 
 class Check:
-  """What is asked of runs: `criterion` in words, of `trials`; `judge` answers it of a group."""
+  """What is asked of runs: `criterion` in words, of `trials`; `evidence` has what answers it."""
 
   trials: tuple[str, ...]
 
@@ -49,7 +55,8 @@ class Check:
     """Every trial that the answer hangs on."""
     return self.trials
 
-  def judge(self, group: Group) -> Outcome:
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
+    """What the runs of a group say. spread: None takes means for the truth."""
     raise NotImplementedError
 
 
@@ -58,7 +65,8 @@ class Every(Check):
   """A metric of each trial is at least, or below, a level.
 
   some: this many measured trials are enough, though others are still to come. sinks: only
-  trials that have a sink on the first token count.
+  trials that have a sink on the first token count. exact: what is asked is an identity of the
+  architecture, which no seed changes, so that one run shows it.
   """
 
   metric: str
@@ -67,6 +75,7 @@ class Every(Check):
   below: float | None = None
   some: int | None = None
   sinks: bool = False
+  exact: bool = False
 
   @property
   def criterion(self) -> str:
@@ -84,30 +93,30 @@ class Every(Check):
     assert level is not None, 'a check needs at_least or below'
     return level
 
-  def judge(self, group: Group) -> Outcome:
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
-    if self.sinks:
-      measured = measured.without({trial: 'no sink' for trial in measured.summaries
-                                   if not _has_sink(group, trial)})
-    means = [summary.mean for summary in measured.summaries.values()]
+    sinks = {trial: _has_sink(group, trial, spread) for trial in measured.summaries
+             } if self.sinks else {}
+    measured = measured.without({trial: 'no sink' for trial, has in sinks.items() if has is False})
+    above = self.below is None
+    parts = []
+    for trial, summary in measured.summaries.items():
+      least = known_level(self.metric, self._level, group.done(trial))
+      doubt = _doubt(measured, trial) or (
+          f'it is undecided whether {trial} has a sink' if sinks.get(trial, True) is None else '')
+      parts.append(part_of(self.metric, trial, summary, least, above, not above, self.exact, doubt))
     # A counterexample decides at once; that all hold is known when none is missing.
-    wrong = [mean for mean in means if not self._fits(mean)]
-    if wrong:
-      return _outcome(False, measured, all(_close(mean, self._level) for mean in wrong))
-    enough = len(means) >= self.some if self.some else not measured.pending
-    if not means or not enough:
-      return _undecided(measured)
-    return _outcome(True, measured, any(_close(mean, self._level) for mean in means))
-
-  def _fits(self, mean: float) -> bool:
-    return mean >= self._level if self.below is None else mean < self._level
+    if self.some:
+      return _evidence(measured, parts, _lacking(measured) if len(parts) < self.some else '')
+    return _evidence(measured, parts, _incomplete(measured, 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Ordered(Check):
   """A metric falls, or rises, along trials, by a margin in all.
 
-  ends: only the first and the last that are measured count.
+  margin: on the scale of the metric, so that of a ratio it is the logarithm of a factor. ends: only
+  the first and the last that are measured count.
   """
 
   metric: str
@@ -137,42 +146,44 @@ class Ordered(Check):
   def _noise(self) -> float:
     return _NOISE if METRICS[self.metric].unit == 'percent' else 0.05 * self.margin
 
-  def judge(self, group: Group) -> Outcome:
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
-    # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
-      return _undecided(measured)
+      return _evidence(measured, (), _lacking(measured))
     means = [summary.mean for summary in measured.summaries.values()]
     if METRICS[self.metric].unit == 'percent' and min(means) >= _FULL:
-      return Outcome(None, f'{measured.words()}: no room for an order', measured.numbers(),
-                     reason=f'all rates are {_FULL} % or more, which leaves no room for an order')
-    # A metric that falls is judged as one that rises, with its sign turned.
-    if self.falls:
-      means = [-mean for mean in means]
-    # Where no sink ever emerges the step is infinite: two such are no step in either direction,
-    # and their difference would not be a number.
-    steps = [0.0 if a == b else b - a for a, b in zip(means, means[1:])]
-    total = 0.0 if means[0] == means[-1] else means[-1] - means[0]
-    steady = self.ends or all(step >= -self._noise for step in steps)
-    # Also with a margin of 0 the ends must differ: equal values are no order.
-    held = steady and total > 0 and total >= self.margin
-    return _outcome(held, measured, steady and _close(total, self.margin))
+      return Evidence(f'{measured.words()}: no room for an order', (), measured.numbers(),
+                      f'all rates are {_FULL} % or more, which leaves no room for an order')
+    known = list(measured.summaries)
+    steps = [] if self.ends or len(known) == 2 else [
+        self._step(measured, a, b, -self._noise) for a, b in zip(known, known[1:])]
+    parts = [*steps, self._step(measured, known[0], known[-1], self.margin, not self.margin)]
+    paired = [part for part in parts if part]
+    return _evidence(measured, paired, _incomplete(measured, 2) or (
+        _NO_PAIRS if len(paired) < len(parts) else ''))
+
+  def _step(self, measured: Aggregate, before: str, after: str, least: float,
+            strict: bool = False) -> Part | None:
+    """The metric goes the right way by a distance at least, from one trial to another."""
+    trials = (before, after) if self.falls else (after, before)
+    return difference_of(self.metric, trials, measured.summaries, least, True, strict,
+                         _doubt(measured, *trials))
 
 
-def _within(measured: Aggregate, base: str, limit: float,
-            distance: Callable[[float], float] = float) -> Outcome:
-  """Is every mean within a limit of the base's, or above it by no more, without distance=abs?"""
+def _within(measured: Aggregate, base: str, limit: float, either_side: bool) -> Evidence:
+  """Is no mean above the base's by more than a limit, nor below it, with either_side?"""
   if base not in measured.summaries or len(measured.summaries) < 2:
-    return _undecided(measured)
-  apart = [distance(summary.mean - measured.summaries[base].mean)
-           for summary in measured.summaries.values()]
-  # One trial too far away decides, whatever the missing ones will show.
-  far = [value for value in apart if value > limit]
-  if far:
-    return _outcome(False, measured, all(_close(value, limit) for value in far))
-  if measured.pending:
-    return _undecided(measured)
-  return _outcome(True, measured, any(_close(value, limit) for value in apart))
+    return _evidence(measured, (), _lacking(measured))
+  parts = []
+  for trial in measured.summaries:
+    if trial != base:
+      doubt = _doubt(measured, trial, base)
+      sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
+      parts += [difference_of(measured.metric, (trial, base), measured.summaries, end, above,
+                              doubt=doubt) for end, above in sides]
+  paired = [part for part in parts if part]
+  return _evidence(measured, paired, _incomplete(measured, 2) or (
+      _NO_PAIRS if len(paired) < len(parts) else ''))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +204,8 @@ class Near(Check):
     return (f'{heading(self.metric)} of {listed(self.trials)} lies within '
             f'{level(self.metric, self.margin, True)} of that of {self.other}')
 
-  def judge(self, group: Group) -> Outcome:
-    return _within(aggregate(group, self.metric, self.asked), self.other, self.margin, abs)
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
+    return _within(aggregate(group, self.metric, self.asked), self.other, self.margin, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,35 +231,32 @@ class Trains(Check):
         f'{line}, and the valid loss is at most {level("valid_loss", self.within)} above that of '
         'default')
 
-  def judge(self, group: Group) -> Outcome:
-    # Where runs did not end as asked, their losses change nothing.
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     ends = self._ends(group)
-    if self.within is None or ends.held is False:
+    wrong = any(False in (bool(value) == part.above for value in part.values.values())
+                for part in ends.parts)
+    # The loss of a run that diverged is no number: how it ended says all.
+    if self.within is None or wrong:
       return ends
-    losses = self._losses(group, self.within)
-    held = False if losses.held is False else None if None in (ends.held, losses.held) else True
-    return Outcome(held, '. '.join(filter(None, (ends.words, upper(losses.words)))),
-                   ends.numbers + losses.numbers, losses.close, ends.reason or losses.reason)
+    losses = _within(aggregate(group, 'valid_loss', self.asked), 'default', self.within, False)
+    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
+                    ends.parts + losses.parts, ends.numbers + losses.numbers,
+                    ends.reason or losses.reason)
 
-  def _ends(self, group: Group) -> Outcome:
-    wanted = 'diverged' if self.diverges else 'done'
-    numbers, decided, words = [], [], []
+  def _ends(self, group: Group) -> Evidence:
+    numbers, parts, words, waiting = [], [], [], False
     for trial in self.trials:
       runs = group.runs(trial)
       states = {run.status for run in runs}
       words.append(f'{trial} ({group.status(trial)})')
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-      if states != {'not expressible'}:  # else the budget leaves it out
-        # One seed that ended the other way decides; a seed under way may still do so.
-        decided.append(False if states & ({'done', 'diverged'} - {wanted}) else
-                       True if states == {wanted} else None)
-    held = False if False in decided else None if None in decided or not decided else True
-    reason = '' if held is not None else _MISSING if decided else _NOTHING
-    return Outcome(held, f'runs: {", ".join(words)}', tuple(numbers), reason=reason)
-
-  def _losses(self, group: Group, within: float) -> Outcome:
-    return _within(aggregate(group, 'valid_loss', self.asked), 'default', within)
+        parts.append(Part('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
+      # A seed under way may still end either way; a trial that the budget leaves out never does.
+      waiting = waiting or states != {'not expressible'} and not (
+          states and states <= {'done', 'diverged'})
+    reason = _MISSING if waiting else '' if parts else _NOTHING
+    return Evidence(f'runs: {", ".join(words)}', tuple(parts), tuple(numbers), reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,10 +271,10 @@ class Onset(Check):
             'probe (shorter ones cannot exceed epsilon, whatever the model learns), the smallest '
             f'has Sink_1 below {NO_SINK} %, the largest at least {SINK} %')
 
-  def judge(self, group: Group) -> Outcome:
+  def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
     if measured.pending:
-      return _undecided(measured)
+      return _evidence(measured, (), _lacking(measured))
     sizes: dict[str, int] = {}
     for trial in measured.summaries:
       run = group.done(trial)[0]
@@ -274,34 +282,57 @@ class Onset(Check):
       # The mean weight of a key over the probe is at most the share of queries that see it.
       if size is not None and size > probe.epsilon * probe.length:
         sizes[trial] = size
-    # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return Outcome(None, f'{measured.words()}: {len(sizes)} of the windows can show a sink at '
-                     'all', measured.numbers(), reason='windows are too small to show a sink')
+      return Evidence(f'{measured.words()}: {len(sizes)} of the windows can show a sink at all', (),
+                      measured.numbers(), 'windows are too small to show a sink')
     small, large = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
-    least, most = (measured.summaries[trial].mean for trial in (small, large))
-    fits = [(least < NO_SINK, _close(least, NO_SINK)), (most >= SINK, _close(most, SINK))]
-    held = all(fit for fit, _ in fits)
-    # It holds if both do, so that one close number suffices for doubt; it fails by one, so that all
-    # that fail must be close.
-    near = any(close for _, close in fits) if held else all(close for fit, close in fits if not fit)
-    return Outcome(held, f'{measured.words()}: smallest {sizes[small]}, largest {sizes[large]} '
-                   'tokens', measured.numbers(), near)
+    sink = known_level('sink_1', SINK, group.done(large))
+    parts = (part_of('sink_1', small, measured.summaries[small], NO_SINK, False, True,
+                     doubt=_doubt(measured, small)),
+             part_of('sink_1', large, measured.summaries[large], sink, True,
+                     doubt=_doubt(measured, large)))
+    return Evidence(f'{measured.words()}: smallest {sizes[small]}, largest {sizes[large]} tokens',
+                    parts, measured.numbers())
 
 
-def _outcome(held: bool, measured: Aggregate, close: bool) -> Outcome:
-  return Outcome(held, measured.words(), measured.numbers(), close)
+def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
+  """The level, or what the metric is in these models before training, where that is more.
+
+  The latter is the 99th percentile of rows of probes that have one. It raises the levels of a sink
+  and of massive activations, not those below which there is none.
+  """
+  key = METRICS[metric].null
+  if level not in (SINK, MASSIVE) or not key:
+    return level
+  return max([level, *(run.probe.nulls[key] for run in runs if run.probe and key in
+                       run.probe.nulls)])
 
 
-def _undecided(measured: Aggregate) -> Outcome:
-  return Outcome(None, measured.words(), measured.numbers(),
-                 reason=_MISSING if measured.pending else _NOTHING)
+def _evidence(measured: Aggregate, parts: Sequence[Part], reason: str) -> Evidence:
+  return Evidence(measured.words(), tuple(parts), measured.numbers(), reason)
 
 
-def _close(value: float, to: float) -> bool:
-  return to != 0 and abs(value - to) <= _CLOSE * abs(to)
+def _lacking(measured: Aggregate) -> str:
+  return _MISSING if measured.pending else _NOTHING
 
 
-def _has_sink(group: Group, trial: str) -> bool:
+def _incomplete(measured: Aggregate, least: int) -> str:
+  """Why not all that is asked is there; '' if it is."""
+  if measured.pending or len(measured.summaries) < least:
+    return _lacking(measured)
+  gone = [trial for trial in measured.diverged if trial not in measured.summaries]
+  return 'every run of a trial diverged' if gone else ''
+
+
+def _doubt(measured: Aggregate, *trials: str) -> str:
+  """Seeds that diverged have no number; the mean of the others is of those that went well."""
+  diverged = [trial for trial in trials if trial in measured.diverged]
+  return f'a seed of {listed(diverged)} diverged' if diverged else ''
+
+
+def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
   sink = metric_summary('sink_1', group.done(trial))
-  return sink is not None and sink.mean >= SINK
+  if sink is None:
+    return False
+  least = known_level('sink_1', SINK, group.done(trial))
+  return part_of('sink_1', trial, sink, least, True).judge(spread, 1).held

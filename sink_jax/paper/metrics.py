@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sink_jax.attention.mask import Mask
 from sink_jax.paper.cells import Statistics
@@ -16,6 +16,7 @@ _FIRST = 10  # positions among which a sink is looked for; late ones have few qu
 ALONE = 'in a window of one token every query sees itself alone'
 _Quantity = Callable[[RunRecord], float | None]  # of a run; None where it is unknown
 _Blocks = Callable[[NormRatios], Sequence[float | None] | None]  # a ratio per block
+_LEAST_RATIO = 1e-9  # has a logarithm, and lies below every level
 _LAST = 0.1  # share of the training rows whose mean is the training loss at the end
 
 
@@ -23,12 +24,28 @@ _LAST = 0.1  # share of the training rows whose mean is the training loss at the
 class Metric:
   """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
 
-  unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'.
+  unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the
+  key of `ProbeRecord.nulls` that says how large it is in models without training; '' without one.
   """
 
   heading: str
   unit: str
   of: Callable[[RunRecord], float | bool | None]
+  null: str = ''
+
+  def scaled(self, value: float, last_step: float = math.inf) -> float:
+    """A value on the scale on which means are compared and seeds spread alike.
+
+    Logarithms of ratios, whose spread grows with them. A seed in which no sink emerges counts as
+    its last step: the least that the step can be.
+    """
+    if self.unit == 'ratio':
+      return math.log(max(value, _LEAST_RATIO))
+    return min(value, last_step) if self.unit == 'steps' else value
+
+  def unscaled(self, value: float) -> float:
+    """The value that is scaled so; of a difference between ratios, the factor between them."""
+    return math.exp(value) if self.unit == 'ratio' else value
 
   def text(self, value: float | None) -> str:
     """A value in the table's form, without the unit."""
@@ -50,12 +67,17 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class MetricSummary:
-  """A metric of the seeds of a trial. proxy: of scores that do not sum to one."""
+  """A metric of the seeds of a trial.
+
+  proxy: of scores that do not sum to one. by_seed: the values on the scale of the metric, one per
+  seed; the mean of runs that repeat one.
+  """
 
   metric: Metric
   values: tuple[float, ...]
   proxy: bool
   runs: tuple[str, ...]
+  by_seed: Mapping[int, float]
 
   @property
   def mean(self) -> float:
@@ -95,8 +117,13 @@ def summarize(metric: Metric, runs: Iterable[RunRecord], starred: bool = False
   if not measured:
     return None
   proxy = starred and any(run.proxy for run, _ in measured)
+  scaled: dict[int, list[float]] = {}
+  for run, value in measured:
+    seed, last = (run.setup.seed, run.setup.steps) if run.setup else (-1, math.inf)
+    scaled.setdefault(seed, []).append(metric.scaled(value, last))
   return MetricSummary(metric, tuple(value for _, value in measured), proxy,
-                       tuple(run.name for run, _ in measured))
+                       tuple(run.name for run, _ in measured),
+                       {seed: statistics.fmean(values) for seed, values in scaled.items()})
 
 
 def impossible(name: str, run: RunRecord) -> str:
@@ -239,8 +266,9 @@ def _first_in_prefix(run: RunRecord) -> float | None:
 
 
 METRICS = {
-    'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1)),
-    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
+    'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1), 'sink_1'),
+    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key),
+                        'sink_bias_slot'),
     'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
     'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
     'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
@@ -250,7 +278,7 @@ METRICS = {
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
                            lambda run: max(_rates(run)[:_FIRST], default=None)),
     'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
-        lambda probe: probe.curves.sink_1[0])),
+        lambda probe: probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
     'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
@@ -258,11 +286,13 @@ METRICS = {
     'emergence_step': Metric('step of emergence', 'steps', _emergence),
     'converges': Metric('converges', 'truth', _converges),
     'massive': Metric('largest hidden norm ratio', 'ratio',
-                      largest_ratio(lambda ratios: ratios.hidden, skip=1)),
+                      largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  largest_ratio(lambda ratios: ratios.hidden_before_norm)),
+                                  largest_ratio(lambda ratios: ratios.hidden_before_norm),
+                                  'hidden_before_norm_ratio'),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
+                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1),
+                                 'sink_token_ratio'),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',

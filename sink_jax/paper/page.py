@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import FAILS, HOLDS, UNKNOWN
+from sink_jax.paper.claims import FAILS, HOLDS, UNDECIDED, UNKNOWN
 from sink_jax.paper.content import JudgedClaim, PaperReport, SyntheticAxis
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.table_grid import (
@@ -21,7 +21,7 @@ from sink_jax.paper.table_grid import (
 from sink_jax.report import markup
 from sink_jax.report.markup import text, upper
 
-_CLASSES = {HOLDS: 'yes', FAILS: 'no', UNKNOWN: 'open'}
+_CLASSES = {HOLDS: 'yes', FAILS: 'no', UNDECIDED: 'maybe', UNKNOWN: 'open'}
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 
 

@@ -38,6 +38,7 @@ from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import as_html
 from sink_jax.paper.pictures import Figure, Picture
+from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
@@ -95,7 +96,8 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
   judged = groups + synthetic_groups(runs)
-  claims = [_judged(claim, judged) for claim in CLAIMS]
+  spreads = [(group, spread_of(group)) for group in judged]
+  claims = [_judged(claim, spreads) for claim in CLAIMS]
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
@@ -171,12 +173,12 @@ def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list
       'reported with': [now['code']]}
 
 
-def _judged(claim: Claim, groups: Sequence[Group]) -> JudgedClaim:
+def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim:
   # The synthetic axis has a part of the trials, and answers what it can answer.
-  verdicts = [judge(claim, group) for group in groups
+  verdicts = [judge(claim, group, spread) for group, spread in groups
               if group.protocol or set(claim.trials) <= set(group.trials)]
   # A page without runs lists every claim all the same.
-  nothing = Verdict('no runs', '', '', UNKNOWN, False, 'nothing has been run',
+  nothing = Verdict('no runs', '', '', UNKNOWN, 'nothing has been run',
                     'nothing has been run')
   return JudgedClaim(claim.key, claim.section, claim.statement, claim.marks, claim.criterion,
                      verdicts or [nothing])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import FAILS, HOLDS, PLURAL, PRESUPPOSED, UNKNOWN
+from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN
 from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.content import JudgedClaim, Summary, SummaryPart, Verdict
 from sink_jax.paper.metrics import metric_summary
@@ -15,9 +15,8 @@ from sink_jax.report.records import split_notes
 
 OPEN = 'open models'
 _DEFAULT = ('sink_1', 'valid_loss', 'massive')  # what most claims are measured against
-_JUDGED = ('Judged on runs that are done, by their mean over seeds; each criterion is ours and '
-           'stands below its claim. "Close to the level": a number that decides is within 5 % of '
-           'the level that it is held against.')
+_JUDGED = ('Judged on runs that are done, by their mean over seeds and how far seeds spread; each '
+           'criterion is ours and stands below its claim.')
 _SMOKE = ('At the smoke budget models and data are other ones, so what holds there and what does '
           'not says little about the paper, the one as little as the other.')
 
@@ -58,7 +57,7 @@ def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
   total = sum(map(len, judged.values()))
   lines += [f'{len(members)} of {total} claims {PLURAL[verdict]}'
             + (f': {", ".join(map(_named, members))}.' if members else '.')
-            for verdict, members in judged.items() if verdict in (HOLDS, FAILS)]
+            for verdict, members in judged.items() if verdict != UNKNOWN]
   # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
   reasons: dict[str, list[str]] = {}
   for key, verdict in judged[UNKNOWN]:
@@ -82,4 +81,4 @@ def _default(group: Group) -> str:
 
 def _named(member: tuple[str, Verdict]) -> str:
   key, verdict = member
-  return key + (' (close to the level)' if verdict.close else '')
+  return f'{key} (about {verdict.needed} seeds)' if verdict.needed else key

@@ -91,8 +91,9 @@ def _verdict_of(claim: JudgedClaim, name: str) -> str:
 
 
 def verdict_words(verdict: Verdict) -> str:
-  """'holds', or 'holds (close to the level)'."""
-  return verdict.verdict + (' (close to the level)' if verdict.close else '')
+  """'holds', or 'undecided (about 7 seeds would decide)'."""
+  return verdict.verdict + (f' (about {verdict.needed} seeds would decide)' if verdict.needed
+                            else '')
 
 
 def synthetic_grid(axis: SyntheticAxis) -> Grid:

@@ -16,14 +16,14 @@ BY_KEY = {claim.key: claim for claim in CLAIMS}
 
 def verdict(root, key):
   group, = groups_of(runs(root))
-  judged = judge(BY_KEY[key], group)
+  judged = judge(BY_KEY[key], group, None)
   return judged.verdict, judged.why
 
 
 def test_the_paper_bears_its_own_claims_out(tmp_path):
   # Criteria that the paper's numbers would not meet are not criteria of its claims.
   group, = groups_of(runs(paper_runs.write_paper(tmp_path)))
-  verdicts = {claim.key: judge(claim, group) for claim in CLAIMS}
+  verdicts = {claim.key: judge(claim, group, None) for claim in CLAIMS}
   assert {key: v.why for key, v in verdicts.items() if v.verdict != 'holds'} == {}
   assert len(BY_KEY) == len(CLAIMS)
   for verdict_ in verdicts.values():  # every number names its runs
@@ -108,9 +108,11 @@ def test_seeds_that_are_not_in_a_mean_are_named(tmp_path):
   write(tmp_path / 'v0', 'v-bias', sink=(20,))
   write(tmp_path / 'v1', 'v-bias', seed=1, status='diverged', step=300)
   answer, why = verdict(tmp_path, 'value-biases')
-  assert answer == 'holds'
+  # The others went well: their mean says nothing of how often a seed does not.
+  assert answer == 'undecided' and why.endswith('A seed of v-bias diverged. Presupposed of those '
+                                                'that are done; not in the means: default (failed '
+                                                '(no memory), seed 1)')
   assert 'not in the means: v-bias (diverged (step 300 of 1,000), seed 1)' in why
-  assert 'not in the means: default (failed (no memory), seed 1)' in why
 
 
 def test_training_is_not_judged_while_a_seed_is_under_way(tmp_path):
@@ -131,18 +133,6 @@ def test_to_train_is_to_learn(tmp_path):
     write(tmp_path / trial, trial, losses=3.7)
   answer, why = verdict(tmp_path, 'p-norm-trains')
   assert answer == 'does not hold' and 'Valid loss: default 3.000, softmax-p-half 3.700' in why
-
-
-@pytest.mark.parametrize('sinks, expected', [
-    ((10.4, 20, 20), ('holds', True)), ((10.6, 20, 20), ('holds', False)),
-    ((9.6, 20, 20), ('does not hold', True)), ((9.6, 3, 20), ('does not hold', False))])
-def test_a_number_close_to_its_level_is_said_to_be(sinks, expected, tmp_path):
-  write(tmp_path / 'default')
-  for trial, sink in zip(('batch-128', 'batch-256', 'batch-1024'), sinks):
-    write(tmp_path / trial, trial, sink=(sink,))
-  group, = groups_of(runs(tmp_path))
-  judged = judge(BY_KEY['batch-size'], group)
-  assert (judged.verdict, judged.close) == expected
 
 
 @pytest.mark.parametrize('settings', [
@@ -208,7 +198,7 @@ def test_budgets_and_protocols_are_judged_apart(tmp_path):
   write(tmp_path / 'a', sink=(20,))
   write(tmp_path / 'b', sink=(0,), protocol='released')
   write(tmp_path / 'c', sink=(30,), budget='tenth')
-  verdicts = [(group.key, judge(BY_KEY['emergence'], group).verdict)
+  verdicts = [(group.key, judge(BY_KEY['emergence'], group, None).verdict)
            for group in groups_of(runs(tmp_path))]
   assert verdicts == [('tenth-paper', 'holds'), ('smoke-paper', 'holds'),
                    ('smoke-released', 'does not hold')]
@@ -240,8 +230,8 @@ def test_windows_that_cannot_show_a_sink_are_no_evidence(tmp_path):
   write(tmp_path / 'tenth', budget='tenth')
   tenth, smoke = groups_of(runs(tmp_path))
   # A window of 1 to 16 of 64 tokens keeps the importance below 0.3, however strong the sink.
-  assert judge(BY_KEY['small-window'], smoke).verdict == 'cannot be judged'
-  assert judge(BY_KEY['small-window'], tenth).verdict == 'holds'
+  assert judge(BY_KEY['small-window'], smoke, None).verdict == 'cannot be judged'
+  assert judge(BY_KEY['small-window'], tenth, None).verdict == 'holds'
 
 
 def test_a_sink_that_is_there_needs_no_counterpart(tmp_path):

@@ -1,0 +1,134 @@
+"""Parts of criteria: each says that one mean over seeds lies on one side of its level."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+from sink_jax.paper.aggregate import heading, level
+from sink_jax.paper.content import JudgedPart
+from sink_jax.paper.metrics import METRICS, MetricSummary
+from sink_jax.paper.spread import MIN_SEEDS, Interval, Spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A mean of a trial, or of a difference between two, against a level.
+
+  trials: one, or the two whose difference it is, the first minus the second. values: {seed: on the
+  scale of the metric}. level: on that scale as well. above: whether the mean has to be at least the
+  level, or below it. strict: whether the level itself is enough. exact: true or false by
+  construction of the model, so that one run shows it. doubt: why it cannot be decided, whatever the
+  mean is; '' as a rule.
+  """
+
+  metric: str
+  trials: tuple[str, ...]
+  values: Mapping[int, float]
+  level: float
+  above: bool
+  strict: bool = False
+  exact: bool = False
+  doubt: str = ''
+
+  @property
+  def words(self) -> str:
+    """'Sink_1 of default', or 'Sink_1 of default minus that of lr-1e-4'."""
+    first = f'{heading(self.metric)} of {self.trials[0]}'
+    apart = 'over' if METRICS[self.metric].unit == 'ratio' else 'minus'
+    return first if len(self.trials) == 1 else f'{first} {apart} that of {self.trials[1]}'
+
+  @property
+  def asked(self) -> str:
+    """'at least 10 %', 'below 5 %'."""
+    metric, difference = METRICS[self.metric], len(self.trials) > 1
+    if metric.unit == 'truth':
+      return 'yes' if self.above else 'no'
+    if difference and self.level == 0:
+      return 'above zero' if metric.unit != 'ratio' else 'above 1'
+    side = ('more than' if self.above else 'below') if self.strict else (
+        'at least' if self.above else 'at most')
+    return f'{side} {level(self.metric, self.level if difference else self._level, difference)}'
+
+  @property
+  def _level(self) -> float:
+    return METRICS[self.metric].unscaled(self.level)
+
+  def judge(self, spread: Spread | None, parts: int) -> JudgedPart:
+    """Decides the part.
+
+    Args:
+      spread: what seeds of the budget spread by; None takes the mean for the truth, as of numbers
+        that were published without their spread.
+      parts: how many parts the claim has. To hold, all of them have to be decided, which happens by
+        chance no more often than for one; one decided against is enough for a claim not to hold,
+        so the chance of that is divided among them.
+    """
+    values, difference = list(self.values.values()), len(self.trials) > 1
+    metric, mean = METRICS[self.metric], statistics.fmean(values)
+    interval, needed = Interval(mean, None, None, len(values)), None
+    if spread is None or self.exact:
+      held = self._fits(mean)
+    elif metric.unit == 'truth':
+      held = self._alike(values)
+    else:
+      interval = spread.interval(self.metric, values, difference)
+      held = self._decided(interval, spread.interval(self.metric, values, difference, parts))
+      if held is None:
+        # A mean on the wrong side decides against the claim, whose chance is divided.
+        needed = spread.seeds_needed(self.metric, values, self.level, difference,
+                                     1 if self._fits(mean) else parts)
+    held = None if self.doubt else held
+    natural = lambda value: None if value is None else metric.unscaled(value)
+    return JudgedPart(
+        self.words, self.metric, self.trials, self.asked, self._level, held, metric.unscaled(mean),
+        natural(interval.low), natural(interval.high), len(values),
+        [metric.unscaled(value) for value in values], list(self.values), self._fits(mean),
+        None if self.doubt else needed, self.doubt)
+
+  def _fits(self, mean: float) -> bool:
+    if METRICS[self.metric].unit == 'truth':  # a single seed that ends otherwise is one too many
+      return mean == float(self.above)
+    if mean == self.level:
+      return not self.strict
+    return mean > self.level if self.above else mean < self.level
+
+  def _decided(self, within: Interval, against: Interval) -> bool | None:
+    if within.n < MIN_SEEDS or within.low is None or within.low == within.high:
+      return None  # seeds that do not differ at all say nothing of how much others would
+    sides = lambda interval: (interval.low > self.level, interval.high < self.level)
+    above, below = sides(within)
+    if above if self.above else below:
+      return True
+    above, below = sides(against)
+    return False if (below if self.above else above) else None
+
+  def _alike(self, values: list[float]) -> bool | None:
+    """Of truths: decided where all of three seeds or more are alike.
+
+    If one seed in ten ends unlike the others, three that are alike show the rule in 999 cases of
+    1,000; if half of the seeds do, three are alike in a quarter of the cases.
+    """
+    if len(values) < MIN_SEEDS or len(set(values)) > 1:
+      return None
+    return values[0] == float(self.above)
+
+
+def part_of(metric: str, trial: str, summary: MetricSummary, level: float, above: bool,
+            strict: bool = False, exact: bool = False, doubt: str = '') -> Part:
+  """A part about one trial. level: in the unit of the metric."""
+  return Part(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level), above, strict,
+              exact, doubt)
+
+
+def difference_of(metric: str, trials: tuple[str, str],
+                  summaries: Mapping[str, MetricSummary], level: float, above: bool,
+                  strict: bool = False, doubt: str = '') -> Part | None:
+  """A part about a trial minus another, seed by seed; None where they share no seed.
+
+  level: on the scale of the metric, as margins are.
+  """
+  first, second = (summaries[trial].by_seed for trial in trials)
+  pairs = {seed: first[seed] - second[seed] for seed in first if seed in second}
+  return Part(metric, trials, pairs, level, above, strict, doubt=doubt) if pairs else None
