@@ -32,7 +32,7 @@ _NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE = 'counterpart'
 # A presupposed kind of activity: {kind: (trial, metric, level, what there has to be)}.
-_LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
+LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
            _ABSENCE: (_COUNTERPART, 'sink_1', SINK, 'a sink')}
 # {kind: (its mark at a claim, what is presupposed)}
@@ -73,7 +73,7 @@ class Claim:
   @property
   def trials(self) -> tuple[str, ...]:
     """All that the verdict hangs on."""
-    before = [_LEVELS[kind][0] if kind in _LEVELS else 'default' for kind in self.presupposes]
+    before = [LEVELS[kind][0] if kind in LEVELS else 'default' for kind in self.presupposes]
     return tuple(dict.fromkeys((*before, *self.asked)))
 
 
@@ -188,7 +188,7 @@ def _presupposed(claim: Claim, group: Group, spread: Spread | None, kinds: Seque
             f'at this budget the sequences of the default run are edited ({", ".join(edits)}), '
             'which decides where a sink stands'), 'the sequences of the default run are edited')
       continue
-    finding = _present(group, spread, *_LEVELS[kind])
+    finding = _present(group, spread, *LEVELS[kind])
     if finding.verdict == UNKNOWN:
       return finding
     undecided += [finding] if finding.verdict else []

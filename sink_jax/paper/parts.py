@@ -95,14 +95,12 @@ class Part:
     return mean > self.level if self.above else mean < self.level
 
   def _decided(self, within: Interval, against: Interval) -> bool | None:
-    if within.n < MIN_SEEDS or within.low is None or within.low == within.high:
-      return None  # seeds that do not differ at all say nothing of how much others would
-    sides = lambda interval: (interval.low > self.level, interval.high < self.level)
-    above, below = sides(within)
-    if above if self.above else below:
+    if within.n < MIN_SEEDS:
+      return None
+    if within.above(self.level) if self.above else within.below(self.level):
       return True
-    above, below = sides(against)
-    return False if (below if self.above else above) else None
+    wrong = against.below(self.level) if self.above else against.above(self.level)
+    return False if wrong else None
 
   def _alike(self, values: list[float]) -> bool | None:
     """Of truths: decided where all of three seeds or more are alike.

@@ -31,8 +31,11 @@ def probe_row(step, sink, **values):
 
 def write(folder, trial='default', *, budget='smoke', protocol='paper', seed=0, status='done',
           step=None, sink=(20,), losses=None, details=None, analyses=None, domain='code',
-          train=None, **values):
-  """A run with probe rows at its beginning and at `step`; values: of the last probe row."""
+          train=None, first=None, **values):
+  """A run with probe rows at its beginning and at `step`.
+
+  first, values: of the first and of the last probe row.
+  """
   folder.mkdir(parents=True)
   config = json.loads(config_text(trial, budget, protocol)) | {'seed': seed}
   (folder / 'config.json').write_text(json.dumps(config))
@@ -40,7 +43,7 @@ def write(folder, trial='default', *, budget='smoke', protocol='paper', seed=0, 
   record = dict(status=status, step=step, **HARDWARE, **(details or {}))
   (folder / 'status.json').write_text(json.dumps(record))
   loss = 3.0 if losses is None else losses
-  rows = [probe_row(0, ()), dict(kind='train', step=step // 2, loss=4.0, grad_norm=1.0),
+  rows = [probe_row(0, (), **(first or {})), dict(kind='train', step=step // 2, loss=4.0, grad_norm=1.0),
           dict(kind='train', step=step, loss=loss if train is None else train, grad_norm=0.5),
           dict(kind='valid', step=0, valid=9.0), probe_row(step, sink, **values),
           {'kind': 'valid', 'step': step, 'valid': loss, domain: loss}]
