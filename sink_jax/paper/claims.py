@@ -137,6 +137,7 @@ def _verdict(checks: Sequence[tuple[Evidence, Sequence[JudgedPart]]]) -> _Findin
                if any(part.held is None for part in parts)]
   said = lambda deciding: '. '.join(dict.fromkeys(
       upper(evidence.words) for evidence in deciding if evidence.words))
+  # Whatever the others would say when their runs are there.
   if failed:
     return _Finding(FAILS, said(failed))
   if unknown:
@@ -172,6 +173,8 @@ def _seeds_words(needed: int | None, few: bool) -> str:
 def _presupposed(claim: Claim, group: Group, spread: Spread | None, kinds: Sequence[str]
                  ) -> _Finding:
   """Why nothing can be judged, or what is presupposed is undecided itself."""
+  # First, since a run on other data or of another shape may differ from the default for that reason
+  # alone.
   strange = [f'{trial}: {words}' for trial in claim.trials
              if (words := group.incomparable.get(trial))]
   if strange:

@@ -22,7 +22,7 @@ _FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_lo
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
 _SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',
-           'batch_size', *_SHAPE)
+           'batch_size', 'probe.sequences', 'probe.length', 'probe.epsilon', 'probe.dtype', *_SHAPE)
 _SWEPT = {'batch-': ('batch_size',), 'heads-': ('model.heads',), 'layers-': ('model.layers',),
           '1b-': _SHAPE}
 
@@ -72,7 +72,10 @@ class Group:
 
   @functools.cached_property
   def incomparable(self) -> dict[str, str]:
-    """Trials that differ from the default run in more than they are about, and in what."""
+    """Trials that differ from the default run in more than they are about, and in what.
+
+    Also those whose own runs differ in more than their seeds: a mean over them is of nothing.
+    """
     # The default run is what every other trial is a change of.
     # A default run that is done comes first; one under way has its config as well, and that
     # suffices.
@@ -83,6 +86,8 @@ class Group:
     for trial, runs in self.trials.items():
       keys = list(dict.fromkeys(
           words for run in _readable(runs) for words in _strange(trial, run, default)))
+      if own := _differing(runs):
+        keys.append(f'its runs differ in {", ".join(own)}')
       if keys:
         strange[trial] = ', '.join(keys)
     return strange
@@ -169,13 +174,9 @@ def inconsistencies(group: Group) -> list[str]:
            'it is not judged.' for trial, words in group.incomparable.items()]
   for trial, runs in group.trials.items():
     runs = _readable(runs)
-    if len(runs) < 2:
-      continue
-    _, different = differing_settings(runs)
-    keys = sorted({key for settings in different.values() for key in settings} - set(_FREE))
-    if keys:
+    if _differing(runs):
       lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: '
-                   f'{", ".join(keys)}. Their mean says little.')
+                   f'{", ".join(_differing(runs))}. Their mean says little.')
     elif len({run.known_setup.seed for run in runs}) < len(runs):
       lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
   return lines
@@ -184,6 +185,17 @@ def inconsistencies(group: Group) -> list[str]:
 def seed_and_name(run: RunRecord) -> tuple[int, str]:
   """The order of runs in a group; those without a config come first."""
   return (run.setup.seed if run.setup else -1, run.name)
+
+
+def _differing(runs: Iterable[RunRecord]) -> list[str]:
+  """The config keys in which runs of a trial differ, but for those that make no difference."""
+  known = _readable(runs)
+  if len(known) < 2:
+    return []
+  _, different = differing_settings(known)
+  keys = {key for settings in different.values() for key in settings} - set(_FREE)
+  contents = {run.text.content for run in known if run.text and run.text.content}
+  return [*sorted(keys), *(['the content of their data'] if len(contents) > 1 else [])]
 
 
 def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:

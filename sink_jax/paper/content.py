@@ -23,7 +23,7 @@ class JudgedPart:
   the interval of the mean; None without a known spread, as of one seed where no trial has more.
   values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
   many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be decided
-  whatever they are.
+  whatever they are. paper: the paper's number; None where no table has it.
   """
 
   words: str
@@ -41,6 +41,7 @@ class JudgedPart:
   fits: bool
   needed: int | None
   doubt: str
+  paper: float | None
 
   def as_dict(self) -> dict[str, Any]:
     fields = dataclasses.asdict(self)
@@ -125,6 +126,19 @@ class GroupSummary:
 
 
 @dataclasses.dataclass(frozen=True)
+class SecondLook:
+  """The runs that a second look at the undecided claims of a group takes; see `second_looks`.
+
+  budget, protocol, trials: as labels of runs have them. seeds: of the new runs of each trial.
+  """
+
+  budget: str
+  protocol: str
+  trials: Sequence[str]
+  seeds: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
 class RunSummary:
   """What a reader of a number needs to know of its run; see `records.RunRecord`.
 
@@ -192,7 +206,7 @@ class SyntheticAxis:
 class PaperReport:
   """The whole report.
 
-  statuses: how many runs have each. comparison: when numbers are compared with the paper's.
+  undecided: what a second look takes. statuses: how many runs have each. comparison: when numbers are compared with the paper's.
   budgets: their rules in words. notes: on runs that cannot be compared. runs: by name. analyses:
   how each file was made. other_runs: names of runs that are not of the paper. provenance: how runs,
   analyses and the report were made.
@@ -201,6 +215,7 @@ class PaperReport:
   title: str
   paper: str
   groups: Sequence[GroupSummary]
+  undecided: Sequence[SecondLook]
   statuses: Mapping[str, int]
   summary: Summary
   claims: Sequence[JudgedClaim]
@@ -221,6 +236,7 @@ class PaperReport:
         'title': self.title,
         'paper': self.paper,
         'groups': [dataclasses.asdict(group) for group in self.groups],
+        'undecided': [dataclasses.asdict(look) for look in self.undecided],
         'statuses': self.statuses,
         'in_short': self.summary.as_dict(),
         'claims': [claim.as_dict() for claim in self.claims],

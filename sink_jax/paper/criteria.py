@@ -148,6 +148,7 @@ class Ordered(Check):
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
+    # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
       return _evidence(measured, (), _lacking(measured))
     means = [summary.mean for summary in measured.summaries.values()]
@@ -157,6 +158,7 @@ class Ordered(Check):
     known = list(measured.summaries)
     steps = [] if self.ends or len(known) == 2 else [
         self._step(measured, a, b, -self._noise) for a, b in zip(known, known[1:])]
+    # Also with a margin of 0 the ends must differ: equal values are no order.
     parts = [*steps, self._step(measured, known[0], known[-1], self.margin, not self.margin)]
     paired = [part for part in parts if part]
     return _evidence(measured, paired, _incomplete(measured, 2) or (
@@ -282,6 +284,7 @@ class Onset(Check):
       # The mean weight of a key over the probe is at most the share of queries that see it.
       if size is not None and size > probe.epsilon * probe.length:
         sizes[trial] = size
+    # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
       return Evidence(f'{measured.words()}: {len(sizes)} of the windows can show a sink at all', (),
                       measured.numbers(), 'windows are too small to show a sink')

@@ -8,6 +8,7 @@ from sink_jax.paper.pictures import Figure
 from sink_jax.paper.table_grid import (
   Grid,
   GridCell,
+  part_words,
   runs_grid,
   synthetic_grid,
   table_grid,
@@ -28,8 +29,9 @@ def as_markdown(report: PaperReport) -> str:
             *_grid(verdict_grid(report)), '']
   for claim in report.claims:
     lines += [f'- **{escaped(claim.statement)}**{claim.marks} (Section {claim.section})']
-    lines += [f'  - {verdict.name}: **{verdict_words(verdict)}**. {escaped(verdict.why)}'
-              for verdict in claim.verdicts]
+    for verdict in claim.verdicts:
+      lines += [f'  - {verdict.name}: **{verdict_words(verdict)}**. {escaped(verdict.why)}',
+                *(f'    - {escaped(part_words(part))}' for part in verdict.parts)]
     lines += [f'  - Asked: {escaped(claim.criterion)}']
   lines += ['', '## Tables', '', escaped(report.comparison), '']
   for table in report.tables:

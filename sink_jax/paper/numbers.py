@@ -161,6 +161,14 @@ def table_number(table: str, setting: str, metric: str) -> float | None:
   return value if isinstance(value, (int, float)) else None
 
 
+@functools.cache
+def trial_number(trial: str, metric: str) -> float | None:
+  """The first number that a table has of a trial; None where it has none, or a range."""
+  values = (row.values.get(metric) for row in _rows() if row.trial == trial)
+  return next((value for value in values if isinstance(value, (int, float))
+               and not isinstance(value, bool)), None)
+
+
 def comparable(length: int, epsilon: float) -> bool:
   """Whether rates of these inputs can be compared with the paper's, of other text."""
   return length == LENGTH and epsilon == EPSILON

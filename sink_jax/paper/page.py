@@ -6,28 +6,28 @@ import html
 from collections.abc import Mapping
 
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import FAILS, HOLDS, UNDECIDED, UNKNOWN
-from sink_jax.paper.content import JudgedClaim, PaperReport, SyntheticAxis
+from sink_jax.paper.content import JudgedClaim, PaperReport, SyntheticAxis, Verdict
+from sink_jax.paper.overview import chip, overview
 from sink_jax.paper.pictures import Figure
+from sink_jax.paper.strips import strip
 from sink_jax.paper.table_grid import (
   Grid,
   GridCell,
+  part_words,
   runs_grid,
   synthetic_grid,
   table_grid,
-  verdict_grid,
-  verdict_words,
 )
 from sink_jax.report import markup
 from sink_jax.report.markup import text, upper
 
-_CLASSES = {HOLDS: 'yes', FAILS: 'no', UNDECIDED: 'maybe', UNKNOWN: 'open'}
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 
 
 def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
   """The report as a page without scripts or outside resources. images: PNGs by file name."""
-  parts = [_header(report), _in_short(report), _contents(report), _claims(report),
+  parts = [_header(report), overview(report), _contents(report), _in_short(report),
+           _claims(report),
            '<section id="tables"><h2>Tables</h2>', f'<p>{text(report.comparison)}</p>']
   # Tables have a number; the numbers of the running text follow in their own section.
   parts += [_table(table, report) for table in report.tables if table.paper.number]
@@ -63,7 +63,8 @@ def _contents(report: PaperReport) -> str:
   numbers = [link(table.key, table.title) for table in papers if not table.number]
   figures = [link(figure.key, short(figure) + (f' ({figure.paper})' if figure.paper else ''))
              for figure in (drawn.paper for drawn in report.figures)]
-  lines = [link('in-short', 'In short'), link('claims', 'Claims'),
+  lines = [link('overview', 'Every claim in a line'), link('in-short', 'In short'),
+           link('claims', 'Claims'),
            f'{link("tables", "Tables")}: {", ".join(tables)}',
            f'{link("numbers", "Numbers of the text")}: {", ".join(numbers)}',
            f'{link("figures", "Figures")}: {", ".join(figures)}',
@@ -83,17 +84,22 @@ def _in_short(report: PaperReport) -> str:
 
 def _claims(report: PaperReport) -> str:
   notes = ''.join(f'<p class="note">{text(note)}</p>' for note in report.summary.notes)
-  return ('<section id="claims"><h2>Claims</h2>' + notes + _grid(verdict_grid(report))
-          + ''.join(map(_claim, report.claims)) + '</section>')
+  return ('<section id="claims"><h2>Claims</h2>' + notes + ''.join(map(_claim, report.claims))
+          + '</section>')
 
 
 def _claim(claim: JudgedClaim) -> str:
   verdicts = ''.join(
-      f'<p><span class="verdict {_CLASSES[verdict.verdict]}">{verdict_words(verdict)}</span> '
-      f'{text(verdict.name)}: {text(verdict.why)}</p>' for verdict in claim.verdicts)
+      f'<p>{chip(verdict)} {text(verdict.name)}: {text(verdict.why)}</p>' + _parts(verdict)
+      for verdict in claim.verdicts)
   return (f'<article id="claim-{claim.key}"><h3>{text(claim.statement)}{claim.marks} '
           f'<small>Section {text(claim.section)}</small></h3>{verdicts}'
           f'<p class="note">Asked: {text(claim.criterion)}</p></article>')
+
+
+def _parts(verdict: Verdict) -> str:
+  rows = ''.join(f'<li>{strip(part)} {text(part_words(part))}</li>' for part in verdict.parts)
+  return f'<ul class="parts">{rows}</ul>' if rows else ''
 
 
 def _table(table: Table, report: PaperReport) -> str:

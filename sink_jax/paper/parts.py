@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
+from sink_jax.paper import numbers
 from sink_jax.paper.aggregate import heading, level
 from sink_jax.paper.content import JudgedPart
 from sink_jax.paper.metrics import METRICS, MetricSummary
@@ -85,7 +86,16 @@ class Part:
         self.words, self.metric, self.trials, self.asked, self._level, held, metric.unscaled(mean),
         natural(interval.low), natural(interval.high), len(values),
         [metric.unscaled(value) for value in values], list(self.values), self._fits(mean),
-        None if self.doubt else needed, self.doubt)
+        None if self.doubt else needed, self.doubt, self._paper())
+
+  def _paper(self) -> float | None:
+    """The paper's number, as of one seed; the means of its tables have no spread."""
+    metric = METRICS[self.metric]
+    found = [numbers.trial_number(trial, self.metric) for trial in self.trials]
+    known = [metric.scaled(value) for value in found if value is not None]
+    if len(known) < len(found):
+      return None
+    return metric.unscaled(known[0] if len(known) == 1 else known[0] - known[1])
 
   def _fits(self, mean: float) -> bool:
     if METRICS[self.metric].unit == 'truth':  # a single seed that ends otherwise is one too many

@@ -38,6 +38,7 @@ from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import as_html
 from sink_jax.paper.pictures import Figure, Picture
+from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
@@ -103,6 +104,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       title='The paper beside our runs',
       paper=numbers.title(),
       groups=[_group_summary(group) for group in groups],
+      undecided=second_looks(zip(CLAIMS, (claim.verdicts for claim in claims)), judged),
       statuses=_counts(runs),
       summary=summarize_claims(claims, judged, open_lines(shown, figures, analysed)),
       claims=claims,

@@ -11,14 +11,29 @@ from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.content import JudgedClaim, Summary, SummaryPart, Verdict
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.pictures import Figure
+from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
 from sink_jax.report.records import split_notes
 
 OPEN = 'open models'
 _DEFAULT = ('sink_1', 'valid_loss', 'massive')  # what most claims are measured against
-_JUDGED = ('Judged on runs that are done, by their mean over seeds and how far seeds spread; each '
-           'criterion is ours and stands below its claim.')
-_SMOKE = ('At the smoke budget models and data are other ones, so what holds there and what does '
-          'not says little about the paper, the one as little as the other.')
+_JUDGED = (
+    f'Judged on runs that are done. Each part of a criterion is decided where the '
+    f'{100 * CONFIDENCE:g} % interval of its mean over seeds, by their own spread joined with that '
+    f'of all trials of the budget, lies on one side of its level; {MIN_SEEDS} seeds are the least. '
+    'A claim holds where all parts are decided so, and does not hold where one is decided against '
+    'it, whose chance is divided by their number; of training, all seeds have to end alike. Each '
+    'criterion is ours and stands below its claim.')
+_LIMITS = {
+    'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '
+             'does not says little about the paper, the one as little as the other.',
+    'tenth': "At the tenth budget the paper's models see a tenth of its steps and data, so what "
+             'emerges later has not emerged.',
+    'quarter': "At the quarter budget the paper's models see a quarter of its steps and data, so "
+               'what emerges later has not emerged.',
+    'full': "At the full budget models and steps are the paper's, and its data a sample of the "
+            'same corpus.',
+    'synthetic': 'On the synthetic axis small models learn a task that makes sinks, so what holds '
+                 'there is about the mechanism and not about language models.'}
 
 
 def summarize_claims(claims: Sequence[JudgedClaim], groups: Sequence[Group],
@@ -64,7 +79,9 @@ def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
     reasons.setdefault(verdict.reason, []).append(key)
   why = '; '.join(f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
   lines.append(f'{len(judged[UNKNOWN])} {PLURAL[UNKNOWN]}' + (f': {why}.' if why else '.'))
-  lines += [_SMOKE] if group.rules == 'smoke' else []
+  asked = total - len(judged[UNKNOWN])
+  lines += [_errors(asked)] if asked else []
+  lines += [_LIMITS[group.rules]] if group.rules in _LIMITS else []
   members = [run for runs in group.trials.values() for run in runs]
   return lines + split_notes(members) + inconsistencies(group)
 
@@ -77,6 +94,13 @@ def _default(group: Group) -> str:
                     f'{summary.text(" %" if summary.metric.unit == "percent" else "")}'
                     for summary in summaries)
   return f'default: {words or group.status("default")}.'
+
+
+def _errors(asked: int) -> str:
+  """How many verdicts are false, at most."""
+  return (f'At most {asked * FALSE_VERDICTS:.1f} false verdicts are to be expected among these '
+          f'{asked} claims: as many as if each lay exactly on its level, where by simulation '
+          f'{100 * FALSE_VERDICTS:g} % at most get a verdict.')
 
 
 def _named(member: tuple[str, Verdict]) -> str:

@@ -6,7 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sink_jax.paper.cells import Cell, Row, Statistics, Table, TrainedEntry
-from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, SyntheticAxis, Verdict
+from sink_jax.paper.content import (
+  GroupSummary,
+  JudgedClaim,
+  JudgedPart,
+  PaperReport,
+  SyntheticAxis,
+  Verdict,
+)
+from sink_jax.paper.metrics import METRICS
 
 _MARKS = '†‡§¶#'
 GridCell = str | tuple[str, str]  # a text, or a text and small print
@@ -94,6 +102,22 @@ def verdict_words(verdict: Verdict) -> str:
   """'holds', or 'undecided (about 7 seeds would decide)'."""
   return verdict.verdict + (f' (about {verdict.needed} seeds would decide)' if verdict.needed
                             else '')
+
+
+def part_words(part: JudgedPart) -> str:
+  """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
+
+  A truth has no interval: how its seeds ended says it.
+  """
+  metric = METRICS[part.metric]
+  shown = lambda values: ', '.join(metric.text(value) for value in values)
+  interval = f' [{shown([part.low, part.high])}]' if part.low is not None else ''
+  seeds = f', n = {part.n} ({shown(part.values)})' if part.n > 1 else ', n = 1'
+  paper = f'; the paper {metric.text(part.paper)}' if part.paper is not None else ''
+  held = {True: 'so', False: 'not so', None: 'undecided'}[part.held]
+  doubt = f', since {part.doubt}' if part.doubt else ''
+  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{interval}{seeds}: '
+          f'{held}{doubt}{paper}')
 
 
 def synthetic_grid(axis: SyntheticAxis) -> Grid:

@@ -49,7 +49,15 @@ article p { margin: .3rem 0; }
 td small { min-width: 6rem; overflow-wrap: anywhere; }
 .verdict { display: inline-block; padding: 0 .5rem; border-radius: 1rem; font-weight: 600;
   font-size: .85rem; border: 1px solid currentColor; }
-.yes { color: #00735a; } .no { color: #b34700; } .open { color: var(--soft); }
-@media (prefers-color-scheme: dark) { .yes { color: #3fd0a8; } .no { color: #ff9f5a; } }
+.yes { color: #00735a; } .no { color: #b34700; } .maybe { color: #7a5c00; } .open { color: var(--soft); }
+@media (prefers-color-scheme: dark) {
+  .yes { color: #3fd0a8; } .no { color: #ff9f5a; } .maybe { color: #e3bd4f; }
+}
+.strip { width: 15rem; height: 1.25rem; vertical-align: middle; color: var(--ink); }
+.strip .axis { stroke: var(--line); } .strip .level { stroke: #b34700; stroke-width: 2; }
+.strip .interval { stroke: var(--soft); stroke-width: 5; opacity: .45; }
+.strip .seed { fill: var(--ink); } .strip .paper { fill: none; stroke: #2f6fd0; stroke-width: 1.5; }
+.parts { list-style: none; padding-left: .6rem; font-size: .85rem; color: var(--soft); }
+.counts { display: flex; flex-wrap: wrap; gap: .4rem 1rem; padding: 0; list-style: none; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dt { margin-top: .4rem; } }
 """

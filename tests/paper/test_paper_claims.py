@@ -137,7 +137,7 @@ def test_to_train_is_to_learn(tmp_path):
 
 @pytest.mark.parametrize('settings', [
     {'data.source': "Stdlib(domains='code')"}, {'data.tokenizer': 'Bytes()'}, {'data.context': 128},
-    {'batch_size': 8}, {'model.d_model': 32}])
+    {'batch_size': 8}, {'model.d_model': 32}, {'probe.epsilon': 0.5}, {'probe.length': 32}])
 def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
   for trial in ('default', 'v-bias', 'batch-128'):
     write(tmp_path / trial, trial)
@@ -150,6 +150,15 @@ def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
   assert list(group.incomparable) == ['v-bias']  # batch-128 is about its batches
   line, = inconsistencies(group)
   assert line.startswith('v-bias (smoke budget, paper protocol) is not comparable')
+
+
+def test_seeds_of_other_runs_are_no_seeds(tmp_path):
+  for seed in (0, 1, 2):
+    write(tmp_path / f'd{seed}', seed=seed)
+  assert verdict(tmp_path, 'emergence')[0] == 'holds'
+  change(tmp_path / 'd1', {'optimizer.learning_rate': 0.5})
+  answer, why = verdict(tmp_path, 'emergence')
+  assert answer == 'cannot be judged' and 'its runs differ in optimizer.learning_rate' in why
 
 
 def test_the_content_of_the_data_is_compared(tmp_path):

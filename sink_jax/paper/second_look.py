@@ -1,0 +1,45 @@
+"""Which runs would decide what three seeds left undecided: two more seeds, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sink_jax.paper.claims import UNDECIDED, Claim
+from sink_jax.paper.collect import SYNTHETIC, Group
+from sink_jax.paper.content import SecondLook, Verdict
+
+MORE = 2  # seeds of a second look, which the simulation of false verdicts includes
+MOST = 3  # seeds that a trial may have before it; with five it has been looked at twice
+
+
+def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequence[Group]
+                 ) -> list[SecondLook]:
+  """The trials of undecided claims with new seeds for them, by group.
+
+  All trials of a group get the same seeds, since differences are paired by seed. Trials that have
+  more seeds than three are left as they are: looking until something is decided would decide
+  falsely in the end.
+  """
+  by_group: dict[str, list[str]] = {}
+  for claim, verdicts in claims:
+    for verdict in verdicts:
+      if verdict.verdict == UNDECIDED:
+        by_group.setdefault(verdict.name, []).extend(claim.trials)
+  looks = []
+  for group in groups:
+    seeds = _seeds(group)
+    trials = [trial for trial in dict.fromkeys(by_group.get(group.name, ()))
+              if 0 < len(seeds.get(trial, ())) <= MOST]
+    if trials:
+      first = 1 + max(seed for trial in trials for seed in seeds[trial])
+      # Labels have the names of the synthetic trials with their prefix, and no budget.
+      prefix, budget = ('', group.budget) if group.protocol else (SYNTHETIC, '')
+      looks.append(SecondLook(budget, group.protocol, [prefix + trial for trial in trials],
+                              list(range(first, first + MORE))))
+  return looks
+
+
+def _seeds(group: Group) -> Mapping[str, set[int]]:
+  """The seeds of the runs of each trial, whatever became of them."""
+  return {trial: {run.setup.seed for run in runs if run.setup}
+          for trial, runs in group.trials.items()}
