@@ -34,6 +34,9 @@ _SET = flags.DEFINE_multi_string(
     'set', [], 'A config key for all trials, such as --set=data.max_tokens=100000; repeatable.')
 _ONLY = flags.DEFINE_list(
     'only', [], 'Names of the trials to run, separated by commas; all if empty.')
+_UNDECIDED = flags.DEFINE_string(
+    'undecided', None, 'A report.json of the paper: two more seeds of the trials whose claims it '
+    'left undecided, once.')
 _SHARD = flags.DEFINE_string('shard', '1/1', 'k/n: the k-th of n parts, for jobs in an array.')
 _PROCESSES = flags.DEFINE_integer(
     'processes', 1, 'Trials at a time on this machine, for small ones. On TPUs only 1 works.')
@@ -63,6 +66,7 @@ from sink_jax.sweep.pool import SweepStopped, run_in_parallel
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.summary import RemainingTime, as_markdown, keep_summary, read_states
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial, load_trials, parse_settings, select_shard
+from sink_jax.sweep.undecided import read_second_look
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.multihost import broadcast_from_process0, fail, init_distributed, is_first
@@ -135,9 +139,17 @@ def _table() -> dict[str, Trial]:
     raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
                      'together, one after the other. Leave it out, or start no job.')
   _check_batched()
-  assert _CONFIG.value is not None  # absl requires the option
-  return load_trials(_CONFIG.value, {k: v for k, v in options.items() if v}, seeds or None,
-                     parse_settings(_SET.value))
+  if _UNDECIDED.value and (seeds or _ONLY.value):
+    raise ValueError('--undecided names trials and seeds itself: leave out --seeds and --only.')
+  config = _CONFIG.value
+  assert config is not None  # absl requires the option
+  load = lambda seeds: load_trials(config, {k: v for k, v in options.items() if v}, seeds,
+                                   parse_settings(_SET.value))
+  if not _UNDECIDED.value:
+    return load(seeds or None)
+  names, seeds = read_second_look(_UNDECIDED.value, load(None))
+  return {name: trial for name, trial in load(seeds).items()
+          if (trial.label.get('trial') or trial.name) in names}
 
 
 def _check_batched() -> None:

@@ -3,19 +3,23 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
-from sink_jax.paper.claims import LEVELS, judge
+from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
+from sink_jax.paper.overview import deciding
 from sink_jax.paper.parts import Part
-from sink_jax.paper.report import CLAIMS
+from sink_jax.paper.report import CLAIMS, as_text, paper_report, verdict_counts
 from sink_jax.paper.spread import FALSE_VERDICTS, Pooled, Spread, spread_of, t_quantile
+from sink_jax.paper.strips import strip
+from sink_jax.report import markup
 from tests.paper import calibration, paper_runs
-from tests.paper.paper_runs import runs, write
-from tests.report.test_report import ROOT
+from tests.paper.paper_runs import runs, write, write_synthetic
+from tests.report.test_report import ROOT, Page
 
 BY_KEY = {claim.key: claim for claim in CLAIMS}
 CALIBRATION = ROOT / 'results/paper/calibration.json'
@@ -136,6 +140,68 @@ def test_levels_are_those_of_the_untrained_model_where_they_are_higher(tmp_path)
   run = runs(tmp_path)[0]
   assert run.probe.nulls == run.probe.last_nulls == {'sink_1': 25.0, 'hidden_ratio': 1.5}
   assert run.as_dict()['null_p99'] == run.probe.nulls
+
+
+def test_a_second_look_is_asked_for_once(tmp_path):
+  seeds(tmp_path / 'runs', 'default', (30, 33, 28))
+  seeds(tmp_path / 'runs', 'weight-decay-0', (8, 14, 11))
+  seeds(tmp_path / 'runs', 'v-bias', (28, 33, 30))  # decided
+  for seed in THREE:
+    write_synthetic(tmp_path / f'runs/synthetic-{seed}', 'default', seed=seed, sink=(12 + seed,))
+  look, axis = paper_report(runs(tmp_path / 'runs'), tmp_path / 'a').undecided
+  assert (look.budget, look.protocol, look.seeds) == ('smoke', 'paper', [3, 4])
+  assert 'weight-decay-0' in look.trials and 'v-bias' not in look.trials
+  assert (axis.budget, axis.protocol, axis.trials) == ('', '', ['synthetic-default'])
+  written = json.loads((tmp_path / 'a/report.json').read_text())
+  assert written['undecided'][0] == json.loads(json.dumps(dataclasses.asdict(look)))
+  for trial in look.trials:
+    for seed in look.seeds:
+      write(tmp_path / f'runs/{trial}-{seed}', trial, seed=seed, sink=(11,))
+  looks = paper_report(runs(tmp_path / 'runs'), tmp_path / 'b').undecided
+  assert [look.budget for look in looks] == ['']  # whatever is undecided with five seeds stays so
+
+
+def test_four_outcomes_are_shown_everywhere(tmp_path):
+  for trial in ('default', 'nope', 'absolute', 'learned'):
+    seeds(tmp_path / 'runs', trial, (30, 33, 28))
+  seeds(tmp_path / 'runs', 'v-bias', (30, 33, 28))
+  seeds(tmp_path / 'runs', 'weight-decay-0', (8, 14, 11))
+  seeds(tmp_path / 'runs', 'post-norm', (1, 0, 2))
+  report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
+  (_, counts, failed), = verdict_counts(report)
+  assert failed == ['post-norm'] and sum(counts.values()) == len(CLAIMS)
+  assert counts.keys() == {'holds', 'does not hold', 'undecided', 'cannot be judged'}
+  text = as_text(report)
+  source = (tmp_path / 'out/index.html').read_text()
+  markdown = (tmp_path / 'out/report.md').read_text().replace('\\', '')
+  first, rest = source.split('<section id="in-short">')
+  for verdict_, plural in PLURAL.items():
+    assert f'{counts[verdict_]} {plural}' in text
+    assert f'<b>{counts[verdict_]}</b> <span' in first and f'{plural}</span>' in first
+  assert all(markup.text(claim.statement) in first for claim in CLAIMS)
+  undecided = next(claim for claim in report.claims if claim.key == 'no-weight-decay').verdicts[0]
+  part, = undecided.parts
+  words = f'about {undecided.needed} seeds would decide'
+  assert words in markdown and words in first and undecided.needed > 3
+  line = (f'Sink_1 of weight-decay-0, asked at least 10 %: 11.00 [{part.low:.2f}, {part.high:.2f}], '
+          'n = 3 (8.00, 14.00, 11.00): undecided')
+  assert line in markdown
+  page = Page(source)  # pictures are part of the page, without a script
+  assert not page.open and page.tags.count('svg') > 6 and 'script' not in page.tags
+  assert first.count('class="seed"') >= 9 and '://' not in source
+
+
+def test_a_picture_has_seeds_interval_level_and_the_papers_number():
+  part = Part('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
+      Spread({'sink_1': Pooled(16.0, 8)}), 1)
+  drawn_ = strip(part)
+  assert drawn_.count('class="seed"') == 3 and drawn_.count('class="level"') == 1
+  assert drawn_.count('class="interval"') == 1 and drawn_.count('class="paper"') == 1
+  assert part.paper == 18.18
+  places = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawn_)]
+  assert places == [pytest.approx(8 + share * 224, abs=0.1) for share in (0.275, 0.3425, 0.276)]
+  ended = Part('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
+  assert strip(ended) == '' and deciding([ended]) is None and deciding([ended, part]) is part
 
 
 def test_the_simulated_rule_is_the_rule():
