@@ -134,6 +134,10 @@ def as_text(report: PaperReport) -> str:
         f'{counts.get(verdict, 0)} {words}' for verdict, words in PLURAL.items()))
     lines += [fill(f'do not hold: {", ".join(failed)}', 100, initial_indent='  ',
                    subsequent_indent='    ')] if failed else []
+  for look in report.undecided:
+    seeds = ' and '.join(map(str, look.seeds))
+    lines.append(f'undecided, {look.budget or "synthetic"}: seeds {seeds} of {len(look.trials)} '
+                 'trials may decide (sweep with --undecided)')
   drawn = sum(bool(figure.pictures) for figure in report.figures)
   lines.append(f'figures: {drawn} of {len(report.figures)} drawn')
   lines += report.notes

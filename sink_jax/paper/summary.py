@@ -22,7 +22,9 @@ _JUDGED = (
     f'of all trials of the budget, lies on one side of its level; {MIN_SEEDS} seeds are the least. '
     'A claim holds where all parts are decided so, and does not hold where one is decided against '
     'it, whose chance is divided by their number; of training, all seeds have to end alike. Each '
-    'criterion is ours and stands below its claim.')
+    'criterion is ours and stands below its claim. Where probes say what random positions of the '
+    'untrained model have, its 99th percentile is the level of a sink and of massive activations '
+    'if that is more.')
 _LIMITS = {
     'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '
              'does not says little about the paper, the one as little as the other.',

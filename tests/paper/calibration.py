@@ -77,6 +77,14 @@ def effects():
       RATES, pool, 10, above=above) for pool in (8, 30) for above in (5, 10, 20)}
 
 
+def training(odd):
+  """The same of runs that diverge or not, three seeds of a trial, of which a share `odd` differs.
+
+  No spread can be pooled over yes and no: three that are alike decide, whichever they are.
+  """
+  return {'as most seeds': round(100 * (1 - odd)**3, 2), 'as the others': round(100 * odd**3, 2)}
+
+
 def simulate(scenario, runs, seed=0):
   """{'holds', 'does not hold': percent of the claims, 'at three seeds': percent with a verdict}"""
   rng = np.random.default_rng(seed)
@@ -168,6 +176,8 @@ def calibrate(runs):
                f'verdict, true or false ({worst}); {100 * FALSE_VERDICTS:g} % are allowed.',
       'on the level': on_level,
       'on the level, but not to be seen in five seeds': measure(uncontrolled()),
+      'training, one seed in ten unlike the others': training(0.1),
+      'training, half of the seeds unlike the others': training(0.5),
       'true': measure(effects())}
 
 

@@ -204,6 +204,15 @@ def test_a_picture_has_seeds_interval_level_and_the_papers_number():
   assert strip(ended) == '' and deciding([ended]) is None and deciding([ended, part]) is part
 
 
+def test_ratios_are_compared_by_their_logarithms_and_steps_by_the_least_they_can_be(tmp_path):
+  for seed, ratio in enumerate((4, 8, 16)):
+    write(tmp_path / f'v{seed}', seed=seed, hidden_ratio=[1, 1, ratio], sink=(30 * (seed < 2),))
+  known = {name: metric_summary(name, runs(tmp_path)) for name in ('massive', 'emergence_step')}
+  assert list(known['massive'].by_seed.values()) == [math.log(x) for x in (4, 8, 16)]
+  assert known['emergence_step'].by_seed == {0: 1000, 1: 1000, 2: 1000}  # the last step
+  assert known['emergence_step'].values[2] == math.inf  # which tables show as never
+
+
 def test_the_simulated_rule_is_the_rule():
   rng = np.random.default_rng(1)
   pooled = Pooled(16.0, 6)
@@ -229,6 +238,8 @@ def test_false_verdicts_are_as_few_as_the_committed_table_says():
   for rates in committed['on the level'].values():
     assert rates['holds'] + rates['does not hold'] <= 100 * FALSE_VERDICTS
   assert committed['runs'] == calibration.RUNS >= 10_000
+  most, = re.findall(r'at most ([\d.]+) % get a verdict', committed['found'])
+  assert f'most {most} % get a verdict' in ' '.join((ROOT / 'README.md').read_text().split())
 
 
 @pytest.mark.full
