@@ -26,10 +26,10 @@ PROTOCOLS = {
 }
 
 
-def config(trials: base.Trials, argument: str) -> ConfigDict:
+def config(trials: base.Trials, argument: str, default: str = 'full') -> ConfigDict:
   """The config that e.g. 'window-32,budget=smoke,protocol=released' names.
 
-  The budget is 'full' and the protocol 'paper' unless given.
+  default: the budget where none is given; the protocol is 'paper' then.
 
   Raises:
     ValueError: unknown trial, option, budget or protocol; lists the choices.
@@ -37,7 +37,7 @@ def config(trials: base.Trials, argument: str) -> ConfigDict:
   """
   name, *options = argument.split(',')
   given = {key: value for key, _, value in (option.partition('=') for option in options)}
-  budget, protocol = given.pop('budget', 'full'), given.pop('protocol', 'paper')
+  budget, protocol = given.pop('budget', default), given.pop('protocol', 'paper')
   if given:
     raise ValueError(f'Unknown option {next(iter(given))!r}. Choices: budget, protocol.')
   if protocol not in PROTOCOLS:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from absl import flags
 
@@ -34,6 +34,8 @@ _SET = flags.DEFINE_multi_string(
     'set', [], 'A config key for all trials, such as --set=data.max_tokens=100000; repeatable.')
 _ONLY = flags.DEFINE_list(
     'only', [], 'Names of the trials to run, separated by commas; all if empty.')
+_CLAIMS = flags.DEFINE_list(
+    'claims', [], 'Claims of the paper, such as emergence,key-biases: the trials that these need.')
 _UNDECIDED = flags.DEFINE_string(
     'undecided', None, 'A report.json of the paper: two more seeds of the trials whose claims it '
     'left undecided, once.')
@@ -60,6 +62,7 @@ import jax
 from sink_jax.data.dataset import open_data
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.paper.all_claims import trials_of
 from sink_jax.sweep import estimate
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.pool import SweepStopped, run_in_parallel
@@ -85,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     if _LIST.value:
       print('\n'.join(trials))
     elif _DRY_RUN.value:
-      print(estimate.as_text(estimate.estimate_sweep(trials, _PROCESSES.value), _BUDGET.value))
+      print(estimate.as_text(estimate.estimate_sweep(trials, _PROCESSES.value), _budget(trials)))
     elif _DATA_ONLY.value:
       _open_data(trials)
     elif not _WORKDIR.value:
@@ -139,8 +142,9 @@ def _table() -> dict[str, Trial]:
     raise ValueError(f'--processes={_PROCESSES.value}: the processes of a job train a trial '
                      'together, one after the other. Leave it out, or start no job.')
   _check_batched()
-  if _UNDECIDED.value and (seeds or _ONLY.value):
-    raise ValueError('--undecided names trials and seeds itself: leave out --seeds and --only.')
+  if _UNDECIDED.value and (seeds or _ONLY.value or _CLAIMS.value):
+    raise ValueError('--undecided names trials and seeds itself: leave out --seeds, --only and '
+                     '--claims.')
   config = _CONFIG.value
   assert config is not None  # absl requires the option
   load = lambda seeds: load_trials(config, {k: v for k, v in options.items() if v}, seeds,
@@ -160,22 +164,44 @@ def _check_batched() -> None:
 
 
 def _selected(table: Mapping[str, Trial]) -> dict[str, Trial]:
-  """Those that --only and --shard leave; --only takes a trial's name or that of one seed."""
+  """Those that --only, or --claims, and --shard leave."""
   # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME alone then means all of
   # them.
   names = lambda name, trial: {name, trial.label.get('trial')}
   known = set().union(*(names(*item) for item in table.items()))
+  if _ONLY.value and _CLAIMS.value:
+    raise ValueError('--only and --claims both choose trials: leave one of them out.')
+  only = set(_ONLY.value) or _of_claims(known)
   unknown = sorted(set(_ONLY.value) - known)
   if unknown:
     raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(table)}.')
   trials = {name: trial for name, trial in table.items()
-            if not _ONLY.value or names(name, trial) & set(_ONLY.value)}
+            if not only or names(name, trial) & only}
   for name, trial in trials.items():
     if trial.overridden:
       raise ValueError(f'--set={trial.overridden[0]}: trial {name} is about it. Leave that out, or '
                        'choose other trials with --only.')
   # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard(trials, _SHARD.value)
+
+
+def _of_claims(known: Set[str | None]) -> set[str]:
+  """Names of the trials that --claims needs; all of them are in the table."""
+  if not _CLAIMS.value:
+    return set()
+  try:
+    needed = trials_of(_CLAIMS.value)
+  except ValueError as error:
+    raise ValueError(f'--claims: {error}') from None
+  if missing := [name for name in needed if name not in known]:
+    raise ValueError(f'--claims={",".join(_CLAIMS.value)} needs {missing[0]}, which '
+                     f'{_CONFIG.value} does not have; configs/desk.py has all trials of the paper.')
+  return set(needed)
+
+
+def _budget(trials: Mapping[str, Trial]) -> str | None:
+  """The budget of the trials: as given, or as their config file has it."""
+  return _BUDGET.value or next((trial.label.get('budget') for trial in trials.values()), None)
 
 
 def _open_data(trials: Mapping[str, Trial]) -> None:
@@ -225,7 +251,7 @@ def _run(trials: Mapping[str, Trial], table: Mapping[str, Trial], root: AnyPath,
             if state.status not in FINAL_STATUSES}
     if _ESTIMATE.value:
       expected = estimate.estimate_sweep(left, _PROCESSES.value)
-      print(estimate.headline(expected, _BUDGET.value), file=sys.stderr)
+      print(estimate.headline(expected, _budget(trials)), file=sys.stderr)
       remaining = RemainingTime(expected.work(), expected.seconds)
     else:
       remaining = RemainingTime(dict.fromkeys(left, 1.0), None)  # as if every trial took as long

@@ -21,7 +21,6 @@ from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
-
 # What a probe records: lowered elsewhere too, to know the memory that it takes.
 PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table, TrialStatistics
 from sink_jax.paper.pictures import Figure
-from sink_jax.report.records import NormRatios
+from sink_jax.report.probe_record import NormRatios
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import ALONE, METRICS, metric_summary, window_size
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.pictures import Panel, Series, TrainedPicture
-from sink_jax.report.records import NormRatios, RunRecord
+from sink_jax.report.probe_record import NormRatios
+from sink_jax.report.records import RunRecord
 
 _POINTS = 200  # of a training loss: more could not be told apart
 _FEW = 25  # where lines of several trials cross

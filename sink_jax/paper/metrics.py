@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from sink_jax.attention.mask import Mask
 from sink_jax.paper.cells import Statistics
 from sink_jax.paper.differences import pile_cc_loss, same_data
-from sink_jax.report.records import NormRatios, ProbeRecord, RunRecord
+from sink_jax.report.probe_record import NormRatios, ProbeRecord
+from sink_jax.report.records import RunRecord
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
 ALONE = 'in a window of one token every query sees itself alone'

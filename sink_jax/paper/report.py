@@ -10,14 +10,8 @@ from textwrap import fill
 from typing import TypeVar
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper import (
-  claims_architecture,
-  claims_training,
-  drawing,
-  numbers,
-  open_protocol,
-  synthetic,
-)
+from sink_jax.paper import drawing, numbers, open_protocol, synthetic
+from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, judge
@@ -47,7 +41,6 @@ from sink_jax.report.records import RunRecord
 from sink_jax.train.provenance import provenance
 
 T = TypeVar('T')
-CLAIMS = claims_training.CLAIMS + claims_architecture.CLAIMS
 _PICTURES = 2_600_000  # bytes on the page, where base64 makes a third more of them
 # An absolute path in a command or an error: all but its end is this machine's business.
 _ROOT = r'(?:file://[\w.-]*)?(?:~[\w.-]*)?/'

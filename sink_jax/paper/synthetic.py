@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
 from sink_jax.paper.content import SyntheticAxis, SyntheticRow
 from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarize
-from sink_jax.report.records import ProbeRecord, RunRecord
+from sink_jax.report.probe_record import ProbeRecord
+from sink_jax.report.records import RunRecord
 from sink_jax.train.experiment import Label
 
 

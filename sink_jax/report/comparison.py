@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from sink_jax.report.records import (
-  EMERGENCE_LEVEL,
-  RunRecord,
-  baseline_of,
-  differing_settings,
-  split_notes,
-)
+from sink_jax.report.probe_record import EMERGENCE_LEVEL
+from sink_jax.report.records import RunRecord, baseline_of, differing_settings, split_notes
 from sink_jax.report.sentences import overview, sentences
 from sink_jax.report.tables import as_text as table_text
 

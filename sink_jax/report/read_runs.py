@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,14 @@ from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
 from sink_jax.report.jsontext import finite
-from sink_jax.report.records import (
+from sink_jax.report.probe_record import (
   EMERGENCE_LEVEL,
-  Course,
+  BlockActivations,
   Curves,
   NormRatios,
-  Origin,
   ProbeRecord,
-  RunRecord,
-  Setup,
-  TextAmount,
 )
+from sink_jax.report.records import Course, Origin, RunRecord, Setup, TextAmount
 from sink_jax.train.experiment import Experiment, Label, from_dict
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.record import metrics_problem
@@ -197,11 +194,37 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
       peak_sink_1=rates[peak],
       peak_step=steps[peak],
       curves=Curves(steps, rates, [row['sink_bias_slot'] for row in rows],
-                    [row['largest_importance'] for row in rows]),
+                    [row['largest_importance'] for row in rows],
+                    [_least(row['value_ratio']) for row in rows],
+                    # Entry 0 is the embedding.
+                    [_largest((row.get('hidden_ratio') or [])[1:]) for row in rows],
+                    [_largest(block.max_over_median for block in _activations(row))
+                     for row in rows]),
       # A record that has lost its beginning has no row of the untrained model.
       nulls=_nulls(rows[0]) if rows[0]['step'] == 0 else {},
       last_nulls=_nulls(last),
+      activations=_activations(last),
   )
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+  return min((value for value in values if value is not None), default=None)
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+  return max((value for value in values if value is not None), default=None)
+
+
+def _activations(row: Mapping[str, Any]) -> list[BlockActivations]:
+  """Those of the blocks of a probe row; none in the rows of older runs."""
+  if 'activation_max' not in row:
+    return []
+  keys = {'max': 'activation_max', 'median': 'activation_median',
+          'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000',
+          'kurtosis_moment': 'kurtosis_moment', 'kurtosis_channels': 'kurtosis_channels',
+          'position': 'activation_position', 'channel': 'activation_channel'}
+  return [BlockActivations(block, **{name: row[key][block] for name, key in keys.items()})
+          for block in range(1, len(row['activation_max']))]
 
 
 def _nulls(row: Mapping[str, Any]) -> dict[str, float]:

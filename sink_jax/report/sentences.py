@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sink_jax.report.markup import upper
-from sink_jax.report.records import EMERGENCE_LEVEL, ProbeRecord, RunRecord
+from sink_jax.report.probe_record import EMERGENCE_LEVEL, ProbeRecord
+from sink_jax.report.records import RunRecord
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss from which two variants have not learnt equally much

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from sink_jax.report import markup
-from sink_jax.report.records import ProbeRecord, RunRecord
+from sink_jax.report.probe_record import ProbeRecord
+from sink_jax.report.records import RunRecord
 
 WIDTH = 100  # columns of a terminal
 

@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
+from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import judge
 from sink_jax.paper.collect import groups_of, inconsistencies
-from sink_jax.paper.report import CLAIMS
 from tests.paper import paper_runs
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
 

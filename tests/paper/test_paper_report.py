@@ -11,7 +11,8 @@ import pytest
 
 from sink_jax.analyses.registry import ANALYSES
 from sink_jax.paper import drawing, numbers
-from sink_jax.paper.report import CLAIMS, as_text, paper_report, without_paths
+from sink_jax.paper.all_claims import CLAIMS
+from sink_jax.paper.report import as_text, paper_report, without_paths
 from tests.paper import paper_runs
 from tests.paper.analysed_files import content, write as write_analysis
 from tests.paper.paper_runs import change, runs, write, write_not_expressible

@@ -8,12 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.overview import deciding
 from sink_jax.paper.parts import Part
-from sink_jax.paper.report import CLAIMS, as_text, paper_report, verdict_counts
+from sink_jax.paper.report import as_text, paper_report, verdict_counts
 from sink_jax.paper.spread import FALSE_VERDICTS, Pooled, Spread, spread_of, t_quantile
 from sink_jax.paper.strips import strip
 from sink_jax.report import markup
