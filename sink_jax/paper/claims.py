@@ -2,12 +2,12 @@
 
 A claim holds where all parts of its checks are decided so by the spread of the seeds, does not hold
 where one is decided against it, is undecided where seeds are too few or too unlike for either, and
-cannot be judged where runs are missing or presuppose what is not there. Where the claim is about changing or moving a sink, there has to
-be one in the default run of the same budget and protocol. A claim about where a sink comes to
-stand on ordinary text needs a default run whose first token is not fixed, as the smoke
-budget's is. That there is no sink says something only where the same attention with
-normalisation has one. Runs that cannot be compared with the default run decide nothing. One seed is no verdict, but
-where what is asked is an identity of the architecture.
+cannot be judged where runs are missing, or what it presupposes is not there. Where the claim is
+about changing or moving a sink, there has to be one in the default run of the same budget and
+protocol. A claim about where a sink comes to stand on ordinary text needs a default run whose first
+token is not fixed, as the smoke budget's is. That there is no sink says something only where the
+same attention with normalisation has one. Runs that cannot be compared with the default run decide
+nothing. One seed is no verdict, but where what is asked is an identity of the architecture.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _verdict(checks: Sequence[tuple[Evidence, Sequence[JudgedPart]]]) -> _Findin
 
 
 def _needed(parts: Sequence[JudgedPart]) -> int | None:
-  """How many seeds would decide a claim by its open parts, if means and spreads stay as they are."""
+  """How many seeds would decide a claim by its open parts, if means and spreads stay so."""
   # The first part on the wrong side decides against the claim; all on the right one decide for it.
   wrong = [part.needed for part in parts if not part.fits]
   if wrong:

@@ -22,8 +22,8 @@ class JudgedPart:
   difference between ratios is a factor. held: None where the seeds do not decide it. low, high: of
   the interval of the mean; None without a known spread, as of one seed where no trial has more.
   values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
-  many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be decided
-  whatever they are. paper: the paper's number; None where no table has it.
+  many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be
+  decided whatever they are. paper: the paper's number; None where no table has it.
   """
 
   words: str
@@ -206,7 +206,8 @@ class SyntheticAxis:
 class PaperReport:
   """The whole report.
 
-  undecided: what a second look takes. statuses: how many runs have each. comparison: when numbers are compared with the paper's.
+  undecided: what a second look takes. statuses: how many runs have each. comparison: when numbers
+  are compared with the paper's.
   budgets: their rules in words. notes: on runs that cannot be compared. runs: by name. analyses:
   how each file was made. other_runs: names of runs that are not of the paper. provenance: how runs,
   analyses and the report were made.

@@ -49,7 +49,8 @@ article p { margin: .3rem 0; }
 td small { min-width: 6rem; overflow-wrap: anywhere; }
 .verdict { display: inline-block; padding: 0 .5rem; border-radius: 1rem; font-weight: 600;
   font-size: .85rem; border: 1px solid currentColor; }
-.yes { color: #00735a; } .no { color: #b34700; } .maybe { color: #7a5c00; } .open { color: var(--soft); }
+.yes { color: #00735a; } .no { color: #b34700; } .maybe { color: #7a5c00; }
+.open { color: var(--soft); }
 @media (prefers-color-scheme: dark) {
   .yes { color: #3fd0a8; } .no { color: #ff9f5a; } .maybe { color: #e3bd4f; }
 }

@@ -38,8 +38,8 @@ def read_second_look(path: str | Path, trials: Mapping[str, Trial]
   if not found:
     said = lambda pairs: ' and '.join(sorted(
         f'{budget or "no"} budget, {protocol or "no"} protocol' for budget, protocol in pairs))
-    raise ValueError(f'--undecided={path}: its undecided claims are of runs at {said(map(key, looks))}'
-                     f'; the trials of this sweep are at {said(mine)}.')
+    raise ValueError(f'--undecided={path}: its undecided claims are of runs at '
+                     f'{said(map(key, looks))}; the trials of this sweep are at {said(mine)}.')
   look = found[0]
   return frozenset(look['trials']) & names, list(look['seeds'])
 

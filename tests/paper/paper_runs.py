@@ -43,7 +43,8 @@ def write(folder, trial='default', *, budget='smoke', protocol='paper', seed=0, 
   record = dict(status=status, step=step, **HARDWARE, **(details or {}))
   (folder / 'status.json').write_text(json.dumps(record))
   loss = 3.0 if losses is None else losses
-  rows = [probe_row(0, (), **(first or {})), dict(kind='train', step=step // 2, loss=4.0, grad_norm=1.0),
+  rows = [probe_row(0, (), **(first or {})),
+          dict(kind='train', step=step // 2, loss=4.0, grad_norm=1.0),
           dict(kind='train', step=step, loss=loss if train is None else train, grad_norm=0.5),
           dict(kind='valid', step=0, valid=9.0), probe_row(step, sink, **values),
           {'kind': 'valid', 'step': step, 'valid': loss, domain: loss}]

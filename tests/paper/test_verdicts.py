@@ -1,4 +1,4 @@
-"""Verdicts know the spread of their seeds: the rule, how often it errs, and what it says of plants."""
+"""Verdicts know the spread of seeds: the rule, how often it errs, what it says of planted effects."""
 
 import dataclasses
 import json
@@ -82,15 +82,14 @@ def test_planted_sinks(sinks, expected, tmp_path):
 
 
 @pytest.mark.parametrize('sinks, expected', [
-    ((30, 33, 28), 'does not hold'), ((34, 36, 33), 'undecided'), ((60, 58, 63), 'holds')])
+    ((24, 26, 23), 'does not hold'), ((30, 33, 28), 'undecided'), ((34, 36, 33), 'undecided'),
+    ((60, 58, 63), 'holds')])
 def test_planted_differences_are_paired_by_seed(sinks, expected, tmp_path):
   for trial in ('default', 'nope', 'absolute', 'learned'):
     seeds(tmp_path, trial, (30, 31, 30))
   seeds(tmp_path, 'weight-decay-0.5', sinks)
-  # A weaker sink than 2 points more is decided against only where seeds spread little.
   found = verdict(tmp_path, 'weight-decay')
-  assert (found.verdict == expected) or (expected == 'does not hold'
-                                         and found.verdict == 'undecided')
+  assert found.verdict == expected
   assert found.parts[0].values == [after - before for after, before in zip(sinks, (30, 31, 30))]
   if found.verdict == 'undecided':
     assert f'About {found.needed} seeds would decide' in found.why and found.needed > 3
@@ -124,7 +123,8 @@ def test_training_takes_three_seeds_that_end_alike(tmp_path):
 
 
 def test_an_identity_takes_one_run(tmp_path):
-  write(tmp_path / 'default', analyses={'first_token_chain': dict(largest_relative_difference=1e-6)})
+  chain = {'first_token_chain': dict(largest_relative_difference=1e-6)}
+  write(tmp_path / 'default', analyses=chain)
   assert verdict(tmp_path, 'chain').verdict == 'holds'
   assert [check for claim in CLAIMS for check in claim.checks if getattr(check, 'exact', False)
           ] == list(BY_KEY['chain'].checks)
@@ -184,8 +184,8 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   part, = undecided.parts
   words = f'about {undecided.needed} seeds would decide'
   assert words in markdown and words in first and undecided.needed > 3
-  line = (f'Sink_1 of weight-decay-0, asked at least 10 %: 11.00 [{part.low:.2f}, {part.high:.2f}], '
-          'n = 3 (8.00, 14.00, 11.00): undecided')
+  line = ('Sink_1 of weight-decay-0, asked at least 10 %: '
+          f'11.00 [{part.low:.2f}, {part.high:.2f}], n = 3 (8.00, 14.00, 11.00): undecided')
   assert line in markdown
   page = Page(source)  # pictures are part of the page, without a script
   assert not page.open and page.tags.count('svg') > 6 and 'script' not in page.tags
@@ -248,8 +248,8 @@ def test_the_committed_table_can_be_made_again():
   assert calibration.calibrate(calibration.RUNS) == json.loads(CALIBRATION.read_text())
 
 
-# Standard deviations over seeds on the scale of each unit: those of the runs in results/paper, but of
-# rates a third of theirs, as the paper's models have twenty times as many heads.
+# Standard deviations over seeds on the scale of each unit: those of the runs in results/paper, but
+# of rates a third of theirs, as the paper's models have twenty times as many heads.
 SPREADS = {'percent': 1.0, 'nats': 0.012, 'ratio': 0.15, 'steps': 100.0}
 CLEAR = 6  # standard deviations of seeds between a number and its level
 

@@ -33,8 +33,8 @@ def test_a_report_names_trials_and_seeds(tmp_path):
 
 @pytest.mark.parametrize('looks, words', [
     ([], 'would decide no claim of it'),
-    ([dict(LOOK, budget='tenth')], 'are of runs at tenth budget, paper protocol; the trials of this '
-                                   'sweep are at smoke budget, paper protocol'),
+    ([dict(LOOK, budget='tenth')], 'are of runs at tenth budget, paper protocol; the trials of '
+                                   'this sweep are at smoke budget, paper protocol'),
     ([dict(LOOK, protocol='released')], 'at smoke budget, released protocol;')])
 def test_another_report_is_refused(looks, words, tmp_path):
   with pytest.raises(ValueError, match=words):
