@@ -23,7 +23,7 @@ def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequ
   by_group: dict[str, list[str]] = {}
   for claim, verdicts in claims:
     for verdict in verdicts:
-      if verdict.verdict == UNDECIDED:
+      if verdict.verdict == UNDECIDED and not _hopeless(verdict):
         by_group.setdefault(verdict.name, []).extend(claim.trials)
   looks = []
   for group in groups:
@@ -37,6 +37,13 @@ def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequ
       looks.append(SecondLook(budget, group.protocol, [prefix + trial for trial in trials],
                               list(range(first, first + MORE))))
   return looks
+
+
+def _hopeless(verdict: Verdict) -> bool:
+  """Would no further seed decide it? Of training, where seeds ended unlike each other."""
+  open_parts = [part for part in verdict.parts if part.held is None]
+  unlike = lambda part: part.metric == 'converges' and len(set(part.values)) > 1
+  return bool(open_parts) and all(map(unlike, open_parts))
 
 
 def _seeds(group: Group) -> Mapping[str, set[int]]:

@@ -15,6 +15,7 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.overview import deciding
 from sink_jax.paper.parts import Part
 from sink_jax.paper.report import as_text, paper_report, verdict_counts
+from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Pooled, Spread, spread_of, t_quantile
 from sink_jax.paper.strips import strip
 from sink_jax.report import markup
@@ -119,7 +120,10 @@ def test_training_takes_three_seeds_that_end_alike(tmp_path):
       write(tmp_path / f'{name}-{count}', name, seed=count, status='diverged', step=300)
     assert verdict(tmp_path, 'p-norm-diverges').verdict == expected
   write(tmp_path / 'fourth', names[0], seed=4)
-  assert verdict(tmp_path, 'p-norm-diverges').verdict == 'undecided'
+  found = verdict(tmp_path, 'p-norm-diverges')
+  assert found.verdict == 'undecided'
+  groups = groups_of(runs(tmp_path))
+  assert second_looks([(BY_KEY['p-norm-diverges'], [found])], groups) == []  # no seed undoes that
 
 
 def test_an_identity_takes_one_run(tmp_path):
