@@ -87,10 +87,15 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
   if valid := of_kind('valid'):
     run = dataclasses.replace(run, losses={
         key: value for key, value in valid[-1].items() if key not in ('kind', 'step')})
-  # A row without these was measured while activations were not finite.
-  probed = [row for row in of_kind('probe')
-            if None not in (row['largest_importance'], *row['value_ratio'])]
-  return dataclasses.replace(run, probe=_probe(probed)) if probed else run
+  try:
+    # A row with None for these was measured while activations were not finite.
+    probed = [row for row in of_kind('probe')
+              if None not in (row['largest_importance'], *row['value_ratio'])]
+    return dataclasses.replace(run, probe=_probe(probed)) if probed else run
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    what = f'has no {error}' if isinstance(error, KeyError) else f'cannot be read: {error}'
+    return dataclasses.replace(run, status='unreadable',
+                               error=f'metrics.jsonl: a row of the probe {what}')
 
 
 def describe_attention(experiment: Experiment) -> str:

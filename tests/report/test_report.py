@@ -142,6 +142,24 @@ def test_a_run_that_cannot_be_read_is_listed(tmp_path):
   assert "Unknown Similarity 'Unheard'" in as_text(report)
 
 
+@pytest.mark.parametrize('change, words', [
+    (lambda row: row.pop('largest_importance'), "has no 'largest_importance'"),
+    (lambda row: row.pop('value_ratio'), "has no 'value_ratio'"),
+    (lambda row: row.pop('sink'), "has no 'sink'"),
+    (lambda row: row.update(value_ratio=0.25), 'cannot be read'),
+    (lambda row: row.update(value_ratio=[]), 'cannot be read'),
+    (lambda row: row.update(null_p99=[3.0]), 'cannot be read')])
+def test_a_damaged_row_of_a_probe_ends_no_report(change, words, tmp_path):
+  damaged = dict(GROWING[-1])
+  change(damaged)
+  write(tmp_path / 'runs' / 'a', probed=[*GROWING[:-1], damaged])
+  write(tmp_path / 'runs' / 'b', probed=GROWING)
+  report = compare(tmp_path / 'runs', tmp_path / 'out')
+  a, b = report.runs
+  assert a.status == 'unreadable' and a.probe is None and words in a.error
+  assert words in ' '.join(as_text(report).split()) and b.probe.sink_1 == 45.5
+
+
 @pytest.fixture(scope='module')
 def report(tmp_path_factory):
   """All trials of the quick start, with the kinds of results that they may have."""
