@@ -144,7 +144,7 @@ def _loss(run: RunRecord, baseline: RunRecord) -> str:
   """Variants that learnt unequally much say little about each other's sinks."""
   mine, its = run.losses or {}, baseline.losses or {}
   pairs = {key: (own, other) for key in run.shown_losses
-           if (own := mine[key]) is not None and (other := its.get(key)) is not None}
+           if (own := mine.get(key)) is not None and (other := its.get(key)) is not None}
   if not pairs:
     return ''
   # The set on which they differ most decides whether the two can be compared.

@@ -160,6 +160,12 @@ def test_a_damaged_row_of_a_probe_ends_no_report(change, words, tmp_path):
   assert words in ' '.join(as_text(report).split()) and b.probe.sink_1 == 45.5
 
 
+def test_losses_of_other_sets_alone_end_no_report(tmp_path):
+  softmax = write(tmp_path / 'softmax', probed=GROWING, valid=dict(valid=1.5, code=1.25))
+  run = write(tmp_path / 'k', 'text-k-bias', FLAT, dict(code=1.25))
+  assert 'loss is' not in sentences(run, softmax) and as_text(build([softmax, run]))
+
+
 @pytest.fixture(scope='module')
 def report(tmp_path_factory):
   """All trials of the quick start, with the kinds of results that they may have."""
