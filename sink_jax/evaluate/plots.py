@@ -35,6 +35,7 @@ File = str | os.PathLike | IO[bytes]
 Rows = Sequence[Mapping[str, Any]]
 _CELLS_WITH_NUMBERS = 128  # more would be too small to read
 _FONT = 11
+_LINES = ('-', '--', ':', '-.')
 
 
 def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: list[int],
@@ -72,20 +73,26 @@ def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
   rows: the events of `read_metrics`. The largest importance of the first token over heads
   moves long before Sink_1 leaves 0 %, or without it ever doing so.
   """
-  figure, axes = canvas(10.5, 3.6, columns=3)
-  loss, rate, importance = axes[0]
   of = lambda kind: [row for row in rows if row['kind'] == kind]
   train, valid, probed = of('train'), of('valid'), of('probe')
   sets = [key for key in (valid[-1] if valid else ()) if key not in ('kind', 'step')]
+  # The names of many sets would cover their curves: they stand below the axes, four in a row.
+  many = len(sets) > len(COLOURS)
+  figure, axes = canvas(10.5, 3.6 + 0.25 * many * -(-len(sets) // 4), columns=3)
+  loss, rate, importance = axes[0]
   _curve(loss, train, 'loss', 'train', '#9a9a9a', marker='')
-  for colour, key in zip(COLOURS, sets):
-    _curve(loss, valid, key, 'valid' if key == 'valid' else f'valid: {key}', colour)
+  for i, key in enumerate(sets):
+    # Texts such as the Pile have more sets than there are colours: each round of the colours has
+    # lines of another style.
+    again, colour = divmod(i, len(COLOURS))
+    _curve(loss, valid, key, 'valid' if key == 'valid' else f'valid: {key}', COLOURS[colour],
+           line=_LINES[again % len(_LINES)])
   _curve(rate, probed, 'sink_1', f'{SINK_1}, first token', COLOURS[0])
-  _curve(rate, probed, 'sink_bias_slot', f'{SINK_EXTRA_KEY}, extra key', COLOURS[1], dashed=True)
+  _curve(rate, probed, 'sink_bias_slot', f'{SINK_EXTRA_KEY}, extra key', COLOURS[1], line='--')
   _curve(importance, probed, 'largest_importance', 'largest over heads', COLOURS[0])
   # With a single head the mean is the largest, and one curve suffices.
   if any(row['mean_importance'] != row['largest_importance'] for row in probed):
-    _curve(importance, probed, 'mean_importance', 'mean over heads', COLOURS[5], dashed=True)
+    _curve(importance, probed, 'mean_importance', 'mean over heads', COLOURS[5], line='--')
   threshold(importance, epsilon)
   # Room for whole markers at 0 % and at 100 %.
   rate.set_ylim(-4, 104)
@@ -95,7 +102,10 @@ def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
   label(importance, 'Importance of the first token', 'step', 'importance')
   for ax in axes[0]:
     ax.grid(alpha=0.25)
-    if ax.get_legend_handles_labels()[0]:
+    if many and ax is loss:
+      figure.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncols=4,
+                    fontsize=_FONT - 2, frameon=False, handlelength=4)  # shows dashes and dots
+    elif ax.get_legend_handles_labels()[0]:
       ax.legend(fontsize=_FONT - 2, frameon=False)
   save(figure, path)
 
@@ -249,9 +259,9 @@ def _colour_bar(figure: Figure, ax: Axes, image: AxesImage, name: str,
 
 
 def _curve(ax: Axes, rows: Rows, key: str, name: str, colour: str, marker: str = 'o',
-           dashed: bool = False) -> None:
+           line: str = '-') -> None:
   """Draws a key of metric rows against step; nothing where no row has it."""
   points = [(row['step'], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
   if points:
     ax.plot(*zip(*points), color=colour, linewidth=2, label=name, marker=marker, markersize=3.5,
-            linestyle='--' if dashed else '-')
+            linestyle=line)

@@ -115,3 +115,13 @@ def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
 def test_training_curves(rows, tmp_path):
   plots.training_curves(rows, tmp_path / 'curves.png')
   check(tmp_path / 'curves.png')
+
+
+def test_every_validation_set_has_a_curve_unlike_the_others(monkeypatch):
+  sets = {f'domain {i}': 2 + 0.1 * i for i in range(17)}
+  figures = []
+  monkeypatch.setattr(plots, 'save', lambda figure, path: figures.append(figure))
+  plots.training_curves([dict(kind='valid', step=step, valid=2.0, **sets) for step in (0, 5)], '')
+  lines = figures[0].axes[0].lines
+  assert [line.get_label() for line in lines] == ['valid', *(f'valid: {name}' for name in sets)]
+  assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(sets) + 1
