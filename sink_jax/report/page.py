@@ -109,10 +109,11 @@ def _facts(report: Comparison) -> str:
 
 
 def _amounts(runs: Iterable[RunRecord]) -> list[str]:
-  """Unique tokens of the texts, and how many times they are passed over."""
-  amounts = sorted({(run.text.unique_tokens, run.text.epochs) for run in runs
+  """Unique tokens of the texts, and how many times they are passed over where that is known."""
+  # 0 stands for an unknown number of times, since None has no place in an order.
+  amounts = sorted({(run.text.unique_tokens, run.text.epochs or 0.0) for run in runs
                     if run.text and run.text.unique_tokens})
-  return [f'{unique / 1e6:.1f} M unique tokens seen {epochs:.2g} times'
+  return [f'{unique / 1e6:.1f} M unique tokens' + (f' seen {epochs:.2g} times' if epochs else '')
           for unique, epochs in amounts]
 
 

@@ -236,6 +236,17 @@ def test_a_run_as_a_dict_has_the_keys_of_its_groups_alone(tmp_path):
   assert {'losses', 'sink_1', 'curves'} <= whole.keys() - bare.keys()
 
 
+def test_the_page_of_runs_that_know_their_unique_tokens_alone(tmp_path):
+  texts = [dict(unique_training_tokens=2_000_000), dict(unique_training_tokens=2_000_000,
+                                                        tokens_per_epoch=1200 * 32 * 64 // 4)]
+  for name, data in zip('ab', texts):
+    write(tmp_path / 'runs' / name, probed=FLAT)
+    (tmp_path / 'runs' / name / 'data.json').write_text(json.dumps(data))
+  compare(tmp_path / 'runs', tmp_path / 'out')
+  page = Page((tmp_path / 'out' / 'index.html').read_text()).text
+  assert '2.0 M unique tokens, 2.0 M unique tokens seen 4 times, seed' in page
+
+
 class Page(HTMLParser):
   VOID = ('meta', 'img', 'br')
 
