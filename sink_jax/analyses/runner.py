@@ -63,12 +63,17 @@ def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], Loa
     except _FAILURES as error:
       if len(models) == 1:
         raise
-      message = ' '.join(str(error).split())[:_MESSAGE]
+      message = in_one_line(error)
       options.say(f'{name} failed: {message}')
       failures.append({'model': _without_path(name), 'error': message})
     if write is not None:
       write(results, failures)
   return results, failures
+
+
+def in_one_line(error: BaseException) -> str:
+  """The message of an error without line ends, cut where a device lists all its memory."""
+  return ' '.join(str(error).split())[:_MESSAGE]
 
 
 def measure(analysis: Analysis, model: LoadedModel, options: Options,

@@ -47,7 +47,9 @@ _LIMIT = flags.DEFINE_integer('limit', None, 'Questions of HellaSwag to ask. Def
 
 command.answer_help(__name__)  # the imports below take seconds
 
-from sink_jax.analyses import registry
+import jax
+
+from sink_jax.analyses import registry, runner
 from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.io import compile_cache
 from sink_jax.train.checkpoint import CheckpointError
@@ -72,6 +74,9 @@ def main(argv: Sequence[str]) -> None:
                                          say=_say, **given)
   except (ValueError, CheckpointError, OSError) as error:
     command.stop(error)
+  except jax.errors.JaxRuntimeError as error:  # of a model that is the only one
+    command.stop(f'{runner.in_one_line(error)}. Where the memory of the device is full: '
+                 '--batch_size=1, fewer tokens, --dtype=bfloat16, or --fsdp over several devices.')
   print(text, *paths, sep='\n')
   if failures:
     sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))

@@ -260,6 +260,19 @@ def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys
   assert capsys.readouterr().out == 'table\na.json\n'
 
 
+def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monkeypatch):
+  def fails(run, inputs, options):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of\nmemory')
+
+  monkeypatch.setattr(norms, 'measure', fails)
+  with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
+    flags.FLAGS(['analyses', f'--checkpoint={checkpoint}', f'--out={tmp_path}', '--inputs=random',
+                 '--length=8', '--sequences=2'])
+    command.main(['analyses', 'norms'])
+  assert error.value.code.startswith('error: RESOURCE_EXHAUSTED: out of memory. Where ')
+  assert '--batch_size=1' in error.value.code and '\n' not in error.value.code
+
+
 def test_out_that_cannot_be_written(checkpoint, tmp_path):
   (tmp_path / 'file').write_text('')
   for out in (tmp_path / 'file', tmp_path / 'file' / 'below', '/proc'):
