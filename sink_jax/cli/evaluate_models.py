@@ -9,6 +9,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import SinkReport, probe
 from sink_jax.evaluate.sinks import check_epsilon
+from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -109,7 +110,7 @@ def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out) -> list:
 def _written(result: dict, out):
   result['provenance'] = provenance()
   path = out / 'sink_report.json'
-  path.write_text(to_json(result))
+  write_atomically(path, to_json(result))
   return path
 
 

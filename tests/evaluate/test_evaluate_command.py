@@ -1,5 +1,6 @@
 """python -m sink_jax.evaluate, on a run made by hand."""
 
+import errno
 import json
 import os
 import shutil
@@ -69,6 +70,17 @@ def test_the_numbers_are_the_probe_s(workdir):
 def test_wrong_options(workdir, options, message):
   with pytest.raises(ValueError, match=message):
     evaluate_run(workdir, **options)
+
+
+def test_a_report_that_cannot_be_written_spares_the_one_before(workdir, tmp_path, monkeypatch):
+  def full(file):
+    raise OSError(errno.ENOSPC, 'no space left')
+
+  (tmp_path / 'sink_report.json').write_text('before')
+  monkeypatch.setattr(os, 'fsync', full)
+  with pytest.raises(OSError, match='sink_report.json'):
+    evaluate_run(workdir, tmp_path, sequences=1, length=4)
+  assert (tmp_path / 'sink_report.json').read_text() == 'before'
 
 
 def test_a_run_with_a_parameter_that_is_no_number(workdir, tmp_path):
