@@ -22,7 +22,7 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sinks import EPSILON
 from sink_jax.models.run import Run
-from sink_jax.paper.numbers import comparable, table_number
+from sink_jax.paper.numbers import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import known_model
 
 POSITIONS = (5, 10, 15, 20, 25, 30)
@@ -101,7 +101,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
                     dtype=options.dtype, batch_size=options.at_a_time(length))
   model = known_model(run.name)
   if (model and model.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
-      and comparable(length, epsilon)):
+      and same_bos(inputs.description) and comparable(length, epsilon)):
     for row in rows:
       row['paper'] = {key: _published(row, key) for key in ('sink_1', 'sink_t')}
   return {'model': run.name, 'inputs': inputs.description, 'epsilon': epsilon, 'rows': rows}

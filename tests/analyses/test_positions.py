@@ -113,7 +113,11 @@ def test_the_paper_stands_beside_its_own_model():
   assert published['swapped', 35] == {'sink_1': None, 'sink_t': None}
   assert positions.rows([found])[4][3:] == [
       '-', '100.00 (57.63)', '100.00 (51.70)', '100.00 (50.22)', '100.00']
-  for other, told in ((random_inputs(length=64), {}), (inputs, dict(epsilons=(0.2,)))):
+  # The paper's repeated tokens have no BOS before them.
+  description = inputs.description | {'bos': inputs.description['bos'] | {'protocol': 'force'}}
+  forced = dataclasses.replace(inputs, description=description)
+  for other, told in ((random_inputs(length=64), {}), (forced, {}),
+                      (inputs, dict(epsilons=(0.2,)))):
     rows = positions.measure(run, other, options(positions=(5,), **told))['rows']
     assert not any('paper' in row for row in rows)
 
