@@ -64,7 +64,8 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
     caches: {name: numbers}. 'perplexity' of the whole text, exp of the mean loss; 'running', the
     perplexity up to token 'tokens' (64 points); 'late', that of the last quarter alone;
     'tokens_per_second' of all sequences together, without the first piece, which compiles (None
-    where there is one piece); 'bytes' of the cache; 'size', 'sinks' and 'positions' of its policy.
+    where there is one piece), and with the padding of the last one; 'bytes' of the cache; 'size',
+    'sinks' and 'positions' of its policy.
     skipped {name: reason}: caches that the model cannot have, for want of learned positions for
     example. cache_size: that of the options.
 
@@ -142,12 +143,13 @@ def _timed(run: Run, tokens: np.ndarray, policy: CachePolicy,
 
   say: is called after every piece with the number of tokens so far.
   """
-  parts, started, count, elapsed = [], None, 0, 0.0
+  parts, started, whole, count, elapsed = [], None, 0, 0, 0.0
   for part in text_losses(run, tokens, policy):
     if started is None:
-      started = time.perf_counter()
+      started, whole = time.perf_counter(), part.size
     else:
-      count, elapsed = count + part.size, time.perf_counter() - started
+      # The last piece may hold fewer losses, but it is padded, and takes the time of a whole one.
+      count, elapsed = count + whole, time.perf_counter() - started
     parts.append(np.asarray(part, np.float64).mean(0))
     say(sum(map(len, parts)))
   return np.concatenate(parts), count / elapsed if count else None

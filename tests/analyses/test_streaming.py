@@ -42,6 +42,15 @@ def test_every_cache_is_scored_and_the_whole_one_is_the_forward_pass(tmp_path):
   assert (tmp_path / 'x.png').stat().st_size > 5000
 
 
+def test_the_padding_of_the_last_piece_is_no_loss_of_speed(monkeypatch):
+  widths, clock = (512, 512, 1), iter(range(3))  # of pieces; seconds, one for each
+  monkeypatch.setattr(streaming, 'text_losses', lambda run, tokens, policy: (
+      np.ones((2, n)) for n in widths))
+  monkeypatch.setattr(streaming.time, 'perf_counter', lambda: next(clock))
+  losses, rate = streaming._timed(None, None, None, lambda done: None)
+  assert losses.shape == (1025,) and rate == 2 * 512
+
+
 def test_caches_that_a_model_cannot_have_are_left_out():
   learned = sj.ModelConfig(**{**vars(CONFIG), 'attention': sj.AttentionSpec(
       position='Learned(max_length=16)')})
