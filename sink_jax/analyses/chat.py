@@ -34,6 +34,7 @@ def companions(names: list[str]) -> list[str]:
     extended.append(name)
     if model and model.counterpart and model.counterpart not in given:
       extended.append(model.counterpart)
+      given.add(model.counterpart)  # a model that is given twice brings it once
   return extended
 
 

@@ -183,6 +183,8 @@ def test_a_model_of_the_catalogue_brings_its_counterpart():
   assert chat.companions(['LLaMA2-7B Base', 'x']) == ['LLaMA2-7B Base', 'LLaMA2-7B Chat', 'x']
   assert chat.companions(['mistralai/Mistral-7B-Instruct-v0.1']) == [
       'mistralai/Mistral-7B-Instruct-v0.1', 'Mistral-7B']
+  assert chat.companions(['LLaMA2-7B Base'] * 2) == [
+      'LLaMA2-7B Base', 'LLaMA2-7B Chat', 'LLaMA2-7B Base']
   both = ['LLaMA2-7B Chat', 'LLaMA2-7B Base']
   assert chat.companions(both) == both and chat.companions(['a', 'b']) == ['a', 'b']
 
