@@ -217,9 +217,11 @@ class CorrectnessRow(Row):
 class SweepRow(Row):
   """One kernel of the GPU with one choice of block sizes, see `kernels.gpu_layout.Blocks`.
 
-  vs_table: its time over that of the entry that the table has now.
+  shape: 'B,H,T,Dh', whose Dh is head_dim. vs_table: its time over that of the entry that the
+  table has now. best: 'best' for the fastest of a kernel at a shape.
   """
 
+  shape: str | None = _left_out()  # older documents lack it
   head_dim: int
   kernel: str
   own: int

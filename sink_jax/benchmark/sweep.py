@@ -30,7 +30,7 @@ CANDIDATES = (
     (128, 32, 4, 2), (64, 128, 4, 2), (128, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 4),
     (32, 64, 4, 2), (128, 128, 8, 3))
 COLUMNS = [
-    Column('head_dim', 'Dh'), Column('kernel', 'kernel'), Column('own', 'own', 'd'),
+    Column('shape', 'B,H,T,Dh'), Column('kernel', 'kernel'), Column('own', 'own', 'd'),
     Column('other', 'other', 'd'), Column('warps', 'warps', 'd'), Column('stages', 'stages', 'd'),
     Column('call_ms', 'ms', '.3f'), Column('vs_table', 'x of the table', '.2f'),
     Column('best', ''), Column('note', ''),
@@ -77,8 +77,8 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
     compiled = _compile(kernel, shape[3], tried, *calls)
     base = None  # milliseconds of the entry in the table, which comes first
     for blocks, program in zip(tried, compiled):
-      row = SweepRow(head_dim=shape[3], kernel=kernel, own=blocks.own, other=blocks.other,
-                     warps=blocks.warps, stages=blocks.stages,
+      row = SweepRow(shape=','.join(map(str, shape)), head_dim=shape[3], kernel=kernel,
+                     own=blocks.own, other=blocks.other, warps=blocks.warps, stages=blocks.stages,
                      note='in the table' if blocks == present else '')
       try:
         call = measure(runs(program.result(), *calls[1]), seconds)
@@ -94,15 +94,29 @@ def run(shapes: Sequence[tuple[int, int, int, int]], variant: str, seed: int, se
 
 
 def paste(rows: Sequence[SweepRow]) -> list[str]:
-  """The best blocks as the text of BLOCKS in kernels/gpu_layout.py; [] without any."""
-  best = [row for row in rows if row.best]
-  lines = []
-  for kernel in dict.fromkeys(row.kernel for row in best):
-    entries = ', '.join(
-        f'{row.head_dim}: Blocks({row.own}, {row.other}, {row.warps}, {row.stages})'
-        for row in sorted(best, key=lambda row: row.head_dim) if row.kernel == kernel)
-    lines.append(f"    '{kernel}': {{{entries}}},")
-  return ['For BLOCKS in sink_jax/kernels/gpu_layout.py:\n' + '\n'.join(lines)] if lines else []
+  """The best blocks as the text of BLOCKS in kernels/gpu_layout.py; [] without any.
+
+  The table has one entry for a kernel and a head dimension. Where several shapes of one head
+  dimension have different best blocks there is no such entry, and a line names them instead.
+  """
+  # By kernel and head dimension: {blocks: the shapes at which they are the best}.
+  best: dict[str, dict[int, dict[str, list[str]]]] = {}
+  for row in sorted(filter(lambda row: row.best, rows), key=lambda row: row.head_dim):
+    blocks = f'Blocks({row.own}, {row.other}, {row.warps}, {row.stages})'
+    by_blocks = best.setdefault(row.kernel, {}).setdefault(row.head_dim, {})
+    by_blocks.setdefault(blocks, []).append(row.shape or '')
+  lines, notes = [], []
+  for kernel, of_kernel in best.items():
+    entries = ', '.join(f'{head_dim}: {next(iter(blocks))}'
+                        for head_dim, blocks in of_kernel.items() if len(blocks) == 1)
+    lines += [f"    '{kernel}': {{{entries}}},"] if entries else []
+    notes += [f'{kernel} at head dimension {head_dim}: the best blocks depend on the shape ('
+              + '; '.join(f'{text} at {" and ".join(at)}' for text, at in blocks.items())
+              + '): choose by the shape that matters.'
+              for head_dim, blocks in of_kernel.items() if len(blocks) > 1]
+  if lines:
+    notes.append('For BLOCKS in sink_jax/kernels/gpu_layout.py:\n' + '\n'.join(lines))
+  return notes
 
 
 @contextlib.contextmanager
@@ -173,12 +187,12 @@ def _lower(kernel, head_dim, blocks, f, arrays):
 
 
 def _mark_best(rows: list[SweepRow]) -> list[SweepRow]:
-  """The rows, with `best` in the fastest of every kernel and head dimension."""
-  best: dict[tuple[str, int], tuple[float, int]] = {}
+  """The rows, with `best` in the fastest of every kernel and shape."""
+  best: dict[tuple[str, str | None], tuple[float, int]] = {}
   for number, row in enumerate(rows):
     if row.call:
       # Of equal times the earlier row wins.
-      key, timed = (row.kernel, row.head_dim), (row.call.median, number)
+      key, timed = (row.kernel, row.shape), (row.call.median, number)
       best[key] = min(best.get(key, timed), timed)
   numbers = {number for _, number in best.values()}
   return [dataclasses.replace(row, best='best' if number in numbers else '')

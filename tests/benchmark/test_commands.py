@@ -215,6 +215,25 @@ def test_sweep_leaves_the_table_as_it_was():
   assert "'forward': {16: Blocks(" in result.notes[-1]
 
 
+def test_the_best_blocks_are_those_of_a_shape():
+  def row(kernel, length, own, milliseconds):
+    call = timing.Timing(milliseconds, milliseconds, 0.0, 3, 1)
+    return records.SweepRow(shape=f'1,1,{length},64', head_dim=64, kernel=kernel, own=own, other=64,
+                            warps=4, stages=3, call=call)
+
+  # A long shape takes longer with every choice of blocks, which says nothing of a short one.
+  rows = sweep._mark_best([
+      row('dq', 32, 64, 1.0), row('dq', 32, 128, 2.0), row('dq', 64, 64, 9.0),
+      row('dq', 64, 128, 8.0), row('dkv', 32, 64, 1.0), row('dkv', 32, 128, 2.0),
+      row('dkv', 64, 64, 8.0), row('dkv', 64, 128, 9.0)])
+  assert [number for number, own in enumerate(rows) if own.best] == [0, 3, 4, 6]
+  said, table = sweep.paste(rows)
+  assert said == ('dq at head dimension 64: the best blocks depend on the shape (Blocks(64, 64, 4, '
+                  '3) at 1,1,32,64; Blocks(128, 64, 4, 3) at 1,1,64,64): choose by the shape that '
+                  'matters.')
+  assert table.endswith(":\n    'dkv': {64: Blocks(64, 64, 4, 3)},")
+
+
 @pytest.mark.parametrize('arguments, said', [
     (['attention', '--shape', '8,8,2048'], '8,8,2048,96'),
     (['attention', '--shape', '8,8,0,64'], '8,8,2048,96'),
