@@ -195,7 +195,7 @@ def _refuse_unused(options):
     if options.rivals != ['all'] or options.implementations or options.dtype:
       parser().error('--rivals, --implementations and --dtype are for the comparison; --sweep times '
                      'block sizes of our own kernels in bfloat16')
-    if len(options.variants) > 1:
+    if len(options.variants) != 1:
       parser().error('--sweep takes one variant: --variants=softmax')
   if options.command == 'check' and not {'all', 'correctness'} & set(options.parts):
     if options.tolerance != _TOLERANCE:

@@ -252,6 +252,7 @@ def test_the_best_blocks_are_those_of_a_shape():
     (['speed'], 'train_step'),
     (['attention', '--sweep', '--rivals=cudnn'], '--sweep times block sizes'),
     (['attention', '--sweep', '--variants=softmax,sigmoid'], 'one variant'),
+    (['attention', '--sweep', '--variants=none'], 'one variant: --variants=softmax'),
     (['check', '--parts=loss', '--tolerance=0.1'], 'not among --parts'),
     (['correctness', '--tolerance=-2'], 'from 0 on'), (['loss', '--seed=-1'], 'between 0 and'),
 ])
