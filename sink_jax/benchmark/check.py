@@ -180,6 +180,9 @@ def _run(part: Part, folder: Path, out: Path, limit: float, seed: int,
 
 
 def _status(codes: list[int | None], documents: list[Document], part: Part) -> str:
+  # A process in a call of a driver may outlast even SIGKILL for a while, and has no exit code.
+  if None in codes:
+    return 'stopped: the time was up, but a process still ran, and may disturb the parts after it'
   if any(code in (-signal.SIGTERM, -signal.SIGKILL) for code in codes):
     return 'stopped: the time was up'
   # A failed check is what `correctness` exits with 1 for; without a document it broke down.

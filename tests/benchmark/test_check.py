@@ -193,6 +193,12 @@ def test_no_correctness_no_success(monkeypatch, tmp_path, program):
   assert ('FAILED' in program) == ('**FAILED**' in (tmp_path / 'report.md').read_text())
 
 
+def test_a_process_that_outlasts_its_end_is_not_done():
+  part, written = check.Part('loss', 1, ['loss']), document('loss')
+  assert check._status([0], [written], part) == 'done'
+  assert check._status([None], [written], part).startswith('stopped: the time was up, but')
+
+
 def row(variant, name, ms=None, shape='8,8,2048,96'):
   both = None if ms is None else Timing(ms, ms, 0, 3, 1)
   return AttentionRow(shape=shape, variant=variant, implementation=name, kind='', both=both,
