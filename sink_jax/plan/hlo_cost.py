@@ -176,6 +176,9 @@ class _Reader:
     operands = [computation[name].shape for name in x.operands if name in computation]
     if x.op == 'custom-call' and not _KERNEL.search(x.rest):
       return 0  # hints and empty buffers
+    if x.op in ('all-gather-start', 'collective-permute-start'):
+      # The result is a tuple: all operands, as many arrays that come out, and perhaps flags.
+      return _main(x.shape[:2 * len(operands)])
     if x.op != 'fusion':
       return _main(x.shape) + sum(map(_main, operands))
     [called] = x.called('calls')

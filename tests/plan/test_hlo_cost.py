@@ -133,6 +133,20 @@ ENTRY %main (x: f32[2]) -> f32[2] {
   assert all(c.overlapped and c.count == 1 for c in found.values())
 
 
+@pytest.mark.parametrize('at_once, started, moved', [
+    ('%y = f32[16]{0} all-gather(%x)', '%y = (f32[2]{0}, f32[16]{0}) all-gather-start(%x)', 72),
+    ('%y = f32[2]{0} collective-permute(%x)',
+     '%y = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%x)', 16),
+    ('%y = (f32[16]{0}, f32[32]{0}) all-gather(%x, %z)',
+     '%y = ((f32[2]{0}, f32[4]{0}), (f32[16]{0}, f32[32]{0})) all-gather-start(%x, %z)', 216)])
+def test_what_starts_reads_and_writes_as_much_as_at_once(at_once, started, moved):
+  for line in (at_once, started):
+    text = ('HloModule m, num_partitions=8\n\nENTRY %main (x: f32[2]) -> f32[16] {\n'
+            '  %x = f32[2]{0} parameter(0)\n  %z = f32[4]{0} parameter(1)\n'
+            f'  {line}, channel_id=1\n}}\n')
+    assert hlo_cost.read(text).bytes == moved
+
+
 @pytest.mark.parametrize('step, trips', [(1, 8), (2, 4), (3, 3)])
 def test_loops_may_count_by_twos(step, trips):
   text = f'''HloModule m, num_partitions=4
