@@ -11,6 +11,7 @@ from sink_jax.plan.chips import GIB
 from sink_jax.plan.compiler import Memory
 from sink_jax.plan.job import AXES, Job
 from sink_jax.plan.records import Plan
+from sink_jax.train.loss import default_logits
 
 _POLICIES = CHOICES['remat']  # from what keeps most to what keeps least
 
@@ -22,23 +23,27 @@ def memory_options(job: Job, memory: Memory) -> list[str]:
   """
   now, limit = job.model.remat, job.where.chip.usable
   arguments, temporaries = memory.arguments, memory.temporaries
+  # The sum of the gradients over micro-batches: a third of the state, which has two moments beside
+  # the parameters. With one micro-batch there is none.
+  gradients = arguments / 3
+  always = _always(job) + gradients * (job.microbatches > 1)
   # Temporaries are what is always there, the activations that every block keeps for the backward
   # pass, and those of the one block that is recomputed. Without recomputation there is no
   # estimate of the second, but the compiler's number has it: nothing else is left.
   kept = lambda remat: _kept(job, remat) if remat != 'none' else max(
-      temporaries - _always(job), _kept(job, 'save_matmuls'))
-  block = (temporaries - _always(job)) / job.model.layers if now == 'none' else (
-      max(0, temporaries - _always(job) - kept(now)))
+      temporaries - always, _kept(job, 'save_matmuls'))
+  block = (temporaries - always) / job.model.layers if now == 'none' else (
+      max(0, temporaries - always - kept(now)))
   options = []
   # Only policies that keep less: the others need more memory than what did not fit.
   for remat in _POLICIES[_POLICIES.index(now) + 1:]:
-    options.append((f'--remat={remat}', arguments + _always(job) + _kept(job, remat) + block))
+    options.append((f'--remat={remat}', arguments + always + _kept(job, remat) + block))
   rows = job.mesh[0] * job.mesh[1]
-  activations = max(0, temporaries - _always(job))
+  activations = max(0, temporaries - always)
   factors = [n for n in (2, 4, 8, 16) if job.batch_size % (n * job.microbatches * rows) == 0]
-  for n in factors:  # a third of the state again: the sum of the gradients
+  for n in factors:
     options.append((f'--microbatches={n * job.microbatches}',
-                    arguments + _always(job) + activations / n + arguments / 3))
+                    arguments + _always(job) + activations / n + gradients))
   data, fsdp, _ = job.mesh
   # Turning 'data' into 'fsdp' splits the state among more devices and leaves the sequences of a
   # device as they are.
@@ -91,5 +96,8 @@ def _kept(job, remat):
 
 
 def _always(job):
-  """Bytes that no option changes: float32 gradients of the embeddings and a part of the logits."""
-  return 3 * 4 * job.model.vocab_size * job.model.d_model + 2**29
+  """Bytes that no option changes: float32 gradients of the embeddings and the loss's logits."""
+  # The loss computes so many logits at a time, in float32, or all of them where they are fewer.
+  tokens = job.tokens / (job.mesh[0] * job.mesh[1] * job.microbatches)
+  logits = min(tokens * job.model.vocab_size, job.loss_logits or default_logits('tpu'))
+  return 4 * (3 * job.model.vocab_size * job.model.d_model + logits)

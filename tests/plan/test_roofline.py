@@ -173,6 +173,20 @@ def test_options_come_with_the_memory_that_they_need():
   assert fits and all('--remat=none' not in line for line in lines)
 
 
+@pytest.mark.parametrize('options, changes, logits, summed', [
+    (dict(batch_size=512), dict(), 1, 0), (dict(batch_size=512), dict(loss_logits=2**20), 2**-8, 0),
+    (dict(batch_size=128), dict(model=sized('1b', vocab_size=2**15)), 1 / 2, 0),
+    (dict(batch_size=512, microbatches=2), dict(), 1, 10)])  # has the sum of gradients already
+def test_what_more_microbatches_need(options, changes, logits, summed):
+  """In GiB: the state, what stays (tables, logits, a sum of gradients), and half of the rest."""
+  asked = dataclasses.replace(job(**options), **changes)
+  stays = 3 * 4 * asked.model.vocab_size * 2048 / chips.GIB + logits
+  lines = suggestions.memory_options(asked, compiler.Memory(
+      30 * chips.GIB, 200 * chips.GIB, 230 * chips.GIB))
+  line = next(line for line in lines if f'--microbatches={2 * asked.microbatches}:' in line)
+  assert f'about {30 + stays + 10 + (200 - stays - summed) / 2:.1f} GiB' in line
+
+
 def test_alternatives_have_the_same_batch():
   given = job()
   found = list(suggestions.alternatives(given))
