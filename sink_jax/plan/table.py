@@ -62,7 +62,7 @@ def write(folder: pathlib.Path, say: Callable[[str], None]) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   file = folder / 'plan.json'
   plans: dict[str, Plan | Refused] = {plan.name: plan for plan in read_plans(file)}
-  names = {'/'.join(map(str, case)): case for case in CASES}
+  names = {_name(case): case for case in CASES}
   for name, case in names.items():
     if name not in plans:
       say(f'{name} ...')
@@ -88,6 +88,10 @@ def read_plans(file: pathlib.Path) -> list[Plan]:
   # What was refused is not read, so that `write` tries it again: another compiler may accept it.
   entries = json.loads(file.read_text())['plans'] if file.is_file() else []
   return [plan_from_json(one) for one in entries if 'failed' not in one]
+
+
+def _name(case):
+  return '/'.join(map(str, case))
 
 
 def _job(name, size, topology, fsdp, tensor, batch_size, microbatches, remat):
@@ -119,10 +123,11 @@ def markdown(plans: Sequence[Plan | Refused]) -> str:
   if any(isinstance(one, Plan) and not one.peaks for one in plans):
     lines += ['', 'These rows were made before validation and the probe were counted, and with our '
               'kernels in the place of splash attention, which training takes for softmax on TPUs.']
-  if len(plans) < len(CASES):
-    lines += ['', f'{len(CASES) - len(plans)} of {len(CASES)} cases have not been compiled yet: '
-              + ', '.join(f'{size} on {topology}' for size, topology, *_ in CASES[len(plans):])
-              + '.']
+  known = {one.name for one in plans}
+  missing = [case for case in CASES if _name(case) not in known]
+  if missing:
+    lines += ['', f'{len(missing)} of {len(CASES)} cases have not been compiled yet: '
+              + ', '.join(f'{size} on {topology}' for size, topology, *_ in missing) + '.']
   return '\n'.join(lines) + '\n'
 
 

@@ -238,6 +238,17 @@ def test_every_row_of_the_table_has_all_its_columns():
   assert 'does not fit' in shown[2] and 'no such topology' in shown[3]
 
 
+def test_the_page_names_the_cases_that_are_missing_wherever_they_stand():
+  # The first case is not known, and two later ones are.
+  known = [table.Refused('/'.join(map(str, table.CASES[i])), 'no such topology') for i in (1, 3)]
+  page = table.markdown(known)
+  assert f'14 of {len(table.CASES)} cases have not been compiled yet: 60m on v5e:4x4, ' in page
+  missing = page[page.index('yet: ') + 5:]
+  assert '60m on v5e:16x16' not in missing and missing.count(' on ') == 14
+  assert 'yet' not in table.markdown([table.Refused('/'.join(map(str, case)), '')
+                                      for case in table.CASES])
+
+
 def test_stored_plans_are_read_whole():
   file = ROOT / 'results' / 'plan' / 'plan.json'
   stored = [one for one in json.loads(file.read_text())['plans'] if 'failed' not in one]
