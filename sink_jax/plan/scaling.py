@@ -237,15 +237,15 @@ def _markdown(rows: dict[str, list[Estimate]], checks: list[FormulaCheck]) -> st
       'Weak scaling enlarges the batch. Beyond a critical batch more sequences no longer save '
       'steps in proportion (McCandlish et al. 2018). Kaplan et al. 2020 fit it for language '
       'models as 2e8 tokens / loss^4.76, at losses in nats per token; a batch of B tokens then '
-      'needs 1 + B / critical times the fewest tokens. Their models and data are not ours: an '
-      'order of magnitude.', '',
+      'needs 1 + B / critical times the fewest tokens. Their models and data were others: only '
+      'the order of magnitude carries over.', '',
       '| loss | critical batch, million tokens (computed) | tokens needed at 1M | at 4M | at 16M |',
       '|---:|---:|---:|---:|---:|',
       *(f'| {loss} | {critical_tokens(loss) / 1e6:.1f} | ' + ' | '.join(
           f'{1 + n * 2**20 / critical_tokens(loss):.1f}x' for n in (1, 4, 16)) + ' |'
         for loss in _LOSSES), '',
       'At 4,096 chips, four sequences on each are 34 million tokens a step: the slice is busy, '
-      'and most of its tokens are wasted on a 1B model. Strong scaling is the honest one there.']
+      'and most of its tokens are wasted on a 1B model. There the rows of strong scaling are the ones to go by.']
   return '\n'.join(lines) + '\n'
 
 

@@ -214,6 +214,12 @@ def test_the_volumes_of_the_estimate():
   assert scaling.critical_tokens(1.0) == 2e8
 
 
+def test_the_page_of_the_estimate_is_in_plain_words():
+  page = scaling._markdown({'weak': [], 'strong': []}, [])
+  assert 'Their models and data were others' in page
+  assert not {'ours', 'honest'} & set(page.replace('.', ' ').replace(':', ' ').split())
+
+
 def test_every_row_of_the_table_has_all_its_columns():
   mesh = {'data': 4, 'fsdp': 16, 'tensor': 1}
   traffic = records.Traffic('all-gather', 'fsdp', 16, False, 1, 2.5e9, 2.5e9, 0.02)
