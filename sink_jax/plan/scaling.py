@@ -92,11 +92,15 @@ def volumes(size: str, fsdp: int, tensor: int, devices: int, tokens: int, microb
             repeated: bool) -> list[tuple[str, str, float, int]]:
   """The traffic of a step by the sharding rule: (kind, axes, bytes of an array, times).
 
-  Matrices of the blocks are gathered in bfloat16 for the forward pass and again for the
-  backward pass, and their gradients scattered; the part of a device is then summed over
-  'data'. Both tables of embeddings are gathered too, but their gradients are summed whole, in
-  float32, over all devices. All of it happens in every micro-batch, but for the gradient of
-  the embeddings. A tensor group sums activations twice in a block and twice in its backward
+  Matrices of the blocks are gathered over 'fsdp' in bfloat16 for the forward pass and again for
+  the backward pass, and their gradients scattered; both tables of embeddings are gathered too. All
+  of that happens in every micro-batch. Over 'data' gradients are summed once a step, in bfloat16,
+  each device the part that it keeps (`gradient_reduction` 'step' of the training step).
+
+  The gradients of the tables are summed whole, in float32, in every micro-batch: over 'fsdp'
+  alone where micro-batches come before the sum over 'data', and there the compiler gathers the
+  gradients of the activations instead for the first of the tables; else over all devices, the sum
+  over 'data' included. A tensor group sums activations twice in a block and twice in its backward
   pass, once more where that repeats the forward pass.
   """
   model = SIZES[size]
@@ -105,14 +109,25 @@ def volumes(size: str, fsdp: int, tensor: int, devices: int, tokens: int, microb
   table = VOCAB * model['d_model']
   every = layers * microbatches
   rows = devices // tensor
-  everywhere = '+'.join(AXES[:2] if tensor == 1 else AXES)
-  traffic = [('all-reduce', everywhere, 4.0 * table, 1 + microbatches)]
+  data = rows // fsdp
+  traffic: list[tuple[str, str, float, int]] = []
+  if data > 1 and microbatches > 1:
+    traffic.append(('all-reduce', 'data', 2.0 * (2 * table + layers * blocks) / fsdp, 1))
+    if fsdp * tensor > 1:
+      inside = '+'.join(AXES[1:2] if tensor == 1 else AXES[1:])
+      traffic.append(('all-reduce', inside, 4.0 * table, microbatches))
+    if fsdp > 1:
+      activations = 4.0 * tokens / data / microbatches * model['d_model']
+      traffic.append(('all-gather', 'fsdp', activations, microbatches))
+  else:
+    everywhere = '+'.join(AXES[:2] if tensor == 1 else AXES)
+    traffic.append(('all-reduce', everywhere, 4.0 * table, 2 * microbatches))
+    if data > 1:
+      traffic.append(('all-reduce', 'data', 2.0 * blocks / fsdp, layers))
   if fsdp > 1:
-    traffic += [('all-gather', 'fsdp', 2.0 * table, 2),
+    traffic += [('all-gather', 'fsdp', 2.0 * table, 2 * microbatches),
                 ('all-gather', 'fsdp', 2.0 * blocks, 2 * every),
                 ('reduce-scatter', 'fsdp', 2.0 * blocks, every)]
-  if rows > fsdp:
-    traffic.append(('all-reduce', 'data', 2.0 * blocks / fsdp, every))
   if tensor > 1:
     activations = 2.0 * tokens / rows / microbatches * model['d_model']
     traffic.append(('all-reduce', 'tensor', activations, (6 if repeated else 4) * every))
@@ -245,7 +260,8 @@ def _markdown(rows: dict[str, list[Estimate]], checks: list[FormulaCheck]) -> st
           f'{1 + n * 2**20 / critical_tokens(loss):.1f}x' for n in (1, 4, 16)) + ' |'
         for loss in _LOSSES), '',
       'At 4,096 chips, four sequences on each are 34 million tokens a step: the slice is busy, '
-      'and most of its tokens are wasted on a 1B model. There the rows of strong scaling are the ones to go by.']
+      'and most of its tokens are wasted on a 1B model. There the rows of strong scaling are the '
+      'ones to go by.']
   return '\n'.join(lines) + '\n'
 
 

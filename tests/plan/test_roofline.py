@@ -214,6 +214,32 @@ def test_the_volumes_of_the_estimate():
   assert scaling.critical_tokens(1.0) == 2e8
 
 
+@pytest.mark.parametrize('fsdp, tensor', [(1, 1), (16, 1), (16, 2)])
+def test_in_the_estimate_gradients_of_micro_batches_cross_data_once(fsdp, tensor):
+  tokens, microbatches = 2**20, 4
+  traffic = scaling.volumes('1b', fsdp, tensor, 64, tokens, microbatches, False)
+  [crossing] = [row for row in traffic if 'data' in row[1]]
+  matrices = 22 * (4 * 2048**2 + 3 * 2048 * 5632) / tensor
+  assert crossing == ('all-reduce', 'data', pytest.approx(
+      2 * (matrices + 2 * 50432 * 2048) / fsdp, rel=1e-3), 1)
+  assert len(traffic) == 1 or {times % microbatches for *_, times in traffic[1:]} == {0}
+  # With one group along 'data' nothing crosses it, and micro-batches repeat all of the traffic.
+  one, several = ({(kind, axes, payload): times for kind, axes, payload, times in scaling.volumes(
+      '1b', 64, 1, 64, 0, n, False)} for n in (1, microbatches))
+  assert several == {key: microbatches * times for key, times in one.items()}
+
+
+# Bytes that the compiler of a v5e lets each of 4x4 devices send in a step of 60m.
+@pytest.mark.parametrize('mesh, sequences, microbatches, compiled', [
+    ((16, 1), 128, 4, 511.7e6), ((4, 4), 128, 4, 2375.7e6), ((1, 16), 128, 4, 4192.6e6)])
+def test_the_estimate_is_near_what_was_compiled(mesh, sequences, microbatches, compiled):
+  members = {'data': mesh[0], 'fsdp': mesh[1], 'data+fsdp': 16}
+  sent = sum(Collective(kind, payload, tuple(range(members[axes])), times, False).moved * times
+             for kind, axes, payload, times in scaling.volumes(
+                 '60m', mesh[1], 1, 16, sequences * 2048, microbatches, False))
+  assert sent == pytest.approx(compiled, rel=0.15)
+
+
 def test_the_page_of_the_estimate_is_in_plain_words():
   page = scaling._markdown({'weak': [], 'strong': []}, [])
   assert 'Their models and data were others' in page
