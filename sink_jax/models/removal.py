@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from sink_jax.attention.extra_key_value import NoBias
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 
@@ -29,9 +31,11 @@ def without_bias(run: Run) -> Run:
   config = dataclasses.replace(
       run.config, sink_tokens=0,
       attention=dataclasses.replace(run.config.attention, kv_bias=NoBias()))
-  # New dicts at each level that changes, so that the given run keeps its own.
-  params = {name: x for name, x in run.params.items() if name != 'sink_tokens'}
-  attention = {name: x for name, x in params['blocks']['attention'].items()
-               if not name.startswith('kv_bias_')}
-  params['blocks'] = params['blocks'] | {'attention': attention}
-  return dataclasses.replace(run, config=config, params=params)
+  return dataclasses.replace(run, config=config, params=_without_bias(run.params))
+
+
+def _without_bias(params: ParamTree) -> ParamTree:
+  """The parameters that stay. The dicts are new, so that the given run keeps its parameters."""
+  # At every depth: a pattern of several blocks has a level 'layer0', 'layer1', ... more.
+  return {name: _without_bias(x) if isinstance(x, Mapping) else x for name, x in params.items()
+          if name != 'sink_tokens' and not name.startswith('kv_bias_')}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.models.config import Layer
 from sink_jax.models.removal import learned_bias, without_bias
 from sink_jax.models.sizes import parameter_shapes
 from tests.random_params import random_params
@@ -25,11 +26,13 @@ def biased(kv_bias):
 @pytest.mark.parametrize('options', [
     biased('KBias()'), biased("KBias(value='first')"), biased('KVBias(shared=True)'),
     biased('VBias()'), biased('SinkLogit()'), dict(sink_tokens=1),
-    biased('VBias()') | dict(sink_tokens=1)], ids=str)
+    biased('VBias()') | dict(sink_tokens=1),
+    # Blocks that differ, as those of gpt-oss: their parameters lie one level deeper.
+    biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer()))], ids=str)
 def test_the_rest_is_a_model_without_it(options):
   full = run(**options)
   bare = without_bias(full)
-  plain = sj.ModelConfig(**TINY)
+  plain = sj.ModelConfig(**TINY, pattern=full.config.pattern)
   assert bare.config == plain and (bare.name, bare.step) == ('biased', 3)
   shapes = jax.tree.map(lambda x: x.shape, bare.params)
   assert shapes == jax.tree.map(lambda x: x.shape, parameter_shapes(plain))
