@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.reference import last_row, maps
+from sink_jax.attention.reference import last_row, maps, rows
 from sink_jax.attention.spec import AttentionSpec, TransformedQK, normalize_qk, position_qk
 from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
@@ -94,16 +94,12 @@ class Attention(nn.Module):
                       else None)
     importance = transformed_importance(spec, transformed, params, implementation=implementation)
     if config.sink_tokens:
-      # A learned sink token is an ordinary key, reported where an extra key would be. Its row,
-      # which gives it weight one, is counted by the official implementation
-      # (sail-sg/Attention-Sink), and left out of the mean.
-      released, rows = importance.normalized[..., 0], v_BxTxHkvxDh.shape[1]
-      importance = Importance(importance.raw[..., tokens], importance.normalized[..., tokens],
-                              (released * rows - 1) / (rows - 1), released)
+      importance = _without_sink_row(spec, transformed, params, importance)
     weights = proxy = last = angles = None
     if options.maps:
-      rows = maps(spec, transformed, params)
-      weights, proxy = (x[..., tokens, tokens] for x in (rows.weights_BxHxLxT, rows.proxy_BxHxLxT))
+      whole = maps(spec, transformed, params)
+      weights, proxy = (x[..., tokens, tokens]
+                        for x in (whole.weights_BxHxLxT, whole.proxy_BxHxLxT))
     q, k = transformed
     if options.last_query:
       last = last_row(spec, transformed, params)[..., tokens]
@@ -116,6 +112,25 @@ class Attention(nn.Module):
         value_norm_BxHxT=norms[2], maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
         last_query_BxHxT=last, angles=angles, queries_BxTxHxDh=recorded(q),
         keys_BxTxHkvxDh=recorded(k))
+
+
+def _without_sink_row(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,
+                      importance: Importance) -> Importance:
+  """The importance of tokens alone, where position 0 is a learned sink token.
+
+  The token is an ordinary key, reported where an extra key would be. Its row is counted by the
+  official implementation (sail-sg/Attention-Sink), and left out of the means here.
+  """
+  q, k = transformed
+  length = k.shape[1]
+  # Under most masks the row gives the sink token all its weight; in a prefix it reaches tokens.
+  row = rows(spec, q[:, :1], k, params, jnp.arange(1), jnp.arange(length))
+  weights, proxy = row.weights_BxHxLxT[:, :, 0], row.proxy_BxHxLxT[:, :, 0]
+  rows_seeing_k = length - jnp.arange(1, length)  # the divisors that importance has of tokens
+  released = importance.normalized[..., 0]
+  return Importance(importance.raw[..., 1:] - weights[..., 1:] / rows_seeing_k,
+                    importance.normalized[..., 1:] - proxy[..., 1:] / rows_seeing_k,
+                    (released * length - proxy[..., 0]) / (length - 1), released)
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:

@@ -199,7 +199,8 @@ def test_layers_start_different_and_seeds_matter():
 
 SHOWN = [dict(), dict(norm_location='post'), dict(sink_tokens=1), dict(kv_heads=2),
          dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
-         dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'))]
+         dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+         dict(sink_tokens=1, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
 
 
 @pytest.mark.parametrize('options', SHOWN, ids=str)
@@ -215,6 +216,9 @@ def test_a_record_shows_the_forward_pass_it_belongs_to(options):
                              layers.importance.raw, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(sj.importance(np.asarray(layers.proxy_maps_BxHxTxT)),
                              layers.importance.normalized, rtol=1e-5, atol=1e-6)
+  if config.sink_tokens or config.attention.kv_bias.has_extra_key:
+    np.testing.assert_allclose(1 - np.asarray(layers.proxy_maps_BxHxTxT).sum(-1).mean(-1),
+                               layers.importance.bias_slot, rtol=1e-4)
   np.testing.assert_allclose(np.linalg.norm(layers.hidden_BxTxD, axis=-1),
                              layers.hidden_norm_BxT, rtol=1e-5)
   assert layers.importance.raw.shape == (3, 2, 4, 9)
