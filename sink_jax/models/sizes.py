@@ -98,14 +98,26 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
 def flops_per_token(config: ModelConfig, length: int) -> float:
   """FLOPs of matrix products per token of one training step.
 
-  The forward pass counts once and the backward pass twice. Every linear layer counts, and
-  attention to the keys that the mask leaves a query, on average over `length` queries; look-ups,
-  feature maps and biases do not.
+  The forward pass counts once and the backward pass twice. Every linear layer counts, and the
+  unembedding where it is tied, and attention as `attention_flops` counts it; look-ups, feature
+  maps, biases and the recurrence of Mamba mixers do not.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
   linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
-  keys = sum(hi - lo for lo, hi in (config.attention.mask.key_range(i, i, length)
-                                    for i in range(length)))
+  if config.tied:  # a product with the embedding's table, which is no kernel
+    linear += config.vocab_size * (config.embedding_dim or config.d_model)
+  return 3 * (2 * linear + attention_flops(config, length))
+
+
+def attention_flops(config: ModelConfig, length: int) -> float:
+  """FLOPs of attention per token in the forward pass.
+
+  A query counts the keys that its block's mask leaves it, on average over `length` queries.
+  Blocks with a Mamba mixer have none.
+  """
+  masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
+  keys = sum(hi - lo for mask in masks
+             for lo, hi in (mask.key_range(i, i, length) for i in range(length)))
+  periods = config.layers // len(config.pattern)
   # Two products (scores and outputs) of two FLOPs per multiplication and addition.
-  attention = 4 * config.layers * config.d_model * keys / length
-  return 3 * (2 * linear + attention)
+  return 4 * periods * config.heads * config.dims.head_dim * keys / length

@@ -10,12 +10,9 @@ traffic between devices is waited for, because nothing else is there to be compu
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import jax
 
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.sizes import flops_per_token, parameter_shapes
+from sink_jax.models.sizes import attention_flops, flops_per_token
 from sink_jax.plan.chips import Chip
 
 
@@ -73,14 +70,6 @@ def mfu(config: ModelConfig, length: int, tokens: int, devices: int, chip: Chip,
   return tokens * flops_per_token(config, length) / (devices * chip.peak * seconds)
 
 
-def attention_flops(config: ModelConfig, length: int) -> float:
-  """FLOPs of attention per token in the forward pass: the part of `flops_per_token` in kernels."""
-  leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
-  # `flops_per_token` counts three forward passes: one, and twice as much backward.
-  linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
-  return flops_per_token(config, length) / 3 - 2 * linear
-
-
 def kernel_flops(config: ModelConfig, length: int, tokens: float, calls: int,
                  microbatches: int) -> float:
   """FLOPs of all attention kernels in a step, whose insides the program text does not contain.
@@ -94,7 +83,7 @@ def kernel_flops(config: ModelConfig, length: int, tokens: float, calls: int,
       micro-batch, and the forward one, which comes twice where the backward pass repeats it.
   """
   forward = tokens * attention_flops(config, length)
-  # A layer and micro-batch has three calls, or four where the backward pass repeats the forward
-  # one; without the two of the backward pass they are the forward passes.
-  passes = max(0, calls / (config.layers * microbatches) - 2)
+  # Of each layer with attention and micro-batch there are three calls, or four where the backward
+  # pass repeats the forward one; without the two of the backward pass they are the forward passes.
+  passes = max(0, calls / (len(config.attention_layers) * microbatches) - 2)
   return forward * (passes + 3.5) if calls else 0.0

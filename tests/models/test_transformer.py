@@ -11,8 +11,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.kernels import dispatch
 from sink_jax.models.attention import Attention
-from sink_jax.models.config import FFNS
-from sink_jax.models.sizes import flops_per_token, parameter_shapes
+from sink_jax.models.config import FFNS, Layer, Mamba
+from sink_jax.models.sizes import attention_flops, flops_per_token, parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
 
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
@@ -70,6 +70,24 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
   assert math.isclose(flops_per_token(config, 2048), expected, rel_tol=1e-12)
   window = dataclasses.replace(config, attention=sj.AttentionSpec(mask=sj.Window(size=1)))
   assert math.isclose(flops_per_token(window, 2048), 3 * (2 * matrices + 4 * 10 * 768))
+
+
+@pytest.mark.parametrize('options, matrices, head_keys', [
+    # A tied unembedding is the product of an untied one, through its narrow table where it has one.
+    (dict(tied=True), 0, 3 * 4 * 4.5),
+    (dict(tied=True, embedding_dim=8), 2 * 8 * 16 + 11 * (8 - 16), 3 * 4 * 4.5),
+    # Wide heads, as those of gpt-oss and Qwen3: 4 heads of 8 dimensions in a model of width 16.
+    (dict(head_dim=8), 3 * 4 * 16 * 16, 3 * 8 * 4.5),
+    # One block of the three has the window of a single key, one has no attention.
+    (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
+     -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
+], ids=['tied', 'narrow table', 'wide heads', 'pattern'])
+def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
+  config, plain = sj.ModelConfig(**TINY | options), sj.ModelConfig(**TINY)
+  attention = 4 * 4 * head_keys  # 8 queries see 4.5 keys on average
+  assert math.isclose(attention_flops(config, 8), attention)
+  shared = flops_per_token(plain, 8) - 3 * attention_flops(plain, 8)
+  assert math.isclose(flops_per_token(config, 8), shared + 3 * (2 * matrices + attention))
 
 
 def numpy_model(config, params, inputs):

@@ -11,7 +11,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.mask import Window
-from sink_jax.models.sizes import flops_per_token, sized
+from sink_jax.models.config import Layer, Mamba
+from sink_jax.models.sizes import attention_flops, flops_per_token, sized
 from sink_jax.plan import (
   chips,
   compiler,
@@ -100,14 +101,16 @@ def test_mfu_counts_the_models_flops():
 def test_flops_of_attention_kernels():
   config = sized('60m', vocab_size=100)
   seen = (2048 + 1) / 2
-  assert roofline.attention_flops(config, 2048) == pytest.approx(4 * 10 * 768 * seen)
+  assert attention_flops(config, 2048) == pytest.approx(4 * 10 * 768 * seen)
   narrow = dataclasses.replace(config, attention=sj.AttentionSpec(mask=Window(size=1)))
-  assert roofline.attention_flops(narrow, 2048) == pytest.approx(4 * 10 * 768)
-  forward = 7 * roofline.attention_flops(config, 2048)
+  assert attention_flops(narrow, 2048) == pytest.approx(4 * 10 * 768)
+  forward = 7 * attention_flops(config, 2048)
   kernels = lambda calls, micro: roofline.kernel_flops(config, 2048, 7, calls, micro)
   assert kernels(30, 1) == pytest.approx(4.5 * forward)
   assert kernels(80, 2) == pytest.approx(5.5 * forward)  # the forward pass twice
   assert kernels(0, 1) == 0
+  mixed = dataclasses.replace(config, pattern=(Layer(), Layer(mamba=Mamba(64, 4, 3, 2))))
+  assert roofline.kernel_flops(mixed, 2048, 7, 15, 1) == pytest.approx(4.5 * forward / 2)
 
 
 @pytest.mark.parametrize('topology, message', [
