@@ -26,8 +26,12 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
 
 def biases(hf: dict[str, Any]) -> tuple[str, ...]:
   """The groups of linear layers that have a bias, as `ModelConfig.biases` names them."""
-  attention = ('qkv', 'out') if keys.flag(hf, 'attention_bias', False) else ()
-  return attention + (('ffn',) if keys.flag(hf, 'mlp_bias', False) else ())
+  return attention_biases(hf) + (('ffn',) if keys.flag(hf, 'mlp_bias', False) else ())
+
+
+def attention_biases(hf: dict[str, Any]) -> tuple[str, ...]:
+  """Those of `biases` that are in attention: all of them or none."""
+  return ('qkv', 'out') if keys.flag(hf, 'attention_bias', False) else ()
 
 
 def llama_like(hf: dict[str, Any], *, kv_heads: int | None = None, head_dim: int | None = None,

@@ -33,7 +33,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
                        qk_norm=QKNorm(eps=keys.number(hf, 'rms_norm_eps', 1e-6)))
   pattern = (Layer(),) if len(masks) == 1 else tuple(Layer(mask=mask) for mask in masks)
   return llama.llama_like(hf, kv_heads=32, head_dim=128, attention=spec, pattern=pattern,
-                          biases=llama.biases(hf)[:2])
+                          biases=llama.attention_biases(hf))  # `mlp_bias` is no key of Qwen3
 
 
 def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -44,6 +44,12 @@ def test_llama_options():
   assert other.biases == ('qkv', 'out', 'ffn') and other.tied and other.head_dim == 6
 
 
+@pytest.mark.parametrize('attention, expected', [(False, ()), (True, ('qkv', 'out'))])
+def test_qwen3_has_no_biases_outside_of_attention(attention, expected):
+  # As in transformers, whose Qwen3 does not read `mlp_bias`.
+  assert config('qwen3', attention_bias=attention, mlp_bias=True).biases == expected
+
+
 def test_qwen3_windows():
   assert config('qwen3').attention.qk_norm == QKNorm(eps=1e-5)
   some = config('qwen3', use_sliding_window=True, sliding_window=4, max_window_layers=1)
