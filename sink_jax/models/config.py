@@ -18,6 +18,7 @@ LARGEST = 2**27
 _WIDEST = 2**16  # dimensions of a head; tables of rotations on the host are as wide
 _SIZES = ('d_model', 'heads', 'ffn_hidden', 'vocab_size', 'input_features', 'output_features',
           'kv_heads', 'head_dim', 'embedding_dim')
+_POSITIVE = ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
@@ -159,9 +160,12 @@ class ModelConfig:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
     for name in ('layers', 'sink_tokens', 'unroll', *_SIZES):
-      if type(getattr(self, name)) not in (int, type(None)):  # JSON has 2.0, -0.0 and true
-        raise ValueError(f'model.{name} = {getattr(self, name)!r} must be a whole number.')
-    for name in ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll'):
+      value = getattr(self, name)
+      may_be_none = name not in (*_POSITIVE, 'sink_tokens')
+      # By type and not isinstance: JSON has 2.0, -0.0 and true.
+      if type(value) is not int and not (value is None and may_be_none):
+        raise ValueError(f'model.{name} = {value!r} must be a whole number.')
+    for name in _POSITIVE:
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
     limits = dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST, 'unroll': MOST}

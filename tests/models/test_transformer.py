@@ -316,6 +316,16 @@ def test_bad_options_are_explained(options, words):
     sj.ModelConfig(**TINY | options)
 
 
+@pytest.mark.parametrize(
+    'name', ['layers', 'd_model', 'heads', 'ffn_hidden', 'unroll', 'sink_tokens'])
+@pytest.mark.parametrize('make', [
+    lambda **o: sj.ModelConfig(**TINY | o), lambda **o: sj.sized('tiny', vocab_size=11, **o)],
+    ids=['ModelConfig', 'sized'])
+def test_a_number_that_is_missing_is_named(make, name):
+  with pytest.raises(ValueError, match=rf'model\.{name} = None must be a whole number'):
+    make(**{name: None})
+
+
 def test_an_unknown_size_lists_the_choices():
   with pytest.raises(ValueError, match='tiny, 60m, 1b, 7b, 13b'):
     sj.sized('70b', vocab_size=10)
