@@ -60,6 +60,9 @@ def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePol
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   """Measures the losses of one model on texts (S, T) with every cache.
 
+  Texts are scored as they are. Natural texts of `make_inputs` begin with the first token that the
+  run was trained with, but under --bos=none; tokens of --inputs=random and repeat do not.
+
   Returns:
     caches: {name: numbers}. 'perplexity' of the whole text, exp of the mean loss; 'running', the
     perplexity up to token 'tokens' (64 points); 'late', that of the last quarter alone;

@@ -88,8 +88,10 @@ def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
-  There are T - 1 losses in all, in nats. Tokens are read one at a time as when generating, so
-  the memory needed is that of the cache, however long the text.
+  There are T - 1 losses in all, in nats. The texts are scored as they are: unlike `stream`, this
+  puts no first token of the run before them, so the losses of a run that was trained with one
+  are those of its training only where the texts begin with it. Tokens are read one at a time as
+  when generating, so the memory needed is that of the cache, however long the text.
 
   Raises:
     ValueError: as `stream`.

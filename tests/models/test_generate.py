@@ -95,6 +95,16 @@ def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
   assert np.abs(windowed[:, 12:] - expected[:, 12:]).max() > 1e-3
 
 
+def test_texts_are_scored_as_they_are_but_continued_after_the_first_token(run):
+  text, policy = prompt(length=8), CachePolicy(12)
+  begun = dataclasses.replace(run, first_token=5)
+  with_token = np.pad(text, ((0, 0), (1, 0)), constant_values=5)
+  losses = lambda run, text: np.concatenate(list(text_losses(run, text, policy)), 1)
+  np.testing.assert_array_equal(losses(begun, text), losses(run, text))
+  np.testing.assert_array_equal(losses(begun, with_token), losses(run, with_token))
+  np.testing.assert_array_equal(begun.generate(text, 3), run.generate(with_token, 3))
+
+
 def test_a_text_of_any_length_is_scored_by_one_program(run, monkeypatch):
   monkeypatch.setattr(generate, '_SCORED', 16)
   text, policy = prompt(length=40), CachePolicy(9, 2)
