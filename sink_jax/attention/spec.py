@@ -23,6 +23,10 @@ from sink_jax.component import Component, from_string
 
 Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
 
+# The largest eps of a sum of similarities that leaves a row's weights shares of one. The official
+# code (sail-sg/Attention-Sink) adds 1e-8; a sum of sigmoids is about half the number of keys.
+_NEGLECTED = 1e-6
+
 # The fields of a spec, by the names that they have in configs, and the base of their values.
 COMPONENTS: dict[str, type[Component]] = {
     'similarity': Similarity,
@@ -90,8 +94,9 @@ class AttentionSpec:
   @property
   def rows_sum_to_one(self) -> bool:
     """Are a row's weights, the extra key's among them, shares of one, as those of softmax?"""
-    # `type` and not isinstance: a subclass may divide by something else. Any eps is neglected.
-    return type(self.normalizer) is RowSum and self.normalizer.scale == 1
+    # `type` and not isinstance: a subclass may divide by something else.
+    z = self.normalizer
+    return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
     """Parameters of one layer, {component: {name: Param}}; components without any are left out.

@@ -107,7 +107,7 @@ def describe_attention(experiment: Experiment) -> str:
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
   elif isinstance(spec.normalizer, Unnormalized):
     words = f'{name} without normalisation'
-  elif isinstance(spec.normalizer, RowSum) and spec.normalizer.scale == 1:
+  elif spec.rows_sum_to_one:
     words = f'{name} with normalisation'
   else:
     words = f'{name}, {spec.normalizer}'

@@ -98,6 +98,14 @@ def test_a_value_out_of_range_is_refused(make):
     make()
 
 
+@pytest.mark.parametrize('eps, expected', [(0.0, True), (1e-8, True), (1e-3, False), (1.0, False)])
+def test_rows_sum_to_one_unless_eps_takes_a_share(eps, expected):
+  spec = sj.AttentionSpec('Sigmoid()', sj.RowSum(eps=eps))
+  zeros = np.zeros((1, 4, 1, 2), np.float32)
+  sums = np.asarray(sj.attention_map(spec, zeros, zeros).sum(-1))
+  assert spec.rows_sum_to_one == np.allclose(sums, 1, atol=1e-5) == expected
+
+
 def test_alibi_slopes():
   np.testing.assert_allclose(sj.Alibi().slopes(8), [2.0**-h for h in range(1, 9)])
   np.testing.assert_allclose(sj.Alibi().slopes(16), [2 ** (-h / 2) for h in range(1, 17)])
