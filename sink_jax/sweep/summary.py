@@ -91,7 +91,9 @@ def keep_summary(trials: Mapping[str, Trial], root: str | AnyPath, remaining: Re
     while not over.wait(_WRITE_EVERY):
       time_left = remaining.as_text()
       states = write_summary(trials, root, f'Running, {time_left or "no estimate yet"}', ended)
-      running = [f'{state.name} {state.step or 0:,}/{state.steps:,}' for state in states
+      # The folder may hold a trial of another budget, in which this sweep has no such trial.
+      running = [f'{state.name} {state.step or 0:,}'
+                 + (f'/{state.steps:,}' if state.steps else '') for state in states
                  if state.name in trials and state.status == 'running']
       if lines and running:
         print(f'  {", ".join(running)}  {time_left}', file=sys.stderr, flush=True)

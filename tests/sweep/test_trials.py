@@ -1,12 +1,13 @@
 """Trials of config files, and one trial after the other."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from sink_jax.sweep.runner import record_failure, run_trial
-from sink_jax.sweep.summary import read_states
+from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
 from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
@@ -161,3 +162,16 @@ def test_a_trial_that_has_ended_is_not_read_again(tmp_path):
   for name in 'ab':
     write_outcome(tmp_path / name, 'interrupted')
   assert [state.status for state in read_states(trials, tmp_path, ended)] == ['done', 'interrupted']
+
+
+def test_a_running_trial_that_this_budget_cannot_express_has_its_line(
+    tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr('sink_jax.sweep.summary._WRITE_EVERY', 0.01)
+  with lock_workdir(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
+    write_outcome(tmp_path / 'a', 'running')
+    with keep_summary({'a': Trial('a', None)}, tmp_path, RemainingTime({}, 60.0), lines=True):
+      lines, deadline = '', time.monotonic() + 10
+      while 'a 0  about' not in lines and time.monotonic() < deadline:
+        time.sleep(0.02)
+        lines += capsys.readouterr().err
+  assert 'a 0  about' in lines
