@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial
+from sink_jax.train.record import read_row
 from sink_jax.train.run_dir import in_use, read_status
 
 _TAIL = 32768  # bytes at the end of metrics.jsonl that hold the last row of every kind
@@ -203,22 +203,13 @@ def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:
     with path.open('rb') as file:
       file.seek(0, 2)
       file.seek(max(0, file.tell() - _TAIL))
-      lines = file.read().decode('utf-8', 'replace').splitlines()
+      lines = file.read().splitlines()
   except OSError:
     return {}
-  return {row['kind']: row for row in _objects(lines) if 'kind' in row and 'step' in row}
+  # The first and the last line may be cut off, and any may be damaged.
+  return {row['kind']: row for line in lines if (row := read_row(line))}
 
 
-def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-  """The JSON objects among the lines, of which the first and the last may be cut off."""
-  for line in lines:
-    try:
-      row = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(row, dict):
-      yield row
-
-
-def _number(value: float | None, form: str) -> str:
-  return '' if value is None else format(value, form)
+def _number(value: Any, form: str) -> str:
+  # A row may be damaged: its values are any that JSON has.
+  return format(value, form) if isinstance(value, (int, float)) else ''

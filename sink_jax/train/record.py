@@ -110,12 +110,17 @@ def read_rows(path: AnyPath, first: int = 0) -> Iterator[tuple[bytes, dict[str, 
   with io.BufferedReader(raw) as file:
     file.seek(first)
     for line in iter(lambda: file.readline(_LONGEST), b''):
-      try:
-        row = json.loads(line)
-        if isinstance(row['kind'], str) and row['step'] >= 0:
-          yield line, row
-      except (ValueError, RecursionError, TypeError, KeyError):
-        continue
+      if row := read_row(line):
+        yield line, row
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+  """The row of a line of a metrics file; None where a kill or a fault made it unreadable."""
+  try:
+    row = json.loads(line)
+    return row if isinstance(row['kind'], str) and row['step'] >= 0 else None
+  except (ValueError, RecursionError, TypeError, KeyError):
+    return None
 
 
 def metrics_problem(workdir: str | AnyPath) -> str:

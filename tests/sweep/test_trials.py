@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sink_jax.sweep.runner import record_failure, run_trial
-from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states
+from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states, write_summary
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
 from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
@@ -175,3 +175,16 @@ def test_a_running_trial_that_this_budget_cannot_express_has_its_line(
         time.sleep(0.02)
         lines += capsys.readouterr().err
   assert 'a 0  about' in lines
+
+
+@pytest.mark.parametrize('line', [
+    '{"kind": "valid", "step": "two", "valid": 9}', '{"kind": "valid", "step": null, "valid": 9}',
+    '{"kind": ["valid"], "step": 2, "valid": 9}', '[' * 20000, '["kind", "step"]', '\0' * 99,
+    '{"kind": "probe", "step": 2, "sink_1": "half"}'])
+def test_a_damaged_row_costs_a_summary_no_other(tmp_path, line):
+  write_outcome(tmp_path / 'a', 'interrupted')
+  row = '{"kind": "valid", "step": 1, "valid": 3.25}'
+  (tmp_path / 'a' / 'metrics.jsonl').write_text(f'{row}\n{line}\n')
+  state, = write_summary({'a': Trial('a', None)}, tmp_path, 'Not running')
+  assert state.valid == 3.25
+  assert '| 3.250 |' in (tmp_path / 'summary.md').read_text()
