@@ -16,7 +16,9 @@ from sink_jax.sweep.trials import FINAL_STATUSES, Trial
 from sink_jax.train.record import read_row
 from sink_jax.train.run_dir import in_use, read_status
 
-_TAIL = 32768  # bytes at the end of metrics.jsonl that hold the last row of every kind
+# Bytes at the end of metrics.jsonl in which the last row of every kind is looked for: the first
+# suffices unless a row is logged every few steps, the last holds thousands of rows.
+_TAILS = (2**15, 2**18, 2**21)
 _WRITE_EVERY = 30  # seconds
 
 
@@ -198,16 +200,21 @@ def _read_state(trial: Trial, folder: AnyPath) -> TrialState:
 
 
 def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:
-  """{kind: last row} of the end of metrics.jsonl, whose last line may not be complete."""
-  try:
-    with path.open('rb') as file:
-      file.seek(0, 2)
-      file.seek(max(0, file.tell() - _TAIL))
-      lines = file.read().splitlines()
-  except OSError:
-    return {}
-  # The first and the last line may be cut off, and any may be damaged.
-  return {row['kind']: row for line in lines if (row := read_row(line))}
+  """{kind: last row} of the end of metrics.jsonl, of which more is read while a kind is missing."""
+  rows: dict[str, dict[str, Any]] = {}
+  for tail in _TAILS:
+    try:
+      with path.open('rb') as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - tail))
+        lines = file.read().splitlines()
+    except OSError:
+      break
+    # The first and the last line may be cut off, and any may be damaged.
+    rows = {row['kind']: row for line in lines if (row := read_row(line))}
+    if tail >= size or {'probe', 'valid'} <= rows.keys():
+      break
+  return rows
 
 
 def _number(value: Any, form: str) -> str:

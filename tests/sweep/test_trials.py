@@ -188,3 +188,12 @@ def test_a_damaged_row_costs_a_summary_no_other(tmp_path, line):
   state, = write_summary({'a': Trial('a', None)}, tmp_path, 'Not running')
   assert state.valid == 3.25
   assert '| 3.250 |' in (tmp_path / 'summary.md').read_text()
+
+
+def test_a_summary_finds_a_validation_far_from_the_end_of_the_rows(tmp_path):
+  write_outcome(tmp_path / 'a', 'interrupted')
+  rows = [dict(kind='valid', step=0, valid=3.25), dict(kind='probe', step=0, sink_1=12.5)]
+  rows += [dict(kind='train', step=step, loss=3.0, note='x' * 200) for step in range(1000)]
+  (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  state, = read_states({'a': Trial('a', None)}, tmp_path)
+  assert (state.step, state.valid, state.sink_1) == (999, 3.25, 12.5)
