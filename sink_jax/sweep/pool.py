@@ -127,7 +127,12 @@ def _started(number: int, processes: int, root: str | AnyPath) -> _Worker:
 
 def _cause(code: int) -> str:
   """Describes an exit code: the name of the signal where it is negative."""
-  return signal.Signals(-code).name if code < 0 else f'exit code {code}'
+  if code >= 0:
+    return f'exit code {code}'
+  try:
+    return signal.Signals(-code).name
+  except ValueError:  # of the real-time signals only the first and the last have a name
+    return f'signal {-code}'
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.sweep.pool import _cause
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states, write_summary
 from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
@@ -75,6 +76,11 @@ def test_a_failure_is_recorded_without_asking_a_device(tmp_path, monkeypatch):
   record_failure(Trial('a', None, {'trial': 'a'}), tmp_path, 'its process died')
   status = read_status(tmp_path / 'a')
   assert (status['status'], status['label']) == ('failed', {'trial': 'a'})
+
+
+@pytest.mark.parametrize('code, words', [(3, 'exit code 3'), (-9, 'SIGKILL'), (-35, 'signal 35')])
+def test_a_death_by_any_signal_is_described(code, words):
+  assert _cause(code) == words
 
 
 def test_what_a_budget_cannot_express_is_recorded(tmp_path):
