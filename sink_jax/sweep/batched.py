@@ -64,20 +64,31 @@ def run_batched(trials: Mapping[str, Trial], root: str | AnyPath,
   folder.mkdir(parents=True, exist_ok=True)
   jobs = _jobs(trials, folder)
   groups = _groups(jobs, folder, width)
+  together = {name for group in groups for name in group.runs}
+  yield from _run_groups(groups, trials, folder)
+  for name, trial in trials.items():
+    if name not in together:
+      yield name, run_trial(trial, folder)
+
+
+def _run_groups(groups: dict[Group, AnyPath | None], trials: Mapping[str, Trial],
+                root: AnyPath) -> Iterator[tuple[str, str]]:
+  """Trains the groups one after the other, and takes each of them out of `groups`.
+
+  A group holds its programs and its table of the corpus, which may be GiB, so nothing keeps one
+  that has ended.
+  """
   with contextlib.closing(_compiled(groups)) as compiled:
     for group, problem in compiled:
       print(f'{len(group.runs)} trials in a group of {len(group.names)}: {", ".join(group.runs)}',
             file=sys.stderr, flush=True)
+      record = groups.pop(group)
       # A new group is recorded when the workdirs of its trials are locked, not before.
-      begun = (lambda held: None) if groups[group] else functools.partial(_record, group, folder)
-      ended = dict.fromkeys(group.runs, problem) if problem else train_group(group, folder, begun)
+      begun = (lambda held: None) if record else functools.partial(_record, group, root)
+      ended = dict.fromkeys(group.runs, problem) if problem else train_group(group, root, begun)
       for name, error in ended.items():
-        yield name, finish_trial(trials[name], folder, functools.partial(
-            _raise, error, len(group.names), groups[group]))
-  together = {name for group in groups for name in group.runs}
-  for name, trial in trials.items():
-    if name not in together:
-      yield name, run_trial(trial, folder)
+        yield name, finish_trial(trials[name], root, functools.partial(
+            _raise, error, len(group.names), record))
 
 
 def _raise(error: BaseException | None, width: int, record: AnyPath | None, *_: Any) -> None:

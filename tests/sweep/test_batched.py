@@ -1,10 +1,12 @@
 """Groups of trials on one device: equal to each trial alone, through stops and divergence."""
 
 import contextlib
+import gc
 import json
 import shutil
 import signal
 import threading
+import weakref
 
 import jax
 import numpy as np
@@ -193,6 +195,25 @@ def test_trials_without_a_partner_run_alone_and_one_line_says_why(
   table['g'] = Trial('g', runs.config(seed=9))
   list(run_batched(table, tmp_path))
   assert trained == [('c', 'e'), ('a', 'b', 'g'), 'd', 'f']
+
+
+def test_a_group_that_has_ended_is_let_go(tmp_path, monkeypatch, trained):
+  groups, alive = [], []
+
+  def count(*_):
+    gc.collect()
+    alive.append(sum(ref() is not None for ref in groups))
+    return 'done'
+
+  def train_group(group, root, begun):
+    count()
+    groups.append(weakref.ref(group))
+    return dict.fromkeys(group.runs)
+
+  monkeypatch.setattr(batched, 'train_group', train_group)
+  monkeypatch.setattr(batched, 'run_trial', count)
+  list(run_batched(trials(dict.fromkeys('abcdefg', {})), tmp_path, width=2))
+  assert alive == [0] * 4  # at the beginning of three groups and of a trial alone
 
 
 def test_a_group_that_begins_voids_the_records_that_overlap_it_and_have_not_begun(
