@@ -19,7 +19,7 @@ from typing import SupportsFloat
 import jax
 import numpy as np
 
-from sink_jax.data.batches import Batch
+from sink_jax.data.batches import Batch, Dataset
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
@@ -105,15 +105,19 @@ def _open_workdirs(group: Group, members: Sequence[_Member], root: AnyPath) -> T
 
   A member that is done has the state of another one in its place, and stays inactive.
   """
-  checks, states = {}, {}  # the files of the data are checked once for all that read them
+  checks, states = {}, {}
+
+  def check_files(data: Dataset) -> Callable[[], None]:
+    if data not in checks:  # once for all members that read them
+      checks[data] = data.check_files()
+    return checks[data]
+
   # One deadline for all: were it counted for each member, a group whose workdirs are all held would
   # wait as many times as it has members.
   until = time.monotonic() + PATIENCE
   for member in members:
-    data = member.run.data
-    if data not in checks:
-      checks[data] = data.check_files()
-    state = member.begin(root / member.name, len(group.names), checks[data], until)
+    state = member.begin(root / member.name, len(group.names),
+                         functools.partial(check_files, member.run.data), until)
     if state is not None:
       states[member.index] = state
   if not states:
@@ -188,22 +192,23 @@ class _Member:
 
   def __init__(self, index: int, name: str, run: PreparedRun):
     self.index, self.name, self.run = index, name, run
-    self.steps, self.running = run.experiment.steps, False
+    # Running from here on, so that an error that comes before `begin` ends the member, too.
+    self.steps, self.running = run.experiment.steps, True
     self.error: BaseException | None = None
     optimizer = run.experiment.optimizer
     self.learning_rate = learning_rates(optimizer, self.steps)
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir: str | AnyPath, width: int, wait_for_file_check: Callable[[], None],
-            until: float) -> TrainState | None:
+  def begin(self, workdir: str | AnyPath, width: int,
+            check_files: Callable[[], Callable[[], None]], until: float) -> TrainState | None:
     """Opens the workdir; returns the state, or None where nothing is left to do.
 
-    until: when to stop waiting for another process that has the workdir, `time.monotonic`.
+    check_files: as `Dataset.check_files`. until: when to stop waiting for another process that
+    has the workdir, `time.monotonic`.
     """
-    self.running = True
     with self.attempt():
-      self.recorder = self._open_recorder(workdir, wait_for_file_check, until)
+      self.recorder = self._open_recorder(workdir, check_files, until)
       state = self.recorder.restore()
       self.start = self.recorder.start
       if self.recorder.has_finished():
@@ -219,14 +224,12 @@ class _Member:
       return state
     return None
 
-  def _open_recorder(self, workdir: str | AnyPath, wait_for_file_check: Callable[[], None],
+  def _open_recorder(self, workdir: str | AnyPath, check_files: Callable[[], Callable[[], None]],
                      until: float) -> Recorder:
     while True:
       try:
         return self._open.enter_context(
-            # The files are being checked already, for all members that read them; this one only
-            # waits.
-            open_recorder(self.run, workdir, self.name, lambda: wait_for_file_check))
+            open_recorder(self.run, workdir, self.name, check_files))
       except WorkdirLocked:
         if time.monotonic() > until:
           raise
