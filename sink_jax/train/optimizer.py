@@ -59,9 +59,11 @@ class OptimizerConfig:
     if not 0 < self.learning_rate < math.inf:
       raise ValueError(f'optimizer.learning_rate must be > 0 and finite, not {self.learning_rate}.')
     for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
-      # Written as `not >=`, since NaN fails every comparison, and is thus refused as well.
-      if not getattr(self, name) >= 0:
-        raise ValueError(f'optimizer.{name} must be >= 0, not {getattr(self, name)}.')
+      # Written as `not <=`, since NaN fails every comparison, and is thus refused as well.
+      if not 0 <= getattr(self, name) < math.inf:
+        none = '; 0 does not clip' if name == 'clip' else ''
+        raise ValueError(f'optimizer.{name} must be >= 0 and finite, not {getattr(self, name)}'
+                         f'{none}.')
 
 
 class Rates(NamedTuple):

@@ -51,6 +51,15 @@ def test_keys_are_checked_by_name():
     base.get_config().stepz = 3
 
 
+@pytest.mark.parametrize('name, words', [
+    ('weight_decay', 'weight_decay must be >= 0 and finite, not inf.'),
+    ('final_fraction', 'final_fraction must be >= 0 and finite, not inf.'),
+    ('clip', 'clip must be >= 0 and finite, not inf; 0 does not clip.')])
+def test_numbers_of_the_optimizer_are_finite(name, words):
+  with pytest.raises(ValueError, match=words):
+    from_dict(runs.config(**{f'optimizer__{name}': float('inf')}))
+
+
 @pytest.mark.parametrize('older, rule', [
     (dict(name='adamw', beta1=0.8, beta2=0.99, eps=1e-6), AdamW(b1=0.8, b2=0.99, eps=1e-6)),
     (dict(name='sgd', beta1=0.9, beta2=0.95, eps=1e-8), Sgd())])
