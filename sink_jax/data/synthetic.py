@@ -161,9 +161,11 @@ class BigramBackcopy(SyntheticTask):
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
     for t in range(1, self.length + 1):
       last = sequences[:, t - 1]
+      # A draw next to 1 would round up to last + 1, which is in the row after that of `last`.
+      within = np.minimum(draws[:, t - 1] + last, np.nextafter(last + 1.0, 0))
       # 'right' passes over ids of probability 0, whose steps equal the ones before. In the joined
       # rows that of `last` begins at last * vocab_size.
-      drawn = np.searchsorted(self._steps, draws[:, t - 1] + last, side='right')
+      drawn = np.searchsorted(self._steps, within, side='right')
       sequences[:, t] = drawn - last * self.vocab_size
       if self.backcopy and t >= 2:
         sequences[:, t] = np.where(self._is_trigger(last), sequences[:, t - 2], sequences[:, t])
