@@ -15,9 +15,10 @@ import json
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, is_local, to_path
@@ -30,6 +31,7 @@ from sink_jax.train.provenance import provenance
 from sink_jax.train.record import metrics_problem, settle_metrics, stored_digests
 
 PATIENCE = 15  # seconds to wait for a lock: processes of a killed sweep need some to notice it
+_MOMENT = 1  # seconds to wait for processes that only ask whether a lock is held
 _CONTENT = ('content', 'valid_content')  # of Dataset.summary(): hashes that must not change
 # What a run writes after its config.json.
 _WRITTEN_LATER = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')
@@ -138,7 +140,7 @@ def _file_lock(workdir: AnyPath) -> Iterator[None]:
   # Never removed: a process that waits for a removed file's lock would hold nothing.
   with open(workdir / 'lock', 'a+') as lock:
     try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      _take(lock)
     except BlockingIOError:
       lock.seek(0)
       raise WorkdirLocked(
@@ -150,6 +152,21 @@ def _file_lock(workdir: AnyPath) -> Iterator[None]:
     lock.write(f'{socket.gethostname()}, process {os.getpid()}')
     lock.flush()
     yield
+
+
+def _take(lock: IO[str]) -> None:
+  """Takes the lock that a run holds; raises an OSError where that cannot be."""
+  until = time.monotonic() + _MOMENT
+  while True:
+    try:
+      return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      # A lock that can be shared is no run's: a process holds it for a moment in `in_use`.
+      fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+      fcntl.flock(lock, fcntl.LOCK_UN)
+      if time.monotonic() > until:
+        raise
+      time.sleep(0.01)
 
 
 def _check_same(workdir: AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """What goes with each checkpoint: digests of metrics and probe inputs, and what they catch."""
 
+import contextlib
+import fcntl
 import json
 import shutil
 
@@ -250,3 +252,29 @@ def test_a_record_is_read_from_bounded_files(workdir):
   with open(workdir / 'checksums' / '8.record.json', 'wb') as file:
     file.truncate(1 << 28)
   assert read_record(workdir, 8) == {} and record.stored_digests(workdir, 'data', 'content') == ['abc']
+
+
+@contextlib.contextmanager
+def held(workdir, kind):
+  with open(workdir / 'lock', 'rb') as lock:
+    fcntl.flock(lock, kind)
+    yield lock
+
+
+def test_a_run_waits_for_those_who_only_ask_whether_its_workdir_is_in_use(tmp_path, monkeypatch):
+  lock_workdir = lambda: runs_files.lock_workdir(tmp_path, runs.config(), {'content': 'abc'})
+  with lock_workdir():
+    pass
+  slept = []
+  with held(tmp_path, fcntl.LOCK_SH) as question:  # as `in_use` holds it for a moment
+    monkeypatch.setattr('time.sleep', lambda seconds: (
+        slept.append(seconds), fcntl.flock(question, fcntl.LOCK_UN)))
+    with lock_workdir():
+      assert slept and runs_files.in_use(tmp_path)
+  slept.clear()
+  with held(tmp_path, fcntl.LOCK_EX), pytest.raises(runs_files.WorkdirLocked), lock_workdir():
+    pass
+  assert not slept  # a run does not end soon
+  monkeypatch.setattr(runs_files, '_MOMENT', 0)
+  with held(tmp_path, fcntl.LOCK_SH), pytest.raises(runs_files.WorkdirLocked), lock_workdir():
+    pass
