@@ -292,9 +292,9 @@ def _digest_of(path: pathlib.Path) -> pathlib.Path:
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 
-  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents. A
-  small corpus may support fewer merges than `vocab_size` asks for; the encoder then has the smaller
-  vocabulary.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents;
+  of each one, text for validation included, where all are held out and chunks are split instead.
+  A small corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
   """
   vocab_size: int = 4096
   characters: int = 100_000_000
@@ -338,7 +338,7 @@ class TrainedBpe(Tokenizer):
     return model.to_str()
 
   def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
-    # Held-out text must not leave its words in the vocabulary.
+    # Held-out documents must not leave their words in the vocabulary, unless there are no others.
     left = self.characters
     for document in source.documents():
       if left > 0 and not source.held_out(document.name, valid_fraction):

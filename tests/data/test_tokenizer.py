@@ -132,6 +132,12 @@ def test_trained_bpe_of_one_held_out_document(tmp_path):
   (folder / name).write_text('low lower lowest ' * 20)
   encoder = _resolve(TrainedBpe(vocab_size=265), tmp_path, TextFolder(path=str(folder)))
   assert encoder.vocab_size == 265
+  # Where there is nothing but held-out text, the limit is that of each document.
+  others = [f'{i}.txt' for i in range(99) if held_out(f'{i}.txt', 0.1)][1:3]
+  for other in others:
+    (folder / other).write_text('newer newest ' * 20)
+  read = TrainedBpe(characters=50)._texts(TextFolder(path=str(folder)), 0.1)
+  assert [len(text) for text in read] == [50] * 3
 
 
 @pytest.mark.parametrize('options', [{'vocab_size': 257}, {'characters': 0}])
