@@ -1,0 +1,111 @@
+"""The page of the search for a baseline: what was tried, what it met, and how the runs went."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from sink_jax.evaluate import plots
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.paper.baseline import CRITERIA, Found, find, hidden_ratio, met_by_setting
+from sink_jax.paper.report import without_paths
+from sink_jax.report import markup
+from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.records import RunRecord
+
+TITLE = 'The search for a baseline'
+_HEAD = ('run', 'seed', 'steps', 'training', 'valid loss', 'Sink_1 %', 'Sink_* %',
+         'raw mass on token 1', 'value ratio', 'hidden ratio', 'max / median', 'meets')
+
+
+def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
+  """Writes index.html, report.md, report.json and curves.png, and returns the text.
+
+  Raises:
+    ValueError: there is no run of the search among the runs.
+    OSError: `out` cannot be written.
+  """
+  found, out = find(runs), to_path(out)
+  out.mkdir(parents=True, exist_ok=True)
+  lines = summary(found)
+  head, rows = list(_HEAD), [_row(it) for it in found]
+  picture = _curves([it for it in found if it.kind == 'softmax' and it.run.probe])
+  markdown = ['# ' + TITLE, '', *(f'- {markup.escaped(line)}' for line in lines), '',
+              *markup.markdown_table(head, rows), '', f'![{_CAPTION}](curves.png)', '']
+  cells = lambda tag, row: ''.join(f'<{tag}>{markup.text(cell)}</{tag}>' for cell in row)
+  page = markup.document(TITLE, [
+      '<article>', f'<h1>{TITLE}</h1>', '<ul>' + cells('li', lines) + '</ul>',
+      markup.table(f'<tr>{cells("th", head)}</tr>', (cells('td', row) for row in rows)),
+      markup.picture(picture, _CAPTION), '</article>'])
+  record = rounded(finite({'criteria': {it.key: it.words for it in CRITERIA}, 'summary': lines,
+                           'runs': [without_paths(it.as_dict()) for it in found]}))
+  write_atomically(out / 'curves.png', picture)
+  write_atomically(out / 'report.json', to_json(record))
+  write_atomically(out / 'report.md', '\n'.join(markdown))
+  write_atomically(out / 'index.html', page)
+  return '\n'.join(lines)
+
+
+def summary(found: Sequence[Found]) -> list[str]:
+  """What was found, in sentences: of each criterion, and of each setting."""
+  counts = met_by_setting(found)
+  lines = []
+  for criterion in CRITERIA:
+    of = {name: met[criterion.key] for name, met in counts.items() if criterion.key in met}
+    yes = [f'{name} ({seeds} of {n} seeds)' if n > 1 else name
+           for name, (seeds, n) in of.items() if seeds]
+    words = (f'met by {", ".join(yes)}' if yes else 'met by none within this budget') if of else (
+        'not run')
+    lines.append(f'({criterion.key}) {criterion.words}: {words}; {len(of)} settings were tried.')
+  seconds = sum(it.seconds or 0 for it in found if it.setting != 'desk')
+  lines.append(f'The {sum(it.setting != "desk" for it in found)} runs of the search trained for '
+               f'{seconds / 60:.0f} process-minutes, start-ups aside.')
+  left = [f'{it.setting}-{it.kind}, seed {it.seed} ({it.run.status} at step {it.run.step:,})'
+          for it in found if it.run.status != 'done']
+  lines += [f'Not at their last step: {"; ".join(left)}.'] if left else []
+  return lines
+
+
+def _row(it: Found) -> list[str]:
+  probe = it.run.probe
+  number = lambda value, form='.2f': '-' if value is None else format(value, form)
+  row = [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
+         '-' if it.seconds is None else f'{it.seconds:.0f} s',
+         number((it.run.losses or {}).get('valid'), '.3f')]
+  if probe is None:
+    return [*row, *['-'] * 6, it.run.status]
+  largest = max((block.max_over_median or 0 for block in probe.activations), default=None)
+  met = it.met
+  verdict = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in met.items())
+  return [*row, number(probe.sink_1, '.1f'), number(probe.sink_extra_key, '.1f'),
+          number(probe.raw_mass_1, '.3f'), number(probe.value_ratio), number(hidden_ratio(probe)),
+          number(largest, '.0f'), verdict or it.run.status]
+
+
+_CAPTION = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained; a line '
+            'for each setting, thinner for further seeds.')
+
+
+def _curves(found: Sequence[Found]) -> bytes:
+  figure, axes = plots.canvas(12, 4.2, 1, 2)
+  names = list(dict.fromkeys(it.setting for it in found))
+  for ax, key in ((axes[0, 0], 'sink_1'), (axes[0, 1], 'hidden_ratio')):
+    seen = set()
+    for it in found:
+      assert it.run.probe is not None, 'only probed runs are drawn'
+      curves = it.run.probe.curves
+      i = names.index(it.setting)
+      style = ('-', '--', ':')[i // len(plots.COLOURS) % 3]
+      values = [float('nan') if value is None else value for value in getattr(curves, key)]
+      ax.plot(curves.step, values, style, color=plots.COLOURS[i % len(plots.COLOURS)],
+              linewidth=0.8 if it.setting in seen else 1.8,
+              label=None if it.setting in seen else it.setting)
+      seen.add(it.setting)
+    ax.grid(alpha=0.25)
+  plots.label(axes[0, 0], 'A sink on the first token', 'step', f'{plots.SINK_1} (% of heads)')
+  plots.label(axes[0, 1], 'Massive activations', 'step', 'largest hidden norm ratio of a block')
+  axes[0, 1].legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+  buffer = io.BytesIO()
+  plots.save(figure, buffer)
+  return buffer.getvalue()
