@@ -10,19 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, budget, paper
+from configs import base, budget, desk, paper
 from sink_jax.data.dataset import open_data
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.token_edits import RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
+from sink_jax.paper.all_claims import trials_of as trials_of_claims
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.experiment import NotExpressible, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
-NOT_TABLES = {'__init__', 'base', 'budget'}
+NOT_TABLES = {'__init__', 'base', 'budget', 'desk'}  # desk: the paper's, at a budget of its own
 FILES = sorted(path for path in CONFIGS.glob('*.py') if path.stem not in NOT_TABLES)
 
 
@@ -41,7 +42,8 @@ def test_names_are_unique_and_fit_a_folder():
   assert len(names) == len(set(names)) and len(names) > 150
   assert all(re.fullmatch(r'[a-z0-9.-]+', name) for name in names)  # they name folders
   assert set(paper.TRIALS) == {
-      name for path in FILES if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence')
+      name for path in FILES
+      if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline')
       for name in trials_of(path)}
 
 
@@ -162,6 +164,23 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
     data = at(trial)
     seen = data.steps * data.batch_size * data.data.context
     assert seen / data.data.max_tokens == pytest.approx(epochs, rel=0.01)
+
+
+def test_desk_has_the_papers_trials_and_begins_with_the_claims_that_carry_the_paper():
+  trials = load_trials(CONFIGS / 'desk.py')
+  assert set(trials) == set(paper.TRIALS) and list(trials)[:3] == ['default', 'sink-token', 'kv-bias']
+  needed = trials_of_claims(desk.FIRST)
+  assert list(trials)[:len(needed)] == needed
+  default = from_dict(trials['default'].config)
+  assert default.label.budget == 'desk' and default.steps == 4000
+  smoke = desk.get_config('default,budget=smoke')
+  assert smoke.label.budget == 'smoke' and smoke.steps == 1000
+  # The setting of the search that was chosen: what a run of it is stays the same.
+  chosen = from_dict(load_trials(CONFIGS / 'baseline.py')['bpe-2-softmax'].config)
+  assert chosen.model_config(512) == default.model_config(512)
+  for name in ('optimizer', 'steps', 'batch_size'):
+    assert getattr(chosen, name) == getattr(default, name)
+  assert chosen.data == default.data
 
 
 def test_a_budget_says_what_it_cannot_express():

@@ -150,6 +150,8 @@ def test_status_shards_and_costs_without_running(tmp_path):
   assert code == 0 and '2 not run' in out and '| bad |' in out and '| b |' not in out
   code, out, _ = finish(start(tmp_path, THREE, '--list', '--seeds=0,1', '--only=a,b-seed-1'))
   assert out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
+  code, _, err = finish(start(tmp_path, THREE, '--list', '--claims=emergence'))
+  assert code == 1 and '--claims=emergence needs default, which' in err and 'desk.py' in err
   code, out, _ = finish(start(tmp_path, THREE, '--dry_run', '--only=a,b'))
   assert code == 0 and not (tmp_path / 'runs').exists()
   assert re.search(r'^a +[\d,]+ +8 +1,024 ', out, re.M) and 'device-hours' in out
