@@ -26,6 +26,9 @@ _JUDGED = (
     'untrained model have, its 99th percentile is the level of a sink and of massive activations '
     'if that is more.')
 _LIMITS = {
+    'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
+            'every sequence begins with a fixed token: what holds there is the mechanism, and not '
+            "the paper's percentages.",
     'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '
              'does not says little about the paper, the one as little as the other.',
     'tenth': "At the tenth budget the paper's models see a tenth of its steps and data, so what "
