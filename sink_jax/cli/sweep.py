@@ -26,7 +26,7 @@ _CONFIG = flags.DEFINE_string('config', None, 'Config file with a table TRIALS.'
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the sweep; a trial goes to WORKDIR/TRIAL.')
 _BUDGET = flags.DEFINE_string(
-    'budget', None, 'Of the configs of the paper: smoke, tenth, quarter or full.')
+    'budget', None, 'Of the configs of the paper: smoke, desk, tenth, quarter or full.')
 _PROTOCOL = flags.DEFINE_string(
     'protocol', None, 'Of the configs of the paper: paper, or released, as its code has it.')
 _SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, such as 0,1,2: a trial for each.')

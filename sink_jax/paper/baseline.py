@@ -17,8 +17,12 @@ from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
 KINDS = ('softmax', 'sigmoid-normalized', 'sigmoid', 'k-bias')
+DESK = 'desk'  # the budget that has the chosen setting
 _DESK = {'default': 'softmax', **{kind: kind for kind in KINDS[1:]}}
-_TRIAL = re.compile(rf'(.+?)-({"|".join(KINDS)})')
+# The name of a setting has its number of blocks in it, which tells it from trials of other files
+# whose names end alike. Longer kinds come first: '-sigmoid' ends none of them.
+_TRIAL = re.compile(rf'(.*?\d.*?)-({"|".join(KINDS)})')
+_OTHER_TASK = 'backcopy'  # searched for massive activations alone
 _SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
 _RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
 
@@ -87,7 +91,8 @@ class Found:
     if self.run.status != 'done' or probe is None:
       return {}
     return {criterion.key: criterion.met(probe) for criterion in CRITERIA
-            if criterion.kind == self.kind}
+            if criterion.kind == self.kind
+            and (criterion.key == 'b' or not self.setting.startswith(_OTHER_TASK))}
 
   def as_dict(self) -> dict[str, Any]:
     probe = self.run.probe
@@ -129,15 +134,15 @@ def find(runs: Iterable[RunRecord]) -> list[Found]:
     raise ValueError('no run of configs/baseline.py, nor one of the budget desk, is there. To '
                      'train them: python -m sink_jax.sweep --config=configs/baseline.py '
                      '--workdir=runs/baseline')
-  return sorted(found, key=lambda it: (it.setting == 'desk', it.setting, KINDS.index(it.kind),
+  return sorted(found, key=lambda it: (it.setting == DESK, it.setting, KINDS.index(it.kind),
                                        it.seed))
 
 
 def _named(run: RunRecord) -> tuple[str, str] | None:
   """(setting, kind) of a run of the search; None for any other."""
-  if run.label.budget == 'desk':
+  if (run.label.budget, run.label.protocol) == (DESK, 'paper'):
     kind = _DESK.get(run.label.trial)
-    return ('desk', kind) if kind else None
+    return (DESK, kind) if kind else None
   match = None if run.label.budget else _TRIAL.fullmatch(run.label.trial)
   return (match[1], match[2]) if match else None
 

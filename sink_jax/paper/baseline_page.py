@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sink_jax.evaluate import plots
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper.baseline import CRITERIA, Found, find, hidden_ratio, met_by_setting
+from sink_jax.paper.baseline import CRITERIA, DESK, Found, find, hidden_ratio, met_by_setting
 from sink_jax.paper.report import without_paths
 from sink_jax.report import markup
 from sink_jax.report.jsontext import finite, rounded, to_json
@@ -55,11 +55,17 @@ def summary(found: Sequence[Found]) -> list[str]:
     of = {name: met[criterion.key] for name, met in counts.items() if criterion.key in met}
     yes = [f'{name} ({seeds} of {n} seeds)' if n > 1 else name
            for name, (seeds, n) in of.items() if seeds]
+    no = [f'{name} (0 of {n} seeds)' for name, (seeds, n) in of.items() if n > 1 and not seeds]
     words = (f'met by {", ".join(yes)}' if yes else 'met by none within this budget') if of else (
         'not run')
-    lines.append(f'({criterion.key}) {criterion.words}: {words}; {len(of)} settings were tried.')
-  seconds = sum(it.seconds or 0 for it in found if it.setting != 'desk')
-  lines.append(f'The {sum(it.setting != "desk" for it in found)} runs of the search trained for '
+    words += f', not by {", ".join(no)}' if no else ''
+    # The budget has the setting that was chosen: its seeds are another look at one of them.
+    tried = len(set(of) - {DESK})
+    lines.append(f'({criterion.key}) {criterion.words}: {words}; {tried} '
+                 f'setting{"s were" if tried != 1 else " was"} tried.')
+  searched = [it for it in found if it.setting != DESK]
+  seconds = sum(it.seconds or 0 for it in searched)
+  lines.append(f'The {len(searched)} runs of the search trained for '
                f'{seconds / 60:.0f} process-minutes, start-ups aside.')
   left = [f'{it.setting}-{it.kind}, seed {it.seed} ({it.run.status} at step {it.run.step:,})'
           for it in found if it.run.status != 'done']

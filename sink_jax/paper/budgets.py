@@ -186,8 +186,9 @@ BUDGETS = {
     'full': Budget(lambda config: {}, ('everything as in the paper',)),
     'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
     'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
-    # Two CPU cores: `desk` shows the paper's phenomena in minutes a trial (configs/baseline.py is
-    # how it was found); `smoke`, half a minute, shows that everything runs.
+    # Two CPU cores: `desk`, a minute and a half a trial, is the cheapest setting in which a sink
+    # emerges with softmax and with normalised sigmoid (results/baseline); `smoke`, half a minute,
+    # shows that everything runs.
     'desk': Budget(_small(0.2, every=100), _small_rules(0.2, '4,000')),
     'smoke': Budget(_small(0.05, every=50), _small_rules(0.05, '1,000')),
 }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs import baseline, desk
+from configs import baseline, desk, quickstart
 from sink_jax.cli.make_report import make_report
 from sink_jax.paper.baseline import find, met_by_setting
 from sink_jax.report.read_runs import find_runs
@@ -62,12 +62,14 @@ def test_seeds_count_and_the_chosen_setting_is_that_of_desk(tmp_path):
   write(tmp_path / 'default', desk.get_config('default'), seed=1, sink=(50,))
   write(tmp_path / 'other', desk.get_config('default,budget=smoke'), seed=1, sink=(50,))
   run(tmp_path, 'wide-2-softmax', status='interrupted', sink=(90,))
+  write(tmp_path / 'quick', quickstart.get_config('text-softmax'), sink=(90,))
   counts = met(tmp_path)
   assert counts == {'bpe-2': {'a': (1, 2), 'b': (0, 2)}, 'desk': {'a': (1, 1), 'b': (0, 1)}}
   text = make_report(tmp_path / 'out', tmp_path, kind='baseline')
-  assert 'met by bpe-2 (1 of 2 seeds), desk; 2 settings were tried.' in text
-  assert '(b) softmax: a hidden norm ratio' in text and 'met by none within this budget' in text
-  assert 'K bias' in text and ': not run; 0 settings' in text
+  assert 'met by bpe-2 (1 of 2 seeds), desk; 1 setting was tried.' in text
+  assert '(b) softmax: a hidden norm ratio' in text and (
+      'met by none within this budget, not by bpe-2 (0 of 2 seeds)') in text
+  assert 'K bias' in text and ': not run; 0 settings were' in text
   assert 'wide-2-softmax, seed 0 (interrupted at step 2,500)' in text
   stored = json.loads((tmp_path / 'out/report.json').read_text())
   # 4,000 steps of 16 sequences of 64 tokens at 50,000 tokens per second.
