@@ -50,14 +50,15 @@ class Curves:
 class BlockActivations:
   """Massive activations in what one block returns, as `evaluate.activations` defines them.
 
-  block: its number, from 1. position: of the token, from 1; channel: from 0.
+  block: its number, from 1. position: of the token, from 1; channel: from 0. A quantity is None
+  where it was not finite.
   """
 
   block: int
-  max: float
-  median: float
-  beyond_100: float
-  beyond_1000: float
+  max: float | None
+  median: float | None
+  beyond_100: float | None
+  beyond_1000: float | None
   kurtosis_moment: float | None
   kurtosis_channels: float | None
   position: int
@@ -65,8 +66,8 @@ class BlockActivations:
 
   @property
   def max_over_median(self) -> float | None:
-    """None where more than half of the entries are zero."""
-    return self.max / self.median if self.median else None
+    """None where more than half of the entries are zero, or one of the two was not finite."""
+    return None if self.max is None or not self.median else self.max / self.median
 
 
 @dataclasses.dataclass(frozen=True)

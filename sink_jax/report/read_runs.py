@@ -228,8 +228,10 @@ def _activations(row: Mapping[str, Any]) -> list[BlockActivations]:
           'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000',
           'kurtosis_moment': 'kurtosis_moment', 'kurtosis_channels': 'kurtosis_channels',
           'position': 'activation_position', 'channel': 'activation_channel'}
-  return [BlockActivations(block, **{name: row[key][block] for name, key in keys.items()})
-          for block in range(1, len(row['activation_max']))]
+  # Entry 0 is the embedding. A list that is shorter than others is of a damaged row.
+  blocks = zip(*(row[key] for key in keys.values()), strict=True)
+  return [BlockActivations(block, **dict(zip(keys, values)))
+          for block, values in enumerate(blocks) if block]
 
 
 def _nulls(row: Mapping[str, Any]) -> dict[str, float]:

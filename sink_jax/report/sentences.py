@@ -35,7 +35,7 @@ def sentences(run: RunRecord, baseline: RunRecord | None = None) -> str:
   parts = [_status(run), run.metrics_note]
   if run.probe is not None:
     parts += [_first_token(run, run.probe), _raw_mass(run, run.probe),
-              _extra_key(run.probe, baseline)]
+              _extra_key(run.probe, baseline), _massive(run.probe)]
   elif run.status not in ('unreadable', 'not run', 'not expressible'):
     parts.append('It has no probe rows, so nothing can be said about a sink.')
   if baseline is not None:
@@ -138,6 +138,15 @@ def _extra_key(probe: ProbeRecord, baseline: RunRecord | None) -> str:
     change = (f'{"fell" if after < before else "rose"} from {before:.2f} '
               f'({baseline.name}) to {after:.2f}')
   return f"{line} The first token's largest importance {change}."
+
+
+def _massive(probe: ProbeRecord) -> str:
+  first = probe.first_massive
+  if first is None:
+    return ''
+  return (f'Massive activations first appear in block {first.block}: {first.beyond_100:.1f} entries '
+          'of the hidden states of a sequence, on average, exceed 100 medians there, the largest '
+          f'in channel {first.channel} of token {first.position}.')
 
 
 def _loss(run: RunRecord, baseline: RunRecord) -> str:

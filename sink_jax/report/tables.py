@@ -40,7 +40,7 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
         Column('Sink_* % (official)', 'The same as the official implementation counts it, with a '
                'dummy row of weight one.',
                _probed(lambda probe: probe.sink_extra_key_official, '.1f'))]
-  return shown + [
+  shown += [
       Column('largest import.', 'Largest importance of the first token over heads.',
              _probed(lambda probe: probe.largest_importance, '.3f', starred=True)),
       Column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
@@ -49,6 +49,14 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
              'an extra key.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
       Column('value ratio (block)', 'Norm of the value of the first token over the mean of the '
              'others: the smallest over blocks, and that block.', _ratio),
+  ]
+  # Older runs did not measure it.
+  if any(_max_over_median(run.probe) is not None for run in runs if run.probe):
+    shown.append(Column(
+        'max / median', 'Largest entry of the hidden states over the median entry, in size: the '
+        'largest ratio over blocks. Activations are massive beyond 100 and more.',
+        _probed(_max_over_median, '.0f')))
+  return shown + [
       Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
              _emerged),
   ]
@@ -113,6 +121,10 @@ def _probed(quantity: Callable[[ProbeRecord], float | None], form: str,
 def _ratio(run: RunRecord) -> str:
   probe = run.probe
   return f'{probe.value_ratio:.2f} ({probe.value_ratio_block})' if probe else '-'
+
+
+def _max_over_median(probe: ProbeRecord) -> float | None:
+  return probe.curves.max_over_median[-1]
 
 
 def _emerged(run: RunRecord) -> str:
