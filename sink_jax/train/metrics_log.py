@@ -49,7 +49,10 @@ class MetricsWriter:
     self._size, self._digest = len(content), hashlib.sha256(content)
 
   def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-    """Appends one event; values are numbers, strings, or lists of numbers."""
+    """Appends one event; values are numbers, texts, or lists and mappings of numbers.
+
+    TensorBoard gets the numbers alone: the entries of a list, such as one per block, are no curve.
+    """
     if self._outputs is None:
       return
     line = json.dumps({'kind': kind, 'step': step, **values}) + '\n'

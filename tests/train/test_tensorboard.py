@@ -3,12 +3,17 @@
 import itertools
 import time
 
+import numpy as np
 import pytest
 from etils import epath
 
-from sink_jax.train.metrics_log import MetricsWriter
+import sink_jax as sj
+from sink_jax.models.transformer import init_params
+from sink_jax.train.metrics_log import MetricsWriter, read_metrics
 from sink_jax.train.tensorboard import Board
 from tests.train import tensorboard_files
+
+CONFIG = sj.ModelConfig(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11, dtype='float32')
 
 
 def shown(folder):
@@ -60,3 +65,21 @@ def test_what_is_no_finite_number_is_not_drawn(tmp_path, value):
   metrics.write('train', 1, {'loss': value})
   metrics.close()
   assert shown(tmp_path / 'tensorboard') == {}
+
+
+def test_lists_by_block_and_nulls_of_a_probe_stay_in_the_metrics_alone(tmp_path):
+  params = init_params(CONFIG, 0)
+  tokens = np.random.default_rng(0).integers(0, 11, (2, 5))
+  summary = sj.probe(sj.Run(CONFIG, params), tokens).summary()
+  metrics = MetricsWriter(tmp_path)
+  metrics.write('probe', 0, summary)
+  metrics.close()
+  curves = shown(tmp_path / 'tensorboard')
+  # The lists of activations as the ratios of norms: their entries are blocks, and no curve.
+  assert set(curves) == {f'probe/{key}' for key in (
+      'sink_1', 'largest_importance', 'mean_importance', 'raw_mass_1', 'largest_raw_mass_1',
+      'raw_row_mass')}
+  row, = read_metrics(tmp_path)
+  assert len(row['activation_max']) == CONFIG.layers + 1 and row['null_p99'].keys() == {
+      'sink_1', 'hidden_ratio'}
+  assert {key: row[key] for key in summary} == summary
