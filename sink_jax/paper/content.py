@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table, TrialStatistics
-from sink_jax.paper.pictures import Figure
+from sink_jax.paper.pictures import Figure, TrainedPicture
+from sink_jax.report.markup import upper
 from sink_jax.report.probe_record import NormRatios
 
 
@@ -176,6 +177,54 @@ class RunSummary:
 
 
 @dataclasses.dataclass(frozen=True)
+class Event:
+  """When a quantity came to its level to stay.
+
+  steps: {run: the step of the first probe of those that stay; None where it never stays}, of the
+  runs in which it was measured.
+  """
+
+  name: str
+  level: float
+  steps: Mapping[str, int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialEvents:
+  """The events of a trial. sink: the metric that its sink is read from. runs: one per seed.
+
+  words: the steps of the events. order: theirs where the seeds have one, or that they disagree.
+  """
+
+  trial: str
+  sink: str
+  runs: Sequence[str]
+  events: Sequence[Event]
+  words: str
+  order: str
+
+  @property
+  def sentences(self) -> str:
+    return ' '.join(filter(None, [f'{upper(self.words)}.', self.order]))
+
+
+@dataclasses.dataclass(frozen=True)
+class EventOrder:
+  """The order of events in the runs of a group."""
+
+  budget: str
+  protocol: str
+  name: str
+  trials: Sequence[TrialEvents]
+  picture: TrainedPicture
+
+  def as_dict(self) -> dict[str, Any]:
+    return {'budget': self.budget, 'protocol': self.protocol, 'name': self.name,
+            'trials': [dataclasses.asdict(trial) for trial in self.trials],
+            'picture': self.picture.as_dict()}
+
+
+@dataclasses.dataclass(frozen=True)
 class SyntheticRow:
   """A variant on the synthetic task: the trial without its prefix. cells: by heading."""
 
@@ -222,6 +271,7 @@ class PaperReport:
   claims: Sequence[JudgedClaim]
   tables: Sequence[Table]
   figures: Sequence[Figure]
+  events: Sequence[EventOrder]
   synthetic: SyntheticAxis | None
   comparison: str
   budgets: Mapping[str, Sequence[str]]
@@ -243,6 +293,7 @@ class PaperReport:
         'claims': [claim.as_dict() for claim in self.claims],
         'tables': [table.as_dict() for table in self.tables],
         'figures': [figure.as_dict() for figure in self.figures],
+        'events': [order.as_dict() for order in self.events],
         'synthetic': self.synthetic and dataclasses.asdict(self.synthetic),
         'comparison': self.comparison,
         'budgets': self.budgets,

@@ -16,7 +16,7 @@ from PIL import Image
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.paper.cells import Statistics
-from sink_jax.paper.pictures import Panel, TrainedPicture
+from sink_jax.paper.pictures import Panel, SeedPanel, TrainedPicture
 
 # The page holds all pictures in itself, so that their size is the page's.
 _COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
@@ -151,8 +151,14 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
     artist, = target.plot(x, y, color=colour, linewidth=2, marker=marker, markersize=5,
                           linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
     lines.setdefault(line.name, artist)
-    if line.low != line.high:
+    seeds = [seed for seed in panel.seeds if seed.name == line.name] if isinstance(
+        panel, SeedPanel) else []
+    for seed in seeds:
+      target.plot(np.asarray(seed.x), np.asarray(seed.y), color=colour, linewidth=0.7, alpha=0.6)
+    if line.low != line.high and not seeds:
       target.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+  for level in panel.levels if isinstance(panel, SeedPanel) else ():
+    ax.axhline(level, color='#777777', linewidth=1, linestyle=':')
   _scales(ax, panel)
   if right is not None:
     right.set_ylim(-4, 104)
@@ -194,4 +200,4 @@ def _short(number: float) -> str:
 
 def _mathematical(text: str) -> str:
   """'Sink_1' as the symbol of the paper."""
-  return re.sub(r'Sink_(\w)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)
+  return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)

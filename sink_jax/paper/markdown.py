@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sink_jax.paper.cells import Table
-from sink_jax.paper.content import PaperReport, SyntheticAxis
+from sink_jax.paper.content import EventOrder, PaperReport, SyntheticAxis
+from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.table_grid import (
   Grid,
@@ -39,6 +42,7 @@ def as_markdown(report: PaperReport) -> str:
   lines += ['## Figures', '']
   for figure in report.figures:
     lines += _figure(figure)
+  lines += _events(report.events) if report.events else []
   lines += _synthetic(report.synthetic) if report.synthetic else []
   lines += ['## All runs', '', *_grid(runs_grid(report)), ''] if report.runs else []
   return '\n'.join(lines + _made(report)) + '\n'
@@ -65,6 +69,16 @@ def _figure(figure: Figure) -> list[str]:
       start = f'{upper(picture.name)}: without' if picture.name else 'Without'
       lines += [f'{start} {escaped(", ".join(picture.missing))}.', '']
     lines += [escaped(picture.note), ''] if picture.note else []
+  return lines
+
+
+def _events(orders: Sequence[EventOrder]) -> list[str]:
+  lines = ['## The order of events', '', escaped(NOTE), '']
+  for order in orders:
+    lines += [f'### {escaped(upper(order.name))}', '']
+    lines += [f'- **{escaped(trial.trial)}**: {escaped(trial.sentences)}'
+              for trial in order.trials]
+    lines += ['', f'![{CAPTION}]({order.picture.file})', '']
   return lines
 
 

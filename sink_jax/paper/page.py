@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sink_jax.paper.cells import Table
-from sink_jax.paper.content import JudgedClaim, PaperReport, SyntheticAxis, Verdict
+from sink_jax.paper.content import (
+  EventOrder,
+  JudgedClaim,
+  PaperReport,
+  SyntheticAxis,
+  TrialEvents,
+  Verdict,
+)
+from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.overview import chip, overview
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.strips import strip
@@ -35,7 +43,8 @@ def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
   parts += [_table(table, report) for table in report.tables if not table.paper.number]
   parts += ['</section>', '<section id="figures"><h2>Figures</h2>']
   parts += [_figure(figure, images) for figure in report.figures]
-  parts += ['</section>', _synthetic(report.synthetic, images) if report.synthetic else '',
+  parts += ['</section>', _events(report.events, images) if report.events else '',
+            _synthetic(report.synthetic, images) if report.synthetic else '',
             _runs(report) if report.runs else '', _made(report)]
   return markup.document(report.title, parts)
 
@@ -68,6 +77,7 @@ def _contents(report: PaperReport) -> str:
            f'{link("tables", "Tables")}: {", ".join(tables)}',
            f'{link("numbers", "Numbers of the text")}: {", ".join(numbers)}',
            f'{link("figures", "Figures")}: {", ".join(figures)}',
+           *([link('events', 'The order of events')] if report.events else []),
            *([link('synthetic', 'Synthetic axis')] if report.synthetic else []),
            *([link('runs', 'All runs')] if report.runs else []),
            link('made', 'How it was made')]
@@ -124,6 +134,20 @@ def _figure(figure: Figure, images: Mapping[str, bytes]) -> str:
     parts.append(markup.picture(images[picture.file], f'{name}{words}{note}{missing}',
                                 'single' if picture.narrow else 'wide'))
   return ''.join([*parts, '</article>'])
+
+
+def _events(orders: Sequence[EventOrder], images: Mapping[str, bytes]) -> str:
+  parts = ['<section id="events"><h2>The order of events</h2>', f'<p>{text(NOTE)}</p>']
+  for order in orders:
+    parts.append(f'<h3>{text(upper(order.name))}</h3><ul>'
+                 + ''.join(map(_trial_events, order.trials)) + '</ul>')
+    parts.append(markup.picture(images[order.picture.file], f'{upper(order.name)}. {CAPTION}'))
+  return ''.join([*parts, '</section>'])
+
+
+def _trial_events(trial: TrialEvents) -> str:
+  return (f'<li><b>{text(trial.trial)}</b>: {text(trial.sentences)} '
+          f'<small>{html.escape(", ".join(trial.runs))}</small></li>')
 
 
 def _synthetic(axis: SyntheticAxis, images: Mapping[str, bytes]) -> str:

@@ -52,6 +52,18 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True)
+class SeedPanel(Panel):
+  """Means over seeds, with each seed as a thin line of its own in place of their range.
+
+  seeds: a series of one run each, under the name of its mean; report.json has the means alone.
+  levels: at which dotted lines stand.
+  """
+
+  seeds: Sequence[Series] = ()
+  levels: Sequence[float] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Picture:
   """A picture of a figure: the name of its PNG, of what it is, and what is missing in it."""
 

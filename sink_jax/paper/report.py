@@ -26,6 +26,7 @@ from sink_jax.paper.collect import (
 from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, RunSummary, Verdict
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
+from sink_jax.paper.events import event_orders
 from sink_jax.paper.markdown import as_markdown
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.numbers import PaperFigure
@@ -81,6 +82,8 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
   """
   groups = groups_of(runs)
   figures, pictures = _figures(groups, analysed)
+  orders = event_orders(groups)
+  pictures |= {order.picture.file: drawing.panels(order.picture) for order in orders}
   axis = synthetic.section(runs)
   if axis and (rated := [row for row in axis.rows if 'Sink_1 %' in row.cells]):
     axis = dataclasses.replace(axis, file='synthetic.png')
@@ -103,6 +106,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       claims=claims,
       tables=shown,
       figures=figures,
+      events=orders,
       synthetic=axis,
       comparison=f'{CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},

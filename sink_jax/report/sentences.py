@@ -144,8 +144,8 @@ def _massive(probe: ProbeRecord) -> str:
   first = probe.first_massive
   if first is None:
     return ''
-  return (f'Massive activations first appear in block {first.block}: {first.beyond_100:.1f} entries '
-          'of the hidden states of a sequence, on average, exceed 100 medians there, the largest '
+  return (f'Massive activations first appear in block {first.block}: {first.beyond_100:.1f} '
+          'entries of the hidden states of a sequence, on average, exceed 100 medians there, the largest '
           f'in channel {first.channel} of token {first.position}.')
 
 

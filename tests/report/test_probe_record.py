@@ -102,7 +102,7 @@ def test_the_comparison_says_where_activations_are_massive(tmp_path):
   i = [column.heading for column in shown].index('max / median')
   assert [row[i] for row in rows([massive, calm, old], shown)] == ['1200', '12', '-']
   assert sentences(massive).endswith(
-      'Massive activations first appear in block 2: 2.5 entries of the hidden states of a sequence, '
-      'on average, exceed 100 medians there, the largest in channel 39 of token 1.')
+      'Massive activations first appear in block 2: 2.5 entries of the hidden states of a '
+      'sequence, on average, exceed 100 medians there, the largest in channel 39 of token 1.')
   assert 'assive' not in sentences(calm) + sentences(old)
   assert max(map(len, as_text(build([massive, calm, old])).splitlines())) <= 100
