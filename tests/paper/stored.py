@@ -176,7 +176,8 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(
+      description='What reports read of training runs, in one file, and run folders of it.')
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--runs', type=Path, help='folder of runs to store in the file --out')
   source.add_argument('--restore', type=Path, help='such a file, to be run folders below --out')

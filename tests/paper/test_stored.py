@@ -61,7 +61,7 @@ def deviations(folder, work):
 
 
 def differences(made, given, at='report.json', tolerance=0.0):
-  """'at: a, not b' for all that differs; tolerance: of numbers, relative to the larger of 1 or it."""
+  """'at: a, not b' for all that differs. tolerance: of numbers, relative; absolute below 1."""
   if isinstance(made, dict) and isinstance(given, dict) and made.keys() == given.keys():
     for key in made:
       yield from differences(made[key], given[key], f'{at}.{key}', tolerance)
