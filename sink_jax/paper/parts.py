@@ -10,7 +10,7 @@ from sink_jax.paper import numbers
 from sink_jax.paper.aggregate import heading, level
 from sink_jax.paper.content import JudgedPart
 from sink_jax.paper.metrics import METRICS, MetricSummary
-from sink_jax.paper.spread import MIN_SEEDS, Interval, Spread
+from sink_jax.paper.spread import MIN_SEEDS, NO_SPREAD, Interval, Spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Part:
     if metric.unit == 'truth':
       return 'yes' if self.above else 'no'
     if difference and self.level == 0:
-      return 'above zero' if metric.unit != 'ratio' else 'above 1'
+      side = 'above' if self.strict else 'at least'
+      return f'{side} {"1" if metric.unit == "ratio" else "zero"}'
     side = ('more than' if self.above else 'below') if self.strict else (
         'at least' if self.above else 'at most')
     return f'{side} {level(self.metric, self.level if difference else self._level, difference)}'
@@ -66,27 +67,31 @@ class Part:
         chance no more often than for one; one decided against is enough for a claim not to hold,
         so the chance of that is divided among them.
     """
-    values, difference = list(self.values.values()), len(self.trials) > 1
+    values = list(self.values.values())
     metric, mean = METRICS[self.metric], statistics.fmean(values)
-    interval, needed = Interval(mean, None, None, len(values)), None
+    interval, needed, doubt = Interval(mean, None, None, len(values)), None, self.doubt
     if spread is None or self.exact:
       held = self._fits(mean)
     elif metric.unit == 'truth':
       held = self._alike(values)
     else:
-      interval = spread.interval(self.metric, values, difference)
-      held = self._decided(interval, spread.interval(self.metric, values, difference, parts))
+      interval = spread.interval(self.metric, self.trials, values)
+      against = spread.interval(self.metric, self.trials, values, parts)
+      held = self._decided(interval, against)
+      # A mean on the wrong side decides against the claim, whose chance is divided.
+      among = 1 if self._fits(mean) else parts
+      interval = interval if among == 1 else against
       if held is None:
-        # A mean on the wrong side decides against the claim, whose chance is divided.
-        needed = spread.seeds_needed(self.metric, values, self.level, difference,
-                                     1 if self._fits(mean) else parts)
+        needed = spread.seeds_needed(self.metric, self.trials, values, self.level, among)
+        if interval.low is None and len(values) >= MIN_SEEDS:
+          doubt = doubt or NO_SPREAD
     held = None if self.doubt else held
     natural = lambda value: None if value is None else metric.unscaled(value)
     return JudgedPart(
         self.words, self.metric, self.trials, self.asked, self._level, held, metric.unscaled(mean),
         natural(interval.low), natural(interval.high), len(values),
         [metric.unscaled(value) for value in values], list(self.values), self._fits(mean),
-        None if self.doubt else needed, self.doubt, self._paper())
+        None if self.doubt else needed, doubt, self._paper())
 
   def _paper(self) -> float | None:
     """The paper's number, as of one seed; the means of its tables have no spread."""

@@ -6,11 +6,21 @@ budget, as moderated t statistics do (Smyth 2004, doi:10.2202/1544-6115.1027):
 
   s2 = (nu0 s0^2 + (n - 1) s^2) / (nu0 + n - 1), with t of nu0 + n - 1 degrees of freedom.
 
+The prior variance s0^2 is the median of those within the other trials, so that a trial that did not
+settle does not widen the intervals of all others; the trials that are judged are not in it. Where
+their seeds spread more than the pool does (s > s0), they are none of its kind, and the interval is
+at least that of their seeds alone.
+
+A rate that is compared with a level is taken as the arcsine of its square root, on which seeds near
+0 and 100 % spread as others do; differences between rates stay in points. A rate counts heads, so
+that three seeds may agree to a hair where a fourth has one head more. What is pooled of rates has
+therefore one degree of freedom more, and of few trials what they lack of eight, of the variance of
+one head that is a sink in half of the seeds: 1/(4 H) on the scale of arcsines, for H heads, which
+is that of H heads that are sinks by chance as well, and (100/H)^2/4 in points.
+
 No bootstrap over seeds: that of three numbers covers the mean in 75 % of cases instead of 95 %.
 `tests/paper/calibration.py` simulates how often a verdict is false, and is where the constants come
-from. That one seed in ten collapses shows in the pool where it matters: at levels of 5 and 10 % of
-heads and in differences. It does not where a level is so high that the mean reaches it only if all
-other seeds are at 100 %: at 90 % a fifth of such claims are held for true.
+from. It also has what no rule can see in five seeds, if it is to decide where all seeds are at 0.
 """
 
 from __future__ import annotations
@@ -19,14 +29,14 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from sink_jax.models.sizes import SIZES
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import METRICS, MetricSummary, metric_summary
+from sink_jax.paper.metrics import METRICS, metric_summary
+from sink_jax.report.records import RunRecord
 
-# Two-sided, of one interval. A claim is looked at twice, with three seeds and with five, and trials
-# spread unequally: with 95 % up to 10.5 % of the claims on their level had a verdict, with 99 %
-# 4.4 %.
+# Two-sided, of one interval. A claim is looked at twice, with three seeds and with five.
 CONFIDENCE = 0.99
 # Claims exactly on their level that get a verdict, at most, by simulation.
 FALSE_VERDICTS = 0.05
@@ -34,17 +44,22 @@ FALSE_VERDICTS = 0.05
 MIN_SEEDS = 3
 # Trials spread unequally: more degrees of freedom of the pool would drown the trial's own seeds.
 MOST_FREEDOM = 8
+LEAST_OF_A_HEAD = 1  # degrees of freedom of the variance of one head, beside any number of trials
 _MOST_SEEDS = 100  # beyond which no number of seeds is named
-# Bounds that a number cannot cross: where every seed sits at one, it hides how far they spread.
-_BOUNDS = {'percent': (0.0, 100.0), 'points': (0.0, 100.0), 'steps': (math.inf,)}
+NO_SPREAD = 'seeds do not differ, and too few trials say how much they could'
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled:
-  """A variance within trials, on the scale of a metric, and its degrees of freedom."""
+class Within:
+  """The spread within a trial or several: a sum of squares, and its degrees of freedom."""
 
-  variance: float = 0.0
+  squares: float = 0.0
   freedom: int = 0
+
+  @property
+  def variance(self) -> float:
+    """0 without a degree of freedom."""
+    return self.squares / self.freedom if self.freedom else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,78 +82,140 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-  """Variances within the trials of a budget, by metric."""
+  """Spreads within the trials of a budget, by metric and trial.
 
-  pooled: Mapping[str, Pooled]
+  levels: on the scale on which means are compared with a level. differences: on that of differences
+  between trials. heads: of the models of each trial.
+  """
 
-  def interval(self, metric: str, values: Sequence[float], difference: bool, parts: int = 1
+  levels: Mapping[str, Mapping[str, Within]]
+  differences: Mapping[str, Mapping[str, Within]]
+  heads: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+  def interval(self, metric: str, trials: Sequence[str], values: Sequence[float], parts: int = 1
                ) -> Interval:
     """The interval that holds the mean over all seeds that could be drawn.
 
     Args:
-      metric: whose pooled variance counts.
+      metric: whose spread in other trials counts.
+      trials: one, or the two whose differences the values are, seed by seed. Their pooled variance
+        is twice that of a trial: seeds share initial weights and batches, which makes the runs of
+        one seed alike if anything, and then twice is too much. Differences from the default would
+        share its three seeds, and so be no independent numbers to pool.
       values: one per seed, on the scale of the metric.
-      difference: whether they are differences between two trials, seed by seed. Their pooled
-        variance is twice that of a trial: seeds share initial weights and batches, which makes the
-        runs of one seed alike if anything, and then twice is too much. Differences from the default
-        would share its three seeds, and so be no independent numbers to pool.
       parts: among how many parts of a claim the chance of a false verdict is divided.
     """
     n, mean = len(values), statistics.fmean(values)
-    variance, freedom = self._variance(metric, values, difference)
-    known = self.pooled.get(metric, Pooled()).freedom >= MOST_FREEDOM
-    # Three seeds that do not differ at all say nothing of how much others would; many trials do.
-    if not freedom or not (variance or known):
+    scale = _scale(metric, trials)
+    half = half_width(self.pool(metric, trials), _within([scale.to(v) for v in values]), n, parts)
+    if half is None:
       return Interval(mean, None, None, n)
-    half = t_quantile(freedom, (1 - CONFIDENCE) / parts) * math.sqrt(variance / n)
-    return Interval(mean, mean - half, mean + half, n)
+    # Around the mean of the rates, which is what is asked about and shown, and not of arcsines.
+    middle = scale.to(mean)
+    return Interval(mean, scale.back(middle - half), scale.back(middle + half), n)
 
-  def seeds_needed(self, metric: str, values: Sequence[float], level: float, difference: bool,
+  def seeds_needed(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float,
                    parts: int) -> int | None:
     """How many seeds of this mean and spread would decide; None if unknown or more than 100."""
-    n = len(values)
-    variance, freedom = self._variance(metric, values, difference)
-    gap = abs(statistics.fmean(values) - level)
-    for more in range(max(n, MIN_SEEDS), _MOST_SEEDS + 1) if variance else ():
-      t = t_quantile(freedom + more - n, (1 - CONFIDENCE) / parts)
-      if t * math.sqrt(variance / more) < gap:
-        return more
+    scale, pool = _scale(metric, trials), self.pool(metric, trials)
+    own = _within([scale.to(value) for value in values])
+    gap = abs(scale.to(statistics.fmean(values)) - scale.to(level))
+    for n in range(max(len(values), MIN_SEEDS), _MOST_SEEDS + 1):
+      half = half_width(pool, Within(own.variance * (n - 1), n - 1), n, parts)
+      if half is not None and half < gap:
+        return n
     return None
 
-  def _variance(self, metric: str, values: Sequence[float], difference: bool
-                ) -> tuple[float, int]:
-    pooled, own = self.pooled.get(metric, Pooled()), len(values) - 1
-    freedom = pooled.freedom + own
-    if not freedom:
-      return 0.0, 0
-    squares = own * statistics.variance(values) if own else 0.0
-    prior = pooled.freedom * pooled.variance * (2 if difference else 1)
-    return (prior + squares) / freedom, freedom
+  def pool(self, metric: str, trials: Sequence[str]) -> Within:
+    """The spread within the other trials, and of one head where the metric is a rate."""
+    difference = len(trials) > 1
+    known = (self.differences if difference else self.levels).get(metric, {})
+    others = [within for trial, within in known.items() if trial not in trials]
+    freedom = min(sum(within.freedom for within in others), MOST_FREEDOM)
+    squares = freedom * statistics.median(
+        within.variance / typical(within.freedom) for within in others) if freedom else 0.0
+    heads = min((self.heads[trial] for trial in trials if trial in self.heads), default=0)
+    if heads and METRICS[metric].unit in ('percent', 'points'):
+      head = one_head(heads, freedom, METRICS[metric].unit == 'percent' and not difference)
+      squares, freedom = squares + head.squares, freedom + head.freedom
+    return Within(squares * (2 if difference else 1), freedom)
+
+
+def typical(freedom: int) -> float:
+  """The median of a variance with these degrees of freedom, over its mean (Wilson and Hilferty)."""
+  return (1 - 2 / (9 * freedom))**3
+
+
+def one_head(heads: int, freedom: int, angle: bool) -> Within:
+  """What is pooled of one head that comes and goes with the seed, beside trials of that freedom."""
+  variance = 1 / (4 * heads) if angle else (100 / heads)**2 / 4
+  more = max(MOST_FREEDOM - freedom, LEAST_OF_A_HEAD)
+  return Within(more * variance, more)
+
+
+def half_width(pool: Within, own: Within, n: int, parts: int) -> float | None:
+  """Half of an interval of n seeds; None for fewer than three, or where nothing is known.
+
+  Three seeds that do not differ at all say nothing of how much others would; many trials do.
+  """
+  prior = min(pool.freedom, MOST_FREEDOM)
+  freedom = prior + own.freedom
+  if n < MIN_SEEDS or not own.squares + pool.squares and pool.freedom < MOST_FREEDOM:
+    return None
+  outside = (1 - CONFIDENCE) / parts
+  joined = (prior * pool.variance + own.squares) / freedom
+  half = t_quantile(freedom, outside) * math.sqrt(joined / n)
+  if own.variance > pool.variance:
+    half = max(half, t_quantile(own.freedom, outside) * math.sqrt(own.variance / n))
+  return half
 
 
 def spread_of(group: Group) -> Spread:
-  """The spreads of a group of runs: over its trials with two seeds or more that are done.
-
-  Trials all of whose seeds sit at a bound are left out: 0 %, 100 %, or no step of emergence. Where
-  all trials do, as Sink_1 before training, seeds do not spread.
-  """
-  pooled = {}
+  """The spreads of a group of runs: of its trials with two seeds or more that are done."""
+  levels, differences = {}, {}
   for name in METRICS:
-    known = [summary for trial in group.trials
-             if (summary := metric_summary(name, group.done(trial)))]
-    several = [summary for summary in known if len(summary.by_seed) > 1]
-    within = [summary for summary in several if not _at_bound(summary)]
-    spread = [list(summary.by_seed.values()) for summary in within or several]
-    freedom = sum(len(values) - 1 for values in spread)
-    if freedom:
-      squares = sum((len(values) - 1) * statistics.variance(values) for values in spread)
-      pooled[name] = Pooled(squares / freedom, min(freedom, MOST_FREEDOM))
-  return Spread(pooled)
+    several = {trial: list(summary.by_seed.values()) for trial in group.trials
+               if (summary := metric_summary(name, group.done(trial)))
+               and len(summary.by_seed) > 1}
+    for spreads, trials in ((levels, ('',)), (differences, ('', ''))):
+      to = _scale(name, trials).to
+      spreads[name] = {trial: _within([to(value) for value in values])
+                       for trial, values in several.items()}
+  heads = {trial: min(map(_heads, done)) for trial in group.trials if (done := group.done(trial))}
+  return Spread(levels, differences, heads)
 
 
-def _at_bound(summary: MetricSummary) -> bool:
-  bounds = _BOUNDS.get(summary.metric.unit, ())
-  return len(set(summary.values)) == 1 and summary.values[0] in bounds
+def _heads(run: RunRecord) -> int:
+  model = run.known_setup.experiment.model
+  size = SIZES[model.size]
+  return (model.layers or size['layers']) * (model.heads or size['heads'])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+  """From the scale of a metric to that on which seeds spread alike, and back."""
+
+  to: Callable[[float], float] = float
+  back: Callable[[float], float] = float
+
+
+def _scale(metric: str, trials: Sequence[str]) -> _Scale:
+  rate = METRICS[metric].unit == 'percent' and len(trials) == 1
+  return _Scale(_angle, _rate) if rate else _Scale()
+
+
+def _angle(percent: float) -> float:
+  """0 to 100 % as 0 to pi/2. A sum of several rates may be more than 100."""
+  return math.asin(math.sqrt(min(max(percent, 0.0), 100.0) / 100))
+
+
+def _rate(angle: float) -> float:
+  return 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2
+
+
+def _within(values: Sequence[float]) -> Within:
+  freedom = len(values) - 1
+  return Within(freedom * statistics.variance(values) if freedom else 0.0, freedom)
 
 
 @functools.cache
@@ -149,15 +226,15 @@ def t_quantile(freedom: int, outside: float) -> float:
   26.7.3 and 26.7.4), since SciPy is no dependency.
   """
   low, high = 0.0, 1.0
-  while _within(high, freedom) < 1 - outside:
+  while _chance_within(high, freedom) < 1 - outside:
     high *= 2
   for _ in range(80):
     middle = (low + high) / 2
-    low, high = (middle, high) if _within(middle, freedom) < 1 - outside else (low, middle)
+    low, high = (middle, high) if _chance_within(middle, freedom) < 1 - outside else (low, middle)
   return high
 
 
-def _within(t: float, freedom: int) -> float:
+def _chance_within(t: float, freedom: int) -> float:
   """The chance that |T| is less than t."""
   angle = math.atan(t / math.sqrt(freedom))
   cosine = math.cos(angle)
