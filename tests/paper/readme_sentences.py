@@ -12,15 +12,16 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from sink_jax.paper.claims import PLURAL
+from sink_jax.paper.claims import PLURAL, UNKNOWN
 from sink_jax.report.markup import escaped, markdown_table
 
 RESULTS = Path(__file__).parents[2] / 'results'
 BEGIN, END = ('<!-- numbers: python -m tests.paper.readme_sentences -->', '<!-- end of numbers -->')
 # The trials and the numbers in which a reader sees where the sink is.
-TRIALS = ('default', 'k-bias', 'v-bias', 'sink-token', 'sigmoid-normalized', 'sigmoid')
+TRIALS = ('default', 'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid-normalized',
+          'elu-kernel-normalized', 'sigmoid', 'elu', 'identity', 'mlp')
 COLUMNS = {'sink_1': 'Sink_1 %', 'sink_star': 'Sink_* %', 'emergence_step': 'sink from step',
-           'valid_loss': 'valid loss'}
+           'massive': 'largest hidden ratio', 'valid_loss': 'valid loss'}
 
 
 def text(results: Path = RESULTS) -> str:
@@ -44,9 +45,12 @@ def paper(report: dict[str, Any]) -> list[str]:
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
   for group in report['in_short']['groups']:
-    # The first line is of the default run; the others are the counts above, with names.
-    if group['name'] in names and group['lines'][0].startswith('default: '):
-      lines += _item(f'{group["name"]}, {group["lines"][0]}')
+    # The default run, and the names of the claims that are decided or undecided; those that cannot
+    # be judged are in the report, most of them for want of runs.
+    wanted = ('default: ', *(words for key, words in PLURAL.items() if key != UNKNOWN))
+    lines += [item for line in group['lines'] if group['name'] in names
+              and any(f' {words}:' in line or line.startswith(words) for words in wanted)
+              for item in _item(f'{group["name"]}: {line}')]
   return lines + ['', *numbers(report, names[0]), '']
 
 
