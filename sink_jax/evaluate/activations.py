@@ -44,7 +44,7 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   """Describes the hidden states (B, T, D) of the first sequences of a batch by scalars.
 
   It is called inside of a model (`RecordOptions.describe_hidden`), so that no hidden states leave
-  the device. Kurtoses of states that are all equal are not finite.
+  the device. `kurtosis_moment` of states that are all equal is not finite.
   """
   # The median sorts T * D numbers of each sequence: of all sequences it would be most of a probe.
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)

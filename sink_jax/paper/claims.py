@@ -107,7 +107,7 @@ def judge(claim: Claim, group: Group, spread: Spread | None) -> Verdict:
   why = '. '.join(filter(None, (verdict.why, *remarks)))
   return Verdict(group.name, group.budget, group.protocol, verdict.verdict, upper(why),
                  verdict.reason, numbers, [part for _, parts in checks for part in parts],
-                 verdict.needed)
+                 verdict.needed, verdict.few)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,7 @@ class _Finding:
   why: str = ''
   reason: str = ''
   needed: int | None = None
+  few: bool = False
 
 
 def _decided(claim: Claim, group: Group, spread: Spread | None
@@ -149,7 +150,7 @@ def _verdict(checks: Sequence[tuple[Evidence, Sequence[JudgedPart]]]) -> _Findin
     few = min(part.n for part in open_parts) < MIN_SEEDS
     return _Finding(UNDECIDED, '. '.join(filter(None, (
         said(evidence for evidence, _ in undecided), _seeds_words(needed, few),
-        *map(upper, doubts)))), needed=needed)
+        *map(upper, doubts)))), needed=needed, few=few)
   return _Finding(HOLDS, said(evidence for evidence, _ in checks))
 
 
@@ -215,9 +216,10 @@ def _present(group: Group, spread: Spread | None, trial: str, metric: str, least
                     f'{nothing} ({heading.replace(" %", "")} is '
                     f'{summary.metric.worded(summary.mean)})')
   if part.held is None:
+    few = part.n < MIN_SEEDS
     return _Finding(UNDECIDED, '. '.join(filter(None, (
         f'it is undecided whether {name} has {what}: {heading} of {trial} is {summary.text()}',
-        _seeds_words(part.needed, part.n < MIN_SEEDS)))), needed=part.needed)
+        _seeds_words(part.needed, few), upper(part.doubt)))), needed=part.needed, few=few)
   return _Finding('')
 
 

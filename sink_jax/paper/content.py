@@ -24,7 +24,8 @@ class JudgedPart:
   the interval of the mean; None without a known spread, as of one seed where no trial has more.
   values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
   many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be
-  decided whatever they are. paper: the paper's number; None where no table has it.
+  decided whatever they are. paper: the paper's number; None where no table has it. proxy: whether
+  values are of scores that do not sum to one. never: the seeds in which no sink emerged, in words.
   """
 
   words: str
@@ -43,6 +44,8 @@ class JudgedPart:
   needed: int | None
   doubt: str
   paper: float | None
+  proxy: bool = False
+  never: Sequence[str] = ()
 
   def as_dict(self) -> dict[str, Any]:
     fields = dataclasses.asdict(self)
@@ -55,7 +58,8 @@ class Verdict:
 
   name: of the group. verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can
   be judged, in short. numbers: of the trials that decide. parts: what was decided of them. needed:
-  how many seeds would decide what is undecided, where that is known.
+  how many seeds would decide what is undecided, where that is known. few: whether what is undecided
+  has fewer seeds than decide anything.
   """
 
   name: str
@@ -67,6 +71,7 @@ class Verdict:
   numbers: Sequence[TrialStatistics] = ()
   parts: Sequence[JudgedPart] = ()
   needed: int | None = None
+  few: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

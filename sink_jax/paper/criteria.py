@@ -24,6 +24,7 @@ MASSIVE = 2  # hidden norm ratio from which activations are massive
 _FULL = 95  # percent
 _NOISE = 1.0  # points that an ordered row may go the other way
 _MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
+OPEN_SINK = 'it is undecided'  # how the doubt begins that further seeds may remove
 _NO_PAIRS = 'no seed is common to the trials'
 
 
@@ -103,7 +104,7 @@ class Every(Check):
     for trial, summary in measured.summaries.items():
       least = known_level(self.metric, self._level, group.done(trial))
       doubt = _doubt(measured, trial) or (
-          f'it is undecided whether {trial} has a sink' if sinks.get(trial, True) is None else '')
+          f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
       parts.append(part_of(self.metric, trial, summary, least, above, not above, self.exact, doubt))
     # A counterexample decides at once; that all hold is known when none is missing.
     if self.some:

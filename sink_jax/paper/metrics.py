@@ -18,6 +18,8 @@ ALONE = 'in a window of one token every query sees itself alone'
 _Quantity = Callable[[RunRecord], float | None]  # of a run; None where it is unknown
 _Blocks = Callable[[NormRatios], Sequence[float | None] | None]  # a ratio per block
 _LEAST_RATIO = 1e-9  # has a logarithm, and lies below every level
+_LONG = 1e9  # from where a number is written with an exponent
+_LARGEST = 700.0  # logarithm of about the largest float
 _LAST = 0.1  # share of the training rows whose mean is the training loss at the end
 
 
@@ -46,7 +48,7 @@ class Metric:
 
   def unscaled(self, value: float) -> float:
     """The value that is scaled so; of a difference between ratios, the factor between them."""
-    return math.exp(value) if self.unit == 'ratio' else value
+    return math.exp(min(value, _LARGEST)) if self.unit == 'ratio' else value
 
   def text(self, value: float | None) -> str:
     """A value in the table's form, without the unit."""
@@ -59,7 +61,8 @@ class Metric:
       return 'never'
     form = {'percent': '.2f', 'nats': '.3f', 'steps': ',.0f', 'difference': '.1e',
             'share': '.3f'}
-    return format(value, form.get(self.unit, '.2f'))
+    # Ends of intervals may be of any size.
+    return format(value, '.1e' if abs(value) >= _LONG else form.get(self.unit, '.2f'))
 
   def worded(self, value: float | None) -> str:
     """The same for a sentence."""
@@ -71,7 +74,7 @@ class MetricSummary:
   """A metric of the seeds of a trial.
 
   proxy: of scores that do not sum to one. by_seed: the values on the scale of the metric, one per
-  seed; the mean of runs that repeat one.
+  seed; the mean of runs that repeat one. never: the seeds in which no sink emerged.
   """
 
   metric: Metric
@@ -79,6 +82,7 @@ class MetricSummary:
   proxy: bool
   runs: tuple[str, ...]
   by_seed: Mapping[int, float]
+  never: tuple[int, ...] = ()
 
   @property
   def mean(self) -> float:
@@ -124,7 +128,9 @@ def summarize(metric: Metric, runs: Iterable[RunRecord], starred: bool = False
     scaled.setdefault(seed, []).append(metric.scaled(value, last))
   return MetricSummary(metric, tuple(value for _, value in measured), proxy,
                        tuple(run.name for run, _ in measured),
-                       {seed: statistics.fmean(values) for seed, values in scaled.items()})
+                       {seed: statistics.fmean(values) for seed, values in scaled.items()},
+                       tuple(dict.fromkeys(run.setup.seed for run, value in measured
+                                           if value == math.inf and run.setup)))
 
 
 def impossible(name: str, run: RunRecord) -> str:
@@ -268,8 +274,7 @@ def _first_in_prefix(run: RunRecord) -> float | None:
 
 METRICS = {
     'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1), 'sink_1'),
-    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key),
-                        'sink_bias_slot'),
+    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
     'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
     'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
     'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
@@ -279,7 +284,7 @@ METRICS = {
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
                            lambda run: max(_rates(run)[:_FIRST], default=None)),
     'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
-        lambda probe: probe.curves.sink_1[0]), 'sink_1'),
+        lambda probe: None if probe.curves.step[0] else probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
     'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
@@ -289,11 +294,9 @@ METRICS = {
     'massive': Metric('largest hidden norm ratio', 'ratio',
                       largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  largest_ratio(lambda ratios: ratios.hidden_before_norm),
-                                  'hidden_before_norm_ratio'),
+                                  largest_ratio(lambda ratios: ratios.hidden_before_norm)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1),
-                                 'sink_token_ratio'),
+                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',

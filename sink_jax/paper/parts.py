@@ -21,7 +21,8 @@ class Part:
   scale of the metric}. level: on that scale as well. above: whether the mean has to be at least the
   level, or below it. strict: whether the level itself is enough. exact: true or false by
   construction of the model, so that one run shows it. doubt: why it cannot be decided, whatever the
-  mean is; '' as a rule.
+  mean is; '' as a rule. proxy: whether the values are of scores that do not sum to one. never: the
+  values in whose seed no sink emerged, which count as the last step, in words.
   """
 
   metric: str
@@ -32,6 +33,8 @@ class Part:
   strict: bool = False
   exact: bool = False
   doubt: str = ''
+  proxy: bool = False
+  never: tuple[str, ...] = ()
 
   @property
   def words(self) -> str:
@@ -91,7 +94,8 @@ class Part:
         self.words, self.metric, self.trials, self.asked, self._level, held, metric.unscaled(mean),
         natural(interval.low), natural(interval.high), len(values),
         [metric.unscaled(value) for value in values], list(self.values), self._fits(mean),
-        None if self.doubt else needed, doubt, self._paper())
+        None if self.doubt else needed, doubt, self._paper(), self.proxy,
+        self.never)
 
   def _paper(self) -> float | None:
     """The paper's number, as of one seed; the means of its tables have no spread."""
@@ -132,7 +136,7 @@ def part_of(metric: str, trial: str, summary: MetricSummary, level: float, above
             strict: bool = False, exact: bool = False, doubt: str = '') -> Part:
   """A part about one trial. level: in the unit of the metric."""
   return Part(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level), above, strict,
-              exact, doubt)
+              exact, doubt, summary.proxy, _never(trial, summary))
 
 
 def difference_of(metric: str, trials: tuple[str, str],
@@ -144,4 +148,13 @@ def difference_of(metric: str, trials: tuple[str, str],
   """
   first, second = (summaries[trial].by_seed for trial in trials)
   pairs = {seed: first[seed] - second[seed] for seed in first if seed in second}
-  return Part(metric, trials, pairs, level, above, strict, doubt=doubt) if pairs else None
+  return Part(metric, trials, pairs, level, above, strict, doubt=doubt,
+              proxy=any(summaries[trial].proxy for trial in trials), never=tuple(
+                  words for trial in trials for words in _never(trial, summaries[trial]))
+              ) if pairs else None
+
+
+def _never(trial: str, summary: MetricSummary) -> tuple[str, ...]:
+  """'lr-1e-4 with seed 2: never (at least 1,000)'."""
+  return tuple(f'{trial} with seed {seed}: never (at least '
+               f'{summary.metric.text(summary.by_seed[seed])})' for seed in summary.never)

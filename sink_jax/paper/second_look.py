@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sink_jax.paper.claims import UNDECIDED, Claim
 from sink_jax.paper.collect import SYNTHETIC, Group
 from sink_jax.paper.content import SecondLook, Verdict
+from sink_jax.paper.criteria import OPEN_SINK
 
 MORE = 2  # seeds of a second look, which the simulation of false verdicts includes
 MOST = 3  # seeds that a trial may have before it; with five it has been looked at twice
@@ -18,7 +19,8 @@ def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequ
 
   All trials of a group get the same seeds, since differences are paired by seed. Trials that have
   more seeds than three are left as they are: looking until something is decided would decide
-  falsely in the end.
+  falsely in the end. So a second look that was interrupted is finished with the report that it
+  began with, and not with a new one.
   """
   by_group: dict[str, list[str]] = {}
   for claim, verdicts in claims:
@@ -40,10 +42,20 @@ def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequ
 
 
 def _hopeless(verdict: Verdict) -> bool:
-  """Would no further seed decide it? Of training, where seeds ended unlike each other."""
+  """Would no further seed decide it?
+
+  Not where seeds ended unlike each other or diverged, nor where no finite number of seeds of this
+  mean and spread would, as where the mean lies on its level.
+  """
+  if verdict.needed is not None:
+    return False
   open_parts = [part for part in verdict.parts if part.held is None]
   unlike = lambda part: part.metric == 'converges' and len(set(part.values)) > 1
-  return bool(open_parts) and all(map(unlike, open_parts))
+  undecided_sink = lambda part: part.doubt.startswith(OPEN_SINK)
+  if any(unlike(part) or part.doubt and not undecided_sink(part) for part in open_parts):
+    return True
+  # Of fewer than three seeds too little is known to say how many would do.
+  return not (verdict.few or any(map(undecided_sink, open_parts)))
 
 
 def _seeds(group: Group) -> Mapping[str, set[int]]:

@@ -45,7 +45,7 @@ def strip(part: JudgedPart) -> str:
     marks.append(f'<path class="paper" d="M{x} {middle - 6}l6 6l-6 6l-6 -6z"/>')
   marks += [f'<circle class="seed" cx="{across(value)}" cy="{middle}" r="2.6"/>'
             for value in part.values]
-  label = html.escape(f'{part.words}, asked {part.asked}: mean {metric.text(part.mean)} of '
-                      f'n = {part.n}', quote=True)
+  label = html.escape(f'{part.words}, asked {part.asked}: mean {metric.text(part.mean)}'
+                      f'{"*" if part.proxy else ""} of n = {part.n}', quote=True)
   return (f'<svg class="strip" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
           f'{"".join(marks)}</svg>')

@@ -107,7 +107,8 @@ def verdict_words(verdict: Verdict) -> str:
 def part_words(part: JudgedPart) -> str:
   """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
 
-  A truth has no interval: how its seeds ended says it.
+  A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A
+  seed in which no sink emerged counts as its last step, the least that it can be.
   """
   metric = METRICS[part.metric]
   shown = lambda values: ', '.join(metric.text(value) for value in values)
@@ -116,8 +117,10 @@ def part_words(part: JudgedPart) -> str:
   paper = f'; the paper {metric.text(part.paper)}' if part.paper is not None else ''
   held = {True: 'so', False: 'not so', None: 'undecided'}[part.held]
   doubt = f', since {part.doubt}' if part.doubt else ''
-  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{interval}{seeds}: '
-          f'{held}{doubt}{paper}')
+  star = '*' if part.proxy else ''
+  never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
+  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
+          f'{held}{doubt}{never}{paper}')
 
 
 def synthetic_grid(axis: SyntheticAxis) -> Grid:

@@ -35,7 +35,7 @@ LOOKS = (3, 5)  # seeds at the first look, and at the second one
 POOLS = (0, 2, 8, 30)  # trials beside the one that is judged
 RATES = (1.2, 3.9, 4.2, 6.9, 7.0, 8.5)  # points of Sink_k: trials of three seeds, smoke budget
 LOSSES = (0.009, 0.0116, 0.0125, 0.013, 0.0247, 0.0556)  # nats, of the same trials
-# One trial in seven has a spread as of variants that learn badly, or that have a sink in some seeds.
+# One trial in seven spreads as variants that learn badly, or that have a sink in some seeds.
 MIXED, MIXED_LOSSES = (*RATES, 18), (*LOSSES, 0.25)
 HEADS = 8  # of the budgets smoke and desk
 _NOISE = 0.4  # points: sequences in which a head does not do as it does in the others

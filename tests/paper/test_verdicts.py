@@ -18,6 +18,7 @@ from sink_jax.paper.report import as_text, paper_report, verdict_counts
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
 from sink_jax.paper.strips import strip
+from sink_jax.paper.table_grid import part_words
 from sink_jax.report import markup
 from tests.paper import calibration, paper_runs
 from tests.paper.paper_runs import runs, write, write_synthetic
@@ -205,6 +206,52 @@ def test_a_second_look_is_asked_for_once(tmp_path):
             sink=(30 if trial == 'default' else 11,))
   looks = paper_report(runs(tmp_path / 'runs'), tmp_path / 'b').undecided
   assert [look.budget for look in looks] == ['']  # whatever is undecided with five seeds stays so
+
+
+def test_claims_that_no_seed_decides_are_not_asked_again(tmp_path):
+  for trial in ('default', 'batch-128', 'batch-256', 'batch-1024'):
+    seeds(tmp_path, trial, (30, 33, 28))
+  write(tmp_path / 'more', 'batch-256', seed=3, status='diverged', step=300)
+  group, = groups_of(runs(tmp_path))
+  look = lambda key: second_looks([(BY_KEY[key], [judge(BY_KEY[key], group, spread_of(group))])],
+                                  [group])
+  assert look('batch-size') == []
+  seeds(tmp_path, 'weight-decay-0', (9, 10, 11))  # on its level
+  seeds(tmp_path, 'weight-decay-0.5', (30, 40, 35))
+  group, = groups_of(runs(tmp_path))
+  assert look('no-weight-decay') == []
+  assert [found.seeds for found in look('weight-decay')] == [[3, 4]]
+
+
+def test_a_seed_without_a_sink_is_shown_as_never(tmp_path):
+  for trial, sink in (('lr-8e-4', 20), ('default', 20), ('lr-2e-4', 0), ('lr-1e-4', 0)):
+    seeds(tmp_path, trial, (sink,) * 3)
+  part = verdict(tmp_path, 'learning-rate-delay').parts[-1]
+  assert len(part.never) == 3
+  assert 'no sink emerged in lr-1e-4 with seed 0: never (at least 1,000)' in part_words(part)
+
+
+def test_the_interval_that_is_shown_is_the_one_that_decides():
+  spread, values = pooled(0.01, 8), {0: 3.0, 1: 3.1, 2: 3.2}
+  low = Part('valid_loss', ('default',), values, 3.5, True)  # the mean is on the wrong side
+  high = Part('valid_loss', ('default',), values, 3.0, True)
+  assert low.judge(spread, 6).high > low.judge(spread, 1).high
+  assert high.judge(spread, 6).high == high.judge(spread, 1).high
+
+
+def test_numbers_of_any_size_are_shown(tmp_path):
+  spread = Spread({}, {})
+  part = Part('massive', ('default',), {0: -20.0, 1: 30.0, 2: 690.0}, 0.7, True).judge(spread, 9)
+  assert len(part_words(part)) < 150 and part.high > 1e100
+
+
+def test_sink_1_before_training_is_that_of_step_0(tmp_path):
+  write(tmp_path / 'run')
+  run, = runs(tmp_path)
+  assert metric_summary('first_sink_1', [run]).mean == 0
+  curves = dataclasses.replace(run.probe.curves, step=[20, 1000])
+  late = dataclasses.replace(run, probe=dataclasses.replace(run.probe, curves=curves))
+  assert metric_summary('first_sink_1', [late]) is None
 
 
 def test_four_outcomes_are_shown_everywhere(tmp_path):
