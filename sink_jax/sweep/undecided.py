@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sink_jax.io.paths import to_path
 from sink_jax.sweep.trials import Trial
 
 
@@ -28,8 +29,9 @@ def read_second_look(path: str | Path, trials: Mapping[str, Trial]
   looks = _read(path)
   if not looks:
     raise ValueError(f'--undecided={path}: two more seeds would decide no claim of it. Each is '
-                     'judged, cannot be judged for another reason, or was looked at with five '
-                     'seeds before.')
+                     'judged, cannot be judged for another reason, or was looked at before: '
+                     'trials with more than three seeds are not asked again, so that a second look '
+                     'that was interrupted is finished with the report that it began with.')
   key = lambda labels: (labels.get('budget') or '', labels.get('protocol') or '')
   mine = {key(trial.label) for trial in trials.values()}
   names = {trial.label.get('trial') or trial.name for trial in trials.values()}
@@ -46,8 +48,11 @@ def read_second_look(path: str | Path, trials: Mapping[str, Trial]
 
 def _read(path: str | Path) -> list[dict[str, Any]]:
   try:
-    report = json.loads(Path(path).read_text(encoding='utf-8'))
+    report = json.loads(to_path(path).read_text(encoding='utf-8'))
     looks = report['undecided']
+    for look in looks:
+      if not (look['trials'] and all(isinstance(seed, int) for seed in look['seeds'])):
+        raise ValueError
   except OSError as error:
     raise ValueError(f'--undecided={path}: {error.strerror or error}.') from None
   except (ValueError, KeyError, TypeError):

@@ -41,7 +41,10 @@ def test_another_report_is_refused(looks, words, tmp_path):
     read_second_look(report(tmp_path, looks), table())
 
 
-@pytest.mark.parametrize('content', [None, '{', '{"title": "older"}', '[]'])
+@pytest.mark.parametrize('content', [
+    None, '{', '{"title": "older"}', '[]', '{"undecided": [{"trials": ["default"]}]}',
+    '{"undecided": [{"seeds": [3]}]}', '{"undecided": [3]}',
+    '{"undecided": [{"trials": ["v-bias"], "seeds": ["3"]}]}'])
 def test_what_is_no_report_is_refused(content, tmp_path):
   if content:
     (tmp_path / 'r.json').write_text(content)
@@ -57,4 +60,4 @@ def test_the_command_lists_them(tmp_path):
   assert command().stdout.split() == ['default-seed-3', 'default-seed-4', 'v-bias-seed-3',
                                       'v-bias-seed-4']
   done = command('--seeds=0')
-  assert done.returncode == 1 and 'leave out --seeds and --only' in done.stderr
+  assert done.returncode == 1 and 'leave out --seeds, --only and' in done.stderr
