@@ -100,10 +100,17 @@ def test_both_pages_say_the_same_in_short(whole):
   full, smoke, _ = report.summary.parts
   # One seed is no verdict, but of an identity.
   for words in (f'1 of {len(CLAIMS)} claims hold: chain.', 'says little about the paper',
-                f'{len(CLAIMS) - 1} of {len(CLAIMS)} claims are undecided: emergence, ',
+                f'{len(CLAIMS) - 1} of {len(CLAIMS)} claims are undecided: emergence (about 3 seeds), ',
                 'interval of its mean over seeds', '† presupposes that', '0 cannot be judged.',
-                'At most 2.5 false verdicts are to be expected among these 50 claims'):
+                'training ends, identities and rates of 90 % or more: chain, '):
     assert words in markdown and words in page.replace('\xa0', ' '), words
+  # Of the kinds of claims that were simulated alone.
+  (most, known, others), = re.findall(
+      r'At most ([\d.]+) false verdicts are to be expected among (\d+) of.* or more: (.*)\.',
+      ' '.join(full.lines))
+  assert float(most) == round(0.05 * int(known), 1)
+  assert int(known) + len(re.sub(r'\. .*', '', others).split(', ')) == len(CLAIMS)
+  assert {'chain', 'post-norm-massive', 'p-norm-diverges'} <= set(others.split(', '))
   assert full.lines[0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
   assert all(words in smoke.lines[4] for words in ('missing (', 'are edited (random-first'))
   assert markdown.index('## In short') < markdown.index('| claim | section |') < markdown.index(
