@@ -168,7 +168,8 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
 
 def test_desk_has_the_papers_trials_and_begins_with_the_claims_that_carry_the_paper():
   trials = load_trials(CONFIGS / 'desk.py')
-  assert set(trials) == set(paper.TRIALS) and list(trials)[:3] == ['default', 'sink-token', 'kv-bias']
+  assert set(trials) == set(paper.TRIALS)
+  assert list(trials)[:3] == ['default', 'sink-token', 'kv-bias']
   needed = trials_of_claims(desk.FIRST)
   assert list(trials)[:len(needed)] == needed
   default = from_dict(trials['default'].config)

@@ -24,8 +24,8 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     out: the folder to write to.
     runs: a folder of runs; None where there are analyses alone.
     analyses: files, and folders of files, that analyses of published models wrote.
-    kind: 'baseline' (the search of configs/baseline.py), 'paper' or 'runs'; None for 'paper' where a run is one of its trials, there is no run, or
-      there are analyses, and for 'runs' otherwise.
+    kind: 'baseline' (the search of configs/baseline.py), 'paper' or 'runs'; None for 'paper' where
+      a run is one of its trials, there is no run, or there are analyses, and for 'runs' otherwise.
     maps: whether a comparison draws attention maps; it does by default.
 
   Raises:

@@ -1,4 +1,4 @@
-"""What the search for a baseline found: which settings show the paper's phenomena, and at what cost.
+"""What the search for a baseline found: settings that show the paper's phenomena, and their cost.
 
 The runs are those of configs/baseline.py, SETTING-KIND, and those of the budget `desk`, which is
 the setting that was chosen, with other seeds. A criterion is met where a number lies beyond its
@@ -38,7 +38,7 @@ class Criterion:
 
 
 def _null(probe: ProbeRecord, key: str) -> float:
-  """The larger one of the untrained model's and the trained one's 99th percentiles; 0 if unknown."""
+  """The larger of the untrained and the trained model's 99th percentiles; 0 where unknown."""
   return max(probe.nulls.get(key, 0.0), probe.last_nulls.get(key, 0.0))
 
 
@@ -52,11 +52,12 @@ CRITERIA = (
               lambda probe: probe.sink_1 >= max(_SINK, _null(probe, 'sink_1'))),
     Criterion('b', 'softmax', f'softmax: a hidden norm ratio of {_RATIO} or more in some block, '
               'and beyond its null',
-              lambda probe: (hidden_ratio(probe) or 0) >= max(_RATIO, _null(probe, 'hidden_ratio'))),
+              lambda probe: (hidden_ratio(probe) or 0) >= max(
+                  _RATIO, _null(probe, 'hidden_ratio'))),
     Criterion('c', 'sigmoid-normalized', f'normalised sigmoid: Sink_1 of {SINK} % or more, and '
               'beyond its null',
               lambda probe: probe.sink_1 >= max(SINK, _null(probe, 'sink_1'))),
-    # A sigmoid that learned nothing gives every token half a weight: only what stands out is a sink.
+    # A sigmoid that learned nothing gives every token half a weight: a sink stands out of the rest.
     Criterion('d', 'sigmoid', f'sigmoid without normalisation: Sink_1 below {NO_SINK} %, and no '
               "more raw weight on the first token than three times a row's mean",
               lambda probe: probe.sink_1 < NO_SINK and _raw_excess(probe) < 3),

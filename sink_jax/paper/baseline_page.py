@@ -89,8 +89,8 @@ def _row(it: Found) -> list[str]:
           number(largest, '.0f'), verdict or it.run.status]
 
 
-_CAPTION = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained; a line '
-            'for each setting, thinner for further seeds.')
+_CAPTION = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained; a '
+            'line for each setting, thinner for further seeds.')
 
 
 def _curves(found: Sequence[Found]) -> bytes:

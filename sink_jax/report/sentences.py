@@ -145,8 +145,8 @@ def _massive(probe: ProbeRecord) -> str:
   if first is None:
     return ''
   return (f'Massive activations first appear in block {first.block}: {first.beyond_100:.1f} '
-          'entries of the hidden states of a sequence, on average, exceed 100 medians there, the largest '
-          f'in channel {first.channel} of token {first.position}.')
+          'entries of the hidden states of a sequence, on average, exceed 100 medians there, the '
+          f'largest in channel {first.channel} of token {first.position}.')
 
 
 def _loss(run: RunRecord, baseline: RunRecord) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts know the spread of seeds: the rule, how often it errs, what it says of planted effects."""
+"""Verdicts know the spread of seeds: the rule, how often it errs, and planted effects."""
 
 import dataclasses
 import json
