@@ -16,8 +16,13 @@ def test_a_signal_during_slow_imports_ends_a_child_as_saved(tmp_path, monkeypatc
   (tmp_path / 'slow_module.py').write_text(
       f'import pathlib, time\npathlib.Path({str(tmp_path / "importing")!r}).touch()\ntime.sleep(60)')
   monkeypatch.syspath_prepend(tmp_path)  # which a child inherits
+  # So it does a signal that is ignored, as SIGHUP is where the tests run under nohup.
+  before = signal.signal(number, signal.SIG_DFL)
   child = multiprocessing.get_context('spawn').Process(target=call, args=('slow_module:run',))
-  child.start()
+  try:
+    child.start()
+  finally:
+    signal.signal(number, before)
   deadline = time.monotonic() + 60
   while not (tmp_path / 'importing').exists():
     assert child.is_alive() and time.monotonic() < deadline

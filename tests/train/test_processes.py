@@ -44,6 +44,8 @@ def assert_equal_rows(ours, theirs):
     for key in a:
       if a[key] is None or isinstance(a[key], str):
         assert a[key] == b[key]
+      elif isinstance(a[key], dict):
+        assert a[key] == pytest.approx(b[key], rel=1e-6, abs=1e-6)
       else:
         # The same sums in float32, those over devices in another order: 1e-6.
         np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-6, err_msg=str((key, a, b)))
