@@ -25,7 +25,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import attention_operation, base, biases, budget
+from configs import attention_operation, base, biases, budget, quickstart
 
 _COMMON = budget.PROTOCOLS['paper'] | {
     'model.size': 'tiny',  # width 64, 4 heads, FFN 128
@@ -76,8 +76,11 @@ LARGE = {
 _BACKCOPY = {'data.source': 'BigramBackcopy()', 'data.interventions': '', 'model.layers': 3,
              'model.heads': 1, 'batch_size': 64, 'attention.position': 'Learned(max_length=64)',
              'optimizer.schedule': 'constant', 'optimizer.weight_decay': 1e-4}
+# Those of the quickstart learn the task with other initial weights and another network.
+_RELU = quickstart.TRIALS['backcopy-softmax'] | {'model.layers': 3, 'steps': 4000}
 MASSIVE = {'backcopy-3': _BACKCOPY | {'optimizer.learning_rate': 1e-3, 'steps': 4000},
-           'backcopy-3-fast': _BACKCOPY | {'optimizer.learning_rate': 5e-3, 'steps': 4000}}
+           'backcopy-3-relu': _RELU,
+           'backcopy-3-relu-fast': _RELU | {'optimizer.learning_rate': 5e-3}}
 _KINDS = {
     'softmax': {},
     'sigmoid': attention_operation.TRIALS['sigmoid'],
