@@ -12,7 +12,8 @@ core-minutes, in three rounds; a sweep that was stopped goes on with the same co
 2. The settings of `ROUND_2` with the other kinds of attention, seed 0; and what of them looked
    best twice more, --only=bpe-2-softmax --seeds=4,5, before anything was built on it.
 3. The one that was chosen is the budget `desk` (sink_jax/paper/budgets.py), which configs/desk.py
-   trains with seeds 1, 2 and 3: no number that is reported comes from a seed that chose.
+   trains with seeds 1, 2 and 3: no number that is reported comes from a seed that chose. A second
+   look at other kinds than softmax may take seeds 4 and 5.
 
 Every sequence begins with a fixed token, without which no sink emerges at this cost. `LARGE` are
 settings for a GPU. `MASSIVE` are models of another task, Bigram-Backcopy, in which unnormalised
