@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sink_jax.evaluate.nulls import uniform_importance
 from sink_jax.paper.criteria import NO_SINK, SINK
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
@@ -109,7 +110,8 @@ def numbers_of(run: RunRecord, probe: ProbeRecord) -> dict[str, Any]:
   largest = max(probe.activations, key=lambda block: block.max_over_median or 0, default=None)
   return {
       'sink_1': probe.sink_1, 'sink_star': probe.sink_extra_key,
-      'largest_importance': probe.largest_importance, 'raw_mass_1': probe.raw_mass_1,
+      'largest_importance': probe.largest_importance,
+      'uniform_importance': uniform_importance(len(probe.sink)), 'raw_mass_1': probe.raw_mass_1,
       'raw_row_mass': probe.raw_row_mass, 'value_ratio': probe.value_ratio,
       'hidden_ratio': hidden_ratio(probe),
       'largest_hidden_ratio_ever': max((r for r in probe.curves.hidden_ratio if r), default=None),

@@ -26,10 +26,11 @@ from. It also has what no rule can see in five seeds, if it is to decide where a
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+
+from scipy.special import stdtrit
 
 from sink_jax.models.sizes import SIZES
 from sink_jax.paper.collect import Group
@@ -218,31 +219,6 @@ def _within(values: Sequence[float]) -> Within:
   return Within(freedom * statistics.variance(values) if freedom else 0.0, freedom)
 
 
-@functools.cache
 def t_quantile(freedom: int, outside: float) -> float:
-  """The t that |T| exceeds with the chance `outside`, T of Student's distribution.
-
-  Bisection of the closed form for a whole number of degrees of freedom (Abramowitz and Stegun,
-  26.7.3 and 26.7.4), since SciPy is no dependency.
-  """
-  low, high = 0.0, 1.0
-  while _chance_within(high, freedom) < 1 - outside:
-    high *= 2
-  for _ in range(80):
-    middle = (low + high) / 2
-    low, high = (middle, high) if _chance_within(middle, freedom) < 1 - outside else (low, middle)
-  return high
-
-
-def _chance_within(t: float, freedom: int) -> float:
-  """The chance that |T| is less than t."""
-  angle = math.atan(t / math.sqrt(freedom))
-  cosine = math.cos(angle)
-  odd = freedom % 2
-  term = total = cosine if odd else 1.0
-  if freedom == 1:
-    return 2 * angle / math.pi
-  for k in range(2 + odd, freedom - 1, 2):
-    term *= cosine ** 2 * (k - 1) / k
-    total += term
-  return (2 / math.pi) * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+  """The t that |T| exceeds with the chance `outside`, T of Student's distribution."""
+  return float(stdtrit(freedom, 1 - outside / 2))

@@ -23,9 +23,9 @@ _JUDGED = (
     'the least. '
     'A claim holds where all parts are decided so, and does not hold where one is decided against '
     'it, whose chance is divided by their number; of training, all seeds have to end alike. Each '
-    'criterion is ours and stands below its claim. Where probes say what Sink_1 and the hidden '
-    'norm ratio of random positions of the untrained model are, their 99th percentiles are the '
-    'levels of a sink and of massive activations if they are more.')
+    'criterion was chosen here, not by the paper, and stands below its claim. Where probes say what '
+    'Sink_1 and the hidden norm ratio of random positions of the untrained model are, their 99th '
+    'percentiles are the levels of a sink and of massive activations if they are more.')
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
 _LIMITS = {
     'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
