@@ -15,6 +15,12 @@ core-minutes, in three rounds; a sweep that was stopped goes on with the same co
    trains with seeds 1, 2 and 3: no number that is reported comes from a seed that chose. A second
    look at other kinds than softmax may take seeds 4 and 5.
 
+The first choice was bpe-2. With three seeds of ten claims it showed what no criterion had asked
+for: unnormalised sigmoid learned next to nothing in four seeds of five (a valid loss of 3.55, and
+softmax 3.05), so that its lack of a sink proved little. Of the settings in which it learns, wide-2
+meets (a), (c), (d) and (e) and takes two and a half minutes; so the last two of `SETTINGS`, beyond
+the twelve that were planned, were tried with all four kinds on seed 0, and middle-2 is `desk`.
+
 Every sequence begins with a fixed token, without which no sink emerges at this cost. `LARGE` are
 settings for a GPU. `MASSIVE` are models of another task, Bigram-Backcopy, in which unnormalised
 sigmoid has a sink too, so that they are no baseline: they are searched for (b) alone. The page:
@@ -42,6 +48,7 @@ _COMMON = budget.PROTOCOLS['paper'] | {
     'checkpoints_kept': 1,
 }
 _WIDE = {'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 256}
+_MIDDLE = {'model.d_model': 96, 'model.heads': 6, 'model.ffn_hidden': 192}
 
 
 def _bytes(blocks: int, rate: float, steps: int) -> dict[str, Any]:
@@ -66,8 +73,11 @@ SETTINGS = {  # the first six were tried before the others were chosen
     'bpe-2-heavy': _bpe(2, 2e-2, 4000) | {'optimizer.weight_decay': 1.0},
     'bpe-2-fast': _bpe(2, 3e-2, 3000),
     'bpe-1024-2': _bpe(2, 2e-2, 3000, vocabulary=1024),
+    # Between bytes-2 and wide-2, which costs too much: tried last, see below.
+    'middle-2': _MIDDLE | _bytes(2, 1e-2, 2500),
+    'wide-2-short': _WIDE | _bytes(2, 1e-2, 1700),
 }
-ROUND_2 = ('bpe-2', 'bpe-4', 'wide-2', 'bytes-3', 'bpe-2-slow')
+ROUND_2 = ('bpe-2', 'bpe-4', 'wide-2', 'bytes-3', 'bpe-2-slow', 'middle-2', 'wide-2-short')
 LARGE = {
     'wide-4': _WIDE | _bytes(4, 1e-2, 8000),
     'wide-bpe-4': _WIDE | _bpe(4, 1e-2, 8000),
