@@ -28,7 +28,7 @@ _JUDGED = (
     'percentiles are the levels of a sink and of massive activations if they are more.')
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
 _LIMITS = {
-    'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
+    'desk': "At the budget desk models are 600 times smaller than the paper's, on other text, and "
             'every sequence begins with a fixed token: what holds there is the mechanism, and not '
             "the paper's percentages.",
     'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '
@@ -111,7 +111,8 @@ def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
   words = (f'At most {len(known) * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
            f'{len(known)} of these claims: as many as if each lay exactly on its level, where by '
            f'simulation {100 * FALSE_VERDICTS:g} % at most get a verdict; more do at a level of '
-           '5 % where a head of eight is a sink in some seeds only, so that three have none.')
+           '5 %, or in a difference, where one head is a sink in some seeds only, so that three have '
+           'none, or all have it.')
   if not others:
     return words
   return (f'{words} Not simulated, or not within that, are claims about norm ratios, steps, how '

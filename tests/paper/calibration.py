@@ -37,7 +37,7 @@ RATES = (1.2, 3.9, 4.2, 6.9, 7.0, 8.5)  # points of Sink_k: trials of three seed
 LOSSES = (0.009, 0.0116, 0.0125, 0.013, 0.0247, 0.0556)  # nats, of the same trials
 # One trial in seven spreads as variants that learn badly, or that have a sink in some seeds.
 MIXED, MIXED_LOSSES = (*RATES, 18), (*LOSSES, 0.25)
-HEADS = 8  # of the budgets smoke and desk
+HEADS, MORE_HEADS = 8, 12  # of the models of the budgets smoke and desk
 _NOISE = 0.4  # points: sequences in which a head does not do as it does in the others
 _GRID = np.array([statistics.NormalDist().inv_cdf((i + 0.5) / 999) for i in range(999)])
 
@@ -53,7 +53,7 @@ class Scenario:
   far. collapsed: the share of seeds that are 0. base: the mean of the trial that a difference is
   to; None without one. rate: whether numbers are clipped to [0, 100]. lattice: 'one' where one head
   of a trial comes and goes with the seed and the others do not, 'all' where all do. above: by how
-  much the means really exceed the level.
+  much the means really exceed the level. heads: of the model.
   """
 
   spreads: tuple[float, ...]
@@ -68,6 +68,7 @@ class Scenario:
   quiet: float = 0.0
   of_pool: tuple[float, ...] = ()
   lattice: str = ''
+  heads: int = HEADS
 
   @property
   def angle(self):
@@ -94,6 +95,8 @@ def scenarios():
         'a difference of 0.1 nats' + end: Scenario(LOSSES, pool, 0.1, base=3.0, rate=False),
         'a level of 10 %, a head that comes and goes' + end: Scenario(
             RATES, pool, 10, lattice='one'),
+        f'a level of 10 %, one of {MORE_HEADS} heads comes and goes' + end: Scenario(
+            RATES, pool, 10, lattice='one', heads=MORE_HEADS),
         'a difference of 2 points, a head that comes and goes' + end: Scenario(
             RATES, pool, 2, base=20, lattice='one')}
     if pool:
@@ -126,6 +129,8 @@ def uncontrolled():
           RATES, 8, 90, collapsed=0.1),
       'a level of 5 %, one of 8 heads comes and goes, 8 trials in the pool': Scenario(
           RATES, 8, 5, lattice='one'),
+      f'a difference of 2 points, one of {MORE_HEADS} heads comes and goes, 8 trials in the pool':
+          Scenario(RATES, 8, 2, base=20, lattice='one', heads=MORE_HEADS),
       'a level of 10 %, all of 8 heads come and go, no other trial': Scenario(
           RATES, 0, 10, lattice='all'),
       'a level of 10 %, a trial of 18 points, most seeds at 0, in a pool of 4': Scenario(
@@ -219,13 +224,13 @@ def _pooled(scenario, rng, runs):
   shape = runs, scenario.pool
   means = rng.uniform(5, 60, shape)
   spreads = rng.choice(scenario.of_pool or scenario.spreads, shape)
-  # Near 0, or at two of eight heads.
+  # Near 0, or at a quarter of the heads.
   still = rng.random(shape) < scenario.quiet
   means = np.where(still, rng.choice((0.3, 25), shape), means)
   spreads = np.where(still, 0.3 if scenario.rate else 1e-4, spreads)
   if scenario.lattice == 'one':
     whole = rng.random(shape) < 0.5
-    means = np.where(whole, 100 / HEADS * rng.integers(0, HEADS // 2, shape), means)
+    means = np.where(whole, 100 / scenario.heads * rng.integers(0, scenario.heads // 2, shape), means)
   values = _seeds(scenario, rng, means, spreads, LOOKS[0])
   values = arcsine(values) if scenario.angle else values
   own = LOOKS[0] - 1
@@ -233,7 +238,7 @@ def _pooled(scenario, rng, runs):
   if scenario.pool:
     variance = np.median(values.var(-1, ddof=1), -1) / typical(own)
   if scenario.rate:
-    head = one_head(HEADS, freedom, scenario.angle)
+    head = one_head(scenario.heads, freedom, scenario.angle)
     variance = (freedom * variance + head.squares) / (freedom + head.freedom)
     freedom += head.freedom
   return variance * (1 if scenario.base is None else 2), np.full(runs, freedom)
@@ -251,13 +256,13 @@ def _trials(scenario, rng, runs, parts, mean):
 def _seeds(scenario, rng, means, spreads, n):
   shape = (*means.shape, n)
   if scenario.lattice:
-    heads = means[..., None] * HEADS / 100
+    heads = means[..., None] * scenario.heads / 100
     chance = heads - np.floor(heads)
-    sinks = rng.binomial(HEADS, heads / HEADS, shape) if scenario.lattice == 'all' else (
+    sinks = rng.binomial(scenario.heads, heads / scenario.heads, shape) if scenario.lattice == 'all' else (
         np.floor(heads) + (rng.random(shape) < chance))
     # A head that is no sink is none in any sequence.
     noise = rng.normal(0, _NOISE, shape) * (sinks > 0)
-    return np.clip(sinks * 100 / HEADS + noise, 0, 100)
+    return np.clip(sinks * 100 / scenario.heads + noise, 0, 100)
   values = means[..., None] + spreads[..., None] * rng.standard_normal(shape)
   values = np.where(rng.random(values.shape) < scenario.collapsed, 0.0, values)
   return np.clip(values, 0, 100) if scenario.rate else values
