@@ -12,7 +12,8 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 
 # A module may import from its own room and from rooms before it.
 ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'evaluate', 'data',
-         'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'analyses', 'sweep', 'cli']
+         'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
+         'sweep', 'cli']
 # Names under which commands are started: one line each, of the room cli wherever they lie.
 ALIASES = {'generate.py', 'export.py', 'data/build.py', 'data/build_tfds.py'}
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}

@@ -10,9 +10,13 @@ from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
+from sink_jax.remedies.page import leaderboard
 from sink_jax.report.comparison import as_text as comparison_text
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
+
+# Reports of the runs of one config file.
+_OF_RUNS = {'baseline': baseline_report, 'leaderboard': leaderboard}
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
@@ -24,8 +28,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     out: the folder to write to.
     runs: a folder of runs; None where there are analyses alone.
     analyses: files, and folders of files, that analyses of published models wrote.
-    kind: 'baseline' (the search of configs/baseline.py), 'paper' or 'runs'; None for 'paper' where
-      a run is one of its trials, there is no run, or there are analyses, and for 'runs' otherwise.
+    kind: 'baseline' (the search of configs/baseline.py), 'leaderboard' (the remedies of
+      configs/remedies.py), 'paper' or 'runs'; None for 'paper' where a run is one of its trials,
+      there is no run, or there are analyses, and for 'runs' otherwise.
     maps: whether a comparison draws attention maps; it does by default.
 
   Raises:
@@ -36,15 +41,15 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
                      'sink_jax.analyses wrote, or both.')
-  if analyses and kind in ('runs', 'baseline'):
+  if analyses and kind in ('runs', *_OF_RUNS):
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
   analysed = read_analyses(analyses, ANALYSES)
   records = find_runs(runs) if runs else []
-  if kind == 'baseline':
+  if kind in _OF_RUNS:
     if maps is not None:
       raise ValueError('--maps is for a comparison of runs, --kind=runs: leave it out.')
-    return baseline_report(records, out)
+    return _OF_RUNS[kind](records, out)
   of_paper = bool(analyses) or not records or any(
       is_of_the_paper(run) or is_synthetic(run) for run in records)
   if (kind or ('paper' if of_paper else 'runs')) == 'paper':

@@ -295,6 +295,8 @@ METRICS = {
                       largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
                                   largest_ratio(lambda ratios: ratios.hidden_before_norm)),
+    'value_ratio': Metric('least value norm ratio', 'ratio', _probed(
+        lambda probe: probe.value_ratio)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
                                  largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),

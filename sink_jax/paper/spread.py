@@ -30,7 +30,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from sink_jax.models.sizes import SIZES
 from sink_jax.paper.collect import Group
@@ -93,8 +93,8 @@ class Spread:
   differences: Mapping[str, Mapping[str, Within]]
   heads: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-  def interval(self, metric: str, trials: Sequence[str], values: Sequence[float], parts: int = 1
-               ) -> Interval:
+  def interval(self, metric: str, trials: Sequence[str], values: Sequence[float], parts: int = 1,
+               confidence: float = CONFIDENCE) -> Interval:
     """The interval that holds the mean over all seeds that could be drawn.
 
     Args:
@@ -108,12 +108,27 @@ class Spread:
     """
     n, mean = len(values), statistics.fmean(values)
     scale = _scale(metric, trials)
-    half = half_width(self.pool(metric, trials), _within([scale.to(v) for v in values]), n, parts)
+    half = half_width(self.pool(metric, trials), _within([scale.to(v) for v in values]), n, parts,
+                      confidence)
     if half is None:
       return Interval(mean, None, None, n)
     # Around the mean of the rates, which is what is asked about and shown, and not of arcsines.
     middle = scale.to(mean)
     return Interval(mean, scale.back(middle - half), scale.back(middle + half), n)
+
+  def chance(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float
+             ) -> float:
+    """The two-sided chance of a mean that far from the level, if the level were the truth.
+
+    The interval of `interval` excludes the level where this is below 1 - confidence. 1 where no
+    interval is known. The arguments are those of `interval`.
+    """
+    scale = _scale(metric, trials)
+    spreads = _spreads(self.pool(metric, trials), _within([scale.to(v) for v in values]),
+                       len(values))
+    gap = abs(scale.to(statistics.fmean(values)) - scale.to(level))
+    return max((float(2 * stdtr(freedom, -gap / error)) if error else float(not gap)
+                for freedom, error in spreads), default=1.0)
 
   def seeds_needed(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float,
                    parts: int) -> int | None:
@@ -154,21 +169,28 @@ def one_head(heads: int, freedom: int, angle: bool) -> Within:
   return Within(more * variance, more)
 
 
-def half_width(pool: Within, own: Within, n: int, parts: int) -> float | None:
-  """Half of an interval of n seeds; None for fewer than three, or where nothing is known.
+def half_width(pool: Within, own: Within, n: int, parts: int, confidence: float = CONFIDENCE
+               ) -> float | None:
+  """Half of an interval of n seeds; None for fewer than three, or where nothing is known."""
+  outside = (1 - confidence) / parts
+  return max((t_quantile(freedom, outside) * error for freedom, error in _spreads(pool, own, n)),
+             default=None)
 
-  Three seeds that do not differ at all say nothing of how much others would; many trials do.
+
+def _spreads(pool: Within, own: Within, n: int) -> list[tuple[int, float]]:
+  """(degrees of freedom, standard error of a mean of n seeds) of which the wider one counts.
+
+  Empty for fewer than three seeds, or where nothing is known: three seeds that do not differ at all
+  say nothing of how much others would; many trials do.
   """
   prior = min(pool.freedom, MOST_FREEDOM)
-  freedom = prior + own.freedom
   if n < MIN_SEEDS or not own.squares + pool.squares and pool.freedom < MOST_FREEDOM:
-    return None
-  outside = (1 - CONFIDENCE) / parts
-  joined = (prior * pool.variance + own.squares) / freedom
-  half = t_quantile(freedom, outside) * math.sqrt(joined / n)
+    return []
+  joined = (prior * pool.variance + own.squares) / (prior + own.freedom)
+  spreads = [(prior + own.freedom, math.sqrt(joined / n))]
   if own.variance > pool.variance:
-    half = max(half, t_quantile(own.freedom, outside) * math.sqrt(own.variance / n))
-  return half
+    spreads.append((own.freedom, math.sqrt(own.variance / n)))
+  return spreads
 
 
 def spread_of(group: Group) -> Spread:

@@ -1,0 +1,177 @@
+"""The leaderboard's verdicts on planted runs, and its report."""
+
+import dataclasses
+import json
+import random
+import statistics
+
+import pytest
+
+from configs import remedies
+from sink_jax.cli.make_report import make_report
+from sink_jax.paper.spread import CONFIDENCE
+from sink_jax.remedies import axes, findings, page, standings
+from sink_jax.report.read_runs import find_runs
+from tests.paper.paper_runs import HARDWARE, probe_row
+
+SEEDS = range(5)
+
+
+def plant(root, variant, sinks, *, task='backcopy', status='done', slot=None, losses=1.0,
+          ratio=1.5, value=0.2, changes=()):
+  """Runs of a variant, one per seed, whose last probe has these rates in percent."""
+  config = remedies.get_config(f'{task}-{variant}').to_dict()
+  for section, key, setting in changes:
+    config[section][key] = setting
+  for seed, sink in zip(SEEDS, sinks):
+    folder = root / f'{task}-{variant}-{seed}'
+    folder.mkdir(parents=True)
+    steps = config['steps']
+    (folder / 'config.json').write_text(json.dumps(config | {'seed': seed}))
+    (folder / 'status.json').write_text(json.dumps(dict(status=status, step=steps, **HARDWARE)))
+    measured = dict(sink_bias_slot=slot, hidden_ratio=[1.0, ratio], value_ratio=[value])
+    loss = losses + 0.001 * seed
+    rows = [probe_row(0, ()), probe_row(steps, (sink,), **measured),
+            dict(kind='train', step=steps, loss=loss, grad_norm=1.0),
+            dict(kind='valid', step=steps, valid=loss)]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+@pytest.fixture(scope='module')
+def planted(tmp_path_factory):
+  root = tmp_path_factory.mktemp('planted')
+  plant(root, 'softmax', (60, 61, 60, 59, 60))
+  plant(root, 'k-bias', (0, 0, 1, 0, 0), slot=50.0)
+  plant(root, 'sink-logit', (0, 0, 1, 0, 0), slot=0.0)
+  plant(root, 'sigmoid', (0, 1, 0, 0, 0), losses=1.1)
+  plant(root, 'sigmoid-normalized', (25, 25, 26, 25, 25))
+  plant(root, 'kv-bias', (90, 91, 90, 90, 90), value=0.4, losses=0.9)
+  plant(root, 'qk-norm', (60, 61, 59, 60, 60))
+  plant(root, 'sink-token', (0, 60, 30, 90, 10))
+  return root
+
+
+def task(root, key='backcopy'):
+  found = {group.budget: standings.task_of(group) for group in standings.groups(find_runs(root))}
+  return found[key]
+
+
+def verdicts(of, axis='concentration'):
+  return {variant.name: variant.standings[axis].verdict for variant in of.variants}
+
+
+def test_planted_effects_get_their_verdicts(planted):
+  of = task(planted)
+  assert verdicts(of) == {
+      'k-bias': 'moves to the extra key', 'sink-logit': 'removes', 'sigmoid': 'removes',
+      'sigmoid-normalized': 'reduces', 'kv-bias': 'adds', 'qk-norm': 'no difference',
+      'sink-token': 'undecided'}
+  # The values of the first token are drained by softmax (0.2), and less by one variant, whose
+  # ratio doubles without reaching the level.
+  assert verdicts(of, 'drain')['kv-bias'] == 'reduces'
+  assert verdicts(of, 'loss')['sigmoid'] == 'worse' and verdicts(of, 'loss')['kv-bias'] == 'better'
+  assert verdicts(of, 'loss')['qk-norm'] == 'no difference'
+
+
+def test_what_softmax_has_not_cannot_be_remedied(planted):
+  of = task(planted)
+  assert of.closed == {'massive': 'baseline has none'}  # a hidden ratio of 1.5
+  assert set(verdicts(of, 'massive').values()) == {'baseline has none'}
+  line = next(line for line in page.summary(of) if 'hidden ratio' in line)
+  assert 'no variant is judged' in line
+
+
+def test_runs_that_are_not_alike_are_not_paired(tmp_path):
+  plant(tmp_path, 'softmax', (60,) * 5)
+  plant(tmp_path, 'k-bias', (0,) * 5, changes=[('probe', 'epsilon', 0.2)])
+  plant(tmp_path, 'sigmoid', (0,) * 5, status='diverged')
+  plant(tmp_path, 'qk-norm', (60,) * 2)
+  plant(tmp_path, 'sink-logit', (60,) * 5, status='running')
+  of = {variant.name: variant.standings['concentration'] for variant in task(tmp_path).variants}
+  assert {it.verdict for it in of.values()} == {'cannot be judged'}
+  for name, words in (('k-bias', 'probe.epsilon 0.2 instead of 0.3'),
+                      ('sigmoid', '5 of 5 runs diverged'), ('qk-norm', '2 of 3 seeds'),
+                      ('sink-logit', 'running')):
+    assert words in of[name].reason
+  assert of['k-bias'].difference is None and of['k-bias'].n == 0
+
+
+def test_desk_runs_of_the_paper_are_variants_as_well(tmp_path):
+  plant(tmp_path, 'softmax', (30, 31, 30), task='desk')
+  folder = tmp_path / 'desk-softmax-0'
+  config = json.loads((folder / 'config.json').read_text())
+  config['label'] = dict(trial='default', budget='desk', protocol='paper')
+  (folder / 'config.json').write_text(json.dumps(config))
+  assert len(task(tmp_path, 'desk').softmax.runs) == 3
+  config['label']['budget'] = 'desk with steps=50'
+  (folder / 'config.json').write_text(json.dumps(config))
+  assert len(task(tmp_path, 'desk').softmax.runs) == 2
+
+
+def test_holm_keeps_false_verdicts_rare(planted):
+  """Variants without an effect: in at most a few percent of leaderboards does one get a verdict."""
+  group = next(group for group in standings.groups(find_runs(planted)))
+  template = group.done('default')[0]
+  rng = random.Random(0)
+
+  def run(seed):
+    rate = 50 + rng.gauss(0, 5)
+    probe = dataclasses.replace(template.probe, sink_1=rate)
+    setup = dataclasses.replace(template.setup, seed=seed)
+    return dataclasses.replace(template, probe=probe, setup=setup)
+
+  wrong = 0
+  for _ in range(60):
+    trials = {name: tuple(run(seed) for seed in SEEDS) for name in ('default', *'abcdefgh')}
+    of = standings.task_of(dataclasses.replace(group, trials=trials))
+    wrong += bool(set(verdicts(of).values()) - {'undecided', 'no difference'})
+  # The margin of 5 points is more than a standard error, so that hardly any is to be expected.
+  assert wrong <= 3
+
+
+def test_more_seeds_show_smaller_differences(tmp_path):
+  power = []
+  for n in (3, 5):
+    root = tmp_path / str(n)
+    plant(root, 'softmax', (60, 55, 65, 60, 58)[:n])
+    plant(root, 'k-bias', (50, 57, 55, 52, 50)[:n])
+    power.append(task(root).power['concentration'])
+  margin = axes.AXES[0].margin
+  assert power[0] > power[1] > margin
+
+
+def test_the_report_says_what_its_records_say(planted, tmp_path):
+  text = make_report(tmp_path / 'out', planted, kind='leaderboard')
+  record = json.loads((tmp_path / 'out/report.json').read_text())
+  assert text.splitlines() == record['summary']
+  variants = {it['variant']: it for it in record['tasks'][0]['variants']}
+  sigmoid, softmax = (variants[name]['axes']['loss'] for name in ('sigmoid', 'softmax'))
+  differences = [a - b for a, b in zip(sigmoid['values'], softmax['values'])]
+  assert sigmoid['difference'] == pytest.approx(statistics.fmean(differences), abs=1e-6)
+  assert sigmoid['low'] < sigmoid['difference'] < sigmoid['high'] and sigmoid['n'] == 5
+  assert variants['k-bias']['parameters'] - variants['softmax']['parameters'] == 4 * 16
+  markdown = (tmp_path / 'out/report.md').read_text()
+  assert f'{100 * CONFIDENCE:g} %' in markdown and '| k-bias |' in markdown
+  assert 'moves to the extra key' in markdown and 'Gu et al.' in markdown
+  html = (tmp_path / 'out/index.html').read_text()
+  assert '<script' not in html and 'Bigram-Backcopy' in html
+  assert all((tmp_path / 'out' / name).stat().st_size for name in page.FILES)
+
+
+def test_findings_agree_disagree_or_cannot_tell(planted):
+  of = task(planted)
+  by_variant = {finding.variant: finding for finding in findings.FINDINGS}
+  assert findings.compared(by_variant['k-bias'], of) == {
+      'concentration': 'agrees', 'massive': 'cannot tell'}
+  assert findings.compared(by_variant['sigmoid-normalized'], of) == {'concentration': 'disagrees'}
+  assert findings.compared(by_variant['sink-token'], of)['concentration'] == 'cannot tell'
+  assert findings.compared(by_variant['softpick'], of) == {}  # not run
+
+
+def test_nothing_to_report_is_an_error_with_the_remedy(tmp_path):
+  with pytest.raises(ValueError, match='no run of configs/remedies.py.*--seeds'):
+    make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
+
+
+def test_every_finding_is_of_a_variant_that_can_be_trained():
+  assert {finding.variant for finding in findings.FINDINGS} <= set(remedies.VARIANTS)
