@@ -71,8 +71,8 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 
 METHOD = (
     'Each variant is trained with the seeds of softmax, and differences are paired by seed. A '
-    f'difference counts where its interval, at {100 * CONFIDENCE:g} % divided among the variants of '
-    "the task by Holm's method, lies beyond the margin: "
+    f'difference counts where its interval, at {100 * CONFIDENCE:g} % divided among the variants '
+    "of the task by Holm's method, lies beyond the margin: "
     + ', '.join(f'{axis.margin:g} {_UNITS[METRICS[axis.metric].unit]} of the {axis.heading}'
                 for axis in AXES)
     + '. "No difference" means that the whole 90 % interval lies inside the margin. Variances are '
