@@ -67,6 +67,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.attention.mask = 'Causal()'  # the keys that a query sees
   config.attention.kv_bias = 'NoBias()'  # an extra key or value
   config.attention.qk_norm = 'NoQKNorm()'
+  config.attention.temperature = 'Fixed()'  # the factor of a query's scores
+  config.attention.value = 'PlainValue()'  # what becomes of values before attention mixes them
 
   config.data = ConfigDict()
   # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages, or a synthetic task.

@@ -21,8 +21,8 @@ def attention(spec, q, k, v, params):
   of = lambda name: params.get(name, {})
   formula = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
   bound = lambda name: functools.partial(formula[name], getattr(spec, name))
-  f, z, visible, norm, extra_of = map(
-      bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias'))
+  f, z, visible, norm, extra_of, temperature, mixed = map(
+      bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value'))
   phi = lambda x: formula['feature_map'](spec.feature_map, x, of('feature_map'))
   position = formula['position']
   batch, length, heads, dh = q.shape
@@ -31,21 +31,23 @@ def attention(spec, q, k, v, params):
   weights = np.zeros((batch, heads, length, length))
   proxy, extra_proxy = np.zeros_like(weights), np.zeros((batch, heads, length))
 
-  def transformed(x, t, kind):
-    return phi(position.rotate(spec.position, norm(x, of('qk_norm'), kind), t))
+  def transformed(x, t, kind, factor=1.0):
+    return phi(position.rotate(spec.position, factor * norm(x, of('qk_norm'), kind), t))
 
   for b in range(batch):
     for h in range(heads):
       extra = extra_of(of('kv_bias'), h, dh)
       for i in range(length):
-        qi = transformed(q[b, i, h], i, 'query')
+        keys = sum(visible(i, j) for j in range(length))
+        factor = temperature(i, h, keys, of('temperature'))
+        qi = transformed(q[b, i, h], i, 'query', factor)
         sims, values, where = [], [], []
         for j in range(length):
           if not visible(i, j):
             continue
           s = qi @ transformed(k[b, j, h // group], j, 'key') / math.sqrt(dh)
           sims.append(f(s + position.bias(spec.position, h, heads, i - j)))
-          values.append(v[b, j, h // group])
+          values.append(mixed(v[b, j, h // group], h // group, of('value')))
           where.append(j)
         logit = extra.logit
         if extra.key is not None:  # it passes the feature map like any other key

@@ -77,6 +77,25 @@ _QK_NORMS = {
 }
 
 
+# temperature: the factor of query i of head h, 0-based, which sees n keys, given the parameters.
+_TEMPERATURES = {
+    'Fixed': Variant(lambda t, i, h, n, params: 1.0),
+    'LogLength': Variant(
+        lambda t, i, h, n, params: (params['scale'][h] if t.learned else t.scale) * math.log(n),
+        (sj.LogLength(learned=False), sj.LogLength(learned=False, scale=-0.7))),
+    'Llama4': Variant(
+        lambda t, i, h, n, params: 1 + t.beta * math.log(1 + math.floor((i + 1) / t.floor)),
+        (sj.Llama4(beta=0.5, floor=2),)),
+}
+
+
+# value: what attention mixes of a value v of a key head, given the parameters.
+_VALUES = {
+    'PlainValue': Variant(lambda c, v, head, params: v),
+    'ValueScale': Variant(lambda c, v, head, params: params['scale'][head] * v),
+}
+
+
 # position: what turns a query or key x at position t, and what is added to the score of head h
 # at distance d. (What is added to embeddings is no part of attention.)
 class _Position(NamedTuple):
@@ -194,4 +213,5 @@ _EXTRA_KEYS = {
 }
 
 VARIANTS = {'similarity': _SIMILARITIES, 'normalizer': _NORMALIZERS, 'feature_map': _FEATURE_MAPS,
-            'position': _POSITIONS, 'mask': _MASKS, 'kv_bias': _EXTRA_KEYS, 'qk_norm': _QK_NORMS}
+            'position': _POSITIONS, 'mask': _MASKS, 'kv_bias': _EXTRA_KEYS, 'qk_norm': _QK_NORMS,
+            'temperature': _TEMPERATURES, 'value': _VALUES}

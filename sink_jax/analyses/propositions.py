@@ -15,6 +15,7 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.attention.temperature import Fixed
 from sink_jax.models.config import ModelConfig
 
 _PROPOSITIONS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}
@@ -40,6 +41,8 @@ def proposition_number(config: ModelConfig) -> int:
       f'{spec.feature_map} changes queries and keys': not isinstance(spec.feature_map, Identity),
       'an extra key or a learned sink token takes its part of every row':
           bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
+      f'{spec.temperature} multiplies the queries whose norms the bound of rotary positions has':
+          isinstance(spec.position, Rope) and not isinstance(spec.temperature, Fixed),
       'blocks with a Mamba mixer remember how many tokens came before':
           len(config.attention_layers) < config.layers}
   reason = '; '.join(text for text, applies in reasons.items() if applies)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.component import Component, check_integers
@@ -22,6 +23,12 @@ Positions = int | np.ndarray | jax.Array
 @dataclasses.dataclass(frozen=True)
 class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
+
+  def __init_subclass__(cls, **options):
+    super().__init_subclass__(**options)
+    # A count is not inherited by a mask that shows other keys.
+    if 'keep' in vars(cls) and 'visible' not in vars(cls):
+      cls.visible = Mask.visible
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     """True where query i sees key j; i and j are integers that broadcast together.
@@ -38,6 +45,15 @@ class Mask(Component):
     first == last it must be exactly the keys for which `keep` is true.
     """
     raise NotImplementedError
+
+  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+    """How many of `keys` keys query i sees, elementwise: the length of its `key_range`.
+
+    Raises:
+      ValueError: the mask does not say it.
+    """
+    raise ValueError(f'{self} does not say how many keys a query sees: give '
+                     f'{type(self).__name__} a method visible(i, keys), as Causal() has.')
 
   # What the rest of the package asks of a mask, so that nothing tests for its class.
 
@@ -78,6 +94,9 @@ class Causal(Mask):
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return 0, min(last + 1, keys)
 
+  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+    return i + 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
@@ -97,6 +116,9 @@ class Window(Mask):
 
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return max(0, first - self.size + 1), min(last + 1, keys)
+
+  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+    return jnp.minimum(i + 1, self.size)
 
   @property
   def window(self) -> int | None:
@@ -128,6 +150,9 @@ class Prefix(Mask):
     # A query inside the prefix sees beyond itself, up to the end of the prefix; a sequence may be
     # shorter than that.
     return 0, min(max(last + 1, self.length), keys)
+
+  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+    return jnp.minimum(jnp.maximum(i + 1, self.length), keys)
 
   @property
   def prefix(self) -> int | None:

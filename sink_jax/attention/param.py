@@ -27,11 +27,12 @@ class Param:
 
   `init` is one of 'linear' and 'embedding' (as the model initialises its linear layers and
   embeddings), 'bias' (normal with standard deviation 0.02, which the official code,
-  sail-sg/Attention-Sink, uses for k* and v*), 'zeros' and 'ones'.
+  sail-sg/Attention-Sink, uses for k* and v*), 'zeros', 'ones', and a number that all entries
+  start with.
   """
 
   shape: tuple[int, ...]
-  init: str
+  init: str | float
 
 
 def rms_norm(x: jax.Array, gain: AnyArray, eps: float) -> jax.Array:

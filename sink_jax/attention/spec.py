@@ -19,6 +19,8 @@ from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.attention.position import Position, Positions, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
+from sink_jax.attention.temperature import Fixed, Temperature
+from sink_jax.attention.value import PlainValue, Value
 from sink_jax.component import Component, from_string
 
 Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
@@ -36,6 +38,8 @@ COMPONENTS: dict[str, type[Component]] = {
     'mask': Mask,
     'kv_bias': ExtraKeyValue,
     'qk_norm': QueryKeyNorm,
+    'temperature': Temperature,
+    'value': Value,
 }
 
 
@@ -53,7 +57,8 @@ class AttentionSpec:
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
     are positive, without a position bias or sink logit): the sum has no root, or can vanish;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
-    effect on the output.
+    effect on the output;
+  * LogLength with a mask that does not count the keys that a query sees.
   """
 
   similarity: Similarity = Exp()
@@ -63,6 +68,8 @@ class AttentionSpec:
   mask: Mask = Causal()
   kv_bias: ExtraKeyValue = NoBias()
   qk_norm: QueryKeyNorm = NoQKNorm()
+  temperature: Temperature = Fixed()
+  value: Value = PlainValue()
 
   def __post_init__(self):
     for name, base in COMPONENTS.items():
@@ -82,6 +89,8 @@ class AttentionSpec:
     if z.power is None and bias.acts_only_through_normalisation:
       raise ValueError(f'{bias} has no effect with {z}: an extra key without a value acts only '
                        'through the normalisation; use KVBias() or a normalizer.')
+    if self.temperature.counts_keys:
+      self.mask.visible(0, 1)  # raises where the mask has no such number
 
   @property
   def signed(self) -> bool:
@@ -104,7 +113,7 @@ class AttentionSpec:
     Position embeddings belong to the model, not to a layer.
     """
     params = {name: getattr(self, name).params(dims)
-              for name in ('feature_map', 'kv_bias', 'qk_norm')}
+              for name in ('feature_map', 'kv_bias', 'qk_norm', 'temperature', 'value')}
     return {name: by_name for name, by_name in params.items() if by_name}
 
   def strings(self) -> dict[str, str]:
@@ -114,6 +123,8 @@ class AttentionSpec:
 
 class TransformedQK(NamedTuple):
   """Queries and keys of tokens 0..T-1 as the scores see them: normalised, rotated, mapped.
+
+  Queries have the factor of the temperature.
 
   Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads. The two are made
   once and handed to whatever needs scores of them: an implementation of attention, its
@@ -153,8 +164,23 @@ def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Ar
   """The second step of `transform_qk`, of normalised queries and keys."""
   # NumPy positions: the angles of rotary embeddings are then constants of the program.
   tokens = np.arange(q_BxTxHxDh.shape[1])
-  return TransformedQK(apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
+  return TransformedQK(position_queries(spec, q_BxTxHxDh, tokens, params),
                        apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params))
+
+
+def position_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: Positions,
+                     params: Params) -> jax.Array:
+  """Normalised queries with the factor of the temperature, rotated and mapped to features."""
+  factor_LxH = spec.temperature.factor_LxH(positions_L, spec.mask, params.get('temperature', {}))
+  if factor_LxH is not None:
+    # Like a rotation it is computed in float32, and the query is rounded once.
+    q_BxLxHxDh = (q_BxLxHxDh.astype(jnp.float32) * factor_LxH[:, :, None]).astype(q_BxLxHxDh.dtype)
+  return apply_position_and_features(spec, q_BxLxHxDh, positions_L, params)
+
+
+def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+  """The values that attention mixes, of projected ones."""
+  return spec.value.values(v_BxTxHkvxDh, params.get('value', {}))
 
 
 def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: Positions,

@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.param import Dims
-from sink_jax.attention.spec import AttentionSpec, extra_key_logit, repeat_heads, transform_qk
+from sink_jax.attention.spec import (
+  AttentionSpec,
+  extra_key_logit,
+  repeat_heads,
+  transform_qk,
+  transform_values,
+)
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
@@ -24,7 +30,8 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   """Attention output (B, T, H, Dh) of any variant; params as `AttentionSpec.params` lists them."""
   q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   heads, dtype = q.shape[2], q.dtype
-  k, v = repeat_heads(k, heads), repeat_heads(v_BxTxHkvxDh, heads)
+  k = repeat_heads(k, heads)
+  v = repeat_heads(transform_values(spec, v_BxTxHkvxDh, params), heads)
   tokens = jnp.arange(q.shape[1])
   i, j = tokens[:, None], tokens[None, :]
   s = jnp.einsum('blhd,bthd->bhlt', q, k) * jnp.asarray(1 / math.sqrt(q.shape[-1]), dtype)

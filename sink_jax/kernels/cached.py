@@ -9,7 +9,12 @@ from __future__ import annotations
 import jax
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, Params, apply_position_and_features
+from sink_jax.attention.spec import (
+  AttentionSpec,
+  Params,
+  apply_position_and_features,
+  position_queries,
+)
 
 
 def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxCxHkvxDh: jax.Array,
@@ -17,11 +22,11 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxCxHkvxDh: jax.
                   j_C: jax.Array) -> jax.Array:
   """Output (B, L, H, Dh) of queries at positions i_L to C cache entries at positions j_C.
 
-  Queries and keys come normalised, neither rotated: positions may be those within the cache,
-  which change as entries are dropped, so keys are rotated at every step. An entry whose position
-  is later than every query's is not seen; that is how an empty one is marked. L x C scores are
-  held: L is one when decoding.
+  Queries and keys come normalised, neither rotated, and values as attention mixes them. Positions
+  may be those within the cache, which change as entries are dropped, so keys are rotated at every
+  step. An entry whose position is later than every query's is not seen; that is how an empty one
+  is marked. L x C scores are held: L is one when decoding.
   """
-  q = apply_position_and_features(spec, q_BxLxHxDh, i_L, params)
+  q = position_queries(spec, q_BxLxHxDh, i_L, params)
   k = apply_position_and_features(spec, k_BxCxHkvxDh, j_C, params)
   return reference.attend(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)

@@ -15,7 +15,14 @@ from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
 from sink_jax.attention.param import AnyArray
-from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk, transposed
+from sink_jax.attention.spec import (
+  AttentionSpec,
+  Params,
+  TransformedQK,
+  transform_qk,
+  transform_values,
+  transposed,
+)
 from sink_jax.kernels import flash
 from sink_jax.kernels.epilogue import Shaped
 from sink_jax.kernels.implementations import ALL
@@ -39,8 +46,8 @@ def attend(
     implementation: str | None = None) -> Float[Array, 'B T H Dh']:
   """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
-  Applies everything the spec says: QK norm, rotation, feature map, mask, similarity,
-  biases, normalizer. H may be a multiple of Hkv (grouped-query attention).
+  Applies everything the spec says: QK norm, temperature, rotation, feature map, values'
+  scale, mask, similarity, biases, normalizer. H may be a multiple of Hkv (grouped-query attention).
 
   Args:
     params: {component: {name: array}} for the components that have parameters; their shapes
@@ -71,14 +78,14 @@ def attend(
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = jnp.asarray(v_BxTxHkvxDh)
+  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params)
   out = attend_transformed(spec, qk, v, params, implementation=implementation)
   return out.astype(q_BxTxHxDh.dtype)
 
 
 def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,
                        params: Params, *, implementation: str | None = None) -> jax.Array:
-  """`attend` of queries and keys that are transformed already, whose shapes are known to fit."""
+  """`attend` of queries, keys and values that are transformed already, whose shapes fit."""
   q, k = qk
   name = implementation or choose(spec, q, k)
   reason = unsupported(name, spec, q, k)

@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps, rows
-from sink_jax.attention.spec import AttentionSpec, TransformedQK, normalize_qk, position_qk
+from sink_jax.attention.spec import (
+  AttentionSpec,
+  TransformedQK,
+  normalize_qk,
+  position_qk,
+  transform_values,
+)
 from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
@@ -55,6 +61,7 @@ class Attention(nn.Module):
                           for name, p in parameters.items()}
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
+    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params)
     if cache is not None:
       entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
       # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every

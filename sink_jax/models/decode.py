@@ -76,8 +76,9 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
   at_once: how many tokens are read together at its beginning.
 
   Raises:
-    ValueError: a prefix that is not read at once, a learned sink token that would be dropped,
-      or more tokens than the position encoding allows; with the remedy.
+    ValueError: a prefix that is not read at once, a learned sink token that would be dropped, a
+      temperature that grows with the text where positions are those of the cache, or more tokens
+      than the position encoding allows; with the remedy.
   """
   total = length + config.sink_tokens
   for layer in config.pattern:
@@ -90,6 +91,25 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
       config.sink_tokens and total > policy.size and not policy.sinks):
     raise ValueError(f'{policy} drops the learned sink token: give it sinks of at least 1 and '
                      'a size of at least 2.')
+  _check_counts(config, policy, total)
   # The largest position that the text uses, plus one; counted in the cache it is at most the size.
   used = min(total, policy.size) if policy.positions == 'cache' else total
   config.attention.position.check_length(used - config.sink_tokens)
+
+
+def _check_counts(config: ModelConfig, policy: CachePolicy, total: int) -> None:
+  """Raises a ValueError where the text and the cache count other keys for a temperature."""
+  temperature = config.attention.temperature
+  if not temperature.counts_keys or policy.positions == 'text' or total <= policy.size:
+    return
+  for layer in config.pattern:
+    spec = config.attention_of(layer)
+    # Keys that the last query sees if positions are counted in the text, and in the cache.
+    text, cache = (hi - lo for lo, hi in (spec.mask.key_range(n - 1, n - 1, n)
+                                          for n in (total, policy.size)))
+    if text != cache and not layer.mamba:
+      raise ValueError(
+          f'{temperature} is trained on the logarithm of the keys of the text that a query sees, '
+          f'up to {text} here, but positions of the cache count {cache} of them once a token was '
+          "dropped. Give the cache positions='text', or a size of at least "
+          f'{spec.mask.window or total}, where both are the same.')

@@ -16,8 +16,8 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
   """Hidden states (N, B, D) of the first tokens after every block, without attention.
 
   A token that attends to itself alone, with a weight of one, gets the projection of its
-  value: o = LN(h) W_V W_O, without queries, keys or scores. That is what a causal model of
-  normalised attention without biases does with its first token.
+  value: o = c LN(h) W_V W_O, c = 1 or the scale of `ValueScale`, without queries, keys or scores.
+  That is what a causal model of normalised attention without biases does with its first token.
 
   inputs: (B, T) token ids, or (B, T, F) continuous ones; the first of each is used.
 
@@ -61,6 +61,9 @@ def _projected_value(config: ModelConfig, params: ParamTree, x_BxD: jax.Array) -
       Linear(features, config, group=group), params[name], x)
   v = linear(dims.kv_heads * dims.head_dim, 'qkv', 'value', x_BxD)
   v_BxHkvxDh = v.reshape(-1, dims.kv_heads, dims.head_dim)
+  # Flat names of parameters, 'value_scale', beside the module 'value'.
+  own = {name: params[f'value_{name}'] for name in config.attention.value.params(dims)}
+  v_BxHkvxDh = config.attention.value.values(v_BxHkvxDh[:, None], own)[:, 0]
   v_BxHxDh = jnp.repeat(v_BxHkvxDh, dims.heads // dims.kv_heads, axis=1)
   o = v_BxHxDh.sum(1) if config.combine_heads == 'add' else v_BxHxDh.reshape(len(x_BxD), -1)
   return linear(config.d_model, 'out', 'out', o)

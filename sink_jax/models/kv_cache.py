@@ -18,7 +18,7 @@ POSITIONS = ('cache', 'text')
 
 
 class KVCache(NamedTuple):
-  """Keys, normalised but not rotated, and values of the C entries of one layer's cache.
+  """Keys, normalised but not rotated, and values, as attention mixes them, of a layer's C entries.
 
   In a `DecodeState` both have a leading axis over the layers (periods of the pattern).
   """

@@ -26,8 +26,10 @@ _ACTIVATIONS = {
 _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code
 
 
-def initializer(kind: str, config: ModelConfig) -> Callable[..., jax.Array]:
+def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Array]:
   """The function (key, shape, dtype) -> array that initialises a parameter, by its `Param.init`."""
+  if not isinstance(kind, str):
+    return nn.initializers.constant(kind)
   if kind == 'zeros':
     return nn.initializers.zeros
   if kind == 'ones':

@@ -22,6 +22,8 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.position import Rope
 from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.similarity import Exp
+from sink_jax.attention.temperature import Fixed
+from sink_jax.attention.value import PlainValue
 from sink_jax.io.paths import to_local_path, to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
@@ -79,7 +81,9 @@ def _check(config: ModelConfig) -> None:
       ('attention.normalizer', spec.normalizer, RowSum()),
       ('attention.feature_map', spec.feature_map, Identity()),
       ('attention.kv_bias', spec.kv_bias, NoBias()),
-      ('attention.qk_norm', spec.qk_norm, NoQKNorm())):
+      ('attention.qk_norm', spec.qk_norm, NoQKNorm()),
+      ('attention.temperature', spec.temperature, Fixed()),
+      ('attention.value', spec.value, PlainValue())):
     if value != wanted:
       raise _refused(name, value, f'only {wanted!r} has one')
   if not config.vocab_size:

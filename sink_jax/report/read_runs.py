@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
@@ -114,6 +115,9 @@ def describe_attention(experiment: Experiment) -> str:
   parts = [words]
   if type(spec.feature_map).__name__ != 'Identity':
     parts.append(f'feature map {spec.feature_map}')
+  plain = AttentionSpec()
+  parts += [repr(own) for own, default in ((spec.temperature, plain.temperature),
+                                           (spec.value, plain.value)) if own != default]
   if spec.kv_bias.label:
     # The short label suffices where all arguments have their defaults.
     bare = spec.kv_bias == type(spec.kv_bias)()

@@ -16,7 +16,7 @@ from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.model_options import ModelOptions
-from sink_jax.train.old_keys import hint, with_update_rule
+from sink_jax.train.old_keys import hint, with_components, with_update_rule
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
 from sink_jax.train.update_rule import UpdateRule
@@ -205,7 +205,9 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 
 def _from_dict(config: Mapping[str, Any]) -> Experiment:
   # Every key has to be there: a default that changed would silently change what a stored run is.
-  top = _checked(with_update_rule(config), '', [f.name for f in dataclasses.fields(Experiment)])
+  # Keys that are younger than configs have what these computed.
+  config = with_components(with_update_rule(config))
+  top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
   data_keys = [f.name for f in dataclasses.fields(DataConfig)]
   data: dict[str, Any] = dict(_checked(top['data'], 'data.', data_keys))
   data['source'] = from_string(Source, data['source'])

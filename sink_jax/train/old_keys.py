@@ -10,6 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 _OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a rule
+# Components of `attention` that are younger than configs, and what was computed without them.
+_COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()'}
+
+
+def with_components(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the components of attention that it does not name, as it computed them."""
+  attention = config.get('attention')
+  if not isinstance(attention, Mapping):  # what is wrong with it is said where it is read
+    return dict(config)
+  younger = {name: text for name, text in _COMPONENTS.items() if name not in attention}
+  return dict(config, attention={**attention, **younger})
 
 
 def with_update_rule(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +49,7 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
   Their values are what its program computed: where a key has another default by now, a resumed run
   still does what it did when it began.
   """
-  config = with_update_rule(config)
+  config = with_components(with_update_rule(config))
   config.setdefault('loss_logits', 2**26)
   config.setdefault('gradient_reduction', 'microbatch')
   mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))

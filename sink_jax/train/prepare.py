@@ -27,7 +27,7 @@ from sink_jax.train.defaults import (
 )
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
-from sink_jax.train.old_keys import with_update_rule
+from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import batch_layout, make_validation_step
 
@@ -68,7 +68,7 @@ def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
   Raises:
     ValueError: as `train` does.
   """
-  config = with_update_rule(config)
+  config = with_components(with_update_rule(config))
   run = on_all_processes(lambda: _prepare_here(config, workdir, opener))
   # One process chooses for all: what a device has free may differ between machines, and the
   # program must not.

@@ -47,6 +47,7 @@ _TENSOR = (
     (r'attention/out/kernel', 3, 1),
     (r'attention/kv_bias_(key|value)', 3, 1),
     (r'attention/kv_bias_logit', 2, 1),
+    (r'attention/(temperature|value)_scale', 2, 1),
     (r'ffn/w[12]/kernel', 3, 2),
     (r'ffn/w[12]/bias', 2, 1),
     (r'ffn/w_out/kernel', 3, 1),

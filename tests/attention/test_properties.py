@@ -72,6 +72,39 @@ def test_two_ways_to_say_the_same(a, b, implementation):
 
 
 @BOTH
+@pytest.mark.parametrize('mask, keys', [
+    (sj.Causal(), np.arange(1, 11)), (sj.Window(size=4), np.minimum(np.arange(1, 11), 4)),
+    (sj.Prefix(length=3), np.maximum(np.arange(1, 11), 3)), (sj.Prefix(length=99), [10] * 10)])
+def test_scalable_softmax_is_softmax_of_rows_times_a_logarithm(mask, keys, implementation):
+  spec = sj.AttentionSpec(mask=mask, temperature=sj.LogLength(), position=sj.Nope())
+  q, k, v, params = random_inputs(spec, length=10)
+  # Without positions a row of scores is multiplied where its query is, outside of attention.
+  rows = q * np.log(keys)[:, None, None] * params['temperature']['scale'][:, None]
+  plain = sj.AttentionSpec(mask=mask, position=sj.Nope())
+  np.testing.assert_allclose(
+      attend(spec, q, k, v, params, implementation=implementation),
+      attend(plain, rows.astype(np.float32), k, v, implementation=implementation),
+      rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+def test_factors_of_one_are_plain_attention(implementation):
+  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=10, heads=4, kv_heads=2)
+  plain = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
+  ones = {'value': {'scale': np.ones(2, np.float32)}}
+  scaled = sj.AttentionSpec(value=sj.ValueScale())
+  np.testing.assert_array_equal(
+      attend(scaled, q, k, v, ones, implementation=implementation), plain)
+  np.testing.assert_array_equal(  # floor is beyond the text
+      attend(sj.AttentionSpec(temperature=sj.Llama4()), q, k, v, implementation=implementation),
+      plain)
+  compiled = jax.jit(sj.attend, static_argnums=0, static_argnames='implementation')
+  both = sj.AttentionSpec(value=sj.ValueScale(), temperature=sj.Llama4())
+  np.testing.assert_allclose(compiled(both, q, k, v, ones, implementation=implementation), plain,
+                             rtol=1e-6, atol=1e-6 * np.abs(plain).max())
+
+
+@BOTH
 def test_a_bias_key_far_away_is_no_bias(implementation):
   spec = sj.AttentionSpec(kv_bias=sj.SinkLogit())
   q, k, v, _ = random_inputs(spec)

@@ -92,7 +92,9 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
 @pytest.mark.parametrize('make', [
     lambda: sj.RowSum(eps=-1.0), lambda: sj.RowSum(scale=0.0), lambda: sj.PNorm(p=0.0),
     lambda: sj.AbsFloor(floor=0.0), lambda: sj.Prefix(length=0), lambda: sj.KBias(value='one'),
-    lambda: sj.KBias(learnable_dims=0), lambda: sj.Relative(buckets=1)])
+    lambda: sj.KBias(learnable_dims=0), lambda: sj.Relative(buckets=1),
+    lambda: sj.LogLength(scale=float('nan')), lambda: sj.Llama4(beta=-0.1),
+    lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5)])
 def test_a_value_out_of_range_is_refused(make):
   with pytest.raises(ValueError):
     make()
@@ -167,6 +169,23 @@ def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
     for last in range(first, length):
       visible = np.flatnonzero(keep[first:last + 1].any(0))
       assert mask.key_range(first, last, length) == (visible[0], visible[-1] + 1)
+  np.testing.assert_array_equal(mask.visible(np.arange(length), length), keep.sum(1))
+
+
+def test_a_mask_that_does_not_count_its_keys_has_no_logarithm_of_them():
+  @dataclasses.dataclass(frozen=True)
+  class EverySecond(sj.Causal):  # the count of Causal would be another mask's
+    def keep(self, i, j):
+      return (j <= i) & ((i - j) % 2 == 0)
+
+  try:
+    with pytest.raises(ValueError, match=r'give EverySecond a method visible\(i, keys\)'):
+      sj.AttentionSpec(mask=EverySecond(), temperature=sj.LogLength())
+    assert sj.AttentionSpec(mask=EverySecond(), temperature=sj.Llama4()).mask == EverySecond()
+  finally:
+    del EverySecond
+    import gc
+    gc.collect()
 
 
 def test_params_must_be_those_of_the_slots():

@@ -81,6 +81,7 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
     dict(ffn='geglu', kv_heads=2, attention=sj.AttentionSpec(position='Learned(max_length=9)')),
     dict(ffn='none', attention=sj.AttentionSpec(position='Sinusoidal()', qk_norm='QKNorm()')),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)')),
+    dict(kv_heads=2, attention=sj.AttentionSpec(temperature='LogLength()', value='ValueScale()')),
     dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()')),
     dict(biases=('qkv', 'out', 'ffn'), parallel_residual=True, head_dim=6),
     dict(vocab_size=0, input_features=5, output_features=2)], ids=str)

@@ -49,6 +49,9 @@ def decoded(run, inputs, policy, first):
          norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', position='Sinusoidal()')),
     dict(attention=sj.AttentionSpec(kv_bias='VBias()', position='Relative()')),
+    dict(attention=sj.AttentionSpec(mask='Prefix(length=3)', temperature='LogLength()',
+                                    value='ValueScale()', kv_bias='KBias()')),
+    dict(sink_tokens=1, attention=sj.AttentionSpec(temperature='Llama4(beta=0.5, floor=3)')),
     dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8), dict(parallel_residual=True),
@@ -117,6 +120,33 @@ def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, 
   expected = streaming_llm(run, np.asarray(tokens()), size, sinks, positions)[:, first - 1:]
   found = decoded(run, tokens(), CachePolicy(size, sinks, positions), first)
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('policy, same', [
+    (CachePolicy(5, 2, 'text'), True), (CachePolicy(T), True), (CachePolicy(5, 2), False)])
+def test_a_logarithm_of_the_length_is_that_of_the_text(policy, same):
+  config = model(attention=sj.AttentionSpec(temperature='LogLength()')).config
+  if same:
+    decode.check_policy(config, policy, T)
+  else:
+    with pytest.raises(ValueError, match="keys of the text .* up to 11 here, but .* count 5 of "
+                                         "them .* positions='text', or a size of at least 11"):
+      decode.check_policy(config, policy, T)
+  # A window that the cache holds has the same keys in both, and the factor of Llama 4 is one of
+  # positions, which the cache may count.
+  for attention in (sj.AttentionSpec(temperature='LogLength()', mask='Window(size=5)'),
+                    sj.AttentionSpec(temperature='Llama4()')):
+    decode.check_policy(dataclasses.replace(config, attention=attention), policy, T)
+
+
+def test_a_window_in_the_text_has_the_logarithm_of_its_size():
+  """A cache as large as the window counts the keys of the window, whatever its positions."""
+  attention = sj.AttentionSpec(mask='Window(size=4)', temperature='LogLength()')
+  run = model(layers=1, attention=attention)
+  expected = np.asarray(run.logits(tokens()))
+  for positions in ('text', 'cache'):
+    found = decoded(run, tokens(), CachePolicy(4, positions=positions), 1)
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 def test_cache_and_text_positions_differ_once_a_token_is_dropped():

@@ -94,6 +94,8 @@ def spec(**components):
     (spec(position='Rope(fraction=0.5)'), 'position = Rope'),
     (spec(position='Llama3Rope()'), 'position = Llama3Rope'),
     (spec(mask='Prefix()'), 'mask = Prefix'), (spec(kv_bias='KBias()'), 'kv_bias = KBias'),
+    (spec(temperature='Llama4()'), 'temperature = Llama4'),
+    (spec(value='ValueScale()'), 'value = ValueScale'),
     (spec(qk_norm='QKNorm()'), 'qk_norm = QKNorm'), (dict(ffn='gelu'), "ffn = 'gelu'"),
     (dict(norm='layernorm'), "norm = 'layernorm'"),
     (dict(norm_location='post'), "norm_location = 'post'"),

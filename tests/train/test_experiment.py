@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from configs import base, quickstart
+from sink_jax.attention.temperature import Fixed, Llama4
+from sink_jax.attention.value import PlainValue
 from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
@@ -15,7 +17,7 @@ from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.experiment import differences, from_dict, resolved
 from sink_jax.train.model_options import ModelOptions
-from sink_jax.train.old_keys import with_update_rule
+from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.update_rule import AdamW, Sgd
 from tests.train import runs
 
@@ -70,6 +72,17 @@ def test_the_four_keys_of_older_configs_are_read_as_a_rule(older, rule):
   assert read == config | {'optimizer': rest | {'rule': repr(rule)}} and list(read) == list(config)
   assert from_dict(config | {'optimizer': rest | older}).optimizer.rule == rule
   assert with_update_rule(config) == config
+
+
+def test_an_older_config_has_the_components_that_it_does_not_name():
+  config = base.get_config().to_dict()
+  named = {**config['attention'], 'temperature': 'Llama4()'}
+  for attention, temperature in ((config['attention'], Fixed()), (named, Llama4())):
+    older = {name: text for name, text in attention.items()
+             if name != 'value' and (name, text) != ('temperature', 'Fixed()')}
+    read = from_dict(config | {'attention': older}).attention
+    assert (read.temperature, read.value) == (temperature, PlainValue())
+    assert with_components(config | {'attention': older}) == config | {'attention': attention}
 
 
 @pytest.mark.parametrize('older, words', [

@@ -70,8 +70,10 @@ def test_parameters_are_split_by_the_table():
   assert specs['embed'] == ('fsdp', None) and specs['unembed/kernel'] == (None, 'fsdp')
   shared = sj.AttentionSpec(kv_bias=sj.KBias(shared=True))
   assert layout(abstract(1, 1, 4), attention=shared)['blocks/attention/kv_bias_key'] == ()
-  logit = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(kv_bias=sj.SinkLogit()))
-  assert logit['blocks/attention/kv_bias_logit'] == (None, 'tensor')
+  by_heads = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(
+      kv_bias=sj.SinkLogit(), temperature=sj.LogLength(), value=sj.ValueScale()))
+  for name in ('kv_bias_logit', 'temperature_scale', 'value_scale'):
+    assert by_heads[f'blocks/attention/{name}'] == (None, 'tensor')
 
 
 def test_imported_layers_keep_their_layout():

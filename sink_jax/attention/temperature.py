@@ -1,0 +1,117 @@
+"""The factor of a query's scores, which may grow with the number of keys that it sees.
+
+It multiplies the query after its normalisation, before rotation and feature map. Without a feature
+map that multiplies the query's products q_i . k_j, the one with an extra key k* among them; a
+position bias and a sink logit are added to the products and stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.mask import Mask
+from sink_jax.attention.param import AnyArray, Dims, Param
+from sink_jax.attention.position import Positions
+from sink_jax.component import Component, check_integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature(Component):
+  """A factor of queries that their positions, the mask and the head decide."""
+
+  # Does the factor depend on the number of visible keys? A cache that counts its own positions, and
+  # not those of the text, does not know that number once a token was dropped.
+  counts_keys: ClassVar[bool] = False
+
+  def params(self, dims: Dims) -> dict[str, Param]:
+    """The parameters of one layer, by name."""
+    return {}
+
+  def factor_LxH(self, positions_L: Positions, mask: Mask,
+                 params: Mapping[str, AnyArray]) -> jax.Array | None:
+    """The factors of queries at these positions, float32; None where nothing is multiplied.
+
+    The axis of heads has the length 1 where all of them share a factor. Positions ascend, and the
+    last of them is that of the last token.
+    """
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Temperature):
+  """Queries as they are: scores have the factor 1/sqrt(Dh) alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLength(Temperature):
+  """q_i <- s_h log(n_i) q_i, n_i keys that query i sees: scalable softmax (SSMax, 2501.19399).
+
+  The paper has exp(s log(n) z_j) / sum_k exp(s log(n) z_k) for n scores z, with a learned s in
+  every layer and head; read were its abstract, its Figure 1 (s = 0.43) and others' summaries and
+  implementations of its formula. The query's own key is one of the n_i, and so is a learned sink
+  token; an extra key is not. The first query sees one key, and its factor is 0: its scores decide
+  nothing in a softmax over one token, and are 0 beside an extra key. A bias that the paper tries
+  beside s log(n) is left out, as in its final form.
+
+  Attributes:
+    learned: whether s is a parameter (H,) of each layer.
+    scale: s at the start where it is learned, and s itself where it is not. The mean of log(n)
+      over 1..1024 is 5.9, so that 0.17 starts such a model with a mean factor of one.
+  """
+
+  learned: bool = True
+  scale: float = 1.0
+
+  counts_keys = True
+
+  def __post_init__(self):
+    if not math.isfinite(self.scale):
+      raise ValueError(f'{self}: scale must be finite; 1 is usual.')
+
+  def params(self, dims: Dims) -> dict[str, Param]:
+    return {'scale': Param((dims.heads,), self.scale)} if self.learned else {}
+
+  def factor_LxH(self, positions_L: Positions, mask: Mask,
+                 params: Mapping[str, AnyArray]) -> jax.Array | None:
+    # There are as many keys as tokens, also where a cache has dropped some.
+    visible_L = jnp.asarray(mask.visible(positions_L, positions_L[-1] + 1), jnp.float32)
+    log_L = jnp.log(jnp.maximum(visible_L, 1))  # a mask may leave a query without keys
+    scale_H = params['scale'] if self.learned else jnp.full(1, self.scale)
+    return log_L[:, None] * scale_H
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama4(Temperature):
+  """q_i <- (1 + beta log(1 + floor(i / floor))) q_i for query i = 1, 2, ... (Llama 4).
+
+  Read in the code of the release (meta-llama) and of transformers, where beta is `attn_scale` and
+  floor is `floor_scale`: i is the position plus one, and only the layers without rotary positions
+  have the factor. Here a model has one encoding in all layers, so it is `position` that decides
+  where the factor is like the release's. Positions are those that the encoding gets: with a cache
+  that counts its own, the factor stops growing at the size of the cache.
+
+  Attributes:
+    beta: how fast the factor grows.
+    floor: tokens of a step of the factor, which is one before the first.
+  """
+
+  beta: float = 0.1
+  floor: int = 8192
+
+  def __post_init__(self):
+    check_integers(self, 'floor')
+    if not (self.floor >= 1 and 0 <= self.beta < math.inf):
+      raise ValueError(f'Llama4(beta={self.beta}, floor={str(self.floor)[:50]}): beta must be >= 0 '
+                       'and finite, and floor at least 1.')
+
+  def factor_LxH(self, positions_L: Positions, mask: Mask,
+                 params: Mapping[str, AnyArray]) -> jax.Array | None:
+    # Whole numbers are divided: in float32 a quotient just below a whole number could round up.
+    steps_L = (jnp.asarray(positions_L, jnp.int32) + 1) // min(self.floor, 2**31 - 1)
+    return 1 + self.beta * jnp.log1p(steps_L.astype(jnp.float32))[:, None]
