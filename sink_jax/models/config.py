@@ -22,7 +22,7 @@ _POSITIVE = ('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
-    'norm': ('rmsnorm', 'layernorm', 'none'),
+    'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
     'norm_location': ('pre', 'post'),
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
@@ -89,6 +89,8 @@ class ModelConfig:
   pattern: the blocks of one period, which repeats; layers is a multiple of its length.
   ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu',
     'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
+  norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
+    Tanh: no norm, but a bounded function in its place) or 'none'; see `Norm`.
   norm_location: 'pre' (Eq. 2) or 'post' (Eq. 3, without a final norm).
   parallel_residual: attention and feed-forward network both read the block's input, and
     their outputs are added to it (GPT-NeoX); pre-norm only.

@@ -97,19 +97,37 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-  """RMSNorm or LayerNorm with a gain, computed in float32 (LN of Eq. 2 and 3)."""
+  """The norm that `config.norm` names, with its parameters, in float32 (LN of Eq. 2 and 3).
+
+  RMSNorm is x / sqrt(mean(x^2) + eps) g, and LayerNorm the same of the centred x, plus a bias.
+
+  'single' is SSNorm (Outlier-Safe Pre-Training, arXiv:2506.19697): RMSNorm with one scalar g in
+  place of a vector, so that no channel has a scale of its own. g starts at 1, as in the release
+  (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
+
+  'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic
+  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA it has
+  other values there, from 0.8 in front of attention and 0.2 elsewhere at D = 4096 down to 0.2 and
+  0.05, no b, and a learned scale sqrt(D) on embeddings, which start at 0.02; here they start as
+  `config.init` says, and nothing scales them.
+  """
 
   config: ModelConfig
 
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    if self.config.norm == 'none':
+    kind, channels = self.config.norm, x_BxTxD.shape[-1:]
+    if kind == 'none':
       return x_BxTxD
-    gain = self.param('gain', nn.initializers.ones, (x_BxTxD.shape[-1],), jnp.float32)
-    if self.config.norm == 'rmsnorm':
+    gain = self.param('gain', nn.initializers.ones, () if kind == 'single' else channels,
+                      jnp.float32)
+    if kind in ('rmsnorm', 'single'):
       return rms_norm(x_BxTxD, gain, self.config.norm_eps)
-    bias = self.param('bias', nn.initializers.zeros, (x_BxTxD.shape[-1],), jnp.float32)
+    bias = self.param('bias', nn.initializers.zeros, channels, jnp.float32)
     x = x_BxTxD.astype(jnp.float32)
+    if kind == 'dyt':
+      alpha = self.param('alpha', nn.initializers.constant(0.5), (), jnp.float32)
+      return (jnp.tanh(alpha * x) * gain + bias).astype(x_BxTxD.dtype)
     x = x - x.mean(-1, keepdims=True)
     # LayerNorm is RMSNorm of the centred vector plus a bias. x is float32 here, so nothing is
     # rounded before the bias is added.

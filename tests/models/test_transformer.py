@@ -14,6 +14,7 @@ from sink_jax.models.attention import Attention
 from sink_jax.models.config import FFNS, Layer, Mamba
 from sink_jax.models.sizes import attention_flops, flops_per_token, parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
+from tests.random_params import random_params
 
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 
@@ -56,6 +57,8 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(ffn='none'), -3 * 3 * 16 * 24),
     (dict(norm_location='post'), -16),
     (dict(norm='layernorm'), 7 * 16),
+    (dict(norm='single'), -7 * (16 - 1)),
+    (dict(norm='dyt'), 7 * (16 + 1)),
 ])
 def test_what_options_add_to_the_parameters(options, extra):
   count = lambda **o: sj.parameter_count(sj.ModelConfig(**TINY | o))
@@ -97,6 +100,8 @@ def numpy_model(config, params, inputs):
   def ln(x, own):
     if config.norm == 'none':
       return x
+    if config.norm == 'dyt':
+      return np.tanh(own['alpha'] * x) * own['gain'] + own['bias']
     if config.norm == 'layernorm':
       x = x - x.mean(-1, keepdims=True)
       return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain'] + own['bias']
@@ -128,7 +133,8 @@ def numpy_model(config, params, inputs):
     q, k, v = (np.stack(np.split(linear(x, own[n]), config.heads, -1)) for n in
                ('query', 'key', 'value'))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
-    a = np.exp(s) * np.tril(np.ones(s.shape[-2:]))
+    s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
+    a = np.exp(s - s.max(-1, keepdims=True))
     o = a / a.sum(-1, keepdims=True) @ v  # (H, B, T, Dh)
     o = o.sum(0) if config.combine_heads == 'add' else np.concatenate(o, -1)
     return linear(o, own['out'])
@@ -156,12 +162,13 @@ def numpy_model(config, params, inputs):
     *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
     dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
-    dict(norm='none'), dict(combine_heads='add'), dict(heads=1), dict(remat='blocks'),
-    dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
+    dict(norm='none'), dict(norm='single'), dict(norm='dyt'), dict(combine_heads='add'),
+    dict(heads=1), dict(remat='blocks'), dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
-  config, params = model(attention=sj.AttentionSpec(position=sj.Nope()), **options)
-  inputs = tokens()
+  # Drawn and not initialised: gains of one and biases of zero would be those of any norm.
+  config = sj.ModelConfig(**TINY | dict(attention=sj.AttentionSpec(position=sj.Nope())) | options)
+  params, inputs = random_params(config), tokens()
   expected = numpy_model(config, params, inputs)
   np.testing.assert_allclose(logits(config, params, inputs), expected,
                              atol=1e-5 * np.abs(expected).max())
@@ -203,7 +210,9 @@ def test_initialisations():
   assert abs(std(p['blocks']['ffn']['w_out']['kernel']) * math.sqrt(512) * 2 - 1) < 0.02
   p = init_params(sj.ModelConfig(**big, init='tinyllama', ffn='geglu'), 0)  # no depth scaling
   assert abs(std(p['blocks']['ffn']['w_out']['kernel']) / math.sqrt(2 / (5 * 512)) - 1) < 0.02
-  p = init_params(sj.ModelConfig(**big, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 0)
+  p = init_params(sj.ModelConfig(**big, norm='dyt', attention=sj.AttentionSpec(
+      kv_bias=sj.KBias())), 0)
+  assert {float(x) for x in (*p['blocks']['norm1']['alpha'], p['final_norm']['alpha'])} == {0.5}
   assert abs(std(p['blocks']['attention']['kv_bias_key']) / 0.02 - 1) < 0.1
 
 
