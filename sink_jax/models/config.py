@@ -23,7 +23,7 @@ BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
-    'norm_location': ('pre', 'post'),
+    'norm_location': ('pre', 'post', 'sandwich'),
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
     'dtype': ('bfloat16', 'float32'),
@@ -91,7 +91,8 @@ class ModelConfig:
     'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
   norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
     Tanh: no norm, but a bounded function in its place) or 'none'; see `Norm`.
-  norm_location: 'pre' (Eq. 2) or 'post' (Eq. 3, without a final norm).
+  norm_location: 'pre' (Eq. 2), 'post' (Eq. 3, without a final norm), or 'sandwich': a norm in
+    front of each sub-layer and one of its output, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118).
   parallel_residual: attention and feed-forward network both read the block's input, and
     their outputs are added to it (GPT-NeoX); pre-norm only.
   biases: the linear layers that have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
@@ -115,7 +116,8 @@ class ModelConfig:
     bytes each in bfloat16, is kept with
     'none': everything that a gradient needs, as XLA decides; more than with the others;
     'save_matmuls': the block's input, and the outputs of linear layers and attention:
-      2 D + 2 A + 2 K + 2 F (gated; else F); recomputes norms, rotations and activations;
+      2 D + 2 A + 2 K + 2 F (gated; else F), and D more with a sandwich; recomputes norms,
+      rotations and activations;
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
     A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.

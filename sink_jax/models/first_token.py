@@ -45,6 +45,9 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
     if config.norm_location == 'pre':
       x = h + _projected_value(config, layer['attention'], ln('norm1', h))
       h = x + ffn(ln('norm2', h if config.parallel_residual else x))
+    elif config.norm_location == 'sandwich':
+      x = h + ln('norm1_after', _projected_value(config, layer['attention'], ln('norm1', h)))
+      h = x + ln('norm2_after', ffn(ln('norm2', x)))
     else:
       x = ln('norm1', h + _projected_value(config, layer['attention'], h))
       h = ln('norm2', x + ffn(x))

@@ -76,7 +76,7 @@ class LayerRecord(NamedTuple):
   is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
   and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
   block's output H^l (`hidden_norm`), and of what enters the last norm of a post-norm block
-  (`hidden_before_norm`; in a pre-norm block it equals the output).
+  (`hidden_before_norm`; in other blocks it equals the output).
   `sink_token_norm` is that of the learned sink token's hidden state; None without one.
   `hidden_description` is what `describe_hidden` returns of the output. Fields that the options
   leave out are None.

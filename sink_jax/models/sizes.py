@@ -65,7 +65,9 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   # In values per token: `whole` is held by every device, `split` is divided by `tensor`.
   heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
   hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
-  whole, split = {'save_matmuls': (2 * config.d_model, 2 * (heads + keys) + hidden),
+  # A norm of the output of a sub-layer needs it again.
+  products = 3 if config.norm_location == 'sandwich' else 2
+  whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden),
                   'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]
   return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
 

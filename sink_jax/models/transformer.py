@@ -61,7 +61,7 @@ class BlockRecord(NamedTuple):
 
 
 class Block(nn.Module):
-  """One transformer block, pre-norm (Eq. 2) or post-norm (Eq. 3)."""
+  """One transformer block, its norms where `ModelConfig.norm_location` has them."""
 
   config: ModelConfig
   layer: Layer = Layer()
@@ -88,6 +88,12 @@ class Block(nn.Module):
       x = h_BxTxD + o
       before = x + ffn(norm2(h_BxTxD if config.parallel_residual else x))
       out = before
+    elif config.norm_location == 'sandwich':
+      after1, after2 = Norm(config, name='norm1_after'), Norm(config, name='norm2_after')
+      o, attention, cache = self._mix(norm1(h_BxTxD), record_options, cache, positions)
+      x = h_BxTxD + after1(o)
+      # The residual stream itself is not normalised, as in a pre-norm block.
+      out = before = x + after2(ffn(norm2(x)))
     else:
       o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
       x = norm1(h_BxTxD + o)
@@ -204,7 +210,7 @@ class Transformer(nn.Module):
       h_BxTxD = h_BxTxD[:, -1:]  # the next token depends on the last one's logits alone
     else:
       h_BxTxD = h_BxTxD[:, sink_tokens:]
-    if config.norm_location == 'pre':
+    if config.norm_location != 'post':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if not unembed:
       return sharding_constraint('btd', h_BxTxD)

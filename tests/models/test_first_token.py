@@ -76,7 +76,8 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
 
 @pytest.mark.parametrize('options', [
     dict(ffn='relu', norm='layernorm'), dict(ffn='gelu', norm='none'),
-    dict(norm='single', norm_location='post'), dict(ffn='relu', norm='dyt'),
+    dict(norm='single', norm_location='post'), dict(norm_location='sandwich'),
+    dict(ffn='relu', norm='dyt'),
     dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2),
     dict(ffn='reglu', norm_location='post', norm='layernorm', heads=1),
     dict(ffn='geglu', kv_heads=2, attention=sj.AttentionSpec(position='Learned(max_length=9)')),
@@ -92,7 +93,7 @@ def test_the_chain_of_every_architecture(options):
   if config.input_features:
     inputs = np.random.default_rng(0).standard_normal((2, 9, 5)).astype(np.float32)
   h = first_token_chain(config, params, inputs)[-1]
-  if config.norm_location == 'pre':
+  if config.norm_location != 'post':
     h = Norm(config).apply({'params': params.get('final_norm', {})}, h)
   logits = sj.Run(config, params).logits(inputs)[:, 0]
   assert relative_difference(h @ params['unembed']['kernel'], logits) < 1e-6

@@ -55,7 +55,7 @@ def decoded(run, inputs, policy, first):
     dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8), dict(parallel_residual=True),
-    dict(norm='dyt'),
+    dict(norm='dyt', norm_location='sandwich'),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',

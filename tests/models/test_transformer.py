@@ -12,7 +12,12 @@ import sink_jax as sj
 from sink_jax.kernels import dispatch
 from sink_jax.models.attention import Attention
 from sink_jax.models.config import FFNS, Layer, Mamba
-from sink_jax.models.sizes import attention_flops, flops_per_token, parameter_shapes
+from sink_jax.models.sizes import (
+  attention_flops,
+  flops_per_token,
+  kept_bytes,
+  parameter_shapes,
+)
 from sink_jax.models.transformer import Transformer, init_params
 from tests.random_params import random_params
 
@@ -56,6 +61,7 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(ffn='relu'), -3 * 16 * 24),
     (dict(ffn='none'), -3 * 3 * 16 * 24),
     (dict(norm_location='post'), -16),
+    (dict(norm_location='sandwich'), 3 * 2 * 16),
     (dict(norm='layernorm'), 7 * 16),
     (dict(norm='single'), -7 * (16 - 1)),
     (dict(norm='dyt'), 7 * (16 + 1)),
@@ -148,10 +154,13 @@ def numpy_model(config, params, inputs):
     if config.norm_location == 'pre':  # Eq. 2
       x = attention(ln(h, n1), own['attention']) + h
       h = ffn(ln(h if config.parallel_residual else x, n2), own.get('ffn')) + x
+    elif config.norm_location == 'sandwich':
+      x = ln(attention(ln(h, n1), own['attention']), own['norm1_after']) + h
+      h = ln(ffn(ln(x, n2), own.get('ffn')), own['norm2_after']) + x
     else:  # Eq. 3
       x = ln(attention(h, own['attention']) + h, n1)
       h = ln(ffn(x, own.get('ffn')) + x, n2)
-  if config.norm_location == 'pre':
+  if config.norm_location != 'post':
     h = ln(h, p.get('final_norm'))
   if config.embedding_dim:
     h = linear(h, p['embed_out'])
@@ -163,7 +172,8 @@ def numpy_model(config, params, inputs):
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
     dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
     dict(norm='none'), dict(norm='single'), dict(norm='dyt'), dict(combine_heads='add'),
-    dict(heads=1), dict(remat='blocks'), dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu')],
+    dict(heads=1), dict(remat='blocks'), dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu'),
+    dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
   # Drawn and not initialised: gains of one and biases of zero would be those of any norm.
@@ -190,6 +200,11 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   assert kernels == 3  # forward, dq, dk with dv
   # The block's seven are recomputed, but for the last, which no gradient needs.
   assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
+  # The norm of the network's output reads the block's last product, which is therefore kept.
+  sandwich = sj.ModelConfig(**TINY, norm_location='sandwich')
+  assert counts(remat='save_matmuls', norm_location='sandwich') == (products, 3)
+  assert (kept_bytes(sandwich, 'save_matmuls')
+          - kept_bytes(sj.ModelConfig(**TINY), 'save_matmuls')) == 4 * 16
   with pytest.raises(ValueError, match="remat = True; choices: none, save_matmuls, save_att"):
     counts(remat=True)
   monkeypatch.setattr(dispatch, 'platform', lambda: 'tpu')
@@ -224,7 +239,8 @@ def test_layers_start_different_and_seeds_matter():
   np.testing.assert_array_equal(params['embed'], init_params(config, 0)['embed'])
 
 
-SHOWN = [dict(), dict(norm_location='post'), dict(sink_tokens=1), dict(kv_heads=2),
+SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
+         dict(sink_tokens=1), dict(kv_heads=2),
          dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
          dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
          dict(sink_tokens=1, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
@@ -254,7 +270,7 @@ def test_a_record_shows_the_forward_pass_it_belongs_to(options):
                              np.linalg.norm(params['embed'][inputs], axis=-1), rtol=1e-5)
   # The last hidden state gives the logits.
   h = np.asarray(layers.hidden_BxTxD[-1], np.float64)
-  if config.norm_location == 'pre':
+  if config.norm_location != 'post':
     h = h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5)
   np.testing.assert_allclose(h @ params['unembed']['kernel'], shown, rtol=1e-4, atol=1e-5)
   # Before the last norm of a post-norm block, and after it.
@@ -317,6 +333,7 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(kv_heads=3), 'must divide model.heads'), (dict(init='zero'), 'torch_default'),
     (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
     (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=2), '0 or 1'),
+    (dict(norm_location='sandwich', parallel_residual=True), "norm_location = 'pre'"),
     (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
