@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from sink_jax.arguments import explained
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.param import Dims
+from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
 
@@ -23,7 +25,7 @@ BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
-    'norm_location': ('pre', 'post', 'sandwich'),
+    'norm_location': ('pre', 'post', 'sandwich', 'protected'),
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
     'dtype': ('bfloat16', 'float32'),
@@ -92,7 +94,8 @@ class ModelConfig:
   norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
     Tanh: no norm, but a bounded function in its place) or 'none'; see `Norm`.
   norm_location: 'pre' (Eq. 2), 'post' (Eq. 3, without a final norm), or 'sandwich': a norm in
-    front of each sub-layer and one of its output, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118).
+    front of each sub-layer and one of its output, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118),
+    or 'protected': none but the final one, and h + beta f(h), see `branch_scale`.
   parallel_residual: attention and feed-forward network both read the block's input, and
     their outputs are added to it (GPT-NeoX); pre-norm only.
   biases: the linear layers that have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
@@ -193,6 +196,8 @@ class ModelConfig:
                        'for.')
     if self.parallel_residual and self.norm_location != 'pre':
       raise ValueError("model.parallel_residual needs model.norm_location = 'pre'.")
+    if self.norm_location == 'protected':
+      self._check_protected()
     if (self.tied or self.embedding_dim) and not self.vocab_size:
       raise ValueError('model.tied and model.embedding_dim need a vocabulary.')
     if self.kv_heads is not None and self.kv_heads < 1:
@@ -210,6 +215,31 @@ class ModelConfig:
       raise ValueError('A model needs a vocab_size, or input_features and output_features.')
     check_implementation(self.implementation)
     self.attention.params(self.dims)  # raises where a component does not fit the head dimension
+
+  def _check_protected(self) -> None:
+    """Raises a ValueError where a protected block cannot keep its activations of order one."""
+    block = "model.norm_location = 'protected'"
+    if self.attention.qk_norm == NoQKNorm():
+      raise ValueError(f'{block} has no norm that bounds the inputs of queries and keys, so that '
+                       "scores would grow: set attention.qk_norm = 'QKNorm()'.")
+    if self.init != 'torch_default':
+      raise ValueError(f'{block} takes embeddings as they are, and model.init = {self.init!r} '
+                       "starts them far below one: use model.init = 'torch_default'.")
+    if any(layer.mamba or layer.experts for layer in self.pattern):
+      raise ValueError(f'{block} is one of attention and a feed-forward network: it takes no '
+                       'pattern with Mamba mixers or experts.')
+
+  @property
+  def branch_scale(self) -> float:
+    """beta of a protected block, the Outlier Protected block of He et al. (arXiv:2405.19279).
+
+    Its sub-layers read the residual stream without a norm, h + beta f(h), with
+    beta = 1/sqrt(2 layers), so that the 2 layers outputs together are of the size of one. The
+    release (bobby-he/simplified_transformers, op.yaml) has the order 1/sqrt(depth), 0.2 for 12
+    blocks, QK-norm as here, and a LayerNorm in front of the first attention, since its embeddings
+    start at 0.02; here they start at 1.
+    """
+    return 1 / math.sqrt(2 * self.layers)
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
     """The attention of a block of the pattern, with the block's mask."""

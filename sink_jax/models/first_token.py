@@ -48,6 +48,9 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
     elif config.norm_location == 'sandwich':
       x = h + ln('norm1_after', _projected_value(config, layer['attention'], ln('norm1', h)))
       h = x + ln('norm2_after', ffn(ln('norm2', x)))
+    elif config.norm_location == 'protected':
+      x = h + config.branch_scale * _projected_value(config, layer['attention'], h)
+      h = x + config.branch_scale * ffn(x)
     else:
       x = ln('norm1', h + _projected_value(config, layer['attention'], h))
       h = ln('norm2', x + ffn(x))

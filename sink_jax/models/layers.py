@@ -135,7 +135,11 @@ class Norm(nn.Module):
 
 
 class FeedForward(nn.Module):
-  """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11)."""
+  """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11).
+
+  In a protected block act takes c x W1, c = sqrt(3): without a norm in front of it, a scale keeps
+  what enters the nonlinearity of order one, which He et al. (arXiv:2405.19279) leave optional.
+  """
 
   config: ModelConfig
 
@@ -146,6 +150,10 @@ class FeedForward(nn.Module):
       return jnp.zeros_like(x_BxTxD)
     hidden = lambda name: sharding_constraint(
         'bth', Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
-    h = activate(config.ffn, hidden('w1'), hidden('w2') if config.ffn.endswith('glu') else None)
+    h = hidden('w1')
+    if config.norm_location == 'protected':
+      # Of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
+      h = math.sqrt(3) * h
+    h = activate(config.ffn, h, hidden('w2') if config.ffn.endswith('glu') else None)
     w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')
     return sharding_constraint('btd', w_out(h))

@@ -94,6 +94,10 @@ class Block(nn.Module):
       x = h_BxTxD + after1(o)
       # The residual stream itself is not normalised, as in a pre-norm block.
       out = before = x + after2(ffn(norm2(x)))
+    elif config.norm_location == 'protected':
+      o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
+      x = h_BxTxD + config.branch_scale * o
+      out = before = x + config.branch_scale * ffn(x)
     else:
       o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
       x = norm1(h_BxTxD + o)

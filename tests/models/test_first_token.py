@@ -77,6 +77,7 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
 @pytest.mark.parametrize('options', [
     dict(ffn='relu', norm='layernorm'), dict(ffn='gelu', norm='none'),
     dict(norm='single', norm_location='post'), dict(norm_location='sandwich'),
+    dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(ffn='relu', norm='dyt'),
     dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2),
     dict(ffn='reglu', norm_location='post', norm='layernorm', heads=1),

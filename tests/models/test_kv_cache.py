@@ -56,6 +56,7 @@ def decoded(run, inputs, policy, first):
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8), dict(parallel_residual=True),
     dict(norm='dyt', norm_location='sandwich'),
+    dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',

@@ -24,6 +24,10 @@ from tests.random_params import random_params
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
+PROTECTED = dict(norm_location='protected', attention=sj.AttentionSpec(
+    position='Nope()', qk_norm='QKNorm()'))
+
+
 def model(**options):
   config = sj.ModelConfig(**TINY | options)
   return config, init_params(config, 0)
@@ -62,6 +66,7 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(ffn='none'), -3 * 3 * 16 * 24),
     (dict(norm_location='post'), -16),
     (dict(norm_location='sandwich'), 3 * 2 * 16),
+    (PROTECTED, -3 * 2 * 16 + 3 * 2 * 4),
     (dict(norm='layernorm'), 7 * 16),
     (dict(norm='single'), -7 * (16 - 1)),
     (dict(norm='dyt'), 7 * (16 + 1)),
@@ -130,7 +135,7 @@ def numpy_model(config, params, inputs):
       h = np.minimum(h, 7)
       h = h / (1 + np.exp(-1.702 * h)) * (np.clip(linear(x, own['w2']), -7, 7) + 1)
       return linear(h, own['w_out'])
-    h = act[config.ffn](h)
+    h = act[config.ffn](3**0.5 * h if config.norm_location == 'protected' else h)
     if config.ffn.endswith('glu'):
       h = h * linear(x, own['w2'])
     return linear(h, own['w_out'])
@@ -138,6 +143,9 @@ def numpy_model(config, params, inputs):
   def attention(x, own):
     q, k, v = (np.stack(np.split(linear(x, own[n]), config.heads, -1)) for n in
                ('query', 'key', 'value'))
+    if config.attention.qk_norm == sj.QKNorm():
+      q, k = (x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * own[f'qk_norm_{gain}']
+              for x, gain in ((q, 'query_gain'), (k, 'key_gain')))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
     s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
     a = np.exp(s - s.max(-1, keepdims=True))
@@ -157,6 +165,9 @@ def numpy_model(config, params, inputs):
     elif config.norm_location == 'sandwich':
       x = ln(attention(ln(h, n1), own['attention']), own['norm1_after']) + h
       h = ln(ffn(ln(x, n2), own.get('ffn')), own['norm2_after']) + x
+    elif config.norm_location == 'protected':  # 2405.19279, beta^2 times the sub-layers is one
+      x = h + attention(h, own['attention']) / math.sqrt(2 * config.layers)
+      h = x + ffn(x, own.get('ffn')) / math.sqrt(2 * config.layers)
     else:  # Eq. 3
       x = ln(attention(h, own['attention']) + h, n1)
       h = ln(ffn(x, own.get('ffn')) + x, n2)
@@ -173,7 +184,8 @@ def numpy_model(config, params, inputs):
     dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
     dict(norm='none'), dict(norm='single'), dict(norm='dyt'), dict(combine_heads='add'),
     dict(heads=1), dict(remat='blocks'), dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu'),
-    dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none')],
+    dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none'),
+    PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
   # Drawn and not initialised: gains of one and biases of zero would be those of any norm.
@@ -240,7 +252,7 @@ def test_layers_start_different_and_seeds_matter():
 
 
 SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
-         dict(sink_tokens=1), dict(kv_heads=2),
+         PROTECTED, dict(sink_tokens=1), dict(kv_heads=2),
          dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
          dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
          dict(sink_tokens=1, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
@@ -334,6 +346,10 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
     (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=2), '0 or 1'),
     (dict(norm_location='sandwich', parallel_residual=True), "norm_location = 'pre'"),
+    (dict(norm_location='protected'), r"qk_norm = 'QKNorm\(\)'"),
+    (PROTECTED | dict(init='tinyllama'), "model.init = 'torch_default'"),
+    (PROTECTED | dict(pattern=(Layer(), Layer(), Layer(mamba=Mamba(8, 2, 2, 2)))), 'no pattern'),
+    (PROTECTED | dict(parallel_residual=True), "norm_location = 'pre'"),
     (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
