@@ -69,6 +69,7 @@ def get_config(name: str = '') -> ConfigDict:
   config.attention.qk_norm = 'NoQKNorm()'
   config.attention.temperature = 'Fixed()'  # the factor of a query's scores
   config.attention.value = 'PlainValue()'  # what becomes of values before attention mixes them
+  config.attention.head = 'PlainOutput()'  # gates and norms of the heads' outputs
 
   config.data = ConfigDict()
   # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages, or a synthetic task.

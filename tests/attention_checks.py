@@ -7,7 +7,7 @@ import numpy as np
 import sink_jax as sj
 from sink_jax.kernels import linear
 from tests import attention_oracle as oracle
-from tests.attention_specs import random_inputs
+from tests.attention_specs import attend, random_inputs
 
 # Float32 rounding of sums of 7 to 20 terms of order one, relative to the largest entry.
 TOLERANCE = 1e-5
@@ -21,11 +21,12 @@ def assert_close(actual, expected, what):
 
 def check_values(spec, implementations, **sizes):
   """Outputs of each implementation, maps and importance, against the oracle."""
-  q, k, v, params = random_inputs(spec, **sizes)
-  out, weights, proxy, slot = oracle.attention(spec, q, k, v, params)
+  inputs = random_inputs(spec, **sizes)
+  out, weights, proxy, slot = oracle.attention(spec, *inputs)
   for implementation in implementations:
-    assert_close(sj.attend(spec, q, k, v, params, implementation=implementation), out,
+    assert_close(attend(spec, *inputs, implementation=implementation), out,
                  f'{implementation} {spec}')
+  q, k, _, params, *_ = inputs
   assert_close(sj.attention_map(spec, q, k, params), weights, f'map {spec}')
   assert_close(sj.attention_map(spec, q, k, params, proxy=True), proxy, f'proxy {spec}')
   assert_importance(sj.streaming_importance(spec, q, k, params), weights, proxy, slot, spec)
@@ -65,8 +66,8 @@ def check_gradient(spec, implementation):
   inputs = random_inputs(spec, length=5, heads=2)
   projection, direction, expected = random_derivative(spec, inputs)
   loss = lambda *args: jnp.sum(
-      sj.attend(spec, *args, implementation=implementation) * projection)
-  gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs)
+      attend(spec, *args, implementation=implementation) * projection)
+  gradients = jax.jit(jax.grad(loss, argnums=tuple(range(len(inputs)))))(*inputs)
   assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
 
 
@@ -78,11 +79,12 @@ def check_at_once(spec, implementation, **sizes):
   out, weights, proxy, slot = oracle.attention(spec, *inputs)
 
   @jax.jit
-  def run(q, k, v, params):
+  def run(*inputs):
     loss = lambda *x: (lambda o: (jnp.sum(o * projection), o))(
-        sj.attend(spec, *x, implementation=implementation))
-    (_, o), gradients = jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(
-        q, k, v, params)
+        attend(spec, *x, implementation=implementation))
+    (_, o), gradients = jax.value_and_grad(
+        loss, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
+    q, k, _, params, *_ = inputs
     alpha = sj.streaming_importance(spec, q, k, params, implementation=implementation)
     return o, gradients, alpha
 

@@ -13,16 +13,18 @@ from sink_jax.attention.spec import COMPONENTS
 from tests.attention_variants import variant
 
 
-def attention(spec, q, k, v, params):
+def attention(spec, q, k, v, params, x=None):
   """Returns (output (B,T,H,Dh), weights (B,H,T,T), proxy (B,H,T,T), extra key's proxy (B,H,T))."""
-  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-  params = {name: {n: np.asarray(x, np.float64) for n, x in own.items()}
+  q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+  x = None if x is None else np.asarray(x, np.float64)
+  params = {name: {n: np.asarray(a, np.float64) for n, a in own.items()}
             for name, own in params.items()}
   of = lambda name: params.get(name, {})
   formula = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
   bound = lambda name: functools.partial(formula[name], getattr(spec, name))
-  f, z, visible, norm, extra_of, temperature, mixed = map(
-      bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value'))
+  f, z, visible, norm, extra_of, temperature, mixed, head_output = map(
+      bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value',
+              'head'))
   phi = lambda x: formula['feature_map'](spec.feature_map, x, of('feature_map'))
   position = formula['position']
   batch, length, heads, dh = q.shape
@@ -57,7 +59,9 @@ def attention(spec, q, k, v, params):
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
         zi = z(sims)
-        out[b, i, h] = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added
+        o = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added
+        out[b, i, h] = head_output(
+            o, None if x is None else x[b, i], v[b, i, h // group], of('head'), h)
         size = np.abs(sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
         shares = size / (size.sum() + (0 if type(spec.similarity).__name__ == 'Exp' else 1e-8))

@@ -119,12 +119,22 @@ PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
 
 
 def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, seed=0):
-  """q, k, v and parameters of the slots, standard normal, float32."""
+  """q, k, v and parameters of the slots, standard normal, float32.
+
+  The block's input comes as a fifth one where the spec reads it, see `attend`.
+  """
   rng = np.random.default_rng(seed)
   normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
   kv_heads = kv_heads or heads
   q = normal(batch, length, heads, head_dim)
   k, v = normal(2, batch, length, kv_heads, head_dim)
-  params = jax.tree.map(lambda p: normal(*p.shape), spec.params(sj.Dims(heads, kv_heads, head_dim)),
+  dims = sj.Dims(heads, kv_heads, head_dim, heads * head_dim)
+  params = jax.tree.map(lambda p: normal(*p.shape), spec.params(dims),
                         is_leaf=lambda x: isinstance(x, sj.Param))
-  return q, k, v, params
+  gate = [normal(batch, length, heads * head_dim)] * spec.head.reads_input
+  return q, k, v, params, *gate
+
+
+def attend(spec, q, k, v, params=None, gate=None, *, implementation=None):
+  """`sj.attend` of what `random_inputs` returns."""
+  return sj.attend(spec, q, k, v, params, gate=gate, implementation=implementation)

@@ -212,6 +212,33 @@ _EXTRA_KEYS = {
     'SinkLogit': Variant(lambda b, params, h, dh: _Extra(logit=params['logit'][h])),
 }
 
+
+# head: what W_O gets for the output o of head h at one token, given the block's input x of that
+# token, its value v in the head, and the parameters.
+def _head_gate(g, o, x, v, params, h):
+  dh = len(o)
+  x = {'input': x, 'value': v, 'slice': None if x is None else x[h * dh:(h + 1) * dh]}[g.source]
+  size = dh if isinstance(g, sj.ElementGate) else 1
+  own = slice(h * size, (h + 1) * size)
+  z = params['kernel'][:, own].T @ x
+  if g.opening is not None:
+    z = z + params['bias'][own] - math.log(1 / g.opening - 1)
+  gate = 1 / (1 + np.exp(-z))
+  return o * g.scale * (gate if g.act == 'sigmoid' else 0.5 + 0.5 * gate)
+
+
+_HEADS = {
+    'PlainOutput': Variant(lambda g, o, x, v, params, h: o),
+    'HeadGate': Variant(_head_gate, (
+        sj.HeadGate(source='value', scale=2.0, act='ns_sigmoid'),
+        sj.HeadGate(source='slice', opening=0.25))),
+    'ElementGate': Variant(_head_gate, (
+        sj.ElementGate(scale=2.0, opening=0.25), sj.ElementGate(source='value'),
+        sj.ElementGate(source='slice', act='ns_sigmoid'))),
+    'HeadNorm': Variant(lambda g, o, x, v, params, h: (
+        o / math.sqrt(np.mean(o ** 2) + g.eps) * params['gain'][h]), (sj.HeadNorm(eps=0.1),)),
+}
+
 VARIANTS = {'similarity': _SIMILARITIES, 'normalizer': _NORMALIZERS, 'feature_map': _FEATURE_MAPS,
             'position': _POSITIONS, 'mask': _MASKS, 'kv_bias': _EXTRA_KEYS, 'qk_norm': _QK_NORMS,
-            'temperature': _TEMPERATURES, 'value': _VALUES}
+            'temperature': _TEMPERATURES, 'value': _VALUES, 'head': _HEADS}

@@ -13,12 +13,17 @@ AnyArray = jax.Array | np.ndarray  # what public functions take
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Sizes of one attention layer: query heads, key/value heads, head dimension."""
+  """Sizes of one attention layer: query heads, key/value heads, head dimension.
+
+  d_model is the width of the block's input, which gates of heads may read; None where queries and
+  keys alone are known.
+  """
 
   heads: int
   # Divides `heads`; query heads that share keys and values are neighbours, see `repeat_heads`.
   kv_heads: int
   head_dim: int
+  d_model: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
 from sink_jax.attention.feature_map import FeatureMap, Identity
+from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import Normalizer, RowSum
 from sink_jax.attention.param import AnyArray, Dims, Param
@@ -40,6 +41,7 @@ COMPONENTS: dict[str, type[Component]] = {
     'qk_norm': QueryKeyNorm,
     'temperature': Temperature,
     'value': Value,
+    'head': HeadOutput,
 }
 
 
@@ -47,7 +49,8 @@ COMPONENTS: dict[str, type[Component]] = {
 class AttentionSpec:
   """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
 
-  The defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
+  `head` is what then happens to out, before W_O: a gate or a norm of each head's output. The
+  defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
   config string. A spec is hashable and compared by value, so it is a static argument of jitted
   functions. Combinations that make no sense raise a ValueError:
 
@@ -70,6 +73,7 @@ class AttentionSpec:
   qk_norm: QueryKeyNorm = NoQKNorm()
   temperature: Temperature = Fixed()
   value: Value = PlainValue()
+  head: HeadOutput = PlainOutput()
 
   def __post_init__(self):
     for name, base in COMPONENTS.items():
@@ -113,7 +117,7 @@ class AttentionSpec:
     Position embeddings belong to the model, not to a layer.
     """
     params = {name: getattr(self, name).params(dims)
-              for name in ('feature_map', 'kv_bias', 'qk_norm', 'temperature', 'value')}
+              for name in ('feature_map', 'kv_bias', 'qk_norm', 'temperature', 'value', 'head')}
     return {name: by_name for name, by_name in params.items() if by_name}
 
   def strings(self) -> dict[str, str]:
@@ -152,8 +156,12 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
   A cache keeps keys in this form. The shapes and `params` are checked here.
   """
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
+  # Queries and keys do not show the width of what they were projected from.
+  width = spec.head.input_width(dims.heads, dims.head_dim, params.get('head', {}))
+  dims = dataclasses.replace(dims, d_model=width)
   # The last argument holds the heads that arrays (B, H, T, Dh) would have, for a hint in the error.
-  check_params(spec, dims, params, Dims(q_BxTxHxDh.shape[1], k_BxTxHkvxDh.shape[1], dims.head_dim))
+  check_params(spec, dims, params, dataclasses.replace(
+      dims, heads=q_BxTxHxDh.shape[1], kv_heads=k_BxTxHkvxDh.shape[1]))
   norm_params = params.get('qk_norm', {})
   return (spec.qk_norm.queries(jnp.asarray(q_BxTxHxDh), norm_params),
           spec.qk_norm.keys(jnp.asarray(k_BxTxHkvxDh), norm_params))

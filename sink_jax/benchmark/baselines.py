@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.head import PlainOutput
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.param import Dims, Param
@@ -39,11 +40,11 @@ class Baseline(NamedTuple):
 
 
 def plain_softmax(spec: AttentionSpec) -> bool:
-  """Whether a softmax library computes it: no bias, no extra key, causal or a window."""
+  """Whether a softmax library computes it: no bias, extra key or gate, causal or a window."""
   # By class: what another one does, even a subclass, the libraries cannot know.
   return (isinstance(spec.similarity, Exp) and isinstance(spec.normalizer, RowSum)
           and type(spec.mask) in (Causal, Window) and not spec.position.has_bias
-          and not spec.kv_bias.has_extra_key)
+          and not spec.kv_bias.has_extra_key and type(spec.head) is PlainOutput)
 
 
 _ALL = lambda spec: True
@@ -57,7 +58,8 @@ BASELINES = {
     'tokamax': Baseline('library', plain_softmax),
     'xla': Baseline('library', plain_softmax),
     'reference': Baseline('T x T', _ALL),  # the definition, in float32
-    'release': Baseline('T x T', _ALL),  # as the official implementation, compiled by XLA
+    # As the official implementation, which has neither gates nor norms of heads; compiled by XLA.
+    'release': Baseline('T x T', lambda spec: type(spec.head) is PlainOutput),
     'torch-flash': Baseline('library', baselines_torch.flash_covers),
     'torch-flex': Baseline('library', baselines_torch.flex_covers),
     'torch-eager': Baseline('T x T', baselines_torch.eager_covers),  # the same, not compiled

@@ -12,6 +12,7 @@ import math
 import time
 
 from sink_jax.attention.feature_map import EluPlusOne, Identity
+from sink_jax.attention.head import PlainOutput
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.normalizer import PNorm
 from sink_jax.attention.position import Alibi
@@ -22,9 +23,10 @@ from sink_jax.kernels.dispatch import platform
 
 
 def eager_covers(spec: AttentionSpec) -> bool:
-  """Whether the eager code computes it: no feature map, p-norm, bias or extra key."""
+  """Whether the eager code computes it: no feature map, p-norm, bias, extra key or gate."""
   return (isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
-          and not spec.position.has_bias and not spec.kv_bias.has_extra_key)
+          and not spec.position.has_bias and not spec.kv_bias.has_extra_key
+          and type(spec.head) is PlainOutput)
 
 
 def flash_covers(spec: AttentionSpec) -> bool:
@@ -37,7 +39,8 @@ def flex_covers(spec: AttentionSpec) -> bool:
   # By class: what another mask does, even a subclass, PyTorch's kernels cannot know.
   return (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one
           and not spec.kv_bias.has_extra_key and type(spec.mask) in (Causal, Window)
-          and (isinstance(spec.position, Alibi) or not spec.position.has_bias))
+          and (isinstance(spec.position, Alibi) or not spec.position.has_bias)
+          and type(spec.head) is PlainOutput)
 
 
 def programs(name: str, work: Work) -> Programs:

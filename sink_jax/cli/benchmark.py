@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--unroll', type=_count,
                    help='blocks that are compiled one after another (default: as a run chooses)')
   for component in ('similarity', 'normalizer', 'feature_map', 'position', 'mask', 'kv_bias',
-                    'qk_norm', 'temperature', 'value'):
+                    'qk_norm', 'temperature', 'value', 'head'):
     one.add_argument(f'--attention.{component}', metavar='VALUE',
                      help=f'config string of the {component}')
 

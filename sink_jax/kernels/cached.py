@@ -18,15 +18,17 @@ from sink_jax.attention.spec import (
 
 
 def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxCxHkvxDh: jax.Array,
-                  v_BxCxHkvxDh: jax.Array, params: Params, i_L: jax.Array,
-                  j_C: jax.Array) -> jax.Array:
+                  v_BxCxHkvxDh: jax.Array, params: Params, i_L: jax.Array, j_C: jax.Array,
+                  v_BxLxHkvxDh: jax.Array, gate_BxLxD: jax.Array | None = None) -> jax.Array:
   """Output (B, L, H, Dh) of queries at positions i_L to C cache entries at positions j_C.
 
   Queries and keys come normalised, neither rotated, and values as attention mixes them. Positions
   may be those within the cache, which change as entries are dropped, so keys are rotated at every
   step. An entry whose position is later than every query's is not seen; that is how an empty one
-  is marked. L x C scores are held: L is one when decoding.
+  is marked. L x C scores are held: L is one when decoding. v_BxLxHkvxDh are the values of the
+  queries' own tokens, and gate_BxLxD is the block's normed input of them, see `attend`.
   """
   q = position_queries(spec, q_BxLxHxDh, i_L, params)
   k = apply_position_and_features(spec, k_BxCxHkvxDh, j_C, params)
-  return reference.attend(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)
+  o = reference.attend(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)
+  return spec.head.output(o, v_BxLxHkvxDh, gate_BxLxD, params.get('head', {})).astype(q.dtype)

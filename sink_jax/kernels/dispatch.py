@@ -42,16 +42,19 @@ _log = logging.getLogger('sink_jax')
 def attend(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
-    params: Params | None = None, *,
+    params: Params | None = None, *, gate: Float[AnyArray, 'B T D'] | None = None,
     implementation: str | None = None) -> Float[Array, 'B T H Dh']:
   """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
   Applies everything the spec says: QK norm, temperature, rotation, feature map, values'
-  scale, mask, similarity, biases, normalizer. H may be a multiple of Hkv (grouped-query attention).
+  scale, mask, similarity, biases, normalizer, gates or norms of heads. H may be a multiple of Hkv
+  (grouped-query attention).
 
   Args:
     params: {component: {name: array}} for the components that have parameters; their shapes
-      are `spec.params(Dims(heads, kv_heads, head_dim))`.
+      are `spec.params(Dims(heads, kv_heads, head_dim, d_model))`.
+    gate: the block's normed input (B, T, D), from which queries, keys and values were projected,
+      for a spec whose `head` is a gate that reads it, and for no other.
     implementation: by default that of `choose`. All agree to rounding:
       'reference': the T x T definition.
       'chunked': plain XLA with memory linear in T, on every platform.
@@ -62,7 +65,8 @@ def attend(
       'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
   Raises:
-    ValueError: shapes that do not fit, missing parameters, unknown implementation.
+    ValueError: shapes that do not fit, missing parameters, unknown implementation, a gate
+      without its input or an input that no gate reads.
     NotImplementedError: an implementation that does not run this case, with the reason;
       nothing falls back to another one.
   """
@@ -77,14 +81,17 @@ def attend(
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
+  _check_gate(spec, q_BxTxHxDh, params, gate)
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params)
-  out = attend_transformed(spec, qk, v, params, implementation=implementation)
+  x = None if gate is None else jnp.asarray(gate)
+  out = attend_transformed(spec, qk, v, params, x, implementation=implementation)
   return out.astype(q_BxTxHxDh.dtype)
 
 
 def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,
-                       params: Params, *, implementation: str | None = None) -> jax.Array:
+                       params: Params, gate_BxTxD: jax.Array | None = None, *,
+                       implementation: str | None = None) -> jax.Array:
   """`attend` of queries, keys and values that are transformed already, whose shapes fit."""
   q, k = qk
   name = implementation or choose(spec, q, k)
@@ -93,7 +100,27 @@ def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax
     raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
   if not compiled(name):
     _log_once(f"attention: '{name}' is interpreted on {platform()}, and very slow")
-  return ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params).astype(q.dtype)
+  o = ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params)
+  return spec.head.output(o, v_BxTxHkvxDh, gate_BxTxD, params.get('head', {})).astype(q.dtype)
+
+
+def _check_gate(spec: AttentionSpec, q: AnyArray, params: Params, gate: AnyArray | None) -> None:
+  """Raises a ValueError unless `gate` is what the spec's head reads of the block's input."""
+  head = spec.head
+  if gate is None:
+    if head.reads_input:
+      raise ValueError(f"{head} reads the block's normed input: give it as gate=x_BxTxD, or use "
+                       "source='value', which reads the values.")
+    return
+  if not head.reads_input:
+    raise ValueError(f"{head} reads no input of the block: leave gate out, or give the spec a head "
+                     'that does, such as HeadGate() or ElementGate().')
+  width = head.input_width(q.shape[2], q.shape[3], params.get('head', {})) if q.ndim == 4 else None
+  if gate.shape[:-1] != q.shape[:2] or width not in (None, gate.shape[-1]):
+    raise ValueError("gate must hold the block's normed input (B, T, D), here "
+                     f'{(*q.shape[:2], width or "D")}, not {gate.shape}.')
+  if gate.dtype != q.dtype:
+    raise ValueError(f'gate must have the dtype of the queries, {q.dtype}, not {gate.dtype}.')
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:

@@ -68,15 +68,16 @@ class Attention(nn.Module):
       # token. Keys are stored before rotation: a position may change as older tokens drop out.
       cache = KVCache(cache.k_BxCxHkvxDh.at[:, entries_L].set(k_BxTxHkvxDh),
                       cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
+    gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     transformed = None
     # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
     if cache is None or positions is None:
       transformed = position_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-      o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params,
+      o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
                                       implementation=config.implementation)
     else:
       o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, positions.queries_L,
-                                 positions.keys_C)
+                                 positions.keys_C, v_BxTxHkvxDh, gate_BxTxD)
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)

@@ -119,8 +119,8 @@ class ModelConfig:
     bytes each in bfloat16, is kept with
     'none': everything that a gradient needs, as XLA decides; more than with the others;
     'save_matmuls': the block's input, and the outputs of linear layers and attention:
-      2 D + 2 A + 2 K + 2 F (gated; else F), and D more with a sandwich; recomputes norms,
-      rotations and activations;
+      2 D + 2 A + 2 K + 2 F (gated; else F), D more with a sandwich, and what a gate of heads
+      makes of the block's input; recomputes norms, rotations and activations;
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
     A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
@@ -264,6 +264,6 @@ class ModelConfig:
 
   @property
   def dims(self) -> Dims:
-    """Heads, key/value heads and dimensions of a head."""
+    """Heads, key/value heads, dimensions of a head and the width of the model."""
     return Dims(self.heads, self.kv_heads or self.heads,
-                self.head_dim or self.d_model // self.heads)
+                self.head_dim or self.d_model // self.heads, self.d_model)

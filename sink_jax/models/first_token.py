@@ -61,7 +61,7 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
 
 
 def _projected_value(config: ModelConfig, params: ParamTree, x_BxD: jax.Array) -> jax.Array:
-  """x W_V W_O, with the key/value heads repeated for their groups of queries."""
+  """x W_V W_O, with the key/value heads repeated for their groups, and gates or norms of heads."""
   dims = config.dims
   linear = lambda features, group, name, x: apply(
       Linear(features, config, group=group), params[name], x)
@@ -71,5 +71,8 @@ def _projected_value(config: ModelConfig, params: ParamTree, x_BxD: jax.Array) -
   own = {name: params[f'value_{name}'] for name in config.attention.value.params(dims)}
   v_BxHkvxDh = config.attention.value.values(v_BxHkvxDh[:, None], own)[:, 0]
   v_BxHxDh = jnp.repeat(v_BxHkvxDh, dims.heads // dims.kv_heads, axis=1)
-  o = v_BxHxDh.sum(1) if config.combine_heads == 'add' else v_BxHxDh.reshape(len(x_BxD), -1)
+  head = config.attention.head
+  own = {name: params[f'head_{name}'] for name in head.params(dims)}
+  o_BxHxDh = head.output(v_BxHxDh, v_BxHkvxDh, x_BxD, own).astype(x_BxD.dtype)
+  o = o_BxHxDh.sum(1) if config.combine_heads == 'add' else o_BxHxDh.reshape(len(x_BxD), -1)
   return linear(config.d_model, 'out', 'out', o)

@@ -67,7 +67,8 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
   # A norm of the output of a sub-layer needs it again.
   products = 3 if config.norm_location == 'sandwich' else 2
-  whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden),
+  gates = config.attention.head.products(config.dims)
+  whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden + gates),
                   'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]
   return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
 
@@ -100,12 +101,13 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
 def flops_per_token(config: ModelConfig, length: int) -> float:
   """FLOPs of matrix products per token of one training step.
 
-  The forward pass counts once and the backward pass twice. Every linear layer counts, and the
-  unembedding where it is tied, and attention as `attention_flops` counts it; look-ups, feature
-  maps, biases and the recurrence of Mamba mixers do not.
+  The forward pass counts once and the backward pass twice. Every linear layer counts, gates of
+  heads among them, and the unembedding where it is tied, and attention as `attention_flops` counts
+  it; look-ups, feature maps, biases and the recurrence of Mamba mixers do not.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
-  linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key == 'kernel')
+  # 'head_kernel' is that of a gate: its size is its products per token, whatever it reads.
+  linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key.endswith('kernel'))
   if config.tied:  # a product with the embedding's table, which is no kernel
     linear += config.vocab_size * (config.embedding_dim or config.d_model)
   return 3 * (2 * linear + attention_flops(config, length))

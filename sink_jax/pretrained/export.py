@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.attention.feature_map import Identity
+from sink_jax.attention.head import PlainOutput
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.position import Rope
@@ -83,7 +84,8 @@ def _check(config: ModelConfig) -> None:
       ('attention.kv_bias', spec.kv_bias, NoBias()),
       ('attention.qk_norm', spec.qk_norm, NoQKNorm()),
       ('attention.temperature', spec.temperature, Fixed()),
-      ('attention.value', spec.value, PlainValue())):
+      ('attention.value', spec.value, PlainValue()),
+      ('attention.head', spec.head, PlainOutput())):
     if value != wanted:
       raise _refused(name, value, f'only {wanted!r} has one')
   if not config.vocab_size:

@@ -124,6 +124,8 @@ def describe_attention(experiment: Experiment) -> str:
     parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
   if tokens:
     parts.append('a learned sink token')
+  if spec.head.label:
+    parts.append(spec.head.label if spec.head == type(spec.head)() else str(spec.head))
   return ', '.join(parts)
 
 

@@ -52,11 +52,14 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
   config = with_components(with_update_rule(config))
   config.setdefault('loss_logits', 2**26)
   config.setdefault('gradient_reduction', 'microbatch')
-  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
+  mesh, model, data, attention = (
+      config.get(section) for section in ('mesh', 'model', 'data', 'attention'))
   if isinstance(mesh, dict):
     mesh.setdefault('tensor', 1)
   if isinstance(data, dict):
     data.setdefault('valid_source', '')
+  if isinstance(attention, dict):
+    attention.setdefault('head', 'PlainOutput()')
   if isinstance(model, dict):
     model.setdefault('unroll', 1)
     if isinstance(model.get('remat'), bool):

@@ -158,4 +158,5 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
 def _is_matrix(params: optax.Params) -> Any:
   # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
   return jax.tree_util.tree_map_with_path(
-      lambda path, x: path[-1].key == 'kernel' or path[-1].key.startswith('feature_map'), params)
+      lambda path, x: path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map'),
+      params)

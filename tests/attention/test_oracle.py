@@ -2,12 +2,18 @@
 
 import pytest
 
-import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
 from tests import attention_oracle as oracle
 from tests.attention_checks import assert_close, check_gradient, check_values, plain_implementations
-from tests.attention_specs import PAPER, pairwise_specs, product_specs, random_inputs, slot_values
+from tests.attention_specs import (
+  PAPER,
+  attend,
+  pairwise_specs,
+  product_specs,
+  random_inputs,
+  slot_values,
+)
 
 
 @pytest.mark.typed
@@ -50,9 +56,9 @@ def test_every_combination_of_slot_classes(similarity, normalizer):
   if not specs:
     pytest.skip('refused, whatever the other slots are')
   for spec in specs:
-    q, k, v, params = random_inputs(spec, length=5, heads=2)
-    out = oracle.attention(spec, q, k, v, params)[0]
+    inputs = random_inputs(spec, length=5, heads=2)
+    out = oracle.attention(spec, *inputs)[0]
     for implementation in plain_implementations(spec):
-      assert_close(sj.attend(spec, q, k, v, params, implementation=implementation), out,
+      assert_close(attend(spec, *inputs, implementation=implementation), out,
                    f'{implementation} {spec}')
     check_gradient(spec, 'chunked')

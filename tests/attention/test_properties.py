@@ -164,6 +164,33 @@ def test_bfloat16_follows_float32(spec, implementation):
   assert error < 0.05
 
 
+@BOTH
+def test_gates_that_are_one_do_nothing(implementation):
+  q, k, v, _, x = random_inputs(sj.AttentionSpec(head='HeadGate()'), heads=4, kv_heads=2)
+  plain = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
+  for make in (sj.HeadGate, sj.ElementGate):
+    for source in ('input', 'value', 'slice'):
+      spec = sj.AttentionSpec(head=make(source=source, scale=2.0, start='zero'))
+      params = jax.tree.map(lambda p: {'zeros': np.zeros(p.shape, np.float32)}[p.init],
+                            spec.params(sj.Dims(4, 2, 4, 16)), is_leaf=lambda p: hasattr(p, 'init'))
+      gate = x if spec.head.reads_input else None
+      out = sj.attend(spec, q, k, v, params, gate=gate, implementation=implementation)
+      np.testing.assert_array_equal(out, plain)
+  compiled = jax.jit(sj.attend, static_argnums=0, static_argnames='implementation')(
+      spec, q, k, v, params, gate=x, implementation=implementation)
+  np.testing.assert_allclose(compiled, plain, rtol=1e-6, atol=1e-6 * np.abs(plain).max())
+
+
+def test_normed_heads_have_the_size_of_their_gain():
+  spec = sj.AttentionSpec(head=sj.HeadNorm())
+  q, k, v, params = random_inputs(spec, head_dim=8)
+  params['head']['gain'][:] = np.array([1, -2, 3])[:, None]
+  for factor in (1, 1e3):
+    out = attend(spec, q, k, factor * v, params)
+    np.testing.assert_allclose(np.sqrt((out**2).mean(-1)), np.broadcast_to([1, 2, 3], (1, 7, 3)),
+                               rtol=1e-4)
+
+
 def test_one_token():
   for spec in PAPER.values():
     q, k, v, params = random_inputs(spec, length=1)

@@ -94,7 +94,10 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
     lambda: sj.AbsFloor(floor=0.0), lambda: sj.Prefix(length=0), lambda: sj.KBias(value='one'),
     lambda: sj.KBias(learnable_dims=0), lambda: sj.Relative(buckets=1),
     lambda: sj.LogLength(scale=float('nan')), lambda: sj.Llama4(beta=-0.1),
-    lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5)])
+    lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5),
+    lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),
+    lambda: sj.ElementGate(start='ones'), lambda: sj.ElementGate(scale=0.0),
+    lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0)])
 def test_a_value_out_of_range_is_refused(make):
   with pytest.raises(ValueError):
     make()
@@ -235,6 +238,39 @@ def test_parameters_show_the_layout_too():
   with pytest.raises(ValueError) as error:  # of no head count that there is
     sj.attend(sj.AttentionSpec(kv_bias='SinkLogit()'), x[:, :3], x[:, :3], x[:, :3], params)
   assert 'look like' not in str(error.value)
+
+
+@pytest.mark.parametrize('head, gate, words', [
+    ('HeadGate()', None, "gate=x_BxTxD, or use source='value'"),
+    ('PlainOutput()', (1, 4, 8), 'leave gate out'),
+    ("ElementGate(source='value')", (1, 4, 8), 'leave gate out'),
+    ('HeadGate()', (1, 5, 8), r'\(1, 4, 8\), not \(1, 5, 8\)'),
+    ('ElementGate()', (1, 4, 7), r'\(1, 4, 8\), not \(1, 4, 7\)'),
+    ("HeadGate(source='slice')", (1, 4, 7), r'\(1, 4, 8\), not \(1, 4, 7\)'),
+    ('HeadGate()', (1, 4, 8, 1), 'not'),
+])
+def test_a_gate_takes_the_input_that_it_reads_and_no_other(head, gate, words):
+  x, spec = np.zeros((1, 4, 2, 4), np.float32), sj.AttentionSpec(head=head)
+  params = jax.tree.map(lambda p: np.zeros(p.shape, np.float32), spec.params(sj.Dims(2, 2, 4, 8)),
+                        is_leaf=lambda p: isinstance(p, sj.Param))
+  gate = gate and np.zeros(gate, np.float32)
+  with pytest.raises(ValueError, match=words):
+    sj.attend(spec, x, x, x, params, gate=gate)
+
+
+def test_a_gate_of_another_width_or_precision_is_refused():
+  x, spec = np.zeros((1, 4, 2, 4), np.float32), sj.AttentionSpec(head='HeadGate()')
+  params = {'head': {'kernel': np.zeros((6, 2), np.float32)}}
+  assert sj.attend(spec, x, x, x, params, gate=np.zeros((1, 4, 6), np.float32)).shape == x.shape
+  with pytest.raises(ValueError, match='dtype of the queries, float32, not float16'):
+    sj.attend(spec, x, x, x, params, gate=np.zeros((1, 4, 6), np.float16))
+  with pytest.raises(ValueError, match="give Dims its d_model.*source='value'"):
+    sj.attend(spec, x, x, x, gate=x[..., 0])
+  with pytest.raises(ValueError, match=r"params must hold .*\(6, 2\).*, not .*\(6, 3\)"):
+    sj.attention_map(spec, x, x, {'head': {'kernel': np.zeros((6, 3), np.float32)}})
+  with pytest.raises(ValueError, match="3 heads of 5 channels do not make 16: use source='input'"):
+    sj.ModelConfig(layers=1, d_model=16, heads=3, head_dim=5, ffn_hidden=8, vocab_size=9,
+                   attention=sj.AttentionSpec(head="HeadGate(source='slice')"))
 
 
 def test_many_heads_of_few_tokens_are_legitimate():

@@ -79,13 +79,15 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
     dict(norm='single', norm_location='post'), dict(norm_location='sandwich'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(ffn='relu', norm='dyt'),
-    dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2),
+    dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2,
+         attention=sj.AttentionSpec(head="ElementGate(source='value')")),
     dict(ffn='reglu', norm_location='post', norm='layernorm', heads=1),
     dict(ffn='geglu', kv_heads=2, attention=sj.AttentionSpec(position='Learned(max_length=9)')),
     dict(ffn='none', attention=sj.AttentionSpec(position='Sinusoidal()', qk_norm='QKNorm()')),
-    dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)')),
+    dict(attention=sj.AttentionSpec(
+        'Sigmoid()', 'RowSum()', mask='Window(size=2)', head="HeadGate(source='slice')")),
     dict(kv_heads=2, attention=sj.AttentionSpec(temperature='LogLength()', value='ValueScale()')),
-    dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()')),
+    dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()', head='HeadNorm()')),
     dict(biases=('qkv', 'out', 'ffn'), parallel_residual=True, head_dim=6),
     dict(vocab_size=0, input_features=5, output_features=2)], ids=str)
 def test_the_chain_of_every_architecture(options):

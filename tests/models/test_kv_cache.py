@@ -43,8 +43,10 @@ def decoded(run, inputs, policy, first):
 @pytest.mark.typed
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
-    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()')),
-    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()', position='Alibi()')),
+    dict(attention=sj.AttentionSpec(
+        mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
+    dict(attention=sj.AttentionSpec(
+        kv_bias='SinkLogit()', position='Alibi()', head="ElementGate(source='value')")),
     dict(attention=sj.AttentionSpec(kv_bias='KVBias()', position='Learned(max_length=16)'),
          norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', position='Sinusoidal()')),
@@ -54,8 +56,8 @@ def decoded(run, inputs, policy, first):
     dict(sink_tokens=1, attention=sj.AttentionSpec(temperature='Llama4(beta=0.5, floor=3)')),
     dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
-    dict(norm_location='post', embedding_dim=8), dict(parallel_residual=True),
-    dict(norm='dyt', norm_location='sandwich'),
+    dict(norm_location='post', embedding_dim=8, attention=sj.AttentionSpec(head='HeadNorm()')),
+    dict(parallel_residual=True), dict(norm='dyt', norm_location='sandwich'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),

@@ -59,6 +59,12 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias())), 3 * 2 * 4 * 4),
     (dict(attention=sj.AttentionSpec(feature_map=sj.Mlp())), 3 * 2 * 4 * 4),
     (dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=9))), 9 * 16),
+    (dict(attention=sj.AttentionSpec(head=sj.HeadGate())), 3 * 16 * 4),
+    (dict(attention=sj.AttentionSpec(head=sj.HeadGate(source='slice', opening=0.25))), 3 * 4 * 5),
+    (dict(attention=sj.AttentionSpec(head=sj.ElementGate())), 3 * 16 * 16),
+    (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
+     3 * (4 * 16 - 2 * 16 * 8)),
+    (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 16),
     (dict(sink_tokens=1), 16),
     (dict(combine_heads='add'), -3 * (16 - 4) * 16),
     (dict(kv_heads=2), -3 * 2 * 16 * 8),
@@ -95,7 +101,10 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
     # One block of the three has the window of a single key, one has no attention.
     (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
      -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
-], ids=['tied', 'narrow table', 'wide heads', 'pattern'])
+    # Each of the four heads makes its four gates of its own value's four channels.
+    (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
+     3 * (4 * 4 * 4 - 2 * 16 * 8), 3 * 4 * 4.5),
+], ids=['tied', 'narrow table', 'wide heads', 'pattern', 'gates'])
 def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
   config, plain = sj.ModelConfig(**TINY | options), sj.ModelConfig(**TINY)
   attention = 4 * 4 * head_keys  # 8 queries see 4.5 keys on average
@@ -150,6 +159,8 @@ def numpy_model(config, params, inputs):
     s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
     a = np.exp(s - s.max(-1, keepdims=True))
     o = a / a.sum(-1, keepdims=True) @ v  # (H, B, T, Dh)
+    if 'head_kernel' in own:
+      o = o / (1 + np.exp(-np.stack(np.split(x @ own['head_kernel'], config.heads, -1))))
     o = o.sum(0) if config.combine_heads == 'add' else np.concatenate(o, -1)
     return linear(o, own['out'])
 
@@ -182,14 +193,18 @@ def numpy_model(config, params, inputs):
     *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
     dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
-    dict(norm='none'), dict(norm='single'), dict(norm='dyt'), dict(combine_heads='add'),
-    dict(heads=1), dict(remat='blocks'), dict(implementation='reference'), dict(norm_location='post', norm='layernorm', ffn='gelu'),
+    dict(norm='none'), dict(norm='single'), dict(norm='dyt'),
+    dict(combine_heads='add', head='ElementGate()'), dict(heads=1),
+    dict(remat='blocks', head='HeadGate()'), dict(implementation='reference'),
+    dict(norm_location='post', norm='layernorm', ffn='gelu'),
     dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none'),
     PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
+  options = dict(options)
+  spec = sj.AttentionSpec(position=sj.Nope(), head=options.pop('head', 'PlainOutput()'))
   # Drawn and not initialised: gains of one and biases of zero would be those of any norm.
-  config = sj.ModelConfig(**TINY | dict(attention=sj.AttentionSpec(position=sj.Nope())) | options)
+  config = sj.ModelConfig(**TINY | dict(attention=spec) | options)
   params, inputs = random_params(config), tokens()
   expected = numpy_model(config, params, inputs)
   np.testing.assert_allclose(logits(config, params, inputs), expected,
@@ -217,6 +232,9 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   assert counts(remat='save_matmuls', norm_location='sandwich') == (products, 3)
   assert (kept_bytes(sandwich, 'save_matmuls')
           - kept_bytes(sj.ModelConfig(**TINY), 'save_matmuls')) == 4 * 16
+  gated = dict(attention=sj.AttentionSpec(head='ElementGate()'))
+  products, _ = counts(remat='none', **gated)
+  assert counts(remat='save_matmuls', **gated) == (products, 3)  # the gate's product is kept
   with pytest.raises(ValueError, match="remat = True; choices: none, save_matmuls, save_att"):
     counts(remat=True)
   monkeypatch.setattr(dispatch, 'platform', lambda: 'tpu')

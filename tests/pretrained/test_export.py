@@ -96,6 +96,7 @@ def spec(**components):
     (spec(mask='Prefix()'), 'mask = Prefix'), (spec(kv_bias='KBias()'), 'kv_bias = KBias'),
     (spec(temperature='Llama4()'), 'temperature = Llama4'),
     (spec(value='ValueScale()'), 'value = ValueScale'),
+    (spec(head='ElementGate()'), 'head = ElementGate'),
     (spec(qk_norm='QKNorm()'), 'qk_norm = QKNorm'), (dict(ffn='gelu'), "ffn = 'gelu'"),
     (dict(norm='layernorm'), "norm = 'layernorm'"), (dict(norm='single'), "norm = 'single'"),
     (dict(norm_location='post'), "norm_location = 'post'"),

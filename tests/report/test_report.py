@@ -133,6 +133,14 @@ def test_a_run_that_is_not_done_says_so(status, details, words, tmp_path):
   assert as_text(build([bare]))
 
 
+@pytest.mark.parametrize('head, words', [
+    ('HeadGate()', 'softmax, head gate'), ('HeadNorm(eps=0.1)', 'softmax, HeadNorm(eps=0.1)')])
+def test_attention_is_described_with_what_follows_it(tmp_path, head, words):
+  config = copy.deepcopy(TRIALS['text-softmax'])
+  config['attention']['head'] = head
+  assert write(tmp_path / 'a', config=config, probed=FLAT).setup.attention == words
+
+
 def test_a_run_that_cannot_be_read_is_listed(tmp_path):
   config = copy.deepcopy(TRIALS['text-softmax'])
   config['attention']['similarity'] = 'Unheard()'

@@ -110,7 +110,9 @@ def test_older_runs_go_on_with_what_they_did(begun, tmp_path):
   shutil.copytree(begun[0], copy)
   config = json.loads((copy / 'config.json').read_text())
   del config['model']['unroll'], config['loss_logits'], config['gradient_reduction']
+  del config['attention']['head']
   config['model']['remat'] = 'blocks'
   (copy / 'config.json').write_text(json.dumps(config))
   assert chosen(copy) == ('blocks', 1, 2**26, 'microbatch')
+  assert read_config(copy)['attention']['head'] == 'PlainOutput()'
   assert has_ended(copy, runs.config())

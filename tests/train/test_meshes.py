@@ -74,6 +74,12 @@ def test_parameters_are_split_by_the_table():
       kv_bias=sj.SinkLogit(), temperature=sj.LogLength(), value=sj.ValueScale()))
   for name in ('kv_bias_logit', 'temperature_scale', 'value_scale'):
     assert by_heads[f'blocks/attention/{name}'] == (None, 'tensor')
+  gates = sj.AttentionSpec(head=sj.ElementGate(opening=0.25))
+  gates = layout(abstract(1, 2, 4), attention=gates)
+  assert gates['blocks/attention/head_kernel'] == (None, 'fsdp', 'tensor')
+  assert gates['blocks/attention/head_bias'] == (None, 'tensor')
+  norms = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(head=sj.HeadNorm()))
+  assert norms['blocks/attention/head_gain'] == (None, 'tensor', 'fsdp')
 
 
 def test_imported_layers_keep_their_layout():

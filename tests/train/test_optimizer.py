@@ -113,7 +113,8 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   import sink_jax as sj
 
   config = sized('tiny', vocab_size=10, attention=sj.AttentionSpec(
-      'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()'))
+      'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()',
+      head='HeadGate(opening=0.25)'))
   ones = jax.tree.map(lambda x: jnp.ones(x.shape), parameter_shapes(config))
   zero = jax.tree.map(jnp.zeros_like, ones)
   decayed = {}
@@ -129,7 +130,7 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   assert decayed['all'] == everything
   assert everything - decayed['matrices'] == {
       'embed', 'positions', 'final_norm.gain', 'blocks.norm1.gain', 'blocks.norm2.gain',
-      'blocks.attention.kv_bias_key'}
+      'blocks.attention.kv_bias_key', 'blocks.attention.head_bias'}
 
 
 def test_schedules():
