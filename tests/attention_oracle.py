@@ -61,7 +61,8 @@ def attention(spec, q, k, v, params, x=None):
         zi = z(sims)
         o = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added
         out[b, i, h] = head_output(
-            o, None if x is None else x[b, i], v[b, i, h // group], of('head'), h)
+            o, None if x is None else x[b, i], mixed(v[b, i, h // group], h // group, of('value')),
+            of('head'), h)
         size = np.abs(sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
         shares = size / (size.sum() + (0 if type(spec.similarity).__name__ == 'Exp' else 1e-8))

@@ -56,7 +56,8 @@ class HeadOutput(Component):
     """What W_O gets in place of o, in float32.
 
     Args:
-      v_BxLxHkvxDh: the values of the same L tokens, with as many heads as keys have.
+      v_BxLxHkvxDh: the values of the same L tokens as attention mixes them, with as many heads as
+        keys have.
       x_BxLxD: the block's normed input of these tokens where `reads_input`, else None.
     """
     return o_BxLxHxDh
