@@ -17,14 +17,14 @@ from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import record
-from sink_jax.models.sizes import flops_per_token, parameter_count
+from sink_jax.models.sizes import flops_per_token, parameter_count, parameter_shapes
 from sink_jax.plan import compiler, hlo_cost, interconnect, roofline
 from sink_jax.plan.chips import SHARE, Slice
 from sink_jax.plan.compiler import Memory
 from sink_jax.plan.records import Plan, StepCost, Traffic
 from sink_jax.train.defaults import DeviceLoad, with_defaults
 from sink_jax.train.experiment import ProbeConfig
-from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.optimizer import OptimizerConfig, kept_arrays, peak_rates
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
@@ -80,7 +80,8 @@ class Job:
     # The defaults depend on what a device holds: tokens of its own micro-batch, and its part of a
     # state that 'fsdp' and 'tensor' split and 'data' repeats.
     load = DeviceLoad('tpu', self.where.chip.usable, tokens, fsdp * tensor, tensor,
-                      self.microbatches, self.loss_logits)
+                      self.microbatches, self.loss_logits,
+                      kept_arrays(self.optimizer, parameter_shapes(self.model)))
     return dataclasses.replace(self, model=with_defaults(self.model, load, remat, unroll))
 
 

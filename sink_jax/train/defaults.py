@@ -61,6 +61,7 @@ class DeviceLoad:
   memory: bytes that programs may use, None where they are unknown.
   tokens: of a micro-batch, on this device. devices: among which the state is split. tensor: those
   of them that have the same tokens. logits: most at a time in the loss, None for the platform's.
+  kept: by the optimizer, in arrays of the parameters' size, see `kept_arrays`; 2 with AdamW.
   """
 
   platform: str
@@ -70,6 +71,7 @@ class DeviceLoad:
   tensor: int = 1
   microbatches: int = 1
   logits: int | None = None
+  kept: float = 2.0
 
 
 def device_memory() -> float | None:
@@ -142,15 +144,17 @@ def _remat(unrolled: ModelConfig, load: DeviceLoad) -> str:
 
 
 def needed_bytes(model: ModelConfig, load: DeviceLoad) -> float:
-  """An estimate of the bytes on a device that a training step with AdamW needs.
+  """An estimate of the bytes on a device that a training step needs.
 
-  Parameters, two moments, gradients, and their sum over micro-batches; activations that wait for
-  the backward pass; and the larger of logits with their gradients and a block that a loop computes
-  again, for the two are never there at once.
+  Parameters, what the optimizer keeps, gradients, and their sum over micro-batches; activations
+  that wait for the backward pass; and the larger of logits with their gradients and a block that a
+  loop computes again, for the two are never there at once.
   """
   table = _TABLE[load.platform]
-  # All of the state is float32, 4 bytes: four or five arrays of the parameters' size.
-  state = 4 * parameter_count(model) / load.devices * (4 + (load.microbatches > 1))
+  # All of the state is float32, 4 bytes: four or five arrays of the parameters' size with AdamW.
+  # Rules that keep less count as AdamW: runs with them were always given its choices.
+  arrays = 2 + max(2.0, load.kept) + (load.microbatches > 1)
+  state = 4 * parameter_count(model) / load.devices * arrays
   block = lambda remat: load.tokens * kept_bytes(model, remat, load.tensor)
   # Logits are float32, their gradients bfloat16.
   logits = 6 * min(load.tokens * model.vocab_size, load.logits or default_logits(load.platform))

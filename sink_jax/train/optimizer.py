@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from sink_jax.train.update_rule import AdamW, UpdateRule
+from sink_jax.train.update_rule import AdamW, UpdateRule, is_matrix
 
 _BLOCK = 1024  # updates whose learning rates are computed at a time
 _CHOICES = {
@@ -31,7 +31,7 @@ _CHOICES = {
 class OptimizerConfig:
   """Everything of `optimizer` in a config: the rule, the schedule, the decay and the clipping.
 
-  rule: how gradients are scaled into an update; weight decay is decoupled from it, as in
+  rule: how gradients are made into an update; weight decay is decoupled from it, as in
     PyTorch's AdamW: an update takes lr * weight_decay of every parameter away.
   schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
     after the last step (as the paper has it) or 'constant' (the effect of all configs of the
@@ -140,7 +140,7 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   if (scaling := config.rule.transformation()) is not None:
     parts.append(scaling)
-  mask = None if config.decay == 'all' else _is_matrix
+  mask = None if config.decay == 'all' else _matrices
   # The rates are arguments of the step, not of a schedule in optax. The learning rate passes
   # through a schedule all the same, so that the state counts the updates: checkpoints have that
   # count.
@@ -155,8 +155,14 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
   return make_optimizer(config, Rates(0.0, 0.0)).init(params)
 
 
-def _is_matrix(params: optax.Params) -> Any:
-  # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map'),
-      params)
+def kept_arrays(config: OptimizerConfig, params: optax.Params) -> float:
+  """What the optimizer keeps, in arrays of the parameters' bytes: 2 with AdamW, its moments.
+
+  params: arrays, or their shapes; nothing is allocated.
+  """
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  return size(jax.eval_shape(lambda p: init_optimizer(config, p), params)) / size(params)
+
+
+def _matrices(params: optax.Params) -> Any:
+  return jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(path), params)

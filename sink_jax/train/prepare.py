@@ -28,6 +28,7 @@ from sink_jax.train.defaults import (
 from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
 from sink_jax.train.old_keys import with_components, with_update_rule
+from sink_jax.train.optimizer import kept_arrays
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import batch_layout, make_validation_step
 
@@ -109,7 +110,8 @@ def _choose_keys(config: Mapping[str, Any], run: PreparedRun) -> dict[str, Any]:
   tokens = experiment.microbatch_size * experiment.data.context / (data * fsdp)
   with mesh_context(run.mesh):
     load = DeviceLoad(platform(), device_memory(), tokens, fsdp * tensor, tensor,
-                      experiment.microbatches, experiment.loss_logits)
+                      experiment.microbatches, experiment.loss_logits,
+                      kept_arrays(experiment.optimizer, parameter_shapes(run.model)))
   return with_chosen_keys(config, run.model, load)
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import math
+import zlib
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from sink_jax.component import Component
+from sink_jax.component import Component, check_integers
+
+# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0, so that
+# five applications take all but the smallest singular values to between 0.7 and 1.2 or so.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+# Layers whose kernel is not a matrix that hidden states are multiplied by: a table of inputs, the
+# unembedding, and the depthwise convolution of a Mamba mixer.
+_NOT_HIDDEN = ('embed', 'unembed', 'conv')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +55,7 @@ class AdamW(UpdateRule):
   eps: float = 1e-8
 
   def __post_init__(self):
-    # With 1 the bias correction 1 - b^t would divide by 0. Written as `not (...)`, since NaN fails
-    # every comparison, and is thus refused as well.
-    if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
-      raise ValueError(f'optimizer.rule = {self}: b1 and b2 must be in [0, 1).')
-    # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
-    # never occurs, would get the update 0 / 0.
-    if not 0 < self.eps < math.inf:
-      raise ValueError(f'optimizer.rule = {self}: eps must be > 0 and finite.')
+    _check_moments(self)
 
   def transformation(self) -> optax.GradientTransformation:
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -69,3 +76,205 @@ class Sgd(UpdateRule):
 
   def transformation(self) -> optax.GradientTransformation | None:
     return optax.trace(self.momentum) if self.momentum else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(UpdateRule):
+  """Momentum whose matrices are orthogonalized, and AdamW for all that is no hidden matrix.
+
+  Jordan et al. 2024 (kellerjordan.github.io/posts/muon; github.com/KellerJordan/Muon was read): the
+  update of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius
+  norm and taken through `steps` Newton-Schulz iterations X <- a X + (b A + c A^2) X, A = X X^T, by
+  which its singular values come near 1. Kernels of linear layers and the MLP feature map's
+  matrices get it, each layer's and each expert's on its own; embeddings, the unembedding, gains,
+  biases, depthwise convolutions, k*, v* and sink logits get AdamW's scaling, at the same learning
+  rate and decay. Optax computes it (`optax.contrib.scale_by_muon`), with its bias correction of the
+  momentum, which Jordan's code has not: it changes how the first tens of gradients are weighed.
+
+  momentum: decay of the average of the gradients. b1, b2, eps: of AdamW, as there.
+  rms: 0.2 sqrt(max(in, out)) times the orthogonal matrix has entries of the root mean square 0.2,
+    about that of AdamW's updates, so that AdamW's learning rates and decay can stay (Liu et al.
+    2025, arXiv:2502.16982; so does the release of Outlier-Safe Pre-Training, arXiv:2506.19697, with
+    learning rate 5e-4). None: Jordan's sqrt(max(1, out / in)), for a learning rate that is the
+    spectral norm of an update (0.02 in his code) and that AdamW's part then has as well.
+  """
+
+  momentum: float = 0.95
+  steps: int = 5
+  rms: float | None = 0.2
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+
+  def __post_init__(self):
+    _check_moments(self)
+    check_integers(self, 'steps')
+    if not 0 <= self.momentum < 1:
+      raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
+    if self.steps < 1:
+      raise ValueError(f'optimizer.rule = {self}: steps must be at least 1; the gradients alone are '
+                       'Sgd.')
+    if self.rms is not None and not 0 < self.rms < math.inf:
+      raise ValueError(f'optimizer.rule = {self}: rms must be > 0 and finite, or None for '
+                       'sqrt(max(1, out / in)).')
+
+  def transformation(self) -> optax.GradientTransformation:
+    # All axes but the last two are counted: those of the layers and of the experts.
+    matrices = lambda updates: jax.tree.map(
+        lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+    orthogonal = optax.contrib.scale_by_muon(
+        _NEWTON_SCHULZ, self.steps, self.momentum, weight_dimension_numbers=matrices)
+    scale = optax.stateless(lambda updates, _: jax.tree.map(
+        lambda x: self._factor(*x.shape[-2:]) * x, updates))
+    return optax.partition({'muon': optax.chain(orthogonal, scale),
+                            'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)},
+                           self._parts)
+
+  def _factor(self, fan_in: int, fan_out: int) -> float:
+    if self.rms is None:
+      return max(1, fan_out / fan_in)**0.5
+    return self.rms * max(fan_in, fan_out)**0.5
+
+  def _parts(self, params: Any) -> Any:
+    """Which part each parameter belongs to: 'muon' or 'adamw'."""
+    hidden = lambda path: is_matrix(path) and not (
+        len(path) > 1 and path[-2].key in _NOT_HIDDEN)
+    parts = jax.tree_util.tree_map_with_path(
+        lambda path, _: 'muon' if hidden(path) else 'adamw', params)
+    if 'muon' not in jax.tree.leaves(parts):
+      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers, which '
+                       f'Muon is for: use optimizer.rule = {AdamW(self.b1, self.b2, self.eps)}.')
+    return parts
+
+
+class OrthoAdamState(NamedTuple):
+  """The state of `OrthoAdam`.
+
+  rotations: {'rows': Q (..., m, m), 'columns': Q (..., n, n)} in the place of every parameter
+    (..., m, n), where its axes are rotated. adam: the moments of the rotated gradients.
+  """
+
+  rotations: Any
+  adam: optax.OptState
+
+
+@dataclasses.dataclass(frozen=True)
+class OrthoAdam(UpdateRule):
+  """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
+
+  Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
+  and Q^T takes the update back, so that no channel is singled out by the basis in which Adam
+  divides. Their text and release could not be had; the formula is that of descriptions of it. A Q
+  of a whole matrix of a linear layer does not fit a device, so Q is a product of a rotation of
+  each axis, Q = R x C (Kronecker): the gradient G (m, n) becomes R G C^T. That of a vector is
+  rotated as the algorithm has it. Layers and experts have rotations of their own.
+
+  The rotations are a part of the state, which a checkpoint has and `plan` counts: at 60m with its
+  50432 tokens they have 1.1 times the bytes of the parameters, beside the two moments.
+
+  b1, b2, eps: as in AdamW. seed: of the rotations.
+  longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
+  """
+
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  seed: int = 0
+  longest: int = 4096
+
+  def __post_init__(self):
+    _check_moments(self)
+    check_integers(self, 'seed', 'longest')
+    if not 0 <= self.seed < 2**31:
+      raise ValueError(f'optimizer.rule = {self}: seed must be from 0 to 2^31 - 1.')
+    if self.longest < 1:
+      raise ValueError(f'optimizer.rule = {self}: longest must be at least 1, with which no axis is '
+                       'rotated.')
+
+  def transformation(self) -> optax.GradientTransformation:
+    adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+    def init(params: optax.Params) -> OrthoAdamState:
+      return OrthoAdamState(self._rotations(params), adam.init(params))
+
+    def update(updates: optax.Updates, state: optax.OptState,
+               params: optax.Params | None = None) -> tuple[optax.Updates, OrthoAdamState]:
+      assert isinstance(state, OrthoAdamState)
+      rotated = jax.tree.map(_rotated, updates, state.rotations)
+      scaled, moments = adam.update(rotated, state.adam, params)
+      back = jax.tree.map(functools.partial(_rotated, back=True), scaled, state.rotations)
+      return back, OrthoAdamState(state.rotations, moments)
+
+    return optax.GradientTransformation(init, update)
+
+  def _rotations(self, params: optax.Params) -> Any:
+    """Those of `OrthoAdamState`, from the paths and shapes of the parameters alone."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(params)
+    rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
+    for (path, x), own in zip(flat, rotations):
+      name = jax.tree_util.keystr(path, simple=True, separator='/')
+      # The first axis of a block's parameter counts the layers. Those before its last two are
+      # counted as well.
+      rotated = min(2, x.ndim - (path[0].key == 'blocks'))
+      for axis, side in ((1, 'columns'), (2, 'rows')):
+        if axis <= rotated and 1 < x.shape[-axis] <= self.longest:
+          # By the path and not by its place in the tree, so that a parameter more changes no
+          # other's.
+          wanted[x.shape[-axis], x.dtype].append(
+              (own, side, x.shape[:x.ndim - rotated], zlib.crc32(f'{name}/{side}'.encode())))
+    # All of a size in one loop: programs with a loop for each would take long to compile.
+    for (size, dtype), group in wanted.items():
+      counts = [math.prod(counted) for _, _, counted, _ in group]
+      codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
+                            for i in range(count)], np.uint32)
+      drawn = _orthogonal(jax.random.key(self.seed), codes_Kx2, size, dtype)
+      for part, (own, side, counted, _) in zip(jnp.split(drawn, np.cumsum(counts)[:-1]), group):
+        own[side] = part.reshape(*counted, size, size)
+    return structure.unflatten(rotations)
+
+
+def is_matrix(path: tuple[Any, ...]) -> bool:
+  """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
+  # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
+  return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
+
+
+def _orthogonal(key: jax.Array, codes_Kx2: np.ndarray, size: int,
+                dtype: jax.typing.DTypeLike) -> jax.Array:
+  """Orthogonal matrices (K, size, size), uniform among all; the same for the same pair of codes."""
+  def one(code_2: jax.Array) -> jax.Array:
+    own = jax.random.fold_in(jax.random.fold_in(key, code_2[0]), code_2[1])
+    q, r = jnp.linalg.qr(jax.random.normal(own, (size, size), dtype))
+    # Without the signs Q would depend on the algorithm, and not be uniform (Mezzadri 2007).
+    return q * jnp.sign(jnp.diagonal(r))
+
+  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and many
+  # at a time, as for several simulated devices, wait for ever.
+  return jax.lax.map(one, codes_Kx2)
+
+
+def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:
+  """R X C^T, or R^T X C with `back`; a rotation that is not there is the identity."""
+  # Not in bfloat16, as accelerators would have it: Adam divides by the root of the square, which
+  # makes a wrong sign of a small number as large as any other.
+  product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+  if 'rows' in rotations:
+    rows = rotations['rows']
+    x = product(rows.mT if back else rows, x)
+  if 'columns' in rotations:
+    columns = rotations['columns']
+    vector = columns.ndim > x.ndim
+    y = product(x[..., None, :] if vector else x, columns if back else columns.mT)
+    x = y[..., 0, :] if vector else y
+  return x
+
+
+def _check_moments(rule: AdamW | Muon | OrthoAdam) -> None:
+  # With 1 the bias correction 1 - b^t would divide by 0. Written as `not (...)`, since NaN fails
+  # every comparison, and is thus refused as well.
+  if not (0 <= rule.b1 < 1 and 0 <= rule.b2 < 1):
+    raise ValueError(f'optimizer.rule = {rule}: b1 and b2 must be in [0, 1).')
+  # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
+  # never occurs, would get the update 0 / 0.
+  if not 0 < rule.eps < math.inf:
+    raise ValueError(f'optimizer.rule = {rule}: eps must be > 0 and finite.')

@@ -16,7 +16,7 @@ from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.update_rule import Sgd
+from sink_jax.train.update_rule import Muon, OrthoAdam, Sgd
 
 SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
 CASES = {
@@ -39,6 +39,9 @@ CASES = {
     'token': ({}, dict(implementation='pallas', sink_tokens=1)),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}
+# Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large as
+# the gradients are they do not.
+RULES = {'alibi': OrthoAdam(eps=0.1), 'sink': Muon(eps=0.1)}
 VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
 
 
@@ -49,8 +52,7 @@ def train(case, mesh):
   sequences = BATCH * microbatches
   config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
                                  vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
-  # Adam's first steps are signs of gradients, which magnify rounding near zero.
-  optimizer = OptimizerConfig(rule=Sgd(), learning_rate=1e-2)
+  optimizer = OptimizerConfig(rule=RULES.get(case, Sgd()), learning_rate=1e-2)
   rates = peak_rates(optimizer)
   state = init_state(config, optimizer, 0, mesh)
   rng = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from sink_jax.train import sharding
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.step import state_layout
+from sink_jax.train.update_rule import AdamW, Muon, OrthoAdam
 from tests.train import meshes, runs
 
 FULL = [f'{case}:{shape}' for case in meshes.CASES
@@ -41,11 +42,11 @@ def abstract(*sizes):
   return jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor'))
 
 
-def layout(mesh, **options):
+def layout(mesh, rule=AdamW(), **options):
   """{path: axes of the mesh} of parameters and of the optimiser's first moments."""
   config = sj.ModelConfig(**dict(layers=3, d_model=32, heads=8, kv_heads=4, ffn_hidden=48,
                                  vocab_size=100) | options)
-  state = state_layout(config, OptimizerConfig(), mesh)
+  state = state_layout(config, OptimizerConfig(rule=rule), mesh)
   flat = lambda tree: {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(
       x.sharding.spec) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
   params = flat(state.params)
@@ -59,6 +60,8 @@ def test_parameters_are_split_by_the_table():
   biased = dict(biases=('qkv', 'out', 'ffn'),
                 attention=sj.AttentionSpec(kv_bias=sj.KVBias()))
   specs = layout(abstract(1, 2, 4), **biased)
+  for rule in (Muon(), OrthoAdam()):
+    assert layout(abstract(1, 2, 4), rule, **biased) == specs
   blocks = {path.removeprefix('blocks/'): spec for path, spec in specs.items()}
   for name in ('attention/query', 'attention/key', 'attention/value', 'ffn/w1', 'ffn/w2'):
     assert blocks[f'{name}/kernel'] == (None, 'fsdp', 'tensor')

@@ -13,12 +13,13 @@ from sink_jax.train.optimizer import (
   OptimizerConfig,
   Rates,
   init_optimizer,
+  kept_arrays,
   learning_rate_schedule,
   learning_rates,
   make_optimizer,
   peak_rates,
 )
-from sink_jax.train.update_rule import AdamW, Sgd, UpdateRule
+from sink_jax.train.update_rule import AdamW, Muon, OrthoAdam, Sgd, UpdateRule
 
 
 def torch_adamw(config, steps, parameters, gradients):
@@ -54,6 +55,152 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
   expected = torch_adamw(config, 6, parameters, gradients)
   for k in shapes:
     np.testing.assert_allclose(p[k], expected[k], rtol=2e-5, atol=1e-6)
+
+
+def adam_directions(rule, gradients):
+  """Adam's scaled gradients in turn; Kingma and Ba 2015, Algorithm 1."""
+  m, v = 0, 0
+  for t, g in enumerate(gradients, 1):
+    m, v = rule.b1 * m + (1 - rule.b1) * g, rule.b2 * v + (1 - rule.b2) * g**2
+    yield m / (1 - rule.b1**t) / (np.sqrt(v / (1 - rule.b2**t)) + rule.eps)
+
+
+def muon_directions(rule, gradients):
+  """Jordan et al. 2024 for matrices (..., in, out), with optax's bias correction of the momentum."""
+  m = 0
+  for t, g in enumerate(gradients, 1):
+    m = rule.momentum * m + (1 - rule.momentum) * g
+    nesterov = (rule.momentum * m / (1 - rule.momentum**(t + 1))
+                + (1 - rule.momentum) * g / (1 - rule.momentum**t))
+    direction = np.empty_like(nesterov)
+    for index in np.ndindex(g.shape[:-2]):
+      x = nesterov[index]
+      x = x / np.sqrt((x**2).sum())
+      for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+      rows, columns = x.shape
+      direction[index] = x * (max(1, columns / rows)**0.5 if rule.rms is None
+                              else rule.rms * max(rows, columns)**0.5)
+    yield direction
+
+
+def ortho_adam_directions(rule, gradients, rotations):
+  """Kaul et al., Algorithm 1, on the flattened parameter of each layer with a Q of all of it."""
+  gradients = np.array(gradients)
+  layers = gradients.reshape(len(gradients), 2, -1).swapaxes(0, 1)
+  turned = []
+  for layer, g in enumerate(layers):
+    q = np.asarray(rotations['columns'])[layer]
+    if 'rows' in rotations:
+      q = np.kron(np.asarray(rotations['rows'])[layer], q)
+    np.testing.assert_allclose(q @ q.T, np.eye(len(q)), atol=1e-12)
+    turned.append([q.T @ step for step in adam_directions(rule, [q @ step for step in g])])
+  return np.swapaxes(turned, 0, 1).reshape(gradients.shape)
+
+
+def draws(count, *shape):
+  rng = np.random.default_rng(count)
+  return [rng.standard_normal(shape) for _ in range(count)]
+
+
+@pytest.mark.parametrize('rule', [
+    Muon(), Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6), OrthoAdam(),
+    OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3)], ids=str)
+def test_three_updates_are_those_of_the_formula(rule):
+  shapes = {'wide': (2, 3, 5), 'tall': (2, 5, 3), 'gain': (2, 4)}
+  # float64, since Newton-Schulz magnifies roundings along small singular values 480 times.
+  with jax.enable_x64(True):
+    tree = lambda leaves: {'blocks': {
+        name: {'gain' if name == 'gain' else 'kernel': x} for name, x in leaves.items()}}
+    steps = {name: draws(3, *shape) for name, shape in shapes.items()}
+    config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=0.0)
+    p = tree({name: draws(4, *shape)[3] for name, shape in shapes.items()})
+    optimizer, state = make_optimizer(config, Rates(0.1, 0.3)), init_optimizer(config, p)
+    expected = dict(p['blocks'])
+    if isinstance(rule, Muon):
+      directions = {name: list((adam_directions if name == 'gain' else muon_directions)(rule, g))
+                    for name, g in steps.items()}
+    else:
+      rotations = state[0].rotations['blocks']
+      directions = {name: ortho_adam_directions(rule, g, next(iter(rotations[name].values())))
+                    for name, g in steps.items()}
+    for t in range(3):
+      updates, state = optimizer.update(tree({n: g[t] for n, g in steps.items()}), state, p)
+      p = optax.apply_updates(p, updates)
+      for name in shapes:
+        [(leaf, before)] = expected[name].items()
+        expected[name] = {leaf: before * (1 - 0.1 * 0.3) - 0.1 * directions[name][t]}
+        np.testing.assert_allclose(p['blocks'][name][leaf], expected[name][leaf], rtol=1e-6,
+                                   atol=1e-9)
+
+
+def paths(tree):
+  return {jax.tree_util.keystr(path, simple=True, separator='.')
+          for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def test_muon_takes_the_matrices_of_hidden_layers():
+  import sink_jax as sj
+  from sink_jax.models.config import Experts, Layer, Mamba
+
+  shapes = parameter_shapes(sized(
+      'tiny', vocab_size=10, embedding_dim=8, biases=('qkv', 'ffn'), norm='layernorm',
+      pattern=(Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(32, 4, 4, 4))),
+      attention=sj.AttentionSpec('Exp()', 'RowSum()', 'Mlp()', kv_bias='KBias()')))
+  state = jax.eval_shape(lambda p: init_optimizer(OptimizerConfig(rule=Muon()), p), shapes)
+  parts = {name: {path.partition('.mu.')[2] for path in paths(state) if f'.{name}.' in path} - {''}
+           for name in ('muon', 'adamw')}
+  assert parts['muon'] | parts['adamw'] == paths(shapes)
+  kernels = {path for path in paths(shapes) if path.endswith('.kernel')}
+  assert {'unembed.kernel', 'blocks.layer1.mamba.conv.kernel'} == kernels & parts['adamw']
+  assert parts['muon'] - kernels == {f'blocks.layer0.attention.feature_map_w{i}' for i in (1, 2)}
+  assert {'blocks.layer0.ffn.w1.kernel', 'embed_in.kernel'} < parts['muon']
+
+
+def test_muon_without_matrices_is_explained():
+  config = OptimizerConfig(rule=Muon(b2=0.9))
+  with pytest.raises(ValueError, match=r'no matrices .* AdamW\(b1=0.9, b2=0.9, eps=1e-08\)'):
+    init_optimizer(config, {'embed': jnp.ones((3, 4)), 'unembed': {'kernel': jnp.ones((4, 3))}})
+
+
+def test_rotations_are_of_a_seed_a_path_and_a_layer():
+  def rotations(rule, params):
+    return init_optimizer(OptimizerConfig(rule=rule, clip=0.0), params)[0].rotations
+
+  w = {'w': jnp.ones((2, 3, 4))}
+  first, same, more, other = (
+      rotations(rule, {'blocks': w, **rest}) for rule, rest in (
+          (OrthoAdam(), {}), (OrthoAdam(b1=0.5, longest=4), {}), (OrthoAdam(), {'embed': w['w']}),
+          (OrthoAdam(seed=1), {})))
+  for kept in (same, more):
+    jax.tree.map(np.testing.assert_array_equal, kept['blocks'], first['blocks'])
+  distance = lambda a, b: float(jnp.abs(a - b).max())
+  for side, n in (('rows', 3), ('columns', 4)):
+    q = first['blocks']['w'][side]
+    assert q.shape == (2, n, n) and distance(q[0], q[1]) > 0.1
+    assert distance(q, other['blocks']['w'][side]) > 0.1
+    # What only a parameter's two axes tell apart would be the same rotation for all parameters.
+    assert distance(q[0], more['embed'][side][0]) > 0.1
+  assert set(rotations(OrthoAdam(longest=3), {'blocks': w})['blocks']['w']) == {'rows'}
+
+
+def test_orthoadam_that_rotates_nothing_is_adamw():
+  p = {'blocks': {'w': jnp.ones((2, 3, 4)), 'scalar': jnp.ones(2)}}
+  g = jax.tree.map(lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) - 1.5, p)
+  one, other = (OptimizerConfig(rule=rule) for rule in (AdamW(), OrthoAdam(longest=1)))
+  updates = [make_optimizer(c, peak_rates(c)).update(g, init_optimizer(c, p), p)[0]
+             for c in (one, other)]
+  jax.tree.map(np.testing.assert_array_equal, *updates)
+
+
+@pytest.mark.parametrize('rule, numbers', [
+    # Moments or momentum; rotations of 3, 4 and 4; counts of updates; Newton-Schulz coefficients.
+    (Sgd(), 1), (Sgd(momentum=0.9), 32 + 1), (AdamW(), 2 * 32 + 2), (Muon(), 24 + 2 * 8 + 3 + 3),
+    (OrthoAdam(), 2 * 32 + 2 * (9 + 16 + 16) + 2)], ids=str)
+def test_what_a_rule_keeps_is_counted(rule, numbers):
+  params = {'blocks': {'w': {'kernel': jnp.ones((2, 3, 4))}, 'gain': jnp.ones((2, 4))}}
+  assert kept_arrays(OptimizerConfig(rule=rule), params) == numbers / 32
 
 
 def test_sgd_has_no_memory():
@@ -101,9 +248,12 @@ def test_a_rule_is_built_again_by_its_repr(name):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('Adam()', 'Choices: .*AdamW.*Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
+    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
     ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
-    ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps')])
+    ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps'), ('Muon(eps=0.0)', 'eps must be > 0'),
+    ('Muon(momentum=1.0)', 'momentum must be in'), ('Muon(steps=0)', 'at least 1.*Sgd'),
+    ('Muon(rms=0.0)', 'rms must be > 0.*None'), ('OrthoAdam(b2=1.0)', 'b1 and b2 must be in'),
+    ('OrthoAdam(seed=-1)', 'seed must be from 0'), ('OrthoAdam(longest=0)', 'at least 1')])
 def test_bad_rules_are_explained(text, words):
   with pytest.raises(ValueError, match=words):
     from_string(UpdateRule, text)
