@@ -44,6 +44,7 @@ def get_config(name: str = '') -> ConfigDict:
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, single, dyt, none
   config.model.norm_eps = 1e-5
   config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, protected
+  config.model.linear = 'plain'  # of blocks: plain, sigma_reparam
   config.model.combine_heads = 'concat'  # concat, add (Table 12 left)
   config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4)
   config.model.init = 'torch_default'  # torch_default, tinyllama

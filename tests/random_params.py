@@ -10,7 +10,7 @@ from sink_jax.models.sizes import parameter_shapes
 
 
 def random_params(config, seed=0):
-  """Kernels that keep the size of their inputs, unit embeddings, gains around one."""
+  """Kernels that keep the size of their inputs and their singular vectors, gains around one."""
   rng = np.random.default_rng(seed)
 
   def draw(path, leaf):
@@ -21,4 +21,12 @@ def random_params(config, seed=0):
       x = 1 + 0.3 * x
     return jnp.asarray(x, jnp.float32)
 
-  return jax.tree_util.tree_map_with_path(draw, parameter_shapes(config))
+  return _with_vectors(jax.tree_util.tree_map_with_path(draw, parameter_shapes(config)))
+
+
+def _with_vectors(params):
+  if not isinstance(params, dict):
+    return params
+  if 'singular' in params:
+    return params | {'singular': jnp.asarray(np.linalg.svd(params['kernel'])[0][..., 0])}
+  return {name: _with_vectors(x) for name, x in params.items()}

@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
     'norm_location': ('pre', 'post', 'sandwich', 'protected'),
+    'linear': ('plain', 'sigma_reparam'),
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
     'dtype': ('bfloat16', 'float32'),
@@ -102,6 +103,8 @@ class ModelConfig:
     in and out), 'unembed'.
   embedding_dim: of token embeddings that are projected to d_model, and back (OPT-350m).
   tied: whether the unembedding is the embedding.
+  linear: 'plain', or 'sigma_reparam': the spectral norm of each linear layer of a block is a
+    parameter of its own (arXiv:2303.06296), see `models.sigma_reparam`.
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
     Dh x D projection (Table 12 left).
   sink_tokens: 1 puts a learned vector before the embeddings of every sequence, without
@@ -153,6 +156,7 @@ class ModelConfig:
   biases: tuple[str, ...] = ()
   embedding_dim: int | None = None
   tied: bool = False
+  linear: str = 'plain'
   combine_heads: str = 'concat'
   sink_tokens: int = 0
   init: str = 'torch_default'
@@ -196,6 +200,9 @@ class ModelConfig:
                        'for.')
     if self.parallel_residual and self.norm_location != 'pre':
       raise ValueError("model.parallel_residual needs model.norm_location = 'pre'.")
+    if self.linear != 'plain' and any(layer.mamba or layer.experts for layer in self.pattern):
+      raise ValueError(f'model.linear = {self.linear!r} is for blocks of attention and a '
+                       "feed-forward network: use 'plain' with Mamba mixers or experts.")
     if self.norm_location == 'protected':
       self._check_protected()
     if (self.tied or self.embedding_dim) and not self.vocab_size:
@@ -225,6 +232,9 @@ class ModelConfig:
     if self.init != 'torch_default':
       raise ValueError(f'{block} takes embeddings as they are, and model.init = {self.init!r} '
                        "starts them far below one: use model.init = 'torch_default'.")
+    if self.linear != 'plain':
+      raise ValueError(f'{block} relies on the size of the initial kernels, which model.linear = '
+                       f"{self.linear!r} changes: use model.linear = 'plain'.")
     if any(layer.mamba or layer.experts for layer in self.pattern):
       raise ValueError(f'{block} is one of attention and a feed-forward network: it takes no '
                        'pattern with Mamba mixers or experts.')

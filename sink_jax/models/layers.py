@@ -15,6 +15,7 @@ from sink_jax.attention.param import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.sigma_reparam import VECTOR, first_vector, reparametrised
 
 _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu,
@@ -76,6 +77,8 @@ class Linear(nn.Module):
   Parameters are float32 and are rounded to the dtype of x for the product. group: one of BIASED;
   'dt' always has a bias. out_dtype: of the result, which the product is accumulated in; by
   default that of x.
+
+  With `config.linear` 'sigma_reparam' the layers of a block multiply by gamma W / sigma(W).
   """
 
   features: int
@@ -88,6 +91,9 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     w = self.param('kernel', initializer(self.init_kind, self.config),
                    (x.shape[-1], self.features), jnp.float32)
+    if self.config.linear == 'sigma_reparam' and self.group in ('qkv', 'out', 'ffn'):
+      gamma = self.param('gamma', nn.initializers.ones, (), jnp.float32)
+      w = reparametrised(w, gamma, self.param(VECTOR, first_vector, w))
     dtype = self.out_dtype or x.dtype
     out = jnp.einsum('...i,io->...o', x, w.astype(x.dtype), preferred_element_type=dtype)
     if self.group in (*self.config.biases, 'dt'):

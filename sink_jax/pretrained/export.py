@@ -74,7 +74,7 @@ def _check(config: ModelConfig) -> None:
   for name, value, wanted in (
       ('model.combine_heads', config.combine_heads, 'concat'), ('model.ffn', config.ffn, 'swiglu'),
       ('model.norm', config.norm, 'rmsnorm'), ('model.norm_location', config.norm_location, 'pre'),
-      ('model.sink_tokens', config.sink_tokens, 0),
+      ('model.linear', config.linear, 'plain'), ('model.sink_tokens', config.sink_tokens, 0),
       ('model.parallel_residual', config.parallel_residual, False),
       ('model.embedding_dim', config.embedding_dim, None),
       ('model.pattern', config.pattern, (Layer(),)),

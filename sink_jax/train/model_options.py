@@ -31,6 +31,7 @@ class ModelOptions:
   norm: str | None = None
   norm_eps: float | None = None
   norm_location: str | None = None
+  linear: str | None = None
   combine_heads: str | None = None
   sink_tokens: int | None = None
   init: str | None = None

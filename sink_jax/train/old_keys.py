@@ -62,6 +62,7 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
     attention.setdefault('head', 'PlainOutput()')
   if isinstance(model, dict):
     model.setdefault('unroll', 1)
+    model.setdefault('linear', 'plain')
     if isinstance(model.get('remat'), bool):
       model['remat'] = 'blocks' if model['remat'] else 'none'
   return config

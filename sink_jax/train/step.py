@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.sigma_reparam import after_update
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
@@ -188,6 +189,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
         grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     assert isinstance(params, Mapping)  # as state.params; optax allows any tree
+    if config.linear == 'sigma_reparam':
+      params = after_update(params)
     metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 

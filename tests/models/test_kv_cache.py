@@ -57,7 +57,8 @@ def decoded(run, inputs, policy, first):
     dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8, attention=sj.AttentionSpec(head='HeadNorm()')),
-    dict(parallel_residual=True), dict(norm='dyt', norm_location='sandwich'),
+    dict(parallel_residual=True),
+    dict(norm='dyt', norm_location='sandwich', linear='sigma_reparam'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),

@@ -73,6 +73,7 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(norm_location='post'), -16),
     (dict(norm_location='sandwich'), 3 * 2 * 16),
     (PROTECTED, -3 * 2 * 16 + 3 * 2 * 4),
+    (dict(linear='sigma_reparam'), 3 * (7 + 6 * 16 + 24)),
     (dict(norm='layernorm'), 7 * 16),
     (dict(norm='single'), -7 * (16 - 1)),
     (dict(norm='dyt'), 7 * (16 + 1)),
@@ -134,7 +135,10 @@ def numpy_model(config, params, inputs):
   act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish']}
 
   def linear(x, own):
-    return x @ own['kernel'] + own.get('bias', 0)
+    kernel = own['kernel']
+    if 'gamma' in own:
+      kernel = own['gamma'] / np.linalg.norm(kernel, 2) * kernel
+    return x @ kernel + own.get('bias', 0)
 
   def ffn(x, own):
     if config.ffn == 'none':
@@ -198,7 +202,9 @@ def numpy_model(config, params, inputs):
     dict(remat='blocks', head='HeadGate()'), dict(implementation='reference'),
     dict(norm_location='post', norm='layernorm', ffn='gelu'),
     dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none'),
-    PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu')],
+    PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu'),
+    dict(linear='sigma_reparam', biases=('qkv', 'out', 'ffn')),
+    dict(linear='sigma_reparam', norm='none', ffn='gelu', combine_heads='add')],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
   options = dict(options)
@@ -367,6 +373,9 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(norm_location='protected'), r"qk_norm = 'QKNorm\(\)'"),
     (PROTECTED | dict(init='tinyllama'), "model.init = 'torch_default'"),
     (PROTECTED | dict(pattern=(Layer(), Layer(), Layer(mamba=Mamba(8, 2, 2, 2)))), 'no pattern'),
+    (PROTECTED | dict(linear='sigma_reparam'), "model.linear = 'plain'"),
+    (dict(linear='sigma_reparam', layers=2, pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 2)))),
+     "use 'plain' with Mamba"), (dict(linear='sigma'), 'choices: plain, sigma_reparam'),
     (PROTECTED | dict(parallel_residual=True), "norm_location = 'pre'"),
     (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),

@@ -36,6 +36,8 @@ CASES = {
                   dict(implementation='reference', combine_heads='add', norm_location='post')),
     'biases': (dict(feature_map=sj.Mlp(), qk_norm=sj.QKNorm(), temperature=sj.LogLength()),
                dict(norm='layernorm', biases=('qkv', 'out', 'ffn'), remat='blocks')),
+    'sigma': (dict(qk_norm=sj.QKNorm()), dict(
+        implementation='chunked', linear='sigma_reparam', norm_location='sandwich', norm='single')),
     'token': ({}, dict(implementation='pallas', sink_tokens=1)),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}

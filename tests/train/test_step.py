@@ -151,6 +151,30 @@ def test_the_loss_is_the_weighted_mean():
   assert float(total / weight) == pytest.approx(float(metrics['loss']))
 
 
+def test_singular_vectors_follow_their_kernels():
+  config, mesh = small_model(linear='sigma_reparam'), make_mesh()
+  optimizer = OptimizerConfig(learning_rate=3e-4, weight_decay=1.0)
+  state = init_state(config, optimizer, 0, mesh)
+  train = make_train_step(config, optimizer, mesh)
+  layers = lambda params: [params['blocks'][room][name] for room, names in (
+      ('attention', ('query', 'key', 'value', 'out')), ('ffn', ('w1', 'w2', 'w_out')))
+      for name in names]
+  first = jax.tree.map(np.array, layers(state.params))
+  for seed in range(50):
+    state, metrics = train(state, batch(seed=seed), peak_rates(optimizer))
+  errors, stale = [], []
+  for old, new in zip(first, jax.tree.map(np.array, layers(state.params)), strict=True):
+    assert np.all(old['gamma'] == 1) and np.all(new['gamma'] != 1)
+    for layer, kernel in enumerate(new['kernel'].astype(np.float64)):
+      error = lambda own: abs(
+          np.linalg.norm(own['singular'][layer] @ kernel) / np.linalg.norm(kernel, 2) - 1)
+      errors.append(error(new))
+      stale.append(error(old))
+      assert np.linalg.norm(new['singular'][layer]) == pytest.approx(1, rel=1e-6)
+  assert max(errors) < 1e-3 < 3e-3 < max(stale), (max(errors), max(stale))
+  assert np.isfinite(metrics['grad_norm'])
+
+
 @pytest.mark.parametrize('microbatches', [2, 8])
 def test_microbatches_change_nothing(microbatches):
   # The weights differ between sequences, so that a mean of means would be wrong. SGD, because

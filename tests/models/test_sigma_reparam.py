@@ -1,0 +1,30 @@
+"""Kernels with a spectral norm of their own: gradients, and the vector that is found at the start.
+
+The layers' outputs are compared in test_transformer.py, and their training in test_step.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sink_jax.models.sigma_reparam import first_vector, reparametrised
+
+
+def test_gradients_are_those_of_the_spectral_norm():
+  rng = np.random.default_rng(0)
+  kernel, weights = rng.standard_normal((2, 3, 4))
+  vector = np.linalg.svd(kernel)[0][:, 0]
+  value = lambda w, gamma: np.sum(weights * gamma * w / np.linalg.norm(w, 2))
+  own = lambda w, gamma: jnp.sum(weights * reparametrised(w, gamma, jnp.float32(vector)))
+  found, by_gamma = jax.grad(own, (0, 1))(jnp.float32(kernel), jnp.float32(1.5))
+  steps = 1e-6 * np.eye(12).reshape(12, 3, 4)
+  expected = [(value(kernel + d, 1.5) - value(kernel - d, 1.5)) / 2e-6 for d in steps]
+  np.testing.assert_allclose(np.ravel(found), expected, atol=2e-6)
+  np.testing.assert_allclose(by_gamma, value(kernel, 1.0), rtol=1e-6)
+
+
+def test_the_first_vector_is_the_singular_one():
+  # Gaps between singular values are small in matrices of random numbers, as the initial ones are.
+  kernel = np.random.default_rng(0).uniform(-1, 1, (96, 256)).astype(np.float32)
+  vector = np.asarray(first_vector(jax.random.key(0), kernel), np.float64)
+  assert abs(np.linalg.norm(vector @ kernel) / np.linalg.norm(kernel, 2) - 1) < 1e-3
