@@ -483,9 +483,11 @@ def test_continuous_tasks_train_too(tmp_path):
 
 
 @pytest.mark.parametrize('changes', [
-    dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)'),
+    dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)',
+         model__norm_location='protected', attention__qk_norm='QKNorm()', model__norm='single'),
     dict(model__norm_location='post', model__combine_heads='add', microbatches=2,
-         model__remat='blocks', attention__similarity='Linear()', attention__normalizer='AbsFloor()',
+         model__remat='blocks', model__linear='sigma_reparam', model__norm='dyt',
+         attention__similarity='Linear()', attention__normalizer='AbsFloor()',
          attention__feature_map='Mlp()')])
 def test_other_architectures_and_objectives_train(tmp_path, changes):
   go(runs.config(steps=3, probe__every=0, validation__every=0, **changes), tmp_path)
@@ -523,7 +525,7 @@ def test_runs_older_than_tensor_meshes_are_read(whole, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(whole[0], workdir)
   config = json.loads((workdir / 'config.json').read_text())
-  del config['mesh']['tensor']
+  del config['mesh']['tensor'], config['model']['linear']
   config['model']['remat'] = False
   (workdir / 'config.json').write_text(json.dumps(config))
   assert sj.load_run(workdir).step == 8
