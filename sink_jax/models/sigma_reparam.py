@@ -24,11 +24,10 @@ one step, where a model of width 16 learned at a rate of 1e-3 (at 3e-4, 0.1 % an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from sink_jax.models.arrays import ParamTree
 
 # The first vector is that of 2**10 steps. The largest singular values of random matrices are half a
 # percent apart, so that a hundred steps can leave sigma as much too small.
@@ -61,7 +60,7 @@ def first_vector(key: jax.Array, kernel_IxO: jax.Array) -> jax.Array:
   return vector_I / jnp.linalg.norm(vector_I)
 
 
-def after_update(params: ParamTree) -> ParamTree:
+def after_update(params: Mapping[Any, Any]) -> Mapping[Any, Any]:
   """The parameters with each vector some steps of the power iteration further, for its kernel."""
   if VECTOR in params:
     step = lambda _, vector_I: _power_step(params['kernel'], vector_I)

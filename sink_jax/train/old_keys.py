@@ -12,15 +12,19 @@ from typing import Any
 _OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a rule
 # Components of `attention` that are younger than configs, and what was computed without them.
 _COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()'}
+_OPTIONS = {'linear': 'plain'}  # of `model`, likewise
 
 
 def with_components(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the components of attention that it does not name, as it computed them."""
-  attention = config.get('attention')
-  if not isinstance(attention, Mapping):  # what is wrong with it is said where it is read
-    return dict(config)
-  younger = {name: text for name, text in _COMPONENTS.items() if name not in attention}
-  return dict(config, attention={**attention, **younger})
+  """The config with the components of attention and options of the model that it does not name.
+
+  They are what it computed.
+  """
+  config = dict(config)
+  for section, known in (('attention', _COMPONENTS), ('model', _OPTIONS)):
+    if isinstance(named := config.get(section), Mapping):  # else it is refused where it is read
+      config[section] = {**named, **{k: v for k, v in known.items() if k not in named}}
+  return config
 
 
 def with_update_rule(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +66,6 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
     attention.setdefault('head', 'PlainOutput()')
   if isinstance(model, dict):
     model.setdefault('unroll', 1)
-    model.setdefault('linear', 'plain')
     if isinstance(model.get('remat'), bool):
       model['remat'] = 'blocks' if model['remat'] else 'none'
   return config

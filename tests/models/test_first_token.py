@@ -76,7 +76,8 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
 
 @pytest.mark.parametrize('options', [
     dict(ffn='relu', norm='layernorm'), dict(ffn='gelu', norm='none'),
-    dict(norm='single', norm_location='post'), dict(norm_location='sandwich', linear='sigma_reparam'),
+    dict(norm='single', norm_location='post'),
+    dict(norm_location='sandwich', linear='sigma_reparam'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(ffn='relu', norm='dyt'),
     dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2,
