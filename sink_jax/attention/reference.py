@@ -67,7 +67,8 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
-  weights, proxy = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
+  normalized = {'exponential': _exponential, 'additive': _additive}[spec.similarity.kind]
+  weights, proxy = normalized(spec, s, keep)
   if extra is None:
     return Rows(weights, proxy, None, None)
   return Rows(weights[..., 1:], proxy[..., 1:], weights[..., 0], proxy[..., 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ class Similarity(Component):
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
-  # Is f = exp, so that rows are computed relative to their maximum and cannot overflow?
-  exponential: ClassVar[bool] = False
+  # How rows are computed: 'additive' sums f as it is; 'exponential' is f = exp, whose rows are
+  # computed relative to their maximum and cannot overflow.
+  kind: ClassVar[Literal['additive', 'exponential']] = 'additive'
 
   def __call__(self, s: jax.Array) -> jax.Array:
     """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
@@ -31,7 +32,7 @@ class Similarity(Component):
 class Exp(Similarity):
   """f(s) = exp(s). With RowSum this is softmax attention (Eq. 4)."""
 
-  exponential = True
+  kind = 'exponential'
 
   def __call__(self, s: jax.Array) -> jax.Array:
     return jnp.exp(s)

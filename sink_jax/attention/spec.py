@@ -80,10 +80,10 @@ class AttentionSpec:
       # The way around `frozen`: config strings become components before anything hashes the spec.
       object.__setattr__(self, name, from_string(base, getattr(self, name)))
     f, z, bias = self.similarity, self.normalizer, self.kv_bias
-    if f.exponential and z.power is None:
+    if f.kind == 'exponential' and z.power is None:
       raise ValueError(f'{f} with {z} overflows: use RowSum() (softmax) or another '
                        'similarity, such as Sigmoid().')
-    if f.exponential and isinstance(z, RowSum) and z.eps:
+    if f.kind == 'exponential' and isinstance(z, RowSum) and z.eps:
       raise ValueError(f'{f} with {z}: rows of exp are computed relative to their maximum, '
                        'where eps has no fixed meaning; use RowSum() without eps.')
     if z.needs_nonnegative and self.signed:

@@ -161,7 +161,7 @@ def _eager(torch, spec, heads, length, head_dim, device):
 
   def f(q, k, v):
     s = q @ k.transpose(-1, -2) / math.sqrt(head_dim)
-    if similarity.exponential:
+    if similarity.kind == 'exponential':
       return torch.softmax(s.masked_fill(hidden, -math.inf), -1) @ v
     if isinstance(similarity, Sigmoid):
       s = torch.sigmoid(s)

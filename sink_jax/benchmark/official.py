@@ -44,7 +44,8 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   if extra_logit is not None:  # the extra key is one more column, before the first token
     s = jnp.concatenate([extra_logit.astype(dtype)[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
-  weights = (_exponential if spec.similarity.exponential else _additive)(spec, s, keep)
+  normalized = {'exponential': _exponential, 'additive': _additive}[spec.similarity.kind]
+  weights = normalized(spec, s, keep)
   first = 0 if extra_logit is None else 1
   out = jnp.einsum('bhlt,bthd->blhd', weights[..., first:], v)
   extra_params, dims = params.get('kv_bias', {}), Dims(heads, heads, q.shape[-1])

@@ -48,7 +48,7 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   extra_params, dims = params.get('kv_bias', {}), Dims(heads, heads, head_dim)
   extra_logit_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params)
   value = spec.kv_bias.value_HxDh(extra_params, dims)
-  combine = _exponential if spec.similarity.exponential else _additive
+  combine = {'exponential': _exponential, 'additive': _additive}[spec.similarity.kind]
   out, factor = combine(spec, rows, extra_logit_BxHxT, value)
   out = out if factor is None else out * _per_row(factor)
   added = spec.kv_bias.output_HxDh(extra_params, dims)
@@ -79,7 +79,7 @@ def row_weights(
     row-normalised score of the extra key (None without one).
   """
   extra, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
-  if spec.similarity.exponential:
+  if spec.similarity.kind == 'exponential':
     lse, power_lse = _with_extra(stat, power_stat, extra, power)
     # The rows came divided by exp(stat); with the extra key they are to be divided by exp(lse).
     share = jnp.exp(stat - lse)

@@ -139,7 +139,7 @@ class KernelLayout:
     # The sizes are powers of two, so whole tiles of the larger size are whole ones of both.
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
-    self.tile = ScoreTile(spec, head_dim, axis=1, sizes=sizes and not spec.similarity.exponential,
+    self.tile = ScoreTile(spec, head_dim, axis=1, sizes=sizes,
                           length=self.length if self.padded != self.length else None,
                           arithmetic=arithmetic(q_BxTxHxDh.dtype, interpret))
     self.dims = _powers_of_two(head_dim)

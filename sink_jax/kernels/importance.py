@@ -126,7 +126,7 @@ def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, params: Params, key
   """Two kernels: statistics of the rows, then weighted sums over the columns."""
   stat, power_stat, sizes = flash.statistics(spec, q, k)
   raw, share, extra = row_weights(spec, q, stat, power_stat, sizes, params)
-  if spec.similarity.exponential and spec.rows_sum_to_one:
+  if spec.similarity.kind == 'exponential' and spec.rows_sum_to_one:
     # Weights and proxy are the same: one column sum serves as both.
     columns = flash.column_sums(spec, keys, q, k, stat, share) * 2
   else:

@@ -71,7 +71,7 @@ class ScoreTile:
   def start(self, shape: tuple[int, ...]) -> State:
     """The state of rows that have seen no key."""
     power, zeros = self.spec.normalizer.power, jnp.zeros(shape, jnp.float32)
-    if self.spec.similarity.exponential:
+    if self.spec.similarity.kind == 'exponential':
       return (jnp.full(shape, MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
     return (zeros,) * ((power is not None) + self.sizes)
 
@@ -87,7 +87,7 @@ class ScoreTile:
       new state.
     """
     power, total = self.spec.normalizer.power, lambda x: jnp.sum(x, self.axis, keepdims=True)
-    if self.spec.similarity.exponential:
+    if self.spec.similarity.kind == 'exponential':
       s = s if keep is None else jnp.where(keep, s, MASKED)
       # Online softmax: weights are relative to the largest score so far, and older sums are
       # rescaled when it grows, so that no exponential exceeds one.
@@ -109,7 +109,7 @@ class ScoreTile:
   def finish(self, state: State) -> tuple[jax.Array | None, ...]:
     """Returns (factor of the rows or None, stat, power_stat, sizes or None)."""
     power = self.spec.normalizer.power
-    if self.spec.similarity.exponential:
+    if self.spec.similarity.kind == 'exponential':
       assert power is not None, 'AttentionSpec refuses exp without a normalisation'
       maximum, *sums = state
       # A row that sees no key has summed its masked scores, or nothing: its output is zero.
@@ -126,7 +126,7 @@ class ScoreTile:
   def weights(self, s: jax.Array, keep: jax.Array | None = None,
               stat: jax.Array | None = None) -> jax.Array:
     """f_ij; for exp exp(s_ij - lse_i), given stat = lse_i."""
-    if self.spec.similarity.exponential:
+    if self.spec.similarity.kind == 'exponential':
       return self._exp(keep, s, stat)
     # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
     return self._where(keep, self.arithmetic.weights(self.spec.similarity, s, self.scale))
@@ -140,7 +140,7 @@ class ScoreTile:
       rows: those of `row_cotangents`, which hold everything that comes by way of the statistics.
     """
     power = self.spec.normalizer.power
-    if self.spec.similarity.exponential:
+    if self.spec.similarity.kind == 'exponential':
       assert power is not None, 'AttentionSpec refuses exp without a normalisation'
       p = self.weights(s, keep, rows[0])
       # p (dp - do.o) comes by way of the softmax, and p times the cotangent of lse, whose
@@ -173,7 +173,7 @@ def row_cotangents(spec: AttentionSpec, result: PartialAttention,
   """
   power = spec.normalizer.power
   dstat, dpower = cotangents.row_stats_BxHxT, cotangents.power_row_stats_BxHxT
-  if not spec.similarity.exponential:
+  if spec.similarity.kind != 'exponential':
     if power is None:
       return ()
     return ((dstat + dpower) * (1 if power == 1 else power),)

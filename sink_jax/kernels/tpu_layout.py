@@ -56,8 +56,7 @@ class KernelLayout:
     self.padded = -(-self.length // self.block) * self.block
     self.interpret = interpret
     self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
-    self.tile = ScoreTile(spec, self.head_dim, axis=0,
-                          sizes=sizes and not spec.similarity.exponential,
+    self.tile = ScoreTile(spec, self.head_dim, axis=0, sizes=sizes,
                           length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
 

@@ -104,7 +104,7 @@ def describe_attention(experiment: Experiment) -> str:
   spec, tokens = experiment.attention, experiment.model.sink_tokens
   name = type(spec.similarity).__name__.lower()
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
-  if spec.similarity.exponential and isinstance(spec.normalizer, RowSum):
+  if spec.similarity.kind == 'exponential' and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
   elif isinstance(spec.normalizer, Unnormalized):
     words = f'{name} without normalisation'

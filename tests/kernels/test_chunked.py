@@ -91,7 +91,7 @@ def test_row_statistics_are_differentiable(monkeypatch, spec):
     s = scores(spec, q, k, i, i)
     keep = spec.mask.keep(i[:, None], i[None, :])
     power = spec.normalizer.power
-    if spec.similarity.exponential:
+    if spec.similarity.kind == 'exponential':
       s = jnp.where(keep, s, -jnp.inf)
       out = jnp.einsum('bhlt,bthd->blhd', jax.nn.softmax(s), v)
       return out, jax.nn.logsumexp(s, -1), jax.nn.logsumexp(power * s, -1)

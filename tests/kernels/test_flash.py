@@ -38,7 +38,7 @@ def plain_rows(spec, q, k, v):
   i = jnp.arange(q.shape[1])
   s, power = scores(spec, q, k, i, i), spec.normalizer.power
   keep = spec.mask.keep(i[:, None], i[None, :])
-  if spec.similarity.exponential:
+  if spec.similarity.kind == 'exponential':
     s = jnp.where(keep, s, -jnp.inf)
     stat, power_stat = (jax.nn.logsumexp(p * s, -1) for p in (1, power))
     f = jnp.exp(s - stat[..., None])
@@ -225,7 +225,7 @@ def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
     q, k, v, _ = random_inputs(spec, length=21, heads=2, kv_heads=1, head_dim=8)
     out, stat, _ = flash_tpu.forward(spec, q, k, v, interpret=mode)
     np.testing.assert_allclose(out, plain_rows(spec, q, k, v)[0], rtol=1e-4, atol=1e-5)
-    rows = (stat, 0 * stat) if spec.similarity.exponential else (0 * stat,)
+    rows = (stat, 0 * stat) if spec.similarity.kind == 'exponential' else (0 * stat,)
     results = (*flash_tpu.backward(spec, q, k, v, q, *rows, interpret=mode),
                *flash_tpu.statistics(spec, q, k, interpret=mode),
                *flash_tpu.column_sums(spec, 21, q, k, stat, stat, stat, interpret=mode))
