@@ -59,12 +59,15 @@ def attention(spec, q, k, v, params, x=None):
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
         zi = z(sims)
+        if type(spec.similarity).__name__ == 'Softpick':
+          sims = np.maximum(sims, 0)
         o = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added
         out[b, i, h] = head_output(
             o, None if x is None else x[b, i], mixed(v[b, i, h // group], h // group, of('value')),
             of('head'), h)
-        size = np.abs(sims)
-        # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
+        # The weights of softpick, whose similarities may be beyond any eps; softmax needs no guard
+        # against an empty sum; the official code adds 1e-8 elsewhere.
+        size = np.abs(sims) / (zi if type(spec.similarity).__name__ == 'Softpick' else 1)
         shares = size / (size.sum() + (0 if type(spec.similarity).__name__ == 'Exp' else 1e-8))
         weights[b, h, i, where] = sims[:len(where)] / zi
         proxy[b, h, i, where] = shares[:len(where)]

@@ -79,7 +79,7 @@ def pairwise_specs(values=None):
 
 _SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
 
-# What the paper trains, by table.
+# What the paper trains, by table, and operations that are kinds of their own.
 PAPER = {
     'softmax': {},
     'nope (Table 3)': dict(position=sj.Nope()),
@@ -114,6 +114,7 @@ PAPER = {
         similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()),
     'mlp (Table 15)': dict(
         similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),
+    'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
 }
 PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
 

@@ -45,6 +45,8 @@ _SIMILARITIES = {
     'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s))),
     'EluPlusOne': Variant(lambda f, s: _elu_plus_one(s)),
     'Linear': Variant(lambda f, s: s),
+    # Signed, for its normalizer; what is negative has no weight.
+    'Softpick': Variant(lambda f, s: math.exp(s) - 1),
 }
 
 
@@ -55,6 +57,9 @@ _NORMALIZERS = {
     'PNorm': Variant(lambda z, f: (f ** z.p).sum() ** (1 / z.p), (sj.PNorm(p=2.0),)),
     'Unnormalized': Variant(lambda z, f: 1.0),
     'AbsFloor': Variant(lambda z, f: max(abs(f.sum()), z.floor)),
+    # f is exp(s) - 1 here, and eps counts beside the sum divided by exp(m), m = max(0, largest s).
+    # The package takes no derivative of that m, which differences would show of a larger eps.
+    'AbsSum': Variant(lambda z, f: np.abs(f).sum() + z.eps * (1 + max(f.max(), 0))),
 }
 
 

@@ -1,7 +1,8 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm when
-f = exp. A normalizer turns that statistic into the factor of the row, in both forms.
+f = exp. A normalizer turns that statistic into the factor of the row, in both forms; rows of
+softpick come with AbsSum's factor.
 """
 
 from __future__ import annotations
@@ -134,3 +135,21 @@ class AbsFloor(Normalizer):
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
     # log Z = max(lse, log floor), and this is lse - log Z.
     return jnp.minimum(lse - jnp.log(self.floor), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsSum(Normalizer):
+  """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij): that of Softpick alone.
+
+  The paper (arXiv 2504.20966) and its code divide both sides by exp(m_i) and add eps to the sum
+  that is left; eps is 1e-6 in the released kernels and 1e-8 in their T x T form. They take m_i
+  without the 0, which makes no difference: where every score is negative the row is zero. As in
+  the released kernels m_i has no gradient.
+  """
+
+  eps: float = 1e-6
+
+  def __post_init__(self):
+    # Without it a row of zero scores would be 0 / 0.
+    if self.eps <= 0:
+      raise ValueError(f'{self}: eps must be > 0; the released kernels of softpick use 1e-6.')

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
+from sink_jax.attention.normalizer import AbsSum
 from sink_jax.attention.param import AnyArray
+from sink_jax.attention.similarity import exp_less_one
 from sink_jax.attention.spec import (
   AttentionSpec,
   Dims,
@@ -34,7 +36,8 @@ class Rows(NamedTuple):
   """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
 
   The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not
-  normalised; for exp it is softmax. The entries of the extra key are None without one.
+  normalised; for exp it is softmax, and for softpick f is the part of exp(s) - 1 that has weight.
+  The entries of the extra key are None without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -67,7 +70,8 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
-  normalized = {'exponential': _exponential, 'additive': _additive}[spec.similarity.kind]
+  normalized = {'exponential': _exponential, 'additive': _additive,
+                'rectified': _rectified}[spec.similarity.kind]
   weights, proxy = normalized(spec, s, keep)
   if extra is None:
     return Rows(weights, proxy, None, None)
@@ -100,6 +104,17 @@ def _additive(spec, s, keep):
   # `safe_power` lifts every f to a floor.
   density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
+
+
+def _rectified(spec, s, keep):
+  assert isinstance(spec.normalizer, AbsSum), 'AttentionSpec refuses others'
+  # exp(0) - 1 is nothing, in the sum as in the weights, which a masked score has to be.
+  s = jnp.where(keep, s, 0)
+  # What scales eps is a constant for the gradient, as in the released kernels.
+  largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
+  f = exp_less_one(s, largest)
+  weights = jax.nn.relu(f) / (jnp.abs(f).sum(-1, keepdims=True) + spec.normalizer.eps)
+  return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
 
 
 def safe_power(f: jax.Array, power: float) -> jax.Array:

@@ -20,8 +20,9 @@ class Similarity(Component):
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
   # How rows are computed: 'additive' sums f as it is; 'exponential' is f = exp, whose rows are
-  # computed relative to their maximum and cannot overflow.
-  kind: ClassVar[Literal['additive', 'exponential']] = 'additive'
+  # computed relative to their maximum and cannot overflow; 'rectified' is Softpick, which weighs
+  # values by one function of the score and sums another.
+  kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
 
   def __call__(self, s: jax.Array) -> jax.Array:
     """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
@@ -54,6 +55,29 @@ class Linear(Similarity):
 
   def __call__(self, s: jax.Array) -> jax.Array:
     return s
+
+
+@dataclasses.dataclass(frozen=True)
+class Softpick(Similarity):
+  """f(s) = max(exp(s) - 1, 0); with its normalizer, AbsSum, softpick (arXiv 2504.20966).
+
+  A score below zero has no weight, but a share in the sum of the row, so that a row need not sum
+  to one and may be zero. Its derivative at s = 0 is taken as zero. The formula is that of the
+  paper and of its code (zaydzuhri/softpick-attention, naive_softpick_attn.py and
+  flash_softpick_attn.py).
+  """
+
+  kind = 'rectified'
+
+  def __call__(self, s: jax.Array) -> jax.Array:
+    return jax.nn.relu(jnp.expm1(s))
+
+
+def exp_less_one(s: jax.Array, log: jax.Array) -> jax.Array:
+  """exp(-log) (exp(s) - 1) of scores s <= log, log >= 0; not for kernels, where expm1 may lack."""
+  # The minimum keeps expm1 finite where it is not used: a gradient through `where` takes both.
+  near = jnp.expm1(jnp.minimum(s, 1)) * jnp.exp(-log)
+  return jnp.where(s < 1, near, jnp.exp(s - log) - jnp.exp(-log))
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:

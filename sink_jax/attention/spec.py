@@ -15,7 +15,7 @@ from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
 from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
-from sink_jax.attention.normalizer import Normalizer, RowSum
+from sink_jax.attention.normalizer import AbsSum, Normalizer, RowSum
 from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.attention.position import Position, Positions, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
@@ -59,6 +59,7 @@ class AttentionSpec:
     an absolute eps has no fixed meaning;
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
     are positive, without a position bias or sink logit): the sum has no root, or can vanish;
+  * Softpick without AbsSum, or AbsSum without Softpick: what is summed belongs to the similarity;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
     effect on the output;
   * LogLength with a mask that does not count the keys that a query sees.
@@ -80,6 +81,9 @@ class AttentionSpec:
       # The way around `frozen`: config strings become components before anything hashes the spec.
       object.__setattr__(self, name, from_string(base, getattr(self, name)))
     f, z, bias = self.similarity, self.normalizer, self.kv_bias
+    if (f.kind == 'rectified') != isinstance(z, AbsSum):
+      raise ValueError(f'{f} with {z}: Softpick() and AbsSum() are parts of one operation; use '
+                       'both, or neither.')
     if f.kind == 'exponential' and z.power is None:
       raise ValueError(f'{f} with {z} overflows: use RowSum() (softmax) or another '
                        'similarity, such as Sigmoid().')

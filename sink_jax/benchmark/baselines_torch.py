@@ -23,8 +23,9 @@ from sink_jax.kernels.dispatch import platform
 
 
 def eager_covers(spec: AttentionSpec) -> bool:
-  """Whether the eager code computes it: no feature map, p-norm, bias, extra key or gate."""
-  return (isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
+  """Whether the eager code has it: no softpick, feature map, p-norm, bias, extra key or gate."""
+  return (spec.similarity.kind != 'rectified'
+          and isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
           and not spec.position.has_bias and not spec.kv_bias.has_extra_key
           and type(spec.head) is PlainOutput)
 
@@ -152,7 +153,7 @@ def _flex(torch, spec, heads, length, head_dim, device):
 def _eager(torch, spec, heads, length, head_dim, device):
   """As the official implementation: one T x T tensor after another, in the inputs' dtype."""
   if not eager_covers(spec):
-    raise NotImplementedError('the eager code here has neither biases nor p-norms')
+    raise NotImplementedError('the eager code here has neither biases nor p-norms nor softpick')
   tokens = torch.arange(length, device=device)
   distance = tokens[:, None] - tokens[None, :]
   size = spec.mask.window or length

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.head import PlainOutput
 from sink_jax.attention.param import Dims
 from sink_jax.attention.spec import (
   AttentionSpec,
@@ -25,9 +26,20 @@ from sink_jax.attention.spec import (
 )
 
 
+def covers(spec: AttentionSpec) -> bool:
+  """Whether the official code has it: neither softpick nor gates nor norms of heads."""
+  return spec.similarity.kind != 'rectified' and type(spec.head) is PlainOutput
+
+
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
            v_BxTxHkvxDh: jax.Array, params: Mapping[str, Any]) -> jax.Array:
-  """Attention output (B, T, H, Dh) of any variant; params as `AttentionSpec.params` lists them."""
+  """Attention output (B, T, H, Dh) of a variant; params as `AttentionSpec.params` lists them.
+
+  Raises:
+    NotImplementedError: a variant that the official code does not have.
+  """
+  if not covers(spec):
+    raise NotImplementedError(f'the official code has no {spec.similarity} with {spec.head}')
   q, k = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   heads, dtype = q.shape[2], q.dtype
   k = repeat_heads(k, heads)

@@ -7,9 +7,9 @@ from typing import TypeVar
 from sink_jax.attention.extra_key_value import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.feature_map import EluPlusOne, Mlp
 from sink_jax.attention.mask import Prefix, Window
-from sink_jax.attention.normalizer import AbsFloor, PNorm, RowSum, Unnormalized
+from sink_jax.attention.normalizer import AbsFloor, AbsSum, PNorm, RowSum, Unnormalized
 from sink_jax.attention.position import Alibi, Nope, Relative
-from sink_jax.attention.similarity import Linear, Sigmoid
+from sink_jax.attention.similarity import Linear, Sigmoid, Softpick
 from sink_jax.attention.spec import AttentionSpec
 
 T = TypeVar('T')
@@ -23,6 +23,7 @@ VARIANTS = {name: AttentionSpec(**({'position': Nope()} | components)) for name,
     'sigmoid-sum': dict(similarity=Sigmoid(), normalizer=_SUM),
     'elu': dict(similarity=EluPlusOne(), normalizer=_SUM),
     'linear': dict(similarity=Linear(), normalizer=AbsFloor()),
+    'softpick': dict(similarity=Softpick(), normalizer=AbsSum()),
     'alibi': dict(position=Alibi()),
     'relative': dict(position=Relative()),
     'p-norm': dict(normalizer=PNorm(p=2.0)),
@@ -30,7 +31,8 @@ VARIANTS = {name: AttentionSpec(**({'position': Nope()} | components)) for name,
     'k-bias': dict(kv_bias=KBias()),
 }.items()}
 
-# The attention of the models that the paper trains, by table and figure; rotary by default.
+# The attention of the models that the paper trains, by table and figure, and of others that have
+# a kernel or an epilogue of their own; rotary by default.
 PAPER = {name: AttentionSpec(**components) for name, components in {
     'softmax': {},
     'nope (Table 3)': dict(position=Nope()),
@@ -65,6 +67,7 @@ PAPER = {name: AttentionSpec(**components) for name, components in {
     'mlp (Table 15)': dict(
         similarity=Linear(), feature_map=Mlp(), normalizer=Unnormalized()),
     'sink logit': dict(kv_bias=SinkLogit()),
+    'softpick': dict(similarity=Softpick(), normalizer=AbsSum()),
 }.items()}
 
 

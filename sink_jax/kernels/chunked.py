@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention
+from sink_jax.kernels.rectified_tile import make_tile
 from sink_jax.kernels.score_tile import ScoreTile, row_cotangents
 
 BLOCK = 128  # query rows at a time
@@ -97,7 +98,7 @@ rows.defvjp(_forward, _backward)
 
 def _tile(spec: AttentionSpec, q_BxTxHxDh: jax.Array) -> ScoreTile:
   # With a length in any case, since `map_blocks` may pad a span with rows past the last token.
-  return ScoreTile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
+  return make_tile(spec, q_BxTxHxDh.shape[-1], axis=-1, length=q_BxTxHxDh.shape[1])
 
 
 def _scores(tile: ScoreTile, q_block: jax.Array, keys: jax.Array, i_L: jax.Array,

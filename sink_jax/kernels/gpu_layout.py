@@ -31,7 +31,7 @@ from jax.typing import DTypeLike
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, Approximate, Exact
 from sink_jax.kernels.block_mask import Ranges, key_tiles, query_tiles
-from sink_jax.kernels.score_tile import ScoreTile
+from sink_jax.kernels.rectified_tile import make_tile
 
 _PROGRAMS = 1024  # keep a GPU busy: sums over few columns are split into that many programs
 
@@ -139,7 +139,7 @@ class KernelLayout:
     # The sizes are powers of two, so whole tiles of the larger size are whole ones of both.
     block = max(self.blocks.own, self.blocks.other)
     self.padded = -(-self.length // block) * block
-    self.tile = ScoreTile(spec, head_dim, axis=1, sizes=sizes,
+    self.tile = make_tile(spec, head_dim, axis=1, sizes=sizes,
                           length=self.length if self.padded != self.length else None,
                           arithmetic=arithmetic(q_BxTxHxDh.dtype, interpret))
     self.dims = _powers_of_two(head_dim)

@@ -169,11 +169,12 @@ def row_cotangents(spec: AttentionSpec, result: PartialAttention,
   """The rows (B, H, T) that the backward pass of a tile needs.
 
   For exp, sum_j P_ij (do.v_j) = do.o, so that one number per row holds the cotangents of
-  the output and of the statistic (the delta of FlashAttention, less one subtraction).
+  the output and of the statistic (the delta of FlashAttention, less one subtraction). The same
+  holds for softpick, whose second statistic has no gradient.
   """
   power = spec.normalizer.power
   dstat, dpower = cotangents.row_stats_BxHxT, cotangents.power_row_stats_BxHxT
-  if spec.similarity.kind != 'exponential':
+  if spec.similarity.kind == 'additive':
     if power is None:
       return ()
     return ((dstat + dpower) * (1 if power == 1 else power),)
@@ -181,6 +182,8 @@ def row_cotangents(spec: AttentionSpec, result: PartialAttention,
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   delta = jnp.einsum('bthd,bthd->bht', float32(cotangents.out_BxTxHxDh),
                      float32(result.out_BxTxHxDh))
+  if spec.similarity.kind == 'rectified':
+    return result.row_stats_BxHxT, dstat - delta
   if power == 1:
     return result.row_stats_BxHxT, dstat + dpower - delta
   return result.row_stats_BxHxT, dstat - delta, result.power_row_stats_BxHxT, power * dpower

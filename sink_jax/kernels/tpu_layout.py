@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import Ranges, key_tiles, query_tiles
-from sink_jax.kernels.score_tile import ScoreTile
+from sink_jax.kernels.rectified_tile import make_tile
 
 # Queries and keys of a tile, at most; a multiple of the lanes. A tile of scores then takes 1 MiB in
 # float32, and with its inputs, twice for the copies in flight, stays far below the 16 MiB of
@@ -56,7 +56,7 @@ class KernelLayout:
     self.padded = -(-self.length // self.block) * self.block
     self.interpret = interpret
     self.slopes_H = spec.position.slopes(self.heads) if slopes_H is None else slopes_H
-    self.tile = ScoreTile(spec, self.head_dim, axis=0, sizes=sizes,
+    self.tile = make_tile(spec, self.head_dim, axis=0, sizes=sizes,
                           length=self.length if self.padded != self.length else None)
     self.state = [self.scratch(1, self.block)] * len(self.tile.start(()))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.attention.normalizer import AbsSum, RowSum, Unnormalized
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
@@ -106,6 +106,8 @@ def describe_attention(experiment: Experiment) -> str:
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if spec.similarity.kind == 'exponential' and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
+  elif spec.normalizer == AbsSum():  # of Softpick alone, whose name says it
+    words = name
   elif isinstance(spec.normalizer, Unnormalized):
     words = f'{name} without normalisation'
   elif spec.rows_sum_to_one:

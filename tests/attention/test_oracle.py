@@ -39,7 +39,11 @@ def test_every_pair_of_slot_values():
                    if x.acts_only_through_normalisation}
   assert without_value >= {'KBias', 'SinkLogit'}
   assert names == {frozenset(('Exp', 'Unnormalized')), frozenset(('Exp', 'RowSum'))} | {
-      frozenset(('Unnormalized', name)) for name in without_value}
+      frozenset(('Unnormalized', name)) for name in without_value} | {
+          frozenset(('Softpick', name)) for name in registry(COMPONENTS['normalizer'])
+          if name != 'AbsSum'} | {
+              frozenset(('AbsSum', name)) for name in registry(COMPONENTS['similarity'])
+              if name != 'Softpick'}
 
 
 @pytest.mark.full

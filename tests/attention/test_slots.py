@@ -83,6 +83,8 @@ def test_a_new_slot_class_is_a_choice_at_once():
     (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.KBias()), 'KVBias()'),
     (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.SinkLogit()),
      'KVBias()'),
+    (dict(similarity=sj.Softpick()), 'and AbsSum()'),
+    (dict(normalizer=sj.AbsSum()), 'Softpick() and'),
 ])
 def test_a_senseless_combination_names_the_remedy(slots, remedy):
   with pytest.raises(ValueError, match=remedy.replace('(', r'\(').replace(')', r'\)')):
@@ -91,8 +93,9 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
 
 @pytest.mark.parametrize('make', [
     lambda: sj.RowSum(eps=-1.0), lambda: sj.RowSum(scale=0.0), lambda: sj.PNorm(p=0.0),
-    lambda: sj.AbsFloor(floor=0.0), lambda: sj.Prefix(length=0), lambda: sj.KBias(value='one'),
-    lambda: sj.KBias(learnable_dims=0), lambda: sj.Relative(buckets=1),
+    lambda: sj.AbsFloor(floor=0.0), lambda: sj.AbsSum(eps=0.0), lambda: sj.Prefix(length=0),
+    lambda: sj.KBias(value='one'), lambda: sj.KBias(learnable_dims=0),
+    lambda: sj.Relative(buckets=1),
     lambda: sj.LogLength(scale=float('nan')), lambda: sj.Llama4(beta=-0.1),
     lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5),
     lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),

@@ -264,9 +264,13 @@ def test_options_that_do_not_fit_are_refused_with_the_remedy(arguments, said, ca
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_official_computation_gives_the_same(name):
+def test_the_official_computation_gives_the_same_or_says_why_not(name):
   spec = VARIANTS[name]
   (q, k, v, params), _ = baselines.random_inputs(Work(spec, (1, 2, 24, 8), 'float32', 0))
+  if name == 'softpick':
+    with pytest.raises(NotImplementedError, match='official code has no Softpick'):
+      official.attend(spec, q, k, v, params)
+    return
   expected = attend(spec, q, k, v, params, implementation='reference')
   np.testing.assert_allclose(official.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
 

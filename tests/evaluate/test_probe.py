@@ -29,7 +29,8 @@ def tokens(sequences=5, length=12):
 
 @pytest.mark.parametrize('spec', [
     sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'Unnormalized()'),
-    sj.AttentionSpec(kv_bias=sj.KBias())])
+    sj.AttentionSpec(kv_bias=sj.KBias()),
+    sj.AttentionSpec('Softpick()', 'AbsSum()', kv_bias=sj.SinkLogit())])
 def test_a_report_is_what_the_maps_say(spec):
   model = run(attention=spec, dtype='float32')
   report = sj.probe(model, tokens())

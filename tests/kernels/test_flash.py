@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import sink_jax as sj
 from sink_jax.attention.reference import safe_power, scores
+from sink_jax.attention.similarity import exp_less_one
 from sink_jax.attention.spec import repeat_heads, transform_qk
 from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
 from sink_jax.kernels.epilogue import PartialAttention
@@ -42,6 +43,12 @@ def plain_rows(spec, q, k, v):
     s = jnp.where(keep, s, -jnp.inf)
     stat, power_stat = (jax.nn.logsumexp(p * s, -1) for p in (1, power))
     f = jnp.exp(s - stat[..., None])
+  elif spec.similarity.kind == 'rectified':
+    s = jnp.where(keep, s, 0)
+    power_stat = jax.lax.stop_gradient(jnp.maximum(s.max(-1), 0))
+    f = exp_less_one(s, power_stat[..., None])
+    stat = power_stat + jnp.log(jnp.abs(f).sum(-1) + spec.normalizer.eps)
+    f = jax.nn.relu(f) * jnp.exp(power_stat - stat)[..., None]
   else:
     f = jnp.where(keep, spec.similarity(s), 0)
     total = 0 * f if power is None else f
@@ -54,7 +61,7 @@ def plain_rows(spec, q, k, v):
 # One of each way through a tile; what acts outside it makes no difference here.
 TILES = ['softmax', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid (Table 15)', 'alibi (Table 3)',
          'sigmoid, normalized (Table 15)', 'p-norm sigmoid 2 (Figure 29)',
-         'identity, normalized (Table 15)']
+         'identity, normalized (Table 15)', 'softpick']
 
 
 @pytest.mark.parametrize('name', TILES)
