@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from sink_jax.attention.similarity import Sigmoid, Similarity
 
 LOG2E = math.log2(math.e)
-# Up to here exp(x) - 1 is a series: its rest, x^4 / 120, and what a difference loses from here on,
+# Up to here exp(x) - 1 is a series: its rest, x^3 / 24, and what a difference loses from here on,
 # 2^-24 / x, are then about 2^-19 of the result.
-_SERIES = 1 / 8
+_SERIES = 1 / 32
 MASKED = -1e30  # finite, so that a row without any key so far stays finite
 
 
@@ -42,10 +42,9 @@ class Exact:
 
   def less_one(self, s: jax.Array, scale: float, power: jax.Array, one: jax.Array) -> jax.Array:
     """(exp(s scale) - 1) one, given power = exp(s scale) one; `one` is a quantity of rows."""
-    x = s * scale
     # The difference alone would lose all digits of small scores, which models start with.
-    series = x * one * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24))))
-    return jnp.where(jnp.abs(x) < _SERIES, series, power - one)
+    series = s * (one * scale) * (1 + s * (scale / 2 + s * (scale**2 / 6)))
+    return jnp.where(jnp.abs(s) < _SERIES / scale, series, power - one)
 
   def weights(self, similarity: Similarity, s: jax.Array, scale: float) -> jax.Array:
     """f(s scale)."""

@@ -19,6 +19,7 @@ SPECS = {
     'p-norm': dict(normalizer=sj.PNorm(p=2.0)),
     'elu': dict(similarity=sj.EluPlusOne(), normalizer=sj.RowSum(eps=1e-8)),
     'identity': dict(similarity=sj.Linear(), normalizer=sj.AbsFloor()),
+    'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
     'alibi': dict(position=sj.Alibi()),
     'relative': dict(position=sj.Relative()),
     'window': dict(mask=sj.Window(size=256)),
@@ -132,6 +133,26 @@ def test_attention_compiles(target, spec, shape, note):
 @pytest.mark.parametrize('spec, shape', CASES)
 def test_importance_compiles(target, spec, shape, note):
   checked(target, note, importance(spec), *importance_arguments(spec, shape))
+
+
+def test_softpick_needs_little_more_than_softmax(target, note):
+  """Compiled bytes and FLOPs; of GPUs also the busiest units of the loops that train."""
+  def needs(spec, f, args):
+    if target == 'h200':
+      compiled, kernels = ptx_report(f(spec), *args(spec, SHAPES['60m']))
+      busiest = lambda x: max(x.issue_cycles, x.matrix_cycles, x.special_cycles)
+      cycles = sum(busiest(k.loop) for k in kernels if k.pallas) if f is gradients else 1
+      found = dict(memory=memory(compiled).total, cycles=cycles)
+    else:
+      compiled = compile_for(target, f(spec), *args(spec, SHAPES['60m']))
+      cost = compiled.cost_analysis()
+      found = dict(memory=memory(compiled).total, flops=cost['flops'], moved=cost['bytes accessed'])
+    note(target=target, **found)
+    return found
+
+  for f, args in ((gradients, arguments), (importance, importance_arguments)):
+    softmax, softpick = (needs(SPECS[name], f, args) for name in ('softmax', 'softpick'))
+    assert all(softpick[name] <= 1.3 * softmax[name] for name in softmax), (softmax, softpick)
 
 
 def test_importance_of_131072_tokens(target, note):

@@ -66,7 +66,7 @@ def test_a_tile_is_the_definition_in_float64(shift):
 @pytest.mark.parametrize('largest', [0., 5., 60.])
 def test_no_score_loses_more_than_a_few_bits(largest):
   """exp(s) - 1, times exp(-largest): of all sizes, in all forms, relative to itself."""
-  x = np.concatenate([np.geomspace(1e-7, 80, 2000), [1 / 8, 0]]).astype(np.float32)
+  x = np.concatenate([np.geomspace(1e-7, 80, 2000), [1 / 32, 0]]).astype(np.float32)
   s = jnp.asarray(np.concatenate([x, -x]) / errors.SCALE, jnp.float32)
   s = s[np.float64(s) * errors.SCALE <= largest]
   truth = np.expm1(np.float64(s) * errors.SCALE) * np.exp(-largest)
@@ -75,9 +75,9 @@ def test_no_score_loses_more_than_a_few_bits(largest):
     power = arithmetic.exp2(arithmetic.from_maximum(s, maximum, errors.SCALE))
     f = arithmetic.less_one(s, errors.SCALE, power, np.float32(np.exp(-largest)))
     np.testing.assert_array_equal(np.sign(f), np.sign(truth))
-    # From 1/8 on, errors of exp(s - largest), 2^-22 and what the exponent was rounded by, are at
-    # most nine times as large in the difference.
-    np.testing.assert_allclose(f, truth, rtol=9 * (2**-21 + 2**-23 * 1.5 * largest))
+    # From 1/32 on, errors of exp(s - largest), 2^-22 and what the exponent was rounded by, are at
+    # most 33 times as large in the difference.
+    np.testing.assert_allclose(f, truth, rtol=33 * (2**-21 + 2**-23 * 1.5 * largest))
 
 
 @pytest.fixture(scope='module', params=['reference', 'chunked', 'tpu', 'gpu'])
