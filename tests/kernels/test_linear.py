@@ -166,6 +166,7 @@ def test_memory_grows_linearly_with_the_length():
 
 @pytest.mark.parametrize('spec, reason', [
     (sj.AttentionSpec(), r'only the similarity Linear\(\) has running sums, Exp\(\) has not'),
+    (sj.AttentionSpec('Softpick()', 'AbsSum()'), r'only the similarity Linear\(\).*Softpick\(\)'),
     (sj.AttentionSpec(similarity=sj.EluPlusOne(), normalizer=sj.Unnormalized()),
      r'only the similarity Linear\(\).*EluPlusOne\(\)'),
     (sj.AttentionSpec(similarity=sj.Linear(), normalizer=sj.AbsFloor(), mask=sj.Window(size=8)),

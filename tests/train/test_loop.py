@@ -484,7 +484,8 @@ def test_continuous_tasks_train_too(tmp_path):
 
 @pytest.mark.parametrize('changes', [
     dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)',
-         model__norm_location='protected', attention__qk_norm='QKNorm()', model__norm='single'),
+         model__norm_location='protected', attention__qk_norm='QKNorm()', model__norm='single',
+         attention__similarity='Softpick()', attention__normalizer='AbsSum()'),
     dict(model__norm_location='post', model__combine_heads='add', microbatches=2,
          model__remat='blocks', model__linear='sigma_reparam', model__norm='dyt',
          attention__similarity='Linear()', attention__normalizer='AbsFloor()',
