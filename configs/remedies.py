@@ -5,12 +5,13 @@
   python -m sink_jax.report --kind=leaderboard --runs=runs/remedies --out=results/leaderboard
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
-(after 2603.11487), with attention alone; `backcopy`, Bigram-Backcopy with one block (after
+(after 2603.11487), with attention alone; `bigram`, Bigram-Backcopy with one block (after
 2410.13835); `desk`, text at the budget of that name. Both tasks that are not text have four heads:
 with one, no number of seeds would show that a rate of heads has not changed. What a variant has no
 meaning for is left out (a norm where the model has none).
 """
 
+import math
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -35,24 +36,74 @@ _BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {'model.heads': 4, 'checkpoi
 
 _QK_NORM = _attention(qk_norm='QKNorm()')
 _SINK_LOGIT = _attention(kv_bias='SinkLogit()')
+_ZERO_SINK = _attention(kv_bias='ZeroSink()')
+_HEAD_GATE = _attention(head='HeadGate()')
+_SSNORM = {'model.norm': 'single'}
+_ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, longest=4096)'}
+_MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
+# What a model of fixed length knows of it, of each task: -log T is the bias of Apple's sigmoid, and
+# -12/T the low end of the clipped softmax that its paper chose for OPT-125M.
+_LENGTHS = {'trigger': 16, 'bigram': 64, 'desk': 64}
+
+
+def _of_length(length: int) -> dict[str, dict[str, Any]]:
+  """Variants whose numbers depend on the tokens T of a sequence."""
+  return {
+      'sigmoid-bias': _attention(
+          similarity=f'Sigmoid(bias={-math.log(length)!r})', normalizer='Unnormalized()'),
+      'clipped': _attention(normalizer=f'Clipped(low={-12 / length!r})'),
+      'pseudo-mask': _attention(kv_bias=f'PseudoMask(context={length})'),
+      'sink-logit-window': _SINK_LOGIT | _attention(mask=f'Window(size={length // 4})'),
+  }
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     'softmax': {},
+    # An extra key, or a token, that can take the attention.
     'sink-logit': _SINK_LOGIT,
+    'zero-sink': _ZERO_SINK,
     'k-bias': biases.TRIALS['k-bias'],
     'kv-bias': biases.TRIALS['kv-bias'],
     'v-bias': biases.TRIALS['v-bias'],
     'sink-token': biases.TRIALS['sink-token'],
-    'qk-norm': _QK_NORM,
+    # Rows that need not sum to one.
     'sigmoid': attention_operation.TRIALS['sigmoid'],
     'sigmoid-normalized': attention_operation.TRIALS['sigmoid-normalized'],
+    'relu': _attention(similarity='Relu()', normalizer='Count()'),
+    'squared-relu': _attention(similarity='SquaredRelu()', normalizer='Count()'),
+    'softpick': _attention(similarity='Softpick()', normalizer='AbsSum()'),
+    # Scores of another size.
+    'qk-norm': _QK_NORM,
+    'log-length': _attention(temperature='LogLength()'),
+    'log-length-fixed': _attention(temperature='LogLength(learned=False)'),
+    # Outputs of heads, and values.
+    'head-gate': _HEAD_GATE,
+    'element-gate': _attention(head='ElementGate()'),
+    'value-gate': _attention(head="ElementGate(source='value')"),
+    'slice-gate': _attention(head="HeadGate(source='slice', opening=0.25)"),
+    'head-gate-qk-norm': _HEAD_GATE | _QK_NORM,
+    'head-norm': _attention(head='HeadNorm()'),
+    'value-scale': _attention(value='ValueScale()'),
+    # Norms and blocks.
+    'ssnorm': _SSNORM,
+    'dyt': {'model.norm': 'dyt'},
+    'post-norm': {'model.norm_location': 'post'},
+    'sandwich': {'model.norm_location': 'sandwich'},
+    'protected': _QK_NORM | {'model.norm_location': 'protected', 'model.init': 'torch_default'},
+    'sigma-reparam': {'model.linear': 'sigma_reparam'},
+    # Update rules.
+    'muon': _MUON,
+    'ssnorm-muon': _SSNORM | _MUON,
+    'orthoadam': _ORTHO_ADAM,
+    'zero-sink-orthoadam': _ZERO_SINK | _ORTHO_ADAM,
 }
 # Without a norm in the model these would compare a norm with none, and not with RMSNorm.
-_OF_NORMS: tuple[str, ...] = ()
-TASKS = {'trigger': _TRIGGER, 'backcopy': _BACKCOPY}
+_OF_NORMS = ('ssnorm', 'dyt', 'post-norm', 'sandwich', 'protected', 'ssnorm-muon')
+_TASKS = {'trigger': _TRIGGER, 'bigram': _BACKCOPY, 'desk': {}}
 TRIALS = {f'{task}-{variant}': settings | changes
-          for task, settings in TASKS.items() for variant, changes in VARIANTS.items()
+          for task, settings in _TASKS.items()
+          for variant, changes in (VARIANTS | _of_length(_LENGTHS[task])).items()
           if task != 'trigger' or variant not in _OF_NORMS}
-TRIALS |= {f'desk-{variant}': changes for variant, changes in VARIANTS.items()}
 
 
 def get_config(name: str = '') -> ConfigDict:

@@ -18,7 +18,7 @@ from sink_jax.paper.spread import CONFIDENCE, MIN_SEEDS, Spread, spread_of
 from sink_jax.remedies.axes import AXES, EXTRA_KEY, Axis, null_level
 from sink_jax.report.records import RunRecord
 
-TASKS = {'trigger': 'Trigger averaging', 'backcopy': 'Bigram-Backcopy', 'desk': 'text (desk)'}
+TASKS = {'trigger': 'Trigger averaging', 'bigram': 'Bigram-Backcopy', 'desk': 'text (desk)'}
 SOFTMAX = 'softmax'
 _DEFAULT = 'default'  # what a group calls the trial that the others are changes of
 _EQUIVALENT = 0.90  # two one-sided tests at 5 % each: the whole interval lies inside the margin

@@ -11,7 +11,7 @@ from typing import Any
 
 _OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a rule
 # Components of `attention` that are younger than configs, and what was computed without them.
-_COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()'}
+_COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()', 'head': 'PlainOutput()'}
 _OPTIONS = {'linear': 'plain'}  # of `model`, likewise
 
 
@@ -56,14 +56,11 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
   config = with_components(with_update_rule(config))
   config.setdefault('loss_logits', 2**26)
   config.setdefault('gradient_reduction', 'microbatch')
-  mesh, model, data, attention = (
-      config.get(section) for section in ('mesh', 'model', 'data', 'attention'))
+  mesh, model, data = (config.get(section) for section in ('mesh', 'model', 'data'))
   if isinstance(mesh, dict):
     mesh.setdefault('tensor', 1)
   if isinstance(data, dict):
     data.setdefault('valid_source', '')
-  if isinstance(attention, dict):
-    attention.setdefault('head', 'PlainOutput()')
   if isinstance(model, dict):
     model.setdefault('unroll', 1)
     if isinstance(model.get('remat'), bool):

@@ -17,7 +17,7 @@ from tests.paper.paper_runs import HARDWARE, probe_row
 SEEDS = range(5)
 
 
-def plant(root, variant, sinks, *, task='backcopy', status='done', slot=None, losses=1.0,
+def plant(root, variant, sinks, *, task='bigram', status='done', slot=None, losses=1.0,
           ratio=1.5, value=0.2, changes=()):
   """Runs of a variant, one per seed, whose last probe has these rates in percent."""
   config = remedies.get_config(f'{task}-{variant}').to_dict()
@@ -51,7 +51,7 @@ def planted(tmp_path_factory):
   return root
 
 
-def task(root, key='backcopy'):
+def task(root, key='bigram'):
   found = {group.budget: standings.task_of(group) for group in standings.groups(find_runs(root))}
   return found[key]
 
@@ -175,3 +175,5 @@ def test_nothing_to_report_is_an_error_with_the_remedy(tmp_path):
 
 def test_every_finding_is_of_a_variant_that_can_be_trained():
   assert {finding.variant for finding in findings.FINDINGS} <= set(remedies.VARIANTS)
+  for task_, words in standings.TASKS.items():
+    assert f'{task_}-softmax' in remedies.TRIALS and words
