@@ -58,7 +58,7 @@ def attention(spec, q, k, v, params, x=None):
           sims.append(f(logit))
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
-        zi = z(sims)
+        zi = z(sims) or 1.0  # a row of zeros, as relu may give, is zero and not 0 / 0
         if type(spec.similarity).__name__ == 'Softpick':
           sims = np.maximum(sims, 0)
         o = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added

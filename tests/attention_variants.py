@@ -42,7 +42,9 @@ _MASKS = {
 _elu_plus_one = lambda s: s + 1 if s > 0 else math.exp(s)
 _SIMILARITIES = {
     'Exp': Variant(lambda f, s: math.exp(s)),
-    'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s))),
+    'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s - f.bias)), (sj.Sigmoid(bias=-2.0),)),
+    'Relu': Variant(lambda f, s: max(s, 0)),
+    'SquaredRelu': Variant(lambda f, s: max(s, 0) ** 2),
     'EluPlusOne': Variant(lambda f, s: _elu_plus_one(s)),
     'Linear': Variant(lambda f, s: s),
     # Signed, for its normalizer; what is negative has no weight.
@@ -56,6 +58,7 @@ _NORMALIZERS = {
                       (sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3))),
     'PNorm': Variant(lambda z, f: (f ** z.p).sum() ** (1 / z.p), (sj.PNorm(p=2.0),)),
     'Unnormalized': Variant(lambda z, f: 1.0),
+    'Count': Variant(lambda z, f: len(f)),
     'AbsFloor': Variant(lambda z, f: max(abs(f.sum()), z.floor)),
     # f is exp(s) - 1 here, and eps counts beside the sum divided by exp(m), m = max(0, largest s).
     # The package takes no derivative of that m, which differences would show of a larger eps.

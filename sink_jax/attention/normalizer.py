@@ -24,7 +24,10 @@ class Normalizer(Component):
 
   @property
   def power(self) -> float | None:
-    """The statistic of a row is sum_j f_ij^power; None: no statistic is needed."""
+    """The statistic of a row is sum_j f_ij^power; None: no statistic is needed.
+
+    With power 0 it is the number of visible keys, which no similarity changes.
+    """
     return 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
@@ -112,6 +115,23 @@ class Unnormalized(Normalizer):
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     return jnp.ones_like(row_sum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Count(Normalizer):
+  """Z_i = the number of keys that query i sees; an extra key is one of them.
+
+  With `Relu()` these are the rows relu(s) / i of Guo et al. 2024 (arXiv:2410.13835). Similarities
+  of any sign may be divided by it; exp, which it does not bound, may not.
+  """
+
+  @property
+  def power(self) -> float | None:
+    return 0.0
+
+  def factor(self, row_sum: jax.Array) -> jax.Array:
+    # Rows that see no key, those of padding, are zero whatever divides them.
+    return 1 / jnp.maximum(row_sum, 1)
 
 
 @dataclasses.dataclass(frozen=True)

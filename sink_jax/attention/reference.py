@@ -101,7 +101,7 @@ def _additive(spec, s, keep):
   if power is None:
     return f, proxy
   # f^power, whose row sum is the statistic of the normalizer. Masked entries are zeroed again, as
-  # `safe_power` lifts every f to a floor.
+  # `safe_power` lifts every f to a floor, and f^0 is 1.
   density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
@@ -118,7 +118,12 @@ def _rectified(spec, s, keep):
 
 
 def safe_power(f: jax.Array, power: float) -> jax.Array:
-  """f^power of a similarity that is not negative; its derivative is finite at 0 as well."""
+  """f^power of a similarity that is not negative; its derivative is finite at 0 as well.
+
+  f^0 is 1 without a power being taken, for similarities of any sign.
+  """
+  if power == 0:
+    return jnp.ones_like(f)
   # For power < 1 the derivative power f^(power - 1) is infinite at f = 0; at 1e-30 it is finite.
   return jnp.maximum(f, 1e-30) ** power
 

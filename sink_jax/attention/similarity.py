@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 import jax
@@ -39,12 +40,50 @@ class Exp(Similarity):
     return jnp.exp(s)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sigmoid(Similarity):
-  """f(s) = 1 / (1 + exp(-s)), without bias or length scaling, as in the official code."""
+  """f(s) = 1 / (1 + exp(-(s + bias))).
+
+  Without a bias it is that of the official code (sail-sg/Attention-Sink). With
+  bias = -log T, for T tokens in training, the weights of a row first sum to about one
+  (Ramapuram et al. 2024, arXiv:2409.04431).
+  """
+
+  bias: float = 0.0
+
+  def __post_init__(self):
+    if not math.isfinite(self.bias):
+      raise ValueError(f'{self}: bias must be finite.')
+
+  def __repr__(self) -> str:
+    # A bias of zero is left out: configs and records that were written before there was one hold
+    # 'Sigmoid()', and are compared with this string.
+    return f'{type(self).__name__}({f"bias={self.bias!r}" if self.bias else ""})'
 
   def __call__(self, s: jax.Array) -> jax.Array:
-    return jax.nn.sigmoid(s)
+    return jax.nn.sigmoid(s + self.bias if self.bias else s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relu(Similarity):
+  """f(s) = max(s, 0), with derivative 0 at s = 0.
+
+  Divided by the number of visible keys, `Count()`, it is the ReLU attention of Guo et al. 2024
+  (arXiv:2410.13835) and, but for their fixed length, of Wortsman et al. 2023 (arXiv:2309.08586).
+  """
+
+  def __call__(self, s: jax.Array) -> jax.Array:
+    # Not `jnp.maximum`, whose derivative at s = 0 is 1/2: features of zeros have such scores.
+    return jnp.where(s > 0, s, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredRelu(Similarity):
+  """f(s) = max(s, 0)^2, as in the gated attention unit of Hua et al. 2022 (arXiv:2202.10447)."""
+
+  def __call__(self, s: jax.Array) -> jax.Array:
+    relu = jnp.where(s > 0, s, 0)
+    return relu * relu
 
 
 @dataclasses.dataclass(frozen=True)

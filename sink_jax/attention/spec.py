@@ -54,14 +54,14 @@ class AttentionSpec:
   config string. A spec is hashable and compared by value, so it is a static argument of jitted
   functions. Combinations that make no sense raise a ValueError:
 
-  * Exp with Unnormalized: exp overflows without a normalisation;
+  * Exp with Unnormalized or Count: exp overflows without a sum of its own to divide by;
   * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
     an absolute eps has no fixed meaning;
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
     are positive, without a position bias or sink logit): the sum has no root, or can vanish;
   * Softpick without AbsSum, or AbsSum without Softpick: what is summed belongs to the similarity;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
-    effect on the output;
+    effect on the output; with Count: one that its parameters do not change;
   * LogLength with a mask that does not count the keys that a query sees.
   """
 
@@ -84,9 +84,9 @@ class AttentionSpec:
     if (f.kind == 'rectified') != isinstance(z, AbsSum):
       raise ValueError(f'{f} with {z}: Softpick() and AbsSum() are parts of one operation; use '
                        'both, or neither.')
-    if f.kind == 'exponential' and z.power is None:
+    if f.kind == 'exponential' and not z.power:
       raise ValueError(f'{f} with {z} overflows: use RowSum() (softmax) or another '
-                       'similarity, such as Sigmoid().')
+                       'similarity, such as Sigmoid() or Relu().')
     if f.kind == 'exponential' and isinstance(z, RowSum) and z.eps:
       raise ValueError(f'{f} with {z}: rows of exp are computed relative to their maximum, '
                        'where eps has no fixed meaning; use RowSum() without eps.')
@@ -99,6 +99,9 @@ class AttentionSpec:
                        'through the normalisation; use KVBias() or a normalizer.')
     if self.temperature.counts_keys:
       self.mask.visible(0, 1)  # raises where the mask has no such number
+    if z.power == 0 and bias.acts_only_through_normalisation:
+      raise ValueError(f'{bias} has no score that {z} reads: without a value an extra key is one '
+                       'key more, whatever its parameters are; use KVBias() or RowSum().')
 
   @property
   def signed(self) -> bool:

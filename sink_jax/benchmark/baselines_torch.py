@@ -14,20 +14,21 @@ import time
 from sink_jax.attention.feature_map import EluPlusOne, Identity
 from sink_jax.attention.head import PlainOutput
 from sink_jax.attention.mask import Causal, Window
-from sink_jax.attention.normalizer import PNorm
+from sink_jax.attention.normalizer import AbsFloor, RowSum, Unnormalized
 from sink_jax.attention.position import Alibi
-from sink_jax.attention.similarity import Exp, Sigmoid
+from sink_jax.attention.similarity import Exp, Linear, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark.work import Programs, Work
 from sink_jax.kernels.dispatch import platform
 
 
 def eager_covers(spec: AttentionSpec) -> bool:
-  """Whether the eager code has it: no softpick, feature map, p-norm, bias, extra key or gate."""
-  return (spec.similarity.kind != 'rectified'
-          and isinstance(spec.feature_map, Identity) and not isinstance(spec.normalizer, PNorm)
-          and not spec.position.has_bias and not spec.kv_bias.has_extra_key
-          and type(spec.head) is PlainOutput)
+  """Whether the eager code computes it: no feature map, bias, extra key or gate, and its functions."""
+  # By class: what another one computes, even a subclass, the code below does not know.
+  return (isinstance(spec.feature_map, Identity) and not spec.position.has_bias
+          and not spec.kv_bias.has_extra_key and type(spec.head) is PlainOutput
+          and type(spec.similarity) in (Exp, Sigmoid, EluPlusOne, Linear)
+          and type(spec.normalizer) in (RowSum, Unnormalized, AbsFloor))
 
 
 def flash_covers(spec: AttentionSpec) -> bool:
@@ -153,7 +154,7 @@ def _flex(torch, spec, heads, length, head_dim, device):
 def _eager(torch, spec, heads, length, head_dim, device):
   """As the official implementation: one T x T tensor after another, in the inputs' dtype."""
   if not eager_covers(spec):
-    raise NotImplementedError('the eager code here has neither biases nor p-norms nor softpick')
+    raise NotImplementedError(f'the eager code here does not compute {spec}')
   tokens = torch.arange(length, device=device)
   distance = tokens[:, None] - tokens[None, :]
   size = spec.mask.window or length
@@ -165,7 +166,7 @@ def _eager(torch, spec, heads, length, head_dim, device):
     if similarity.kind == 'exponential':
       return torch.softmax(s.masked_fill(hidden, -math.inf), -1) @ v
     if isinstance(similarity, Sigmoid):
-      s = torch.sigmoid(s)
+      s = torch.sigmoid(s + similarity.bias)
     elif isinstance(similarity, EluPlusOne):
       s = torch.nn.functional.elu(s) + 1
     # The mask comes after the function, as in the official implementation; of softmax it is in the

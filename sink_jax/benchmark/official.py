@@ -80,5 +80,5 @@ def _additive(spec, s, keep):
   f, power = jnp.where(keep, spec.similarity(s), 0), spec.normalizer.power
   if power is None:
     return f
-  total = jnp.sum(f if power == 1 else f**power, -1, keepdims=True)
+  total = jnp.sum(f if power == 1 else jnp.where(keep, f**power, 0), -1, keepdims=True)
   return f * spec.normalizer.factor(total).astype(f.dtype)

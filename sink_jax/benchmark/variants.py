@@ -7,9 +7,9 @@ from typing import TypeVar
 from sink_jax.attention.extra_key_value import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.feature_map import EluPlusOne, Mlp
 from sink_jax.attention.mask import Prefix, Window
-from sink_jax.attention.normalizer import AbsFloor, AbsSum, PNorm, RowSum, Unnormalized
+from sink_jax.attention.normalizer import AbsFloor, AbsSum, Count, PNorm, RowSum, Unnormalized
 from sink_jax.attention.position import Alibi, Nope, Relative
-from sink_jax.attention.similarity import Linear, Sigmoid, Softpick
+from sink_jax.attention.similarity import Linear, Relu, Sigmoid, Softpick
 from sink_jax.attention.spec import AttentionSpec
 
 T = TypeVar('T')
@@ -21,6 +21,7 @@ VARIANTS = {name: AttentionSpec(**({'position': Nope()} | components)) for name,
     'softmax': {},
     'sigmoid': dict(similarity=Sigmoid(), normalizer=Unnormalized()),
     'sigmoid-sum': dict(similarity=Sigmoid(), normalizer=_SUM),
+    'relu': dict(similarity=Relu(), normalizer=Count()),
     'elu': dict(similarity=EluPlusOne(), normalizer=_SUM),
     'linear': dict(similarity=Linear(), normalizer=AbsFloor()),
     'softpick': dict(similarity=Softpick(), normalizer=AbsSum()),

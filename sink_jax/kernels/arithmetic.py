@@ -82,7 +82,10 @@ class Approximate(Exact):
   def weights(self, similarity: Similarity, s: jax.Array, scale: float) -> jax.Array:
     # By class, since a subclass may be another function.
     if type(similarity) is Sigmoid:  # far below zero 1 / (1 + inf) = 0
-      return self.reciprocal(1 + self.exp2(s * (-scale * LOG2E)))
+      exponent = s * (-scale * LOG2E)
+      if similarity.bias:
+        exponent = self._scaled(s, -scale * LOG2E, jnp.full_like(s, -similarity.bias * LOG2E))
+      return self.reciprocal(1 + self.exp2(exponent))
     return super().weights(similarity, s, scale)
 
   def weights_and_slopes(self, similarity: Similarity, s: jax.Array,

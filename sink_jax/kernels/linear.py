@@ -36,7 +36,7 @@ def unsupported(spec: AttentionSpec) -> str | None:
     return f'the running sums need the mask Causal(), not {spec.mask}'
   if spec.position.has_bias:
     return f'{spec.position} adds a bias to every score, which running sums cannot hold'
-  if spec.normalizer.power not in (None, 1):
+  if spec.normalizer.power not in (None, 0, 1):
     return (f'{spec.normalizer} needs a sum of powers of the scores, and running sums give '
             'the sum of the scores alone')
   return None
@@ -49,11 +49,13 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   Hkv may divide H: query heads then share the running sums of their group.
   """
   out = _rows(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
-  if spec.normalizer.power is None:
-    batch, length, heads = q_BxTxHxDh.shape[:3]
-    stat = jnp.zeros((batch, heads, length), jnp.float32)
-  else:
+  if spec.normalizer.power == 1:
     stat = _row_sums(q_BxTxHxDh, k_BxTxHkvxDh)
+  else:
+    batch, length, heads = q_BxTxHxDh.shape[:3]
+    # Row i sees i keys; without a normalisation nobody reads the statistic.
+    count = jnp.arange(1, length + 1) if spec.normalizer.power == 0 else 0
+    stat = jnp.broadcast_to(jnp.asarray(count, jnp.float32), (batch, heads, length))
   return checkpoint_name(PartialAttention(out, stat, stat), ATTENTION)
 
 

@@ -150,7 +150,7 @@ class ScoreTile:
         ds = ds + self._exp(keep, s, rows[2], power) * rows[3]
       return p, ds
     f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
-    if power is not None:
+    if power:  # no similarity changes the number of keys
       # The derivative of f^p is p f^(p - 1), and `row_cotangents` has multiplied by p already.
       dp = dp + (rows[0] if power == 1 else rows[0] * safe_power(f, power - 1))
     # df is f', dp all that flows into f; masked scores have neither weight nor cotangent.
@@ -175,7 +175,7 @@ def row_cotangents(spec: AttentionSpec, result: PartialAttention,
   power = spec.normalizer.power
   dstat, dpower = cotangents.row_stats_BxHxT, cotangents.power_row_stats_BxHxT
   if spec.similarity.kind == 'additive':
-    if power is None:
+    if not power:
       return ()
     return ((dstat + dpower) * (1 if power == 1 else power),)
   float32 = lambda x: x.astype(jnp.float32)

@@ -102,7 +102,9 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, tokens = experiment.attention, experiment.model.sink_tokens
-  name = type(spec.similarity).__name__.lower()
+  # The short name suffices where all arguments have their defaults.
+  name = (type(spec.similarity).__name__.lower()
+          if spec.similarity == type(spec.similarity)() else str(spec.similarity))
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if spec.similarity.kind == 'exponential' and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'

@@ -38,8 +38,8 @@ def test_every_pair_of_slot_values():
   without_value = {type(x).__name__ for x in slot_values()['kv_bias']
                    if x.acts_only_through_normalisation}
   assert without_value >= {'KBias', 'SinkLogit'}
-  assert names == {frozenset(('Exp', 'Unnormalized')), frozenset(('Exp', 'RowSum'))} | {
-      frozenset(('Unnormalized', name)) for name in without_value} | {
+  assert names == {frozenset(('Exp', name)) for name in ('Unnormalized', 'RowSum', 'Count')} | {
+      frozenset((name, extra)) for name in ('Unnormalized', 'Count') for extra in without_value} | {
           frozenset(('Softpick', name)) for name in registry(COMPONENTS['normalizer'])
           if name != 'AbsSum'} | {
               frozenset(('AbsSum', name)) for name in registry(COMPONENTS['similarity'])

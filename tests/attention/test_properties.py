@@ -191,6 +191,16 @@ def test_normed_heads_have_the_size_of_their_gain():
                                rtol=1e-4)
 
 
+@BOTH
+def test_relu_over_the_number_of_keys(implementation):
+  spec = sj.AttentionSpec('Relu()', 'Count()', position='Nope()')
+  q, k, v, _ = random_inputs(spec, length=9)
+  f = np.maximum(np.einsum('bihd,bjhd->bhij', q, k) / 2, 0) * np.tri(9)  # Dh = 4
+  expected = np.einsum('bhij,bjhd->bihd', f, v) / np.arange(1, 10)[:, None, None]
+  np.testing.assert_allclose(attend(spec, q, k, v, implementation=implementation), expected,
+                             rtol=1e-5, atol=1e-6)
+
+
 def test_one_token():
   for spec in PAPER.values():
     q, k, v, params = random_inputs(spec, length=1)

@@ -59,6 +59,12 @@ def test_numbers_are_read_as_their_field_says():
   assert isinstance(from_string(Position, 'Rope(base=500000)').base, float)
 
 
+def test_a_sigmoid_without_a_bias_is_written_as_before_there_was_one():
+  assert repr(sj.Sigmoid()) == 'Sigmoid()' == repr(from_string(Similarity, 'Sigmoid(bias=0)'))
+  assert from_string(Similarity, 'Sigmoid()') == sj.Sigmoid(bias=0.0)
+  assert repr(sj.Sigmoid(bias=-2.5)) == 'Sigmoid(bias=-2.5)'
+
+
 def test_a_new_slot_class_is_a_choice_at_once():
   @dataclasses.dataclass(frozen=True)
   class Everything(Mask):
@@ -85,6 +91,8 @@ def test_a_new_slot_class_is_a_choice_at_once():
      'KVBias()'),
     (dict(similarity=sj.Softpick()), 'and AbsSum()'),
     (dict(normalizer=sj.AbsSum()), 'Softpick() and'),
+    (dict(normalizer=sj.Count()), 'Relu()'),
+    (dict(similarity=sj.Relu(), normalizer=sj.Count(), kv_bias=sj.KBias()), 'KVBias()'),
 ])
 def test_a_senseless_combination_names_the_remedy(slots, remedy):
   with pytest.raises(ValueError, match=remedy.replace('(', r'\(').replace(')', r'\)')):
@@ -100,7 +108,8 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
     lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5),
     lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),
     lambda: sj.ElementGate(start='ones'), lambda: sj.ElementGate(scale=0.0),
-    lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0)])
+    lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0),
+    lambda: sj.Sigmoid(bias=float('nan'))])
 def test_a_value_out_of_range_is_refused(make):
   with pytest.raises(ValueError):
     make()

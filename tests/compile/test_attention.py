@@ -16,6 +16,7 @@ SPECS = {
     'softmax': {},
     'sigmoid': dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()),
     'sigmoid-normalized': dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
+    'relu': dict(similarity=sj.Relu(), normalizer=sj.Count()),
     'p-norm': dict(normalizer=sj.PNorm(p=2.0)),
     'elu': dict(similarity=sj.EluPlusOne(), normalizer=sj.RowSum(eps=1e-8)),
     'identity': dict(similarity=sj.Linear(), normalizer=sj.AbsFloor()),

@@ -133,6 +133,27 @@ def test_importance_with_the_arithmetic_of_gpus(emulated, spec):
   np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sigmoid_with_a_bias_has_the_short_form():
+  s = jnp.linspace(-90, 30, 97)
+  exact, slope = jax.jvp(sj.Sigmoid(bias=-4.), (s / 2,), (jnp.ones_like(s),))
+  f, df = EMULATED.weights_and_slopes(sj.Sigmoid(bias=-4.), s, .5)
+  # An exponent of up to 71 is off by its rounding.
+  np.testing.assert_allclose(f, exact, rtol=71 * 2**-23, atol=2 * TINY)
+  np.testing.assert_allclose(df, slope, rtol=71 * 2**-23, atol=2**-23)
+
+
+@pytest.mark.parametrize('implementation', ['chunked', 'pallas'])
+def test_keys_are_counted_without_a_power(implementation):
+  x = struct(1, 64, 1, 64, dtype='float32')
+
+  def takes_powers(normalizer):
+    loss = lambda *x: sj.attend(sj.AttentionSpec('Relu()', normalizer), *x,
+                                implementation=implementation).sum()
+    return ' pow ' in str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(x, x, x))
+
+  assert takes_powers('PNorm(p=2.5)') and not takes_powers('Count()')
+
+
 def test_which_inputs_get_which_arithmetic():
   assert gpu_layout.arithmetic(jnp.bfloat16, interpret=True) is EXACT
   assert gpu_layout.arithmetic(jnp.float32, interpret=False) is EXACT

@@ -114,8 +114,9 @@ def test_paper_variants(part, monkeypatch, request):
 # The values that differ inside a tile. The rest acts before or after it, and is the same code
 # for the chunked implementation, which test_oracle.py takes through all pairs.
 IN_TILES = dict(
-    similarity=slot_values()['similarity'],
-    normalizer=[sj.RowSum(), sj.PNorm(p=0.5), sj.PNorm(p=2.0), sj.Unnormalized(), sj.AbsFloor()],
+    similarity=[sj.Exp(), sj.Sigmoid(bias=-2.0), sj.EluPlusOne(), sj.Linear(), sj.Relu()],
+    normalizer=[sj.RowSum(), sj.PNorm(p=0.5), sj.PNorm(p=2.0), sj.Unnormalized(), sj.AbsFloor(),
+                sj.Count()],
     position=[sj.Rope(), sj.Alibi(), sj.Relative(decreasing=True, buckets=4, max_distance=5)],
     mask=[sj.Causal(), sj.Window(size=1), sj.Window(size=3), sj.Prefix(length=3)])
 

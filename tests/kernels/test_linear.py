@@ -19,7 +19,8 @@ from tests.attention_specs import PAPER, legal, random_inputs
 SPECS = [spec for spec in (
     legal(similarity=sj.Linear(), feature_map=feature_map, normalizer=normalizer)
     for feature_map in (sj.Identity(), sj.EluPlusOne(), sj.Mlp())
-    for normalizer in (sj.AbsFloor(), sj.Unnormalized(), sj.RowSum(scale=0.5), sj.PNorm(p=1.0)))
+    for normalizer in (sj.AbsFloor(), sj.Unnormalized(), sj.RowSum(scale=0.5), sj.PNorm(p=1.0),
+                       sj.Count()))
     if spec is not None]
 SPECS += [
     sj.AttentionSpec(similarity=sj.Linear(), normalizer=sj.AbsFloor(), position=sj.Nope(),
