@@ -218,6 +218,8 @@ _EXTRA_KEYS = {
     'VBias': Variant(lambda b, params, h, dh: _Extra(added=params['value'][0 if b.shared else h]),
                      (sj.VBias(shared=True),)),
     'SinkLogit': Variant(lambda b, params, h, dh: _Extra(logit=params['logit'][h])),
+    'ZeroSink': Variant(lambda b, params, h, dh: _Extra(logit=math.log(b.n)),
+                        (sj.ZeroSink(n=0.25),)),
 }
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.param import AnyArray, Dims, Param
+from sink_jax.attention.position import Positions
 from sink_jax.component import Component
 
 Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
@@ -34,6 +35,8 @@ class ExtraKeyValue(Component):
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
   # May the extra logit be negative where all features, and so all products, are positive?
   logit_may_be_negative: ClassVar[bool] = False
+  # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
+  needs_exponential: ClassVar[bool] = False
   # Words for tables and for sentences; empty where nothing is added to attention.
   label: ClassVar[str]
   description: ClassVar[str]
@@ -60,8 +63,11 @@ class ExtraKeyValue(Component):
     """k* of every query head, before the feature map; None where the logit ignores the query."""
     return None
 
-  def logit_H(self, params: Arrays) -> jax.Array:
-    """The extra key's score in every query head where it does not depend on the query."""
+  def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
+    """The extra key's score where no query changes it, for query heads and positions.
+
+    Either axis may have size one instead, where the score is the same along it.
+    """
     raise NotImplementedError
 
   def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
@@ -199,6 +205,34 @@ class SinkLogit(ExtraKeyValue):
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'logit': Param((dims.heads,), 'zeros')}
 
-  def logit_H(self, params: Arrays) -> jax.Array:
+  def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     # Not divided by sqrt(Dh): the logit itself is learned, and it is no product of two vectors.
-    return jnp.asarray(params['logit'])
+    return jnp.asarray(params['logit'])[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroSink(ExtraKeyValue):
+  """Softmax off by one: Z_i = n + sum_j exp(s_ij), without parameters (Miller 2023).
+
+  With n = 1 it is softmax with a logit of zero and a value of zero appended, which Xiao et al. 2023
+  (arXiv:2309.17453) call a zero sink, and a sink logit that stays at 0, where `SinkLogit` starts.
+  Any n > 0 is the logit log n. What a row gives to n is reported as the extra key's.
+  """
+
+  n: float = 1.0
+
+  has_extra_key = True
+  needs_exponential = True
+  label = 'off by one'
+  description = ''  # nothing is learned
+
+  def __post_init__(self):
+    if not 0 < self.n < math.inf:
+      raise ValueError(f'{self}: n must be > 0 and finite; NoBias() adds nothing to the sum.')
+
+  @property
+  def acts_only_through_normalisation(self) -> bool:
+    return True
+
+  def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
+    return jnp.full((1, 1), math.log(self.n), jnp.float32)

@@ -66,7 +66,7 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
-  extra = extra_key_logit(spec, q_BxLxHxDh, params)
+  extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)

@@ -62,6 +62,7 @@ class AttentionSpec:
   * Softpick without AbsSum, or AbsSum without Softpick: what is summed belongs to the similarity;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
     effect on the output; with Count: one that its parameters do not change;
+  * ZeroSink with another similarity than Exp: what it adds is a term of a sum of exponentials;
   * LogLength with a mask that does not count the keys that a query sees.
   """
 
@@ -99,6 +100,9 @@ class AttentionSpec:
                        'through the normalisation; use KVBias() or a normalizer.')
     if self.temperature.counts_keys:
       self.mask.visible(0, 1)  # raises where the mask has no such number
+    if bias.needs_exponential and not f.exponential:
+      raise ValueError(f'{bias} adds to a sum of exponentials, which rows of {f} have not: use '
+                       'Exp(), or KVBias() with this similarity.')
     if z.power == 0 and bias.acts_only_through_normalisation:
       raise ValueError(f'{bias} has no score that {z} reads: without a value an extra key is one '
                        'key more, whatever its parameters are; use KVBias() or RowSum().')
@@ -205,17 +209,21 @@ def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, posi
                                    params.get('feature_map', {}))
 
 
-def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params) -> jax.Array | None:
-  """Score (B, H, L) of the extra key for transformed queries, float32; None without one."""
+def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
+                    i_L: Positions) -> jax.Array | None:
+  """Score (B, H, L) float32 of the extra key for transformed queries at positions i_L.
+
+  It is None without an extra key.
+  """
   if not spec.kv_bias.has_extra_key:
     return None
   heads, head_dim = q_BxLxHxDh.shape[2:]
-  extra_params = params['kv_bias']
+  extra_params = params.get('kv_bias', {})
   # The number of key heads is unknown here and does not matter: k* has a row per query head.
   key = spec.kv_bias.key_HxDh(extra_params, Dims(heads, heads, head_dim))
   if key is None:
-    logit_H = spec.kv_bias.logit_H(extra_params).astype(jnp.float32)
-    return jnp.broadcast_to(logit_H[:, None], (q_BxLxHxDh.shape[0], heads, q_BxLxHxDh.shape[1]))
+    logit_HxL = spec.kv_bias.logit_HxL(extra_params, heads, i_L).astype(jnp.float32)
+    return jnp.broadcast_to(logit_HxL, (q_BxLxHxDh.shape[0], heads, q_BxLxHxDh.shape[1]))
   # k* passes the feature map like any key, but has no position: it is never rotated.
   key = spec.feature_map.features(key, params.get('feature_map', {}))
   # The precision of the tokens' scores, which compete with this one in the same row.

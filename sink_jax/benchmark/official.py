@@ -52,7 +52,7 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
     # The official code adds this bias in bfloat16, where whole numbers above 256 are rounded.
     s = s + (slopes_H * spec.position.distance_bias(i - j)).astype(dtype)
   keep = spec.mask.keep(i, j)
-  extra_logit = extra_key_logit(spec, q, params)
+  extra_logit = extra_key_logit(spec, q, params, tokens)
   if extra_logit is not None:  # the extra key is one more column, before the first token
     s = jnp.concatenate([extra_logit.astype(dtype)[..., None], s], -1)
     keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)

@@ -48,7 +48,7 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   """
   heads, head_dim = q_BxTxHxDh.shape[2:]
   extra_params, dims = params.get('kv_bias', {}), Dims(heads, heads, head_dim)
-  extra_logit_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params)
+  extra_logit_BxHxT = _extra_logit(spec, q_BxTxHxDh, params)
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   combine = {'exponential': _exponential, 'additive': _additive,
              'rectified': _rectified}[spec.similarity.kind]
@@ -81,7 +81,7 @@ def row_weights(
     The factor of the weights, the factor of |f_ij| in row-normalised scores, and the
     row-normalised score of the extra key (None without one).
   """
-  extra, power = extra_key_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
+  extra, power = _extra_logit(spec, q_BxTxHxDh, params), spec.normalizer.power
   if spec.similarity.kind == 'exponential':
     lse, power_lse = _with_extra(stat, power_stat, extra, power)
     # The rows came divided by exp(stat); with the extra key they are to be divided by exp(lse).
@@ -104,6 +104,11 @@ def row_weights(
   # Added after the extra key, as the definition adds it to the sum of the whole row.
   share = 1 / (sizes + PROXY_EPS)
   return spec.normalizer.factor(total), share, None if extra_size is None else extra_size * share
+
+
+def _extra_logit(spec: AttentionSpec, q_BxTxHxDh: jax.Array, params: Params) -> jax.Array | None:
+  # NumPy positions: a score that depends on them alone is then a constant of the program.
+  return extra_key_logit(spec, q_BxTxHxDh, params, np.arange(q_BxTxHxDh.shape[1]))
 
 
 def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,

@@ -192,6 +192,19 @@ def test_normed_heads_have_the_size_of_their_gain():
 
 
 @BOTH
+def test_off_by_one_is_a_sink_logit_at_zero_and_a_token_of_zeros(implementation):
+  q, k, v, _ = random_inputs(sj.AttentionSpec())
+  found = attend(sj.AttentionSpec(kv_bias='ZeroSink()'), q, k, v, implementation=implementation)
+  learned = attend(sj.AttentionSpec(kv_bias='SinkLogit()'), q, k, v,
+                   {'kv_bias': {'logit': np.zeros(3, np.float32)}}, implementation=implementation)
+  np.testing.assert_array_equal(found, learned)
+  # A first token with a key of zeros has the logit 0 for every query, wherever it stands.
+  first = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x], 1)
+  longer = attend(sj.AttentionSpec(), *map(first, (q, k, v)), implementation=implementation)
+  np.testing.assert_allclose(found, longer[:, 1:], rtol=1e-5, atol=1e-6)
+
+
+@BOTH
 def test_relu_over_the_number_of_keys(implementation):
   spec = sj.AttentionSpec('Relu()', 'Count()', position='Nope()')
   q, k, v, _ = random_inputs(spec, length=9)

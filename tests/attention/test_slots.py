@@ -91,6 +91,7 @@ def test_a_new_slot_class_is_a_choice_at_once():
      'KVBias()'),
     (dict(similarity=sj.Softpick()), 'and AbsSum()'),
     (dict(normalizer=sj.AbsSum()), 'Softpick() and'),
+    (dict(similarity=sj.Relu(), normalizer=sj.RowSum(eps=1e-3), kv_bias=sj.ZeroSink()), 'Exp()'),
     (dict(normalizer=sj.Count()), 'Relu()'),
     (dict(similarity=sj.Relu(), normalizer=sj.Count(), kv_bias=sj.KBias()), 'KVBias()'),
 ])
@@ -109,7 +110,8 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
     lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),
     lambda: sj.ElementGate(start='ones'), lambda: sj.ElementGate(scale=0.0),
     lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0),
-    lambda: sj.Sigmoid(bias=float('nan'))])
+    lambda: sj.Sigmoid(bias=float('nan')), lambda: sj.ZeroSink(n=0.0),
+    lambda: sj.ZeroSink(n=float('inf'))])
 def test_a_value_out_of_range_is_refused(make):
   with pytest.raises(ValueError):
     make()
