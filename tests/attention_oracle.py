@@ -58,18 +58,22 @@ def attention(spec, q, k, v, params, x=None):
           sims.append(f(logit))
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
-        zi = z(sims) or 1.0  # a row of zeros, as relu may give, is zero and not 0 / 0
-        if type(spec.similarity).__name__ == 'Softpick':
+        zi = z(sims)
+        clipped, softpick = np.ndim(zi) == 1, type(spec.similarity).__name__ == 'Softpick'
+        if softpick:
           sims = np.maximum(sims, 0)
-        o = (sims[:, None] * np.array(values)).sum(0) / zi + extra.added
+        # A row of zeros, as relu may give, is zero and not 0 / 0.
+        row = zi if clipped else sims / (zi or 1.0)
+        o = (row[:, None] * np.array(values)).sum(0) + extra.added
         out[b, i, h] = head_output(
             o, None if x is None else x[b, i], mixed(v[b, i, h // group], h // group, of('value')),
             of('head'), h)
-        # The weights of softpick, whose similarities may be beyond any eps; softmax needs no guard
-        # against an empty sum; the official code adds 1e-8 elsewhere.
-        size = np.abs(sims) / (zi if type(spec.similarity).__name__ == 'Softpick' else 1)
-        shares = size / (size.sum() + (0 if type(spec.similarity).__name__ == 'Exp' else 1e-8))
-        weights[b, h, i, where] = sims[:len(where)] / zi
+        # The weights of softpick, whose similarities may be beyond any eps.
+        size = np.abs(row if clipped or softpick else sims)
+        # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
+        softmax = type(spec.similarity).__name__ == 'Exp' and not clipped
+        shares = size / (size.sum() + (0 if softmax else 1e-8))
+        weights[b, h, i, where] = row[:len(where)]
         proxy[b, h, i, where] = shares[:len(where)]
         extra_proxy[b, h, i] = shares[len(where)] if logit is not None else 0
   return out, weights, proxy, extra_proxy

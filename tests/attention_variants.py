@@ -52,13 +52,17 @@ _SIMILARITIES = {
 }
 
 
-# normalizer: Z of the similarities of a row, the extra key's among them.
+# normalizer: Z of the similarities of a row, the extra key's among them; or, as an array, the
+# row's weights, where they are no quotients.
 _NORMALIZERS = {
     'RowSum': Variant(lambda z, f: (f.sum() + z.eps) / z.scale,
                       (sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3))),
     'PNorm': Variant(lambda z, f: (f ** z.p).sum() ** (1 / z.p), (sj.PNorm(p=2.0),)),
     'Unnormalized': Variant(lambda z, f: 1.0),
     'Count': Variant(lambda z, f: len(f)),
+    'Clipped': Variant(
+        lambda z, f: np.clip((z.high - z.low) * f / f.sum() + z.low, 0, 1),
+        (sj.Clipped(low=0.0), sj.Clipped(low=-0.2, high=1.1))),
     'AbsFloor': Variant(lambda z, f: max(abs(f.sum()), z.floor)),
     # f is exp(s) - 1 here, and eps counts beside the sum divided by exp(m), m = max(0, largest s).
     # The package takes no derivative of that m, which differences would show of a larger eps.

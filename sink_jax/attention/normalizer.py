@@ -8,6 +8,7 @@ softpick come with AbsSum's factor.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -21,6 +22,9 @@ class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j."""
 
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
+  # Does it change the weights of a row one by one once their sum is known? Such rows are no sums
+  # of f_ij v_j times a factor, which is all that a kernel's tile accumulates.
+  clips: ClassVar[bool] = False
 
   @property
   def power(self) -> float | None:
@@ -41,6 +45,10 @@ class Normalizer(Component):
       lse: log sum_j exp(s_ij), float32.
       power_lse: log sum_j exp(power s_ij).
     """
+    raise NotImplementedError
+
+  def clipped(self, weights: jax.Array) -> jax.Array:
+    """What multiplies the values, elementwise, of the divided weights, where it `clips`."""
     raise NotImplementedError
 
 
@@ -173,3 +181,32 @@ class AbsSum(Normalizer):
     # Without it a row of zero scores would be 0 / 0.
     if self.eps <= 0:
       raise ValueError(f'{self}: eps must be > 0; the released kernels of softpick use 1e-6.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped(Normalizer):
+  """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P, for exp alone.
+
+  Weights can so be exactly 0, and 1, with finite scores, and a weight that is clipped passes no
+  gradient on (Bondarenko et al. 2023, arXiv:2306.12929, whose gamma is `low` and whose zeta, or
+  eta in the code, is `high`; the function is that of the release,
+  Qualcomm-AI-research/outlier-free-transformers). They write low = -alpha / T for sequences of T
+  tokens; the default is alpha = 12 at T = 512, their choice for OPT-125M. `Clipped(low=0.0)` is
+  softmax. Rows sum to one no longer: their proxy scores are the clipped weights over their sum.
+  """
+
+  low: float = -12 / 512
+  high: float = 1.0
+
+  clips = True
+
+  def __post_init__(self):
+    if not -math.inf < self.low <= 0 or not 1 <= self.high < math.inf:
+      raise ValueError(f'{self}: low must be <= 0, so that hidden keys have no weight, and '
+                       'high >= 1; low = -alpha / T for sequences of T tokens.')
+
+  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
+    return jnp.zeros_like(lse)  # rows of exp arrive divided by their sum
+
+  def clipped(self, weights: jax.Array) -> jax.Array:
+    return jnp.clip((self.high - self.low) * weights + self.low, 0, 1)

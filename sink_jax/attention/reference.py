@@ -36,8 +36,9 @@ class Rows(NamedTuple):
   """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
 
   The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not
-  normalised; for exp it is softmax, and for softpick f is the part of exp(s) - 1 that has weight.
-  The entries of the extra key are None without one.
+  normalised; for exp it is softmax, for softpick f is the part of exp(s) - 1 that has weight, and
+  where softmax is clipped it is the same of A instead of f. The entries of the extra key are None
+  without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -87,7 +88,11 @@ def _exponential(spec, s, keep):
   # Masked a second time: in a row without any key lse is near _MASKED, and exp(s - lse) is not 0.
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
   # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
-  return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
+  weights = softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
+  if not spec.normalizer.clips:
+    return weights, softmax
+  weights = spec.normalizer.clipped(weights)
+  return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
 
 
 def _additive(spec, s, keep):

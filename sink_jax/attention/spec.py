@@ -60,6 +60,7 @@ class AttentionSpec:
   * PNorm or RowSum where a similarity can be negative (Linear, unless the features
     are positive, without a position bias or sink logit): the sum has no root, or can vanish;
   * Softpick without AbsSum, or AbsSum without Softpick: what is summed belongs to the similarity;
+  * Clipped with another similarity than Exp: it clips the weights of softmax;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
     effect on the output; with Count: one that its parameters do not change;
   * ZeroSink with another similarity than Exp: what it adds is a term of a sum of exponentials;
@@ -91,6 +92,9 @@ class AttentionSpec:
     if f.kind == 'exponential' and isinstance(z, RowSum) and z.eps:
       raise ValueError(f'{f} with {z}: rows of exp are computed relative to their maximum, '
                        'where eps has no fixed meaning; use RowSum() without eps.')
+    if z.clips and f.kind != 'exponential':
+      raise ValueError(f'{z} clips the weights of softmax, and {f} has none: use Exp(), or '
+                       'RowSum() with this similarity.')
     if z.needs_nonnegative and self.signed:
       raise ValueError(f'{z} needs similarities that cannot be negative, but {f} of '
                        f'{self.feature_map} with {self.position} can be: use AbsFloor() or '

@@ -92,7 +92,7 @@ def _timed(row: ImportanceRow, work: Work, keys: int | None, seconds: float,
           failed=f'needs about {needed / 1e9:.0f} GB, there are {limit / 1e9:.0f} GB')
     f = lambda q, k, params: importance(attention_map(work.spec, q, k, params, proxy=True))
   else:
-    name = choose_importance(None, q, k)
+    name = choose_importance(None, work.spec, q, k)
     f = functools.partial(streaming_importance, work.spec, keys=keys)
   compiled = jax.jit(f).lower(q, k, params).compile()
   results = []  # of the newest call alone

@@ -70,6 +70,8 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
 def _exponential(spec, s, keep):
   weights, power = jax.nn.softmax(jnp.where(keep, s, -jnp.inf), -1), spec.normalizer.power
+  if spec.normalizer.clips:
+    return spec.normalizer.clipped(weights)
   if power != 1:
     weights = weights / jnp.sum(weights**power, -1, keepdims=True) ** (1 / power)
   return weights * getattr(spec.normalizer, 'scale', 1)

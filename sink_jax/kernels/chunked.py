@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from sink_jax.attention.spec import AttentionSpec
+from sink_jax.attention import reference
+from sink_jax.attention.spec import AttentionSpec, Params
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention
 from sink_jax.kernels.rectified_tile import make_tile
 from sink_jax.kernels.score_tile import ScoreTile, row_cotangents
@@ -30,6 +31,25 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHxDh: jax.Array,
          v_BxTxHxDh: jax.Array) -> PartialAttention:
   """Rows and statistics of transformed queries and keys; differentiable in q, k and v."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHxDh, v_BxTxHxDh)[0]
+
+
+def whole_rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+               v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+  """Finished output (B, T, H, Dh) by the definition, for normalizers that clip single weights.
+
+  Of a block its inputs alone are kept for the backward pass, which computes it again.
+  """
+  @jax.checkpoint
+  def block(q_block: jax.Array, i: jax.Array, keys: jax.Array, values: jax.Array,
+            j: jax.Array, params: Params) -> tuple[tuple[jax.Array], tuple[()]]:
+    return (reference.attend(spec, q_block, keys, values, params, i, j),), ()
+
+  parts = []
+  for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
+    rows_of = functools.partial(block, keys=k_BxTxHkvxDh[:, lo:hi], values=v_BxTxHkvxDh[:, lo:hi],
+                                j=jnp.arange(lo, hi), params=params)
+    parts += map_blocks(rows_of, first, (q_BxTxHxDh[:, first:last],))[0]
+  return checkpoint_name(jnp.concatenate(parts, 1), ATTENTION)
 
 
 def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[

@@ -23,7 +23,6 @@ from sink_jax.attention.spec import (
   transform_values,
   transposed,
 )
-from sink_jax.kernels import flash
 from sink_jax.kernels.epilogue import Shaped
 from sink_jax.kernels.implementations import ALL
 
@@ -59,8 +58,8 @@ def attend(
       'reference': the T x T definition.
       'chunked': plain XLA with memory linear in T, on every platform.
       'linear': time linear in T as well, for similarity Linear and mask Causal.
-      'pallas': the kernels of this package for TPUs and NVIDIA GPUs, every variant in float32
-        or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they need
+      'pallas': the kernels of this package for TPUs and NVIDIA GPUs, every variant but Clipped in
+        float32 or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they need
         check_vma=False.
       'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
@@ -137,7 +136,7 @@ def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str
   return name
 
 
-def choose_importance(implementation: str | None, q_BxTxHxDh: Shaped,
+def choose_importance(implementation: str | None, spec: AttentionSpec, q_BxTxHxDh: Shaped,
                       k_BxTxHkvxDh: Shaped) -> str:
   """'pallas' or 'chunked', for `streaming_importance`.
 
@@ -145,8 +144,7 @@ def choose_importance(implementation: str | None, q_BxTxHxDh: Shaped,
     ValueError: another name.
     NotImplementedError: 'pallas' was asked for and does not run the case, with the reason.
   """
-  # What importance needs of the kernels depends on the arrays alone, not on the variant.
-  reason = flash.unsupported(platform(), q_BxTxHxDh, k_BxTxHkvxDh)
+  reason = unsupported('pallas', spec, q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
     name = 'pallas' if compiled('pallas') and not reason else 'chunked'
     _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))

@@ -82,6 +82,17 @@ class Kernel(Implementation):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Chunked(Kernel):
+  """The kernel in plain XLA, which also has whole rows at hand for normalizers that clip them."""
+
+  def attend(self, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+             v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+    if spec.normalizer.clips:
+      return chunked.whole_rows(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)
+    return super().attend(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxLibrary(Implementation):
   """Plain softmax by the library of a platform, which returns finished rows and no statistics."""
 
@@ -105,14 +116,22 @@ class SoftmaxLibrary(Implementation):
     return apply_softmax_epilogue(spec, rows, params)
 
 
+def _pallas_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                        platform: str) -> str | None:
+  if spec.normalizer.clips:
+    return (f'{spec.normalizer} clips single weights, which takes the sum of a row before its '
+            'first weight; the kernels know it after the last one')
+  return flash.unsupported(platform, q_BxTxHxDh, k_BxTxHkvxDh)
+
+
 # In the order in which errors list them.
 ALL: dict[str, Implementation] = {each.name: each for each in (
     Reference('reference'),
-    Kernel('chunked', rows=chunked.rows, grouped=False),
+    Chunked('chunked', rows=chunked.rows, grouped=False),
     Kernel('linear', rows=linear.rows,
            reason=lambda spec, q, k, platform: linear.unsupported(spec)),
     Kernel('pallas', compiled_for=('cuda', 'tpu'), rows=flash.rows,
-           reason=lambda spec, q, k, platform: flash.unsupported(platform, q, k)),
+           reason=_pallas_unsupported),
     SoftmaxLibrary('cudnn', platform='cuda', device='an NVIDIA GPU', rows=library_kernels.cudnn,
                    reason=library_kernels.cudnn_unsupported),
     SoftmaxLibrary('splash', platform='tpu', device='a TPU', rows=library_kernels.splash,

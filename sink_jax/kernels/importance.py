@@ -76,7 +76,7 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
   keys = length if keys is None else keys
   if not 1 <= keys <= length:
     raise ValueError(f'keys = {keys} is outside 1..{length}.')
-  sums = {'chunked': _chunked, 'pallas': _pallas}[choose_importance(implementation, q, k)]
+  sums = {'chunked': _chunked, 'pallas': _pallas}[choose_importance(implementation, spec, q, k)]
   raw, normalized, extra = sums(spec, q, k, params, keys)
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   return Importance(

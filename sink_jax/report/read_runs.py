@@ -110,6 +110,8 @@ def describe_attention(experiment: Experiment) -> str:
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
   elif spec.normalizer == AbsSum():  # of Softpick alone, whose name says it
     words = name
+  elif spec.normalizer.clips:
+    words = f'softmax, {spec.normalizer}'
   elif isinstance(spec.normalizer, Unnormalized):
     words = f'{name} without normalisation'
   elif spec.rows_sum_to_one:

@@ -42,6 +42,7 @@ def test_every_pair_of_slot_values():
   assert names == {frozenset(('Exp', name)) for name in ('Unnormalized', 'RowSum', 'Count')} | {
       frozenset((name, extra)) for name in ('Unnormalized', 'Count') for extra in without_value} | {
           frozenset((name, 'ZeroSink')) for name in (*others, 'RowSum', 'AbsSum')} | {
+          frozenset((name, 'Clipped')) for name in others} | {
               frozenset(('Softpick', name)) for name in registry(COMPONENTS['normalizer'])
               if name != 'AbsSum'} | {
                   frozenset(('AbsSum', name)) for name in registry(COMPONENTS['similarity'])

@@ -59,6 +59,7 @@ def test_importance_is_the_gradient_of_the_values(implementation):
     (dict(mask=sj.Window(size=99)), {}),
     (dict(mask=sj.Prefix(length=1)), {}),
     (dict(normalizer=sj.PNorm(p=1.0)), {}),
+    (dict(normalizer=sj.Clipped(low=0.0)), {}),
     (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.RowSum()),
      dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.PNorm(p=1.0))),
     (dict(position=sj.Nope()), dict(position=sj.Sinusoidal())),

@@ -34,7 +34,8 @@ MASKS = [sj.Causal(), sj.Window(size=5), sj.Window(size=1), sj.Prefix(length=9)]
 def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length):
   small_blocks(monkeypatch, block, spans)
   for slots in (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
-                dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias())):
+                dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias()),
+                dict(normalizer=sj.Clipped(low=-0.05), kv_bias=sj.KVBias())):
     spec = sj.AttentionSpec(mask=mask, **slots)
     inputs = random_inputs(spec, batch=2, length=length, heads=2)
     weight = np.random.default_rng(9).standard_normal(inputs[0].shape)

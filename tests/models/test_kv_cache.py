@@ -47,9 +47,7 @@ def decoded(run, inputs, policy, first):
         mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
     dict(attention=sj.AttentionSpec(
         kv_bias='SinkLogit()', position='Alibi()', head="ElementGate(source='value')")),
-    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()')),
-    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()', position='Alibi()')),
-    dict(attention=sj.AttentionSpec(kv_bias='ZeroSink()')),
+    dict(attention=sj.AttentionSpec(normalizer='Clipped()', kv_bias='ZeroSink()')),
     dict(attention=sj.AttentionSpec(kv_bias='KVBias()', position='Learned(max_length=16)'),
          norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', position='Sinusoidal()')),
