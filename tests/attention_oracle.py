@@ -51,7 +51,7 @@ def attention(spec, q, k, v, params, x=None):
           sims.append(f(s + position.bias(spec.position, h, heads, i - j)))
           values.append(mixed(v[b, j, h // group], h // group, of('value')))
           where.append(j)
-        logit = extra.logit
+        logit = extra.logit(i, heads) if callable(extra.logit) else extra.logit
         if extra.key is not None:  # it passes the feature map like any other key
           logit = qi @ phi(extra.key) / math.sqrt(dh)
         if logit is not None:

@@ -62,7 +62,7 @@ _NORMALIZERS = {
     'Count': Variant(lambda z, f: len(f)),
     'Clipped': Variant(
         lambda z, f: np.clip((z.high - z.low) * f / f.sum() + z.low, 0, 1),
-        (sj.Clipped(low=0.0), sj.Clipped(low=-0.2, high=1.1))),
+        (sj.Clipped(low=-0.2, high=1.1),)),
     'AbsFloor': Variant(lambda z, f: max(abs(f.sum()), z.floor)),
     # f is exp(s) - 1 here, and eps counts beside the sum divided by exp(m), m = max(0, largest s).
     # The package takes no derivative of that m, which differences would show of a larger eps.
@@ -192,6 +192,8 @@ _POSITIONS = {
 class _Extra(NamedTuple):
   """key: k*, before the feature map; or logit: a score that does not depend on the query.
 
+  The logit may be a function of the query's 0-based position and the number of heads; it is then
+  None where nothing is added.
   value: v* of that key. added: a vector that every output gains. Without key and logit there
   is no extra key.
   """
@@ -210,6 +212,15 @@ def _k_bias(b, params, h, dh):
   return _Extra(key, value=value[b.value] * b.value_norm)
 
 
+def _pseudo_mask(b, params, h, dh):
+  def logit(i, heads):
+    slope = alibi_slope(h, heads) if b.gamma is None else b.gamma
+    total = sum(math.exp(-slope * (j - i + 1)) for j in range(i + 1, b.context))
+    return math.log(total) if total else None
+
+  return _Extra(logit=logit)
+
+
 _EXTRA_KEYS = {
     'NoBias': Variant(lambda b, params, h, dh: _Extra()),
     'KBias': Variant(_k_bias, (
@@ -222,8 +233,8 @@ _EXTRA_KEYS = {
     'VBias': Variant(lambda b, params, h, dh: _Extra(added=params['value'][0 if b.shared else h]),
                      (sj.VBias(shared=True),)),
     'SinkLogit': Variant(lambda b, params, h, dh: _Extra(logit=params['logit'][h])),
-    'ZeroSink': Variant(lambda b, params, h, dh: _Extra(logit=math.log(b.n)),
-                        (sj.ZeroSink(n=0.25),)),
+    'ZeroSink': Variant(lambda b, params, h, dh: _Extra(logit=math.log(b.n))),
+    'PseudoMask': Variant(_pseudo_mask, (sj.PseudoMask(context=4, gamma=0.3),)),
 }
 
 

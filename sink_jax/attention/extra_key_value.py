@@ -15,10 +15,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.attention.param import AnyArray, Dims, Param
-from sink_jax.attention.position import Positions
-from sink_jax.component import Component
+from sink_jax.attention.position import Alibi, Positions
+from sink_jax.component import Component, check_integers
 
 Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
 
@@ -35,6 +36,8 @@ class ExtraKeyValue(Component):
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
   # May the extra logit be negative where all features, and so all products, are positive?
   logit_may_be_negative: ClassVar[bool] = False
+  # Does it stand for keys after the query, so that the mask must hide all of those?
+  fills_the_future: ClassVar[bool] = False
   # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
   needs_exponential: ClassVar[bool] = False
   # Words for tables and for sentences; empty where nothing is added to attention.
@@ -236,3 +239,50 @@ class ZeroSink(ExtraKeyValue):
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     return jnp.full((1, 1), math.log(self.n), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class PseudoMask(ExtraKeyValue):
+  """Weights for what is still to come: Z_i gains sum_j exp(-p_ij) over j = i+1 .. context.
+
+  These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779), which
+  stand where a causal mask hides keys and whose weights no value gets. The sum becomes smaller from
+  position to position, which tells a model without position embeddings where it is. As in the
+  release (MikaStars39/StableMask, src/model.py) p_ij = m_h (j - i + 1) with the slopes m_h of
+  ALiBi, so that the next position has 2 m_h; of the paper the abstract alone was read. The
+  release sums up to the length of its input; here `context` is fixed, so that decoding gives what
+  the whole text gives. From position `context` on attention is plain softmax.
+
+  Attributes:
+    context: number of positions; that of the training sequences.
+    gamma: a slope for all heads instead of ALiBi's.
+  """
+
+  context: int = 2048
+  gamma: float | None = None
+
+  has_extra_key = True
+  needs_exponential = True
+  fills_the_future = True
+  label = 'pseudo-attention'
+  description = ''  # nothing is learned
+
+  def __post_init__(self):
+    check_integers(self, 'context')
+    if self.context < 1 or self.gamma is not None and not 0 < self.gamma < math.inf:
+      raise ValueError(f"{self}: context must be at least 1, and gamma > 0, or None for ALiBi's "
+                       'slopes.')
+
+  @property
+  def acts_only_through_normalisation(self) -> bool:
+    return True
+
+  def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
+    slope_Hx1 = (Alibi().slopes(heads)[:, None] if self.gamma is None
+                 else np.full((1, 1), self.gamma, np.float32))
+    count_L = self.context - 1 - jnp.asarray(i_L, jnp.float32)  # positions still to come
+    # A geometric series: exp(-2m) (1 - exp(-m count)) / (1 - exp(-m)), in logarithms.
+    series = lambda n: jnp.log(-jnp.expm1(-slope_Hx1 * n))
+    logit = series(jnp.maximum(count_L, 1)) - series(1) - 2 * slope_Hx1
+    # Finite, so that a row that adds nothing has finite differences of logarithms.
+    return jnp.where(count_L > 0, logit, -1e30)

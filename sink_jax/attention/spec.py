@@ -63,7 +63,9 @@ class AttentionSpec:
   * Clipped with another similarity than Exp: it clips the weights of softmax;
   * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
     effect on the output; with Count: one that its parameters do not change;
-  * ZeroSink with another similarity than Exp: what it adds is a term of a sum of exponentials;
+  * ZeroSink or PseudoMask with another similarity than Exp: what they add is a term of a sum
+    of exponentials;
+  * PseudoMask with Prefix: it stands for keys after the query, which a prefix shows;
   * LogLength with a mask that does not count the keys that a query sees.
   """
 
@@ -104,9 +106,12 @@ class AttentionSpec:
                        'through the normalisation; use KVBias() or a normalizer.')
     if self.temperature.counts_keys:
       self.mask.visible(0, 1)  # raises where the mask has no such number
-    if bias.needs_exponential and not f.exponential:
+    if bias.needs_exponential and f.kind != 'exponential':
       raise ValueError(f'{bias} adds to a sum of exponentials, which rows of {f} have not: use '
                        'Exp(), or KVBias() with this similarity.')
+    if bias.fills_the_future and self.mask.prefix is not None:
+      raise ValueError(f'{bias} stands for keys after the query, and {self.mask} shows some of '
+                       'them: use Causal() or Window().')
     if z.power == 0 and bias.acts_only_through_normalisation:
       raise ValueError(f'{bias} has no score that {z} reads: without a value an extra key is one '
                        'key more, whatever its parameters are; use KVBias() or RowSum().')

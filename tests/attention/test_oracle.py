@@ -37,16 +37,17 @@ def test_every_pair_of_slot_values():
   names = {frozenset((type(x).__name__, type(y).__name__)) for _, x, _, y in impossible}
   without_value = {type(x).__name__ for x in slot_values()['kv_bias']
                    if x.acts_only_through_normalisation}
-  assert without_value >= {'KBias', 'SinkLogit', 'ZeroSink'}
+  assert without_value >= {'KBias', 'SinkLogit', 'ZeroSink', 'PseudoMask'}
   others = {type(x).__name__ for x in slot_values()['similarity']} - {'Exp'}
   assert names == {frozenset(('Exp', name)) for name in ('Unnormalized', 'RowSum', 'Count')} | {
       frozenset((name, extra)) for name in ('Unnormalized', 'Count') for extra in without_value} | {
-          frozenset((name, 'ZeroSink')) for name in (*others, 'RowSum', 'AbsSum')} | {
-          frozenset((name, 'Clipped')) for name in others} | {
-              frozenset(('Softpick', name)) for name in registry(COMPONENTS['normalizer'])
-              if name != 'AbsSum'} | {
-                  frozenset(('AbsSum', name)) for name in registry(COMPONENTS['similarity'])
-                  if name != 'Softpick'}
+          frozenset((name, extra)) for extra in ('ZeroSink', 'PseudoMask')
+          for name in (*others, 'RowSum', 'AbsSum')} | {frozenset(('Prefix', 'PseudoMask'))} | {
+              frozenset((name, 'Clipped')) for name in others} | {
+                  frozenset(('Softpick', name)) for name in registry(COMPONENTS['normalizer'])
+                  if name != 'AbsSum'} | {
+                      frozenset(('AbsSum', name)) for name in registry(COMPONENTS['similarity'])
+                      if name != 'Softpick'}
 
 
 @pytest.mark.full

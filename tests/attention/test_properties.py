@@ -60,6 +60,7 @@ def test_importance_is_the_gradient_of_the_values(implementation):
     (dict(mask=sj.Prefix(length=1)), {}),
     (dict(normalizer=sj.PNorm(p=1.0)), {}),
     (dict(normalizer=sj.Clipped(low=0.0)), {}),
+    (dict(kv_bias=sj.PseudoMask(context=1)), {}),  # no row has anything to come
     (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.RowSum()),
      dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.PNorm(p=1.0))),
     (dict(position=sj.Nope()), dict(position=sj.Sinusoidal())),
@@ -195,14 +196,17 @@ def test_normed_heads_have_the_size_of_their_gain():
 @BOTH
 def test_off_by_one_is_a_sink_logit_at_zero_and_a_token_of_zeros(implementation):
   q, k, v, _ = random_inputs(sj.AttentionSpec())
-  found = attend(sj.AttentionSpec(kv_bias='ZeroSink()'), q, k, v, implementation=implementation)
-  learned = attend(sj.AttentionSpec(kv_bias='SinkLogit()'), q, k, v,
-                   {'kv_bias': {'logit': np.zeros(3, np.float32)}}, implementation=implementation)
-  np.testing.assert_array_equal(found, learned)
+  zero_sink = lambda n: attend(sj.AttentionSpec(kv_bias=sj.ZeroSink(n)), q, k, v,
+                               implementation=implementation)
+  for n in (0.25, 1.0):
+    logit = {'kv_bias': {'logit': np.full(3, np.log(n), np.float32)}}
+    learned = attend(sj.AttentionSpec(kv_bias='SinkLogit()'), q, k, v, logit,
+                     implementation=implementation)
+    np.testing.assert_array_equal(zero_sink(n), learned)
   # A first token with a key of zeros has the logit 0 for every query, wherever it stands.
   first = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x], 1)
   longer = attend(sj.AttentionSpec(), *map(first, (q, k, v)), implementation=implementation)
-  np.testing.assert_allclose(found, longer[:, 1:], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(zero_sink(1.0), longer[:, 1:], rtol=1e-5, atol=1e-6)
 
 
 @BOTH

@@ -92,6 +92,7 @@ def test_a_new_slot_class_is_a_choice_at_once():
     (dict(similarity=sj.Softpick()), 'and AbsSum()'),
     (dict(normalizer=sj.AbsSum()), 'Softpick() and'),
     (dict(similarity=sj.Relu(), normalizer=sj.RowSum(eps=1e-3), kv_bias=sj.ZeroSink()), 'Exp()'),
+    (dict(kv_bias=sj.PseudoMask(), mask=sj.Prefix()), 'Causal()'),
     (dict(similarity=sj.Relu(), normalizer=sj.Clipped()), 'Exp()'),
     (dict(normalizer=sj.Count()), 'Relu()'),
     (dict(similarity=sj.Relu(), normalizer=sj.Count(), kv_bias=sj.KBias()), 'KVBias()'),
@@ -113,7 +114,8 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
     lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0),
     lambda: sj.Sigmoid(bias=float('nan')), lambda: sj.ZeroSink(n=0.0),
     lambda: sj.ZeroSink(n=float('inf')), lambda: sj.Clipped(low=0.1),
-    lambda: sj.Clipped(high=0.9)])
+    lambda: sj.Clipped(high=0.9), lambda: sj.PseudoMask(context=0),
+    lambda: sj.PseudoMask(context=2.5), lambda: sj.PseudoMask(gamma=0.0)])
 def test_a_value_out_of_range_is_refused(make):
   with pytest.raises(ValueError):
     make()

@@ -78,6 +78,17 @@ def test_vanishing_similarities_stay_finite(similarity, normalizer, implementati
       assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.PNorm(p=0.25), sj.PNorm(p=4.0), sj.Count()])
+def test_rows_without_a_positive_score_are_zero(normalizer):
+  spec = sj.AttentionSpec('Relu()', normalizer, position='Nope()')
+  q, k, v, _ = random_inputs(spec)
+  loss = lambda *x: (lambda out: (jnp.sum(out * v), out))(
+      sj.attend(spec, *x, implementation='chunked'))
+  (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(
+      -np.abs(q), np.abs(k), v)
+  assert not any(np.any(x) for x in (out, *grads))  # neither numbers nor nan
+
+
 @pytest.mark.parametrize('spec', [
     PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
     PAPER['sigmoid, normalized (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],

@@ -52,6 +52,7 @@ def decoded(run, inputs, policy, first):
          norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', position='Sinusoidal()')),
     dict(attention=sj.AttentionSpec('Softpick()', 'AbsSum()', kv_bias='KVBias()')),
+    dict(attention=sj.AttentionSpec(kv_bias='PseudoMask(context=9)', position='Nope()')),
     dict(attention=sj.AttentionSpec('Relu()', 'Count()', kv_bias='KVBias()')),
     dict(attention=sj.AttentionSpec(kv_bias='VBias()', position='Relative()')),
     dict(attention=sj.AttentionSpec(mask='Prefix(length=3)', temperature='LogLength()',
