@@ -13,8 +13,11 @@ from sink_jax.attention.spec import COMPONENTS
 from tests.attention_variants import variant
 
 
-def attention(spec, q, k, v, params, x=None):
-  """Returns (output (B,T,H,Dh), weights (B,H,T,T), proxy (B,H,T,T), extra key's proxy (B,H,T))."""
+def attention(spec, q, k, v, params, x=None, first=None):
+  """Returns (output (B,T,H,Dh), weights (B,H,T,T), proxy (B,H,T,T), extra key's proxy (B,H,T)).
+
+  first: values of the first block, for a later one.
+  """
   q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
   x = None if x is None else np.asarray(x, np.float64)
   params = {name: {n: np.asarray(a, np.float64) for n, a in own.items()}
@@ -36,6 +39,9 @@ def attention(spec, q, k, v, params, x=None):
   def transformed(x, t, kind, factor=1.0):
     return phi(position.rotate(spec.position, factor * norm(x, of('qk_norm'), kind), t))
 
+  def value_at(b, t, head):
+    return mixed(v[b, t, head], None if first is None else first[b, t, head], head, of('value'))
+
   for b in range(batch):
     for h in range(heads):
       extra = extra_of(of('kv_bias'), h, dh)
@@ -49,7 +55,7 @@ def attention(spec, q, k, v, params, x=None):
             continue
           s = qi @ transformed(k[b, j, h // group], j, 'key') / math.sqrt(dh)
           sims.append(f(s + position.bias(spec.position, h, heads, i - j)))
-          values.append(mixed(v[b, j, h // group], h // group, of('value')))
+          values.append(value_at(b, j, h // group))
           where.append(j)
         logit = extra.logit(i, heads) if callable(extra.logit) else extra.logit
         if extra.key is not None:  # it passes the feature map like any other key
@@ -66,8 +72,7 @@ def attention(spec, q, k, v, params, x=None):
         row = zi if clipped else sims / (zi or 1.0)
         o = (row[:, None] * np.array(values)).sum(0) + extra.added
         out[b, i, h] = head_output(
-            o, None if x is None else x[b, i], mixed(v[b, i, h // group], h // group, of('value')),
-            of('head'), h)
+            o, None if x is None else x[b, i], value_at(b, i, h // group), of('head'), h)
         # The weights of softpick, whose similarities may be beyond any eps.
         size = np.abs(row if clipped or softpick else sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.

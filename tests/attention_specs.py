@@ -125,7 +125,7 @@ def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, s
   The block's input comes as a fifth one where the spec reads it, see `attend`.
   """
   rng = np.random.default_rng(seed)
-  normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  normal = lambda *shape: np.asarray(rng.standard_normal(shape), np.float32)  # also of shape ()
   kv_heads = kv_heads or heads
   q = normal(batch, length, heads, head_dim)
   k, v = normal(2, batch, length, kv_heads, head_dim)

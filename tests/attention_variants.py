@@ -101,10 +101,17 @@ _TEMPERATURES = {
 }
 
 
-# value: what attention mixes of a value v of a key head, given the parameters.
+# value: what attention mixes of a value v of a key head, given the parameters; v1 is that of the
+# first block, and None in it.
+def _residual(c, v, v1, head, params):
+  a, b = (params['own'], params['first']) if c.learned else (c.own, c.first)
+  return v if v1 is None else a * v + b * v1
+
+
 _VALUES = {
-    'PlainValue': Variant(lambda c, v, head, params: v),
-    'ValueScale': Variant(lambda c, v, head, params: params['scale'][head] * v),
+    'PlainValue': Variant(lambda c, v, v1, head, params: v),
+    'ValueScale': Variant(lambda c, v, v1, head, params: params['scale'][head] * v),
+    'ValueResidual': Variant(_residual, (sj.ValueResidual(own=2.0, first=-0.5, learned=False),)),
 }
 
 

@@ -206,9 +206,10 @@ def position_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: Po
   return apply_position_and_features(spec, q_BxLxHxDh, positions_L, params)
 
 
-def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
-  """The values that attention mixes, of projected ones."""
-  return spec.value.values(v_BxTxHkvxDh, params.get('value', {}))
+def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params,
+                     first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
+  """The values that attention mixes, of projected ones and, but in the first block, of its."""
+  return spec.value.values(v_BxTxHkvxDh, params.get('value', {}), first_BxTxHkvxDh)
 
 
 def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: Positions,

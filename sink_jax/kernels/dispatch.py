@@ -42,6 +42,7 @@ def attend(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
     params: Params | None = None, *, gate: Float[AnyArray, 'B T D'] | None = None,
+    first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
     implementation: str | None = None) -> Float[Array, 'B T H Dh']:
   """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
@@ -54,6 +55,8 @@ def attend(
       are `spec.params(Dims(heads, kv_heads, head_dim, d_model))`.
     gate: the block's normed input (B, T, D), from which queries, keys and values were projected,
       for a spec whose `head` is a gate that reads it, and for no other.
+    first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later one;
+      without them the values are those of the first block, and stay as they are.
     implementation: by default that of `choose`. All agree to rounding:
       'reference': the T x T definition.
       'chunked': plain XLA with memory linear in T, on every platform.
@@ -76,13 +79,19 @@ def attend(
     fits = len(values) == 4 and keys == tuple(values[axis] for axis in (0, 2, 1, 3))
     hint = transposed('The values') if fits else ''
     raise ValueError(f'keys and values must have the same shape: {keys}, {values}.{hint}')
+  first = first_values_BxTxHkvxDh
+  if first is not None and (not spec.value.reads_first or first.shape != values):
+    raise ValueError(f'first_values of shape {first.shape}: with {spec.value} and values of shape '
+                     f'{values}, ' + ('leave them out; ValueResidual() mixes them in.'
+                                      if not spec.value.reads_first else 'they have that shape.'))
   dtypes = {x.dtype for x in (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)}
   if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
     raise ValueError('queries, keys and values must have one floating-point dtype, not '
                      f'{", ".join(sorted(map(str, dtypes)))}.')
   _check_gate(spec, q_BxTxHxDh, params, gate)
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params)
+  first = None if first is None else jnp.asarray(first)
+  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params, first)
   x = None if gate is None else jnp.asarray(gate)
   out = attend_transformed(spec, qk, v, params, x, implementation=implementation)
   return out.astype(q_BxTxHxDh.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,16 @@ from sink_jax.models.record import AttentionRecord, RecordOptions
 ComponentParams = dict[str, dict[str, jax.Array]]
 
 
+class FirstValues(NamedTuple):
+  """The projected values of the first block, on their way through the blocks.
+
+  read: whether the first block has been read, (); before, the values are zeros.
+  """
+
+  v_BxTxHkvxDh: jax.Array
+  read: jax.Array
+
+
 class Attention(nn.Module):
   """O^l = combine_h(A^{l,h} V^{l,h}) W_O (Eq. 4, generalised by the spec)."""
 
@@ -37,8 +49,9 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array, record_options: RecordOptions | None = None,
                cache: KVCache | None = None, positions: DecodePositions | None = None,
-               ) -> tuple[jax.Array, AttentionRecord | None, KVCache | None]:
-    """Returns the output (B, T, D), the record that the options ask for, and the cache.
+               first: FirstValues | None = None,
+               ) -> tuple[jax.Array, AttentionRecord | None, KVCache | None, FirstValues | None]:
+    """Returns the output (B, T, D), the record asked for, the cache, and the first block's values.
 
     With a cache alone, the tokens begin the texts: they fill its entries from the first on, and
     attend to each other. With `positions` too, they overwrite the entries named there, and
@@ -61,7 +74,7 @@ class Attention(nn.Module):
                           for name, p in parameters.items()}
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params)
+    v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
     if cache is not None:
       entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
       # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
@@ -85,10 +98,11 @@ class Attention(nn.Module):
       o = o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
     out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
     if record_options is None:
-      return out, None, cache
+      return out, None, cache, first
     assert transformed is not None, 'a decoding step records nothing'
     normalized = q_BxTxHxDh, k_BxTxHkvxDh
-    return out, self._record(record_options, normalized, transformed, v_BxTxHkvxDh, params), cache
+    record = self._record(record_options, normalized, transformed, v_BxTxHkvxDh, params)
+    return out, record, cache, first
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
@@ -120,6 +134,18 @@ class Attention(nn.Module):
         value_norm_BxHxT=norms[2], maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
         last_query_BxHxT=last, angles=angles, queries_BxTxHxDh=recorded(q),
         keys_BxTxHkvxDh=recorded(k))
+
+
+def _mixed_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: ComponentParams,
+                  first: FirstValues | None) -> tuple[jax.Array, FirstValues | None]:
+  """The values that attention mixes, of projected ones, and the first block's for the next."""
+  if first is None:
+    return transform_values(spec, v_BxTxHkvxDh, params), None
+  # One program serves all blocks of a loop: in the first, the values stay as they are.
+  later = transform_values(spec, v_BxTxHkvxDh, params, first.v_BxTxHkvxDh)
+  known = FirstValues(jnp.where(first.read, first.v_BxTxHkvxDh, v_BxTxHkvxDh),
+                      jnp.ones_like(first.read))
+  return jnp.where(first.read, later, v_BxTxHkvxDh), known
 
 
 def _without_sink_row(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,

@@ -126,6 +126,7 @@ class ModelConfig:
       makes of the block's input; recomputes norms, rotations and activations;
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
+    A value that reads those of the first block keeps K more with each of the three.
     A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
   unroll: blocks that are compiled one after another in each turn of the loop over blocks,
     rounded down to whole periods of the pattern; from `layers` on there is no loop. Values that
@@ -220,6 +221,12 @@ class ModelConfig:
                        'of the extra key: choose one.')
     if not self.vocab_size and not (self.input_features and self.output_features):
       raise ValueError('A model needs a vocab_size, or input_features and output_features.')
+    value = self.attention.value
+    if value.reads_first and (self.layers == 1 or self.pattern[0].mamba):
+      raise ValueError(f'{value} mixes the values of the first block into those of later ones, but '
+                       + ('there are none: use two layers or more, or PlainValue().'
+                          if self.layers == 1 else 'that has a Mamba mixer: begin model.pattern '
+                          'with a block of attention, or use PlainValue().'))
     check_implementation(self.implementation)
     self.attention.params(self.dims)  # raises where a component does not fit the head dimension
 

@@ -70,6 +70,8 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   gates = config.attention.head.products(config.dims)
   whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden + gates),
                   'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]
+  if config.attention.value.reads_first:  # the carry of the loop has the first block's values, too
+    split += keys
   return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
-from sink_jax.models.attention import Attention, norm
+from sink_jax.models.attention import Attention, FirstValues, norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.kv_cache import DecodePositions, DecodeState, KVCache, MambaCache
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
@@ -30,6 +30,9 @@ from sink_jax.models.record import (
 )
 
 LayerCache = KVCache | MambaCache
+# What goes from block to block: hidden states (B, T, D), and the values of the first block where
+# later ones mix them in.
+Stream = tuple[jax.Array, FirstValues | None]
 
 
 def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **params) -> bool:
@@ -67,16 +70,16 @@ class Block(nn.Module):
   layer: Layer = Layer()
 
   @nn.compact
-  def __call__(self, h_BxTxD: jax.Array, record_options: RecordOptions | None,
+  def __call__(self, stream: Stream, record_options: RecordOptions | None,
                cache: LayerCache | None = None, positions: DecodePositions | None = None,
-               ) -> tuple[jax.Array, tuple[BlockRecord | None, LayerCache | None]]:
-    """Returns the output, and (record, cache).
+               ) -> tuple[Stream, tuple[BlockRecord | None, LayerCache | None]]:
+    """Returns the stream with the block's output, and (record, cache).
 
     The pair is what `nn.scan` expects of its body: what goes on to the next block, and what is
     stacked over the blocks. record_options is positional, because `nn.remat` counts it as a
     static argument by its number.
     """
-    config = self.config
+    config, (h_BxTxD, first) = self.config, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
     norm1, norm2 = Norm(config, name='norm1'), Norm(config, name='norm2')
     if self.layer.experts:
@@ -84,29 +87,31 @@ class Block(nn.Module):
     else:
       ffn = FeedForward(config, name='ffn')
     if config.norm_location == 'pre':
-      o, attention, cache = self._mix(norm1(h_BxTxD), record_options, cache, positions)
+      o, attention, cache, first = self._mix(
+          norm1(h_BxTxD), record_options, cache, positions, first)
       x = h_BxTxD + o
       before = x + ffn(norm2(h_BxTxD if config.parallel_residual else x))
       out = before
     elif config.norm_location == 'sandwich':
       after1, after2 = Norm(config, name='norm1_after'), Norm(config, name='norm2_after')
-      o, attention, cache = self._mix(norm1(h_BxTxD), record_options, cache, positions)
+      o, attention, cache, first = self._mix(
+          norm1(h_BxTxD), record_options, cache, positions, first)
       x = h_BxTxD + after1(o)
       # The residual stream itself is not normalised, as in a pre-norm block.
       out = before = x + after2(ffn(norm2(x)))
     elif config.norm_location == 'protected':
-      o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
+      o, attention, cache, first = self._mix(h_BxTxD, record_options, cache, positions, first)
       x = h_BxTxD + config.branch_scale * o
       out = before = x + config.branch_scale * ffn(x)
     else:
-      o, attention, cache = self._mix(h_BxTxD, record_options, cache, positions)
+      o, attention, cache, first = self._mix(h_BxTxD, record_options, cache, positions, first)
       x = norm1(h_BxTxD + o)
       before = x + ffn(x)
       out = norm2(before)
     # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
     if record_options is None:
-      return out, (None, cache)
+      return (out, first), (None, cache)
     tokens = slice(config.sink_tokens, None)
     hidden = lambda x: x[:, tokens].astype(jnp.float32) if record_options.hidden else None
     describe = record_options.describe_hidden
@@ -116,20 +121,20 @@ class Block(nn.Module):
         sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
         hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before),
         hidden_description=describe(out[:, tokens]) if describe else None)
-    return out, (BlockRecord(attention, residual), cache)
+    return (out, first), (BlockRecord(attention, residual), cache)
 
   def _mix(self, x_BxTxD: jax.Array, record_options: RecordOptions | None,
-           cache: LayerCache | None, positions: DecodePositions | None,
-           ) -> tuple[jax.Array, AttentionRecord | None, LayerCache | None]:
+           cache: LayerCache | None, positions: DecodePositions | None, first: FirstValues | None,
+           ) -> tuple[jax.Array, AttentionRecord | None, LayerCache | None, FirstValues | None]:
     """Attention, or the Mamba mixer that takes its place."""
     config, layer = self.config, self.layer
     if layer.mamba:
       assert not isinstance(cache, KVCache)
       out, cache = MambaMixer(config, layer.mamba, name='mamba')(x_BxTxD, cache)
-      return out, None, cache
+      return out, None, cache, first
     assert not isinstance(cache, MambaCache)
     return Attention(config, config.attention_of(layer), name='attention')(
-        x_BxTxD, record_options, cache, positions)
+        x_BxTxD, record_options, cache, positions, first)
 
 
 class Period(nn.Module):
@@ -142,25 +147,25 @@ class Period(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, h_BxTxD: jax.Array, record_options: RecordOptions | None,
+  def __call__(self, stream: Stream, record_options: RecordOptions | None,
                caches: tuple[LayerCache, ...] | None = None,
                positions: DecodePositions | None = None,
-               ) -> tuple[jax.Array, tuple[BlockRecord | None, tuple[LayerCache | None, ...]]]:
+               ) -> tuple[Stream, tuple[BlockRecord | None, tuple[LayerCache | None, ...]]]:
     records, new_caches = [], []
     for i, layer in enumerate(self.config.pattern):
       block = Block(self.config, layer, name=f'layer{i}')
-      h_BxTxD, (record, cache) = block(
-          h_BxTxD, record_options, None if caches is None else caches[i], positions)
+      stream, (record, cache) = block(
+          stream, record_options, None if caches is None else caches[i], positions)
       records.append(record)
       new_caches.append(cache)
     if record_options is None:
-      return h_BxTxD, (None, tuple(new_caches))
+      return stream, (None, tuple(new_caches))
     stack = lambda *parts: jnp.stack(parts)
     # The mixers of Mamba record nothing, so their blocks are left out of the stack.
     attention = [record.attention for record in records if record.attention is not None]
     record = BlockRecord(jax.tree.map(stack, *attention),
                          jax.tree.map(stack, *(record.residual for record in records)))
-    return h_BxTxD, (record, tuple(new_caches))
+    return stream, (record, tuple(new_caches))
 
 
 class Transformer(nn.Module):
@@ -207,8 +212,12 @@ class Transformer(nn.Module):
         h_BxTxD = jnp.concatenate([jnp.broadcast_to(
             sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
     h0_BxTxD = h_BxTxD
-    h_BxTxD, (record, caches) = self._blocks()(
-        h_BxTxD, record_options, None if state is None else state.layers, positions)
+    first = None
+    if config.attention.value.reads_first:
+      shape = *h_BxTxD.shape[:2], config.dims.kv_heads, config.dims.head_dim
+      first = FirstValues(sharding_constraint('bthd', jnp.zeros(shape, dtype)), jnp.array(False))
+    (h_BxTxD, _), (record, caches) = self._blocks()(
+        (h_BxTxD, first), record_options, None if state is None else state.layers, positions)
     if state is not None:
       state = DecodeState(caches, state.tokens_read + h_BxTxD.shape[1])
       h_BxTxD = h_BxTxD[:, -1:]  # the next token depends on the last one's logits alone
@@ -237,7 +246,7 @@ class Transformer(nn.Module):
   def _blocks(self) -> nn.Module:
     """All blocks as one module: a loop over periods of the pattern, compiled once.
 
-    Its arguments are those of a block: hidden states, record options, caches, positions.
+    Its arguments are those of a block: the stream, record options, caches, positions.
     """
     config = self.config
     arguments: dict[str, Any]
@@ -249,7 +258,7 @@ class Transformer(nn.Module):
       # The loop already keeps a block from being merged with its recomputation, so the barriers
       # that prevent_cse puts around it would only stop XLA from fusing.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
-    # The hidden states are the carry. Parameters are stacked along a new first axis
+    # The stream is the carry. Parameters are stacked along a new first axis
     # (variable_axes), and each turn initialises its slice from a key of its own (split_rngs);
     # caches go in and come out slice by slice along axis 0, as records come out. Record options
     # and positions are the same in every turn (nn.broadcast).

@@ -33,12 +33,18 @@ def expected(run, tokens):
     h = h / np.sqrt((h ** 2).mean(-1, keepdims=True) + config.norm_eps) * np.asarray(
         own['norm1']['gain'][n])
     v = h @ np.asarray(own['attention']['value']['kernel'][n], np.float64)
+    first = v if n == 0 else first
+    if config.attention.value.reads_first and n:  # the norms are those of what attention mixes
+      a, b = (float(own['attention'][f'value_{name}'][n]) for name in ('own', 'first'))
+      v = a * v + b * first
     values_NxSxTxH.append(size(v.reshape(*v.shape[:2], config.dims.kv_heads, -1)))
   return {'hidden': size(h_NxSxTxD), 'key': keys_NxSxTxH, 'value': np.stack(values_NxSxTxH)}
 
 
-def test_numbers():
-  run, inputs = small_run(), random_inputs()
+@pytest.mark.parametrize('attention', [
+    sj.AttentionSpec(), sj.AttentionSpec(value='ValueResidual()', temperature='LogLength()')])
+def test_numbers(attention):
+  run, inputs = small_run(attention=attention), random_inputs()
   found = norms.measure(run, inputs, options())
   assert (found['model'], found['inputs'], found['layers']) == ('small', inputs.description, [0, 1])
   for kind, own in expected(run, inputs.tokens).items():

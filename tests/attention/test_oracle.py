@@ -50,6 +50,22 @@ def test_every_pair_of_slot_values():
                       if name != 'Softpick'}
 
 
+@pytest.mark.parametrize('value', [
+    sj.ValueResidual(), sj.ValueResidual(own=2.0, first=-0.5, learned=False)])
+def test_values_of_the_first_block_are_mixed_in(value):
+  spec = sj.AttentionSpec(value=value, kv_bias=sj.KVBias())
+  q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
+  first = random_inputs(spec, heads=4, kv_heads=2, seed=1)[2]
+  expected = oracle.attention(spec, q, k, v, params, first)[0]
+  for implementation in plain_implementations(spec):
+    out = sj.attend(spec, q, k, v, params, first_values_BxTxHkvxDh=first,
+                    implementation=implementation)
+    assert_close(out, expected, implementation)
+  for bad, words in ((spec, 'they have that shape'), (sj.AttentionSpec(), 'leave them out')):
+    with pytest.raises(ValueError, match=words):
+      sj.attend(bad, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
+
+
 @pytest.mark.full
 def test_gradients_of_every_pair_of_slot_values():
   for spec in pairwise_specs()[0]:

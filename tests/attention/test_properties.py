@@ -100,6 +100,10 @@ def test_factors_of_one_are_plain_attention(implementation):
   np.testing.assert_array_equal(  # floor is beyond the text
       attend(sj.AttentionSpec(temperature=sj.Llama4()), q, k, v, implementation=implementation),
       plain)
+  alone = sj.AttentionSpec(value=sj.ValueResidual(own=1.0, first=0.0, learned=False))
+  np.testing.assert_array_equal(
+      sj.attend(alone, q, k, v, first_values_BxTxHkvxDh=v[:, ::-1], implementation=implementation),
+      plain)
   compiled = jax.jit(sj.attend, static_argnums=0, static_argnames='implementation')
   both = sj.AttentionSpec(value=sj.ValueScale(), temperature=sj.Llama4())
   np.testing.assert_allclose(compiled(both, q, k, v, ones, implementation=implementation), plain,

@@ -109,6 +109,7 @@ def test_a_senseless_combination_names_the_remedy(slots, remedy):
     lambda: sj.Relative(buckets=1),
     lambda: sj.LogLength(scale=float('nan')), lambda: sj.Llama4(beta=-0.1),
     lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5),
+    lambda: sj.ValueResidual(own=float('inf')),
     lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),
     lambda: sj.ElementGate(start='ones'), lambda: sj.ElementGate(scale=0.0),
     lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0),

@@ -88,6 +88,9 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
     dict(attention=sj.AttentionSpec(
         'Sigmoid()', 'RowSum()', mask='Window(size=2)', head="HeadGate(source='slice')")),
     dict(kv_heads=2, attention=sj.AttentionSpec(temperature='LogLength()', value='ValueScale()')),
+    dict(kv_heads=2, attention=sj.AttentionSpec(value='ValueResidual()')),
+    dict(norm_location='post', attention=sj.AttentionSpec(
+        value='ValueResidual(own=0.0, first=1.0, learned=False)')),
     dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()', head='HeadNorm()')),
     dict(biases=('qkv', 'out', 'ffn'), parallel_residual=True, head_dim=6),
     dict(vocab_size=0, input_features=5, output_features=2)], ids=str)

@@ -66,6 +66,8 @@ def decoded(run, inputs, policy, first):
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),
+    dict(layers=4, attention=sj.AttentionSpec(value='ValueResidual()'), pattern=(
+        Layer(), Layer(mamba=MAMBA))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
          pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer())),
 ], ids=str)

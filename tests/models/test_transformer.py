@@ -379,6 +379,9 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (PROTECTED | dict(parallel_residual=True), "norm_location = 'pre'"),
     (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
+    (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=1), 'two layers or more'),
+    (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=2, pattern=(
+        Layer(mamba=Mamba(8, 2, 2, 1)), Layer())), 'begin model.pattern with a block of attention'),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
 def test_bad_options_are_explained(options, words):
   with pytest.raises(ValueError, match=words):
