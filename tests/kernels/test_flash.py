@@ -14,7 +14,7 @@ from sink_jax.attention.spec import repeat_heads, transform_qk
 from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
 from sink_jax.kernels.epilogue import PartialAttention
 from tests.attention_checks import check_at_once
-from tests.attention_specs import PAPER, pairwise_specs, random_inputs, slot_values
+from tests.attention_specs import PAPER, pairwise_specs, random_inputs
 
 KERNELS = {'tpu': flash_tpu, 'gpu': flash_gpu}
 
