@@ -2,6 +2,7 @@
 
 import pytest
 
+import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
 from tests import attention_oracle as oracle
@@ -56,14 +57,14 @@ def test_values_of_the_first_block_are_mixed_in(value):
   spec = sj.AttentionSpec(value=value, kv_bias=sj.KVBias())
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
   first = random_inputs(spec, heads=4, kv_heads=2, seed=1)[2]
-  expected = oracle.attention(spec, q, k, v, params, first)[0]
+  expected = oracle.attention(spec, q, k, v, params, first=first)[0]
   for implementation in plain_implementations(spec):
     out = sj.attend(spec, q, k, v, params, first_values_BxTxHkvxDh=first,
                     implementation=implementation)
     assert_close(out, expected, implementation)
-  for bad, words in ((spec, 'they have that shape'), (sj.AttentionSpec(), 'leave them out')):
+  for other, words in ((spec, 'they have that shape'), (sj.AttentionSpec(), 'leave them out')):
     with pytest.raises(ValueError, match=words):
-      sj.attend(bad, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
+      sj.attend(other, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
 
 
 @pytest.mark.full
