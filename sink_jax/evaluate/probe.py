@@ -21,6 +21,8 @@ from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
+# A head is dormant whose mean output is shorter than this share of the mean of its block's heads.
+DORMANT = 0.25
 # What a probe records: lowered elsewhere too, to know the memory that it takes.
 PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 
@@ -37,6 +39,7 @@ class SinkReport:
     without one. bias_slot_released: the same as the official implementation
     (sail-sg/Attention-Sink) computes it, which counts a dummy row of weight one too.
   norms: l2 norms 'query', 'key', 'value' (S, N, H, T), for keys and values of their own heads;
+    'head' (S, N, H, T) of the heads' outputs, after gates and norms of heads, before W_O;
     'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
     'hidden_before_norm' (S, M, T); with a learned sink token 'sink_token' (S, M + 1), of its
     hidden states, which no other array counts.
@@ -123,6 +126,21 @@ class SinkReport:
       return self.norms['sink_token'].mean(0, np.float64) / self.norms['hidden'].mean(
           (0, 2), np.float64)
 
+  def head_norms(self) -> Float[np.ndarray, 'N H']:
+    """The mean norm of every head's output over that of all heads of its block.
+
+    A head whose output is next to nothing does nothing: such heads are dormant, and a sink is how
+    softmax makes one (HONOR, Sandoval-Segura et al., arXiv 2504.03889). Not finite where a whole
+    block's outputs are zero.
+    """
+    norms_NxH = self.norms['head'].mean((0, 3), np.float64)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return norms_NxH / norms_NxH.mean(1, keepdims=True)
+
+  def dormant_rate(self, level: float = DORMANT) -> float:
+    """The share of heads whose `head_norms` lie below a level."""
+    return float((self.head_norms() < level).mean())
+
   def raw_row_mass(self) -> float:
     """Mean over rows of sum_j A_ij between tokens: 1 for softmax without an extra key."""
     length = self.raw_importance.shape[-1]
@@ -165,6 +183,8 @@ class SinkReport:
         'raw_mass_1': float(self.raw_importance[..., 0].mean(dtype=np.float64)),
         'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0, np.float64).max()),
         'raw_row_mass': self.raw_row_mass(),
+        'head_norm': [finite(block) for block in self.head_norms()],
+        'dormant_heads': percent(self.dormant_rate()),
         **ratios,
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
         **{name: finite(values) for name, values in self.activations._asdict().items()},
@@ -287,7 +307,7 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
   # The embedding's norm as entry 0, before those of the blocks.
   after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], first(h)], 1)
   norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
-               value=first(layers.value_norm_BxHxT),
+               value=first(layers.value_norm_BxHxT), head=first(layers.head_norm_BxHxT),
                hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
                hidden_before_norm=first(layers.hidden_before_norm_BxT))
   if layers.sink_token_norm_B is not None:
@@ -307,7 +327,7 @@ def _first_not_finite(joined: Mapping[str, Any], config: ModelConfig) -> str | N
   norms = joined['norms']
   of_heads = {name: joined[name] for name in ('importance', 'raw_importance', 'bias_slot',
                                               'bias_slot_released')}
-  of_heads |= {f'{name} norm': norms[name] for name in ('query', 'key', 'value')}
+  of_heads |= {f'{name} norm': norms[name] for name in ('query', 'key', 'value', 'head')}
   for name, x in of_heads.items():
     if x is not None and not (finite := np.isfinite(x)).all():
       # Over all sequences: the message names a block and a head, and not a sequence.

@@ -101,11 +101,12 @@ class Attention(nn.Module):
       return out, None, cache, first
     assert transformed is not None, 'a decoding step records nothing'
     normalized = q_BxTxHxDh, k_BxTxHkvxDh
-    record = self._record(record_options, normalized, transformed, v_BxTxHkvxDh, params)
+    record = self._record(record_options, normalized, transformed, v_BxTxHkvxDh, o_BxTxHxDh,
+                          params)
     return out, record, cache, first
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
-              transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
+              transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,
               params: ComponentParams) -> AttentionRecord:
     """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     config, spec = self.config, self.spec
@@ -127,13 +128,14 @@ class Attention(nn.Module):
       last = last_row(spec, transformed, params)[..., tokens]
     if options.angles:
       angles = query_key_angles(q[:, tokens], k[:, tokens])
-    norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens] for x in (*normalized, v_BxTxHkvxDh)]
+    norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens]
+             for x in (*normalized, v_BxTxHkvxDh, o_BxTxHxDh)]
     recorded = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
     return AttentionRecord(
         importance=importance, query_norm_BxHxT=norms[0], key_norm_BxHxT=norms[1],
-        value_norm_BxHxT=norms[2], maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
-        last_query_BxHxT=last, angles=angles, queries_BxTxHxDh=recorded(q),
-        keys_BxTxHkvxDh=recorded(k))
+        value_norm_BxHxT=norms[2], head_norm_BxHxT=norms[3], maps_BxHxTxT=weights,
+        proxy_maps_BxHxTxT=proxy, last_query_BxHxT=last, angles=angles,
+        queries_BxTxHxDh=recorded(q), keys_BxTxHkvxDh=recorded(k))
 
 
 def _mixed_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: ComponentParams,

@@ -47,6 +47,7 @@ class AttentionRecord(NamedTuple):
   query_norm_BxHxT: jax.Array
   key_norm_BxHxT: jax.Array
   value_norm_BxHxT: jax.Array
+  head_norm_BxHxT: jax.Array
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   last_query_BxHxT: jax.Array | None
@@ -75,8 +76,9 @@ class LayerRecord(NamedTuple):
   Where the model has a learned sink token, T does not count it, and the weight that it receives
   is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
   and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
-  block's output H^l (`hidden_norm`), and of what enters the last norm of a post-norm block
-  (`hidden_before_norm`; in other blocks it equals the output).
+  heads' outputs before W_O (`head_norm`), of the block's output H^l (`hidden_norm`), and of what
+  enters the last norm of a post-norm block (`hidden_before_norm`; in other blocks it equals the
+  output).
   `sink_token_norm` is that of the learned sink token's hidden state; None without one.
   `hidden_description` is what `describe_hidden` returns of the output. Fields that the options
   leave out are None.
@@ -86,6 +88,7 @@ class LayerRecord(NamedTuple):
   query_norm_BxHxT: jax.Array
   key_norm_BxHxT: jax.Array  # H = key/value heads
   value_norm_BxHxT: jax.Array  # H = key/value heads
+  head_norm_BxHxT: jax.Array
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   last_query_BxHxT: jax.Array | None

@@ -77,6 +77,7 @@ def largest_of_blocks(quantity: Callable[..., float | None]) -> Callable[[RunRec
 COLUMNS: dict[str, Callable[[RunRecord], float | None]] = {
     'Sink_* %': lambda run: run.probe.sink_extra_key if run.probe else None,
     'raw mass on token 1': lambda run: run.probe.raw_mass_1 if run.probe else None,
+    'dormant heads %': lambda run: run.probe.dormant_heads if run.probe else None,
     'max / median': largest_of_blocks(lambda block: block.max_over_median),
     'kurtosis': largest_of_blocks(lambda block: block.kurtosis_moment),
 }

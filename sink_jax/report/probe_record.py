@@ -82,7 +82,8 @@ class ProbeRecord:
   emerged. peak_sink_1: the largest Sink_1, at peak_step. nulls, last_nulls: the 99th percentiles of
   measures where there is no sink to find, by key, of the untrained model and of the last row:
   'sink_1' in percent, 'hidden_ratio' and more; empty for runs whose probe did not measure them.
-  activations: of the last row, block by block; empty where it was not measured.
+  activations: of the last row, block by block; empty where it was not measured. dormant_heads: of
+  the last row, in percent, see `SinkReport.head_norms`; None where it was not measured.
   """
 
   step: int
@@ -106,6 +107,7 @@ class ProbeRecord:
   nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
   last_nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
   activations: Sequence[BlockActivations] = ()
+  dormant_heads: float | None = None
 
   @property
   def first_massive(self) -> BlockActivations | None:
@@ -144,4 +146,5 @@ class ProbeRecord:
         **({'last_null_p99': self.last_nulls} if self.last_nulls else {}),
         **({'activations': [dataclasses.asdict(block) for block in self.activations]}
            if self.activations else {}),
+        **({} if self.dormant_heads is None else {'dormant_heads': self.dormant_heads}),
     }

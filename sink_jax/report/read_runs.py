@@ -221,6 +221,7 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
       nulls=_nulls(rows[0]) if rows[0]['step'] == 0 else {},
       last_nulls=_nulls(last),
       activations=_activations(last),
+      dormant_heads=last.get('dormant_heads'),
   )
 
 

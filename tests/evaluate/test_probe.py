@@ -180,6 +180,22 @@ def test_a_report_is_not_made_of_raw_masses():
     slot.bias_slot_rate(30)
 
 
+def test_heads_whose_outputs_are_short_are_dormant():
+  model = run()
+  kernel = np.array(model.params['blocks']['attention']['value']['kernel'])  # (layers, D, H Dh)
+  heads = model.config.heads
+  kernel[0, :, :kernel.shape[-1] // heads] *= 0.01  # of the first head of the first block
+  model.params['blocks']['attention']['value']['kernel'] = kernel
+  report = sj.probe(model, tokens())
+  norms = report.head_norms()
+  assert norms.shape == (2, heads) and np.allclose(norms.mean(1), 1)
+  assert norms[0, 0] < 0.25 < norms[0, 1:].min() and norms[1].min() > 0.25
+  assert report.dormant_rate() == 1 / (2 * heads)
+  assert report.summary()['dormant_heads'] == 50 / heads
+  # A causal query 1 sees itself alone: its head's output is its value.
+  np.testing.assert_allclose(report.norms['head'][..., 0], report.norms['value'][..., 0], rtol=1e-5)
+
+
 def test_norms_that_vanish_have_no_ratio():
   model = run()
   model.params['blocks']['attention']['value']['kernel'] *= 0
