@@ -23,7 +23,7 @@ from sink_jax.kernels.dispatch import platform
 
 
 def eager_covers(spec: AttentionSpec) -> bool:
-  """Whether the eager code computes it: no feature map, bias, extra key or gate, and its functions."""
+  """Whether the eager code computes it: its functions, no feature map, bias, extra key or gate."""
   # By class: what another one computes, even a subclass, the code below does not know.
   return (isinstance(spec.feature_map, Identity) and not spec.position.has_bias
           and not spec.kv_bias.has_extra_key and type(spec.head) is PlainOutput

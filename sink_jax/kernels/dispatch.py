@@ -62,8 +62,8 @@ def attend(
       'chunked': plain XLA with memory linear in T, on every platform.
       'linear': time linear in T as well, for similarity Linear and mask Causal.
       'pallas': the kernels of this package for TPUs and NVIDIA GPUs, every variant but Clipped in
-        float32 or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they need
-        check_vma=False.
+        float32 or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they
+        need check_vma=False.
       'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
 
   Raises:
