@@ -16,8 +16,8 @@ import optax
 
 from sink_jax.component import Component, check_integers
 
-# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0, so that
-# five applications take all but the smallest singular values to between 0.7 and 1.2 or so.
+# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0: five
+# applications take all but the smallest singular values to between 0.5 and 1.5.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 # Layers whose kernel is not a matrix that hidden states are multiplied by: a table of inputs, the
 # unembedding, and the depthwise convolution of a Mamba mixer.

@@ -65,7 +65,10 @@ def whole(tmp_path_factory):
     dict(data__source="TextFolder(path='{}')"),
     pytest.param(dict(microbatches=2), marks=pytest.mark.full),
     pytest.param(dict(steps=5, data__source='TriggerAveraging()', model__ffn='none'),
-                 marks=pytest.mark.full)], ids=['corpus', 'tokens', 'continuous'])
+                 marks=pytest.mark.full),
+    pytest.param(dict(steps=5, optimizer__rule='Muon(eps=0.1)'), marks=pytest.mark.full),
+    pytest.param(dict(steps=5, optimizer__rule='OrthoAdam(eps=0.1)'), marks=pytest.mark.full),
+], ids=['corpus', 'tokens', 'continuous', 'muon', 'orthoadam'])
 def test_each_trial_of_a_group_equals_the_trial_alone(tmp_path, changes):
   text = tmp_path / 'text'
   text.mkdir()

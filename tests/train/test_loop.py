@@ -18,6 +18,7 @@ from sink_jax.train.loop import train
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.outcome import Diverged, Interrupted
 from sink_jax.train.run_dir import read_config
+from sink_jax.train.update_rule import Muon, OrthoAdam
 from tests.train import runs
 
 
@@ -86,15 +87,20 @@ def stop_after(monkeypatch, step):
   monkeypatch.setattr(loop, 'make_train_step', make)
 
 
-def test_stopped_and_resumed_equals_in_one_go(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize('rule', [None, Muon(), OrthoAdam(longest=16)], ids=str)
+def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch):
+  changes, workdir = {}, tmp_path / 'stopped'
+  if rule:
+    changes = dict(optimizer__rule=repr(rule), probe__every=0, validation__every=0)
+    whole = tmp_path / 'whole', go(runs.config(**changes), tmp_path / 'whole')
   for step in (6, 7):  # between two checkpoints, then right after resuming
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match='same command resumes'):
       stop_after(patch, step)
-      go(runs.config(), tmp_path)
-    status = json.loads((tmp_path / 'status.json').read_text())
+      go(runs.config(**changes), workdir)
+    status = json.loads((workdir / 'status.json').read_text())
     assert (status['status'], status['step']) == ('interrupted', step)
-  go(runs.config(), tmp_path)
-  assert_same_run(tmp_path, whole)
+  go(runs.config(**changes), workdir)
+  assert_same_run(workdir, whole)
 
 
 def test_killed_and_resumed_equals_in_one_go(tmp_path, monkeypatch):
