@@ -64,6 +64,15 @@ def test_numbers_are_the_metrics(tmp_path):
                    'value ratio (block)': '0.25 (2)', 'sink emerged': 'step 800'}
 
 
+@pytest.mark.parametrize('eps, words', [('1e-06', 'softpick'),
+                                        ('1e-08', 'softpick, AbsSum(eps=1e-08)')])
+def test_softpick_is_called_by_its_name(tmp_path, eps, words):
+  config = copy.deepcopy(TRIALS['text-softmax'])
+  config['attention'] |= {'similarity': 'Softpick()', 'normalizer': f'AbsSum(eps={eps})'}
+  run = write(tmp_path / 'a', probed=GROWING, config=config)
+  assert run.setup.attention == words and run.proxy
+
+
 def test_sink_and_no_sink(tmp_path):
   sink, none = write(tmp_path / 'a', probed=GROWING), write(tmp_path / 'b', probed=FLAT)
   assert verdict(sink) == 'sink' and verdict(none) == 'none'
