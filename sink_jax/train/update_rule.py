@@ -112,7 +112,7 @@ class Muon(UpdateRule):
     if not 0 <= self.momentum < 1:
       raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
     if self.steps < 1:
-      raise ValueError(f'optimizer.rule = {self}: steps must be at least 1; the gradients alone are '
+      raise ValueError(f'optimizer.rule = {self}: steps must be at least 1; gradients alone are '
                        'Sgd.')
     if self.rms is not None and not 0 < self.rms < math.inf:
       raise ValueError(f'optimizer.rule = {self}: rms must be > 0 and finite, or None for '
@@ -142,8 +142,9 @@ class Muon(UpdateRule):
     parts = jax.tree_util.tree_map_with_path(
         lambda path, _: 'muon' if hidden(path) else 'adamw', params)
     if 'muon' not in jax.tree.leaves(parts):
-      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers, which '
-                       f'Muon is for: use optimizer.rule = {AdamW(self.b1, self.b2, self.eps)}.')
+      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers, for '
+                       'which Muon is: use optimizer.rule = '
+                       f'{AdamW(self.b1, self.b2, self.eps)}.')
     return parts
 
 
@@ -188,8 +189,8 @@ class OrthoAdam(UpdateRule):
     if not 0 <= self.seed < 2**31:
       raise ValueError(f'optimizer.rule = {self}: seed must be from 0 to 2^31 - 1.')
     if self.longest < 1:
-      raise ValueError(f'optimizer.rule = {self}: longest must be at least 1, with which no axis is '
-                       'rotated.')
+      raise ValueError(f'optimizer.rule = {self}: longest must be at least 1, with which no axis '
+                       'is rotated.')
 
   def transformation(self) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(self.b1, self.b2, self.eps)

@@ -42,8 +42,8 @@ CASES = {
     'token': ({}, dict(implementation='pallas', sink_tokens=1)),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}
-# Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large as
-# the gradients are they do not.
+# Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large
+# as the gradients they do not.
 RULES = {'alibi': OrthoAdam(eps=0.1), 'sink': Muon(eps=0.1)}
 VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
 

@@ -66,7 +66,7 @@ def adam_directions(rule, gradients):
 
 
 def muon_directions(rule, gradients):
-  """Jordan et al. 2024 for matrices (..., in, out), with optax's bias correction of the momentum."""
+  """Jordan et al. 2024 for matrices (..., in, out), with optax's correction of the momentum."""
   m = 0
   for t, g in enumerate(gradients, 1):
     m = rule.momentum * m + (1 - rule.momentum) * g
