@@ -42,18 +42,19 @@ _SSNORM = {'model.norm': 'single'}
 _ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, longest=4096)'}
 _MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
 # What a model of fixed length knows of it, of each task: -log T is the bias of Apple's sigmoid, and
-# -12/T the low end of the clipped softmax that its paper chose for OPT-125M.
-_LENGTHS = {'trigger': 16, 'bigram': 64, 'desk': 64}
+# -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter
+# of the sequence, which a budget takes of the paper's 2048.
+_LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'desk': (64, 2048)}
 
 
-def _of_length(length: int) -> dict[str, dict[str, Any]]:
-  """Variants whose numbers depend on the tokens T of a sequence."""
+def _of_length(length: int, unscaled: int) -> dict[str, dict[str, Any]]:
+  """Variants whose numbers depend on the tokens T of a sequence; unscaled: before a budget."""
   return {
       'sigmoid-bias': _attention(
           similarity=f'Sigmoid(bias={-math.log(length)!r})', normalizer='Unnormalized()'),
       'clipped': _attention(normalizer=f'Clipped(low={-12 / length!r})'),
       'pseudo-mask': _attention(kv_bias=f'PseudoMask(context={length})'),
-      'sink-logit-window': _SINK_LOGIT | _attention(mask=f'Window(size={length // 4})'),
+      'sink-logit-window': _SINK_LOGIT | _attention(mask=f'Window(size={unscaled // 4})'),
   }
 
 
@@ -102,7 +103,7 @@ _OF_NORMS = ('ssnorm', 'dyt', 'post-norm', 'sandwich', 'protected', 'ssnorm-muon
 _TASKS = {'trigger': _TRIGGER, 'bigram': _BACKCOPY, 'desk': {}}
 TRIALS = {f'{task}-{variant}': settings | changes
           for task, settings in _TASKS.items()
-          for variant, changes in (VARIANTS | _of_length(_LENGTHS[task])).items()
+          for variant, changes in (VARIANTS | _of_length(*_LENGTHS[task])).items()
           if task != 'trigger' or variant not in _OF_NORMS}
 
 

@@ -43,7 +43,7 @@ def test_names_are_unique_and_fit_a_folder():
   assert all(re.fullmatch(r'[a-z0-9.-]+', name) for name in names)  # they name folders
   assert set(paper.TRIALS) == {
       name for path in FILES
-      if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline')
+      if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline', 'remedies')
       for name in trials_of(path)}
 
 
@@ -70,7 +70,8 @@ def test_no_config_holds_out_near_copies_of_what_it_trains_on():
 @functools.cache
 def traced(model, length):
   """Shape of the final hidden states of two sequences; equal models are traced once."""
-  tokens = jax.ShapeDtypeStruct((2, length), jnp.int32)
+  tokens = jax.ShapeDtypeStruct((2, length), jnp.int32) if model.vocab_size else (
+      jax.ShapeDtypeStruct((2, length, model.input_features), jnp.float32))
   apply = lambda params, x: Transformer(model).apply({'params': params}, x, unembed=False)
   return jax.eval_shape(apply, parameter_shapes(model), tokens).shape
 
