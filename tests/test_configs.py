@@ -174,12 +174,12 @@ def test_desk_has_the_papers_trials_and_begins_with_the_claims_that_carry_the_pa
   needed = trials_of_claims(desk.FIRST)
   assert list(trials)[:len(needed)] == needed
   default = from_dict(trials['default'].config)
-  assert default.label.budget == 'desk' and default.steps == 2500
+  assert default.label.budget == 'desk' and default.steps == 4000
   smoke = desk.get_config('default,budget=smoke')
   assert smoke.label.budget == 'smoke' and smoke.steps == 1000
   # The setting of the search that was chosen: what a run of it is stays the same.
-  chosen = from_dict(load_trials(CONFIGS / 'baseline.py')['middle-2-softmax'].config)
-  assert chosen.model_config(256) == default.model_config(256)
+  chosen = from_dict(load_trials(CONFIGS / 'baseline.py')['bpe-2-softmax'].config)
+  assert chosen.model_config(512) == default.model_config(512)
   for name in ('optimizer', 'steps', 'batch_size'):
     assert getattr(chosen, name) == getattr(default, name)
   assert chosen.data == default.data

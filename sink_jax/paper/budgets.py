@@ -63,113 +63,68 @@ _SHARE_RULES = (
     'warm-up: 100 steps, as in the paper',
 )
 
-# What the budgets for two CPU cores share: the text, and how often a run is measured.
+# The model and the text of the budgets for two CPU cores, and how often a run is measured.
 _SMALL = {
     'model.size': 'tiny',
     # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
     'model.vocab_size': None,
     'model.dtype': 'float32',
     'data.source': "Stdlib(split='content')",
+    'data.tokenizer': 'TrainedBpe(vocab_size=512)',
     'data.context': 64,
     'data.valid_fraction': 0.05,
     'checkpoints_kept': 1,
     'optimizer.warmup_steps': 100,
     'validation.batches': 20,
 }
-# Factors on the paper's values. The decay is larger because the steps are few and the model is
-# small: with the paper's own no sink emerged at the budget smoke.
+# Factors on the paper's values. The rate and the decay are larger because the steps are few and
+# the model is small: with the paper's own no sink emerges.
 _BATCH = 16 / 512
+_LEARNING_RATE = 50
 _WEIGHT_DECAY = 5
-_HEAD_DIM = 16
-_TINY_HEADS = 4  # of the size that the budgets begin with
-_PAPER_HEADS = 8  # of the paper's model, which trials with other numbers are in proportion to
+_HEADS = 4 / 8
 # Without it no sink emerges in these steps: a chunk begins anywhere in a text.
 _FIRST_TOKEN = 'FixedToken(position=1)'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Small:
-  """A model of two blocks for a share of the paper's steps.
-
-  heads: of 16 dimensions each, which is the width. tokenizer: its config string. rate: factor on
-  the paper's learning rates. every: steps between probes.
-  """
-
-  heads: int
-  tokenizer: str
-  share: float
-  rate: int
-  every: int
-
-  def budget(self, text: str, steps: str) -> Budget:
-    """The budget; text: the tokenizer in words, steps: what becomes of the paper's 20,000."""
-    return Budget(self._changes, self._rules(text, steps))
-
-  def _changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+def _small(share: float, every: int) -> _Changes:
+  """The small model for a share of the paper's steps, probed every so many of them."""
+  def changes(config: Mapping[str, Any]) -> dict[str, Any]:
     data, context = config['data'], _SMALL['data.context']
-    steps, batch = round(config['steps'] * self.share), round(config['batch_size'] * _BATCH)
+    steps, batch = round(config['steps'] * share), round(config['batch_size'] * _BATCH)
     tokens = config['steps'] * config['batch_size'] * data['context']
-    rate = config['optimizer']['learning_rate'] * self.rate
+    rate = config['optimizer']['learning_rate'] * _LEARNING_RATE
     decay = config['optimizer']['weight_decay'] * _WEIGHT_DECAY
     if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
       raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
-    return _SMALL | self._model(config['model']) | _small_attention(
-        config, context, _HEAD_DIM) | {
-            'data.tokenizer': self.tokenizer,
+    return _SMALL | _small_model(config['model']) | _small_attention(
+        config, context, head_dim=16) | {
             'steps': steps,
             'batch_size': batch,
             'optimizer.learning_rate': rate,
             'optimizer.weight_decay': decay,
-            'probe.every': self.every,
-            'validation.every': 5 * self.every,
-            'checkpoint_every': 5 * self.every,
+            'probe.every': every,
+            'validation.every': 5 * every,
+            'checkpoint_every': 5 * every,
             # The share of unique tokens among all tokens seen stays, and so do the epochs.
             'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
             'data.interventions': _small_edits(data['interventions'], context) or _FIRST_TOKEN}
+  return changes
 
-  def _model(self, model: Mapping[str, Any]) -> dict[str, int]:
-    """Shapes that differ from those of 'tiny': this model's, the larger one's, numbers of heads."""
-    changes = {}
-    if self.heads != _TINY_HEADS:
-      width = self.heads * _HEAD_DIM
-      changes = {'model.d_model': width, 'model.heads': self.heads, 'model.ffn_hidden': 2 * width}
-    # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
-    if model['size'] == '1b':
-      changes = {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
-    # Empty where the size of the model decides.
-    if model['heads']:
-      heads = model['heads'] * self.heads / _PAPER_HEADS
-      if heads < 1 or heads != round(heads):
-        raise NotExpressible(f'{model["heads"]} of the paper\'s {_PAPER_HEADS} heads would be '
-                             f'{heads:g} of {self.heads}')
-      changes['model.heads'] = round(heads)
-    return changes
 
-  def _rules(self, text: str, steps: str) -> tuple[str, ...]:
-    width = self.heads * _HEAD_DIM
-    return (
-        f'model: 2 layers, d = {width}, {self.heads} heads of {_HEAD_DIM}, FFN {2 * width}, '
-        'float32 (the 1B model: 4 layers, d = 128, 8 heads, FFN 352)',
-        'text: the standard library of the Python that runs, in sequences of 64 tokens of '
-        f'{text}',
-        'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
-        'without one no sink emerges at this cost',
-        f'steps times {self.share:g} (20,000 become {steps}), sequences per batch times 1/32 (512 '
-        'become 16)',
-        f'learning rate times {self.rate}, weight decay times {_WEIGHT_DECAY}: '
-        f'all steps together take away {self.share * self.rate * _WEIGHT_DECAY:g} times what the '
-        'paper\'s do',
-        'warm-up: 100 steps, as in the paper, of fewer',
-        'random tokens: any of the vocabulary, in both protocols',
-        'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
-        'epochs stay the same; the others see all of the text',
-        'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
-        f'heads times {self.heads}/{_PAPER_HEADS}; what is no whole number has no counterpart',
-        'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
-        'counterpart',
-        'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
-        'of relative positions: as in the paper',
-    )
+def _small_model(model: Mapping[str, Any]) -> dict[str, int]:
+  """Shapes that differ from those of the small model: the larger model's, and numbers of heads."""
+  changes = {}
+  # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
+  if model['size'] == '1b':
+    changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
+  # Empty where the size of the model decides, which is already that of the small model.
+  if model['heads']:
+    heads = model['heads'] * _HEADS
+    if heads < 1:
+      raise NotExpressible(f'{model["heads"]} of the paper\'s 8 heads would be {heads:g} of 4')
+    changes['model.heads'] = round(heads)
+  return changes
 
 
 def _small_edits(text: str, context: int) -> str:
@@ -200,15 +155,40 @@ def _small_attention(config: Mapping[str, Any], context: int, head_dim: int) -> 
   return {key: repr(new) for key, (old, new) in smaller.items() if new != old}
 
 
+def _small_rules(share: float, steps: str) -> tuple[str, ...]:
+  """The rules of `_small` in words; steps: what becomes of the paper's 20,000."""
+  return (
+      'model: 2 layers, d = 64, 4 heads of 16, FFN 128, float32 (the 1B model: 4 layers, '
+      'd = 128, 8 heads, FFN 352)',
+      'text: the standard library of the Python that runs, in sequences of 64 tokens of a '
+      'byte-pair encoding of 512, trained on it',
+      'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
+      'without one no sink emerges at this cost',
+      f'steps times {share:g} (20,000 become {steps}), sequences per batch times 1/32 (512 '
+      'become 16)',
+      f'learning rate times {_LEARNING_RATE}, weight decay times {_WEIGHT_DECAY}: '
+      f'all steps together take away {share * _LEARNING_RATE * _WEIGHT_DECAY:g} times what the '
+      'paper\'s do; with less no sink emerges here',
+      'warm-up: 100 steps, as in the paper, of fewer',
+      'random tokens: any of the vocabulary, in both protocols',
+      'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
+      'epochs stay the same; the others see all of the text',
+      'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
+      'heads times 1/2; a single head has no counterpart',
+      'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
+      'counterpart',
+      'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
+      'of relative positions: as in the paper',
+  )
+
+
 BUDGETS = {
     'full': Budget(lambda config: {}, ('everything as in the paper',)),
     'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
     'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
-    # Two CPU cores: `desk`, a minute and a half a trial, is the cheapest setting of the search in
-    # which a sink emerges with softmax and with normalised sigmoid, and in which unnormalised
-    # sigmoid learns (results/baseline); `smoke`, half a minute, shows that everything runs.
-    'desk': _Small(heads=6, tokenizer='Bytes()', share=1 / 8, rate=25, every=100).budget(
-        'bytes', '2,500'),
-    'smoke': _Small(heads=4, tokenizer='TrainedBpe(vocab_size=512)', share=1 / 20, rate=50,
-                    every=50).budget('a byte-pair encoding of 512, trained on it', '1,000'),
+    # Two CPU cores: `desk`, a minute and a half a trial, is the cheapest setting in which a sink
+    # emerges with softmax and with normalised sigmoid (results/baseline); `smoke`, half a minute,
+    # shows that everything runs.
+    'desk': Budget(_small(0.2, every=100), _small_rules(0.2, '4,000')),
+    'smoke': Budget(_small(0.05, every=50), _small_rules(0.05, '1,000')),
 }

@@ -28,7 +28,7 @@ _JUDGED = (
     'percentiles are the levels of a sink and of massive activations if they are more.')
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
 _LIMITS = {
-    'desk': "At the budget desk models are 600 times smaller than the paper's, on other text, and "
+    'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
             'every sequence begins with a fixed token: what holds there is the mechanism, and not '
             "the paper's percentages.",
     'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '

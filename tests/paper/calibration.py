@@ -37,7 +37,7 @@ RATES = (1.2, 3.9, 4.2, 6.9, 7.0, 8.5)  # points of Sink_k: trials of three seed
 LOSSES = (0.009, 0.0116, 0.0125, 0.013, 0.0247, 0.0556)  # nats, of the same trials
 # One trial in seven spreads as variants that learn badly, or that have a sink in some seeds.
 MIXED, MIXED_LOSSES = (*RATES, 18), (*LOSSES, 0.25)
-HEADS, MORE_HEADS = 8, 12  # of the models of the budgets smoke and desk
+HEADS, MORE_HEADS = 8, 12  # of the models of the budgets smoke and desk, and of a wider one
 _NOISE = 0.4  # points: sequences in which a head does not do as it does in the others
 _GRID = np.array([statistics.NormalDist().inv_cdf((i + 0.5) / 999) for i in range(999)])
 
