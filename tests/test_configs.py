@@ -87,6 +87,9 @@ def model_of(config):
                          ids=lambda path: path.stem)  # paper.py is the union of others
 def test_every_trial_traces_at_full_size(path):
   for name, trial in trials_of(path).items():
+    # Remedies are the same changes on every task: those of one task, and each task, will do.
+    if path.stem == 'remedies' and not re.match('bigram-|.*-softmax$', name):
+      continue
     experiment, model = model_of(trial.config)
     context = experiment.data.context
     assert traced(model, context) == (2, context, model.d_model), name
