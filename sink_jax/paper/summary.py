@@ -23,9 +23,9 @@ _JUDGED = (
     'the least. '
     'A claim holds where all parts are decided so, and does not hold where one is decided against '
     'it, whose chance is divided by their number; of training, all seeds have to end alike. Each '
-    'criterion was chosen here, not by the paper, and stands below its claim. Where probes say what '
-    'Sink_1 and the hidden norm ratio of random positions of the untrained model are, their 99th '
-    'percentiles are the levels of a sink and of massive activations if they are more.')
+    'criterion was chosen here, not by the paper, and stands below its claim. Where probes say '
+    'what Sink_1 and the hidden norm ratio of random positions of the untrained model are, their '
+    '99th percentiles are the levels of a sink and of massive activations if they are more.')
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
 _LIMITS = {
     'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
@@ -111,8 +111,8 @@ def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
   words = (f'At most {len(known) * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
            f'{len(known)} of these claims: as many as if each lay exactly on its level, where by '
            f'simulation {100 * FALSE_VERDICTS:g} % at most get a verdict; more do at a level of '
-           '5 %, or in a difference, where one head is a sink in some seeds only, so that three have '
-           'none, or all have it.')
+           '5 %, or in a difference, where one head is a sink in some seeds only, so that three '
+           'have none, or all have it.')
   if not others:
     return words
   return (f'{words} Not simulated, or not within that, are claims about norm ratios, steps, how '

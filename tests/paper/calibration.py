@@ -230,7 +230,8 @@ def _pooled(scenario, rng, runs):
   spreads = np.where(still, 0.3 if scenario.rate else 1e-4, spreads)
   if scenario.lattice == 'one':
     whole = rng.random(shape) < 0.5
-    means = np.where(whole, 100 / scenario.heads * rng.integers(0, scenario.heads // 2, shape), means)
+    heads = rng.integers(0, scenario.heads // 2, shape)
+    means = np.where(whole, 100 / scenario.heads * heads, means)
   values = _seeds(scenario, rng, means, spreads, LOOKS[0])
   values = arcsine(values) if scenario.angle else values
   own = LOOKS[0] - 1
@@ -258,7 +259,8 @@ def _seeds(scenario, rng, means, spreads, n):
   if scenario.lattice:
     heads = means[..., None] * scenario.heads / 100
     chance = heads - np.floor(heads)
-    sinks = rng.binomial(scenario.heads, heads / scenario.heads, shape) if scenario.lattice == 'all' else (
+    every = scenario.lattice == 'all'
+    sinks = rng.binomial(scenario.heads, heads / scenario.heads, shape) if every else (
         np.floor(heads) + (rng.random(shape) < chance))
     # A head that is no sink is none in any sequence.
     noise = rng.normal(0, _NOISE, shape) * (sinks > 0)
