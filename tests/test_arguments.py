@@ -29,7 +29,8 @@ def test_a_misspelt_argument_of_every_public_name(name):
 def test_the_nearest_is_named():
   x = np.ones((1, 2, 1, 4), np.float32)
   with pytest.raises(TypeError, match=r"^attend\(\) has no argument 'impl'; did you mean "
-                     r"'implementation'\? It takes: spec, q_BxTxHxDh, .*params, implementation\.$"):
+                     r"'implementation'\? It takes: spec, q_BxTxHxDh, .*params, gate, "
+                     r'first_values_BxTxHkvxDh, implementation\.$'):
     sj.attend(sj.AttentionSpec(), x, x, x, impl='chunked')
   with pytest.raises(TypeError, match="did you mean 'kv_heads'"):
     sj.sized('tiny', vocab_size=4, kv_head=2)

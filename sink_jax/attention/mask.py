@@ -46,7 +46,7 @@ class Mask(Component):
     """
     raise NotImplementedError
 
-  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+  def visible(self, i: Positions, keys: Positions) -> Positions:
     """How many of `keys` keys query i sees, elementwise: the length of its `key_range`.
 
     Raises:
@@ -94,7 +94,7 @@ class Causal(Mask):
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return 0, min(last + 1, keys)
 
-  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+  def visible(self, i: Positions, keys: Positions) -> Positions:
     return i + 1
 
 
@@ -117,7 +117,7 @@ class Window(Mask):
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     return max(0, first - self.size + 1), min(last + 1, keys)
 
-  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+  def visible(self, i: Positions, keys: Positions) -> Positions:
     return jnp.minimum(i + 1, self.size)
 
   @property
@@ -151,7 +151,7 @@ class Prefix(Mask):
     # shorter than that.
     return 0, min(max(last + 1, self.length), keys)
 
-  def visible(self, i: Positions, keys: int | jax.Array) -> Positions:
+  def visible(self, i: Positions, keys: Positions) -> Positions:
     return jnp.minimum(jnp.maximum(i + 1, self.length), keys)
 
   @property

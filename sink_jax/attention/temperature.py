@@ -80,7 +80,7 @@ class LogLength(Temperature):
   def factor_LxH(self, positions_L: Positions, mask: Mask,
                  params: Mapping[str, AnyArray]) -> jax.Array | None:
     # There are as many keys as tokens, also where a cache has dropped some.
-    visible_L = jnp.asarray(mask.visible(positions_L, positions_L[-1] + 1), jnp.float32)
+    visible_L = jnp.asarray(mask.visible(positions_L, positions_L[-1:] + 1), jnp.float32)
     log_L = jnp.log(jnp.maximum(visible_L, 1))  # a mask may leave a query without keys
     scale_H = params['scale'] if self.learned else jnp.full(1, self.scale)
     return log_L[:, None] * scale_H

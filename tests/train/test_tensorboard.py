@@ -78,7 +78,7 @@ def test_lists_by_block_and_nulls_of_a_probe_stay_in_the_metrics_alone(tmp_path)
   # The lists of activations as the ratios of norms: their entries are blocks, and no curve.
   assert set(curves) == {f'probe/{key}' for key in (
       'sink_1', 'largest_importance', 'mean_importance', 'raw_mass_1', 'largest_raw_mass_1',
-      'raw_row_mass')}
+      'raw_row_mass', 'dormant_heads')}
   row, = read_metrics(tmp_path)
   assert len(row['activation_max']) == CONFIG.layers + 1 and row['null_p99'].keys() == {
       'sink_1', 'hidden_ratio'}
