@@ -87,7 +87,8 @@ def stop_after(monkeypatch, step):
   monkeypatch.setattr(loop, 'make_train_step', make)
 
 
-@pytest.mark.parametrize('rule', [None, Muon(), OrthoAdam(longest=16)], ids=str)
+@pytest.mark.parametrize('rule', [
+    None, pytest.param(Muon(), marks=pytest.mark.full), OrthoAdam(longest=16)], ids=str)
 def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch):
   changes, workdir = {}, tmp_path / 'stopped'
   if rule:
