@@ -76,9 +76,9 @@ METHOD = (
     + ', '.join(f'{axis.margin:g} {_UNITS[METRICS[axis.metric].unit]} of the {axis.heading}'
                 for axis in AXES)
     + '. "No difference" means that the whole 90 % interval lies inside the margin. Variances are '
-    'joined with those of the other variants. A star marks proxy scores, of rows that do not sum to '
-    'one: a sink among them may have next to no weight, which the raw mass on the first token says. '
-    'There is no total score.')
+    'joined with those of the other variants. A star marks proxy scores, of rows that do not sum '
+    'to one: a sink among them may have next to no weight, which the raw mass on the first token '
+    'says. There is no total score.')
 
 
 def summary(task: Task) -> list[str]:
