@@ -61,7 +61,7 @@ def _few_mapped_programs():
   """
   yield
   maps = Path('/proc/self/maps')
-  if 'jax' in sys.modules and maps.exists() and maps.read_bytes().count(b'\n') > 30_000:
+  if 'jax' in sys.modules and maps.exists() and maps.read_bytes().count(b'\n') > 45_000:
     sys.modules['jax'].clear_caches()
     gc.collect()
 
