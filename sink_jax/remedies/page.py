@@ -30,7 +30,6 @@ from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.records import RunRecord
 
 TITLE = 'Remedies against attention sinks'
-FILES = ('index.html', 'report.md', 'report.json', 'differences.png')
 _UNITS = {'percent': 'points', 'ratio': 'in the logarithm', 'nats': 'nats (or squares)'}
 _BYTES = 256  # any vocabulary does: parameters are shown as differences
 _CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar for its '

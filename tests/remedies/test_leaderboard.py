@@ -155,7 +155,8 @@ def test_the_report_says_what_its_records_say(planted, tmp_path):
   assert 'moves to the extra key' in markdown and 'Gu et al.' in markdown
   html = (tmp_path / 'out/index.html').read_text()
   assert '<script' not in html and 'Bigram-Backcopy' in html
-  assert all((tmp_path / 'out' / name).stat().st_size for name in page.FILES)
+  assert all((tmp_path / 'out' / name).stat().st_size for name in (
+      'index.html', 'report.md', 'report.json', 'differences.png'))
 
 
 def test_findings_agree_disagree_or_cannot_tell(planted):
