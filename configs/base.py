@@ -46,7 +46,7 @@ def get_config(name: str = '') -> ConfigDict:
   config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, protected
   config.model.linear = 'plain'  # of blocks: plain, sigma_reparam
   config.model.combine_heads = 'concat'  # concat, add (Table 12 left)
-  config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4)
+  config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4); several: registers
   config.model.init = 'torch_default'  # torch_default, tinyllama
   config.model.dtype = 'bfloat16'  # of activations: bfloat16, float32
   # Of attention: reference, chunked, linear, pallas, cudnn, splash; empty: the platform's best.

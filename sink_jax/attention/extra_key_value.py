@@ -36,8 +36,6 @@ class ExtraKeyValue(Component):
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
   # May the extra logit be negative where all features, and so all products, are positive?
   logit_may_be_negative: ClassVar[bool] = False
-  # Does it stand for keys after the query, so that the mask must hide all of those?
-  fills_the_future: ClassVar[bool] = False
   # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
   needs_exponential: ClassVar[bool] = False
   # Words for tables and for sentences; empty where nothing is added to attention.
@@ -54,6 +52,14 @@ class ExtraKeyValue(Component):
   def acts_only_through_normalisation(self) -> bool:
     """Is the extra key without a value, so that it changes nothing but the sum of a row?"""
     return False
+
+  @property
+  def future(self) -> int | None:
+    """The number of positions of which it stands for those after the query; None without any.
+
+    The mask must hide all of those.
+    """
+    return None
 
   def check_narrower(self, head_dim: int) -> None:
     """Raises a ValueError where heads of `head_dim` channels leave no such variant."""
@@ -263,7 +269,6 @@ class PseudoMask(ExtraKeyValue):
 
   has_extra_key = True
   needs_exponential = True
-  fills_the_future = True
   label = 'pseudo-attention'
   description = ''  # nothing is learned
 
@@ -276,6 +281,10 @@ class PseudoMask(ExtraKeyValue):
   @property
   def acts_only_through_normalisation(self) -> bool:
     return True
+
+  @property
+  def future(self) -> int:
+    return self.context
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     slope_Hx1 = (Alibi().slopes(heads)[:, None] if self.gamma is None

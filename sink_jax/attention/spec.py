@@ -109,7 +109,7 @@ class AttentionSpec:
     if bias.needs_exponential and f.kind != 'exponential':
       raise ValueError(f'{bias} adds to a sum of exponentials, which rows of {f} have not: use '
                        'Exp(), or KVBias() with this similarity.')
-    if bias.fills_the_future and self.mask.prefix is not None:
+    if bias.future is not None and self.mask.prefix is not None:
       raise ValueError(f'{bias} stands for keys after the query, and {self.mask} shows some of '
                        'them: use Causal() or Window().')
     if z.power == 0 and bias.acts_only_through_normalisation:

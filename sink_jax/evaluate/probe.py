@@ -35,14 +35,14 @@ class SinkReport:
     itself, and the paper's proxy scores where attention is not normalised.
   raw_importance: the same of the attention weights that multiply the values, which is the raw
     mass that a token receives. The two differ where rows do not sum to one.
-  bias_slot: mean normalised weight of the extra key or the learned sink token (S, N, H); None
+  bias_slot: mean normalised weight of the extra key or the learned sink tokens (S, N, H); None
     without one. bias_slot_released: the same as the official implementation
     (sail-sg/Attention-Sink) computes it, which counts a dummy row of weight one too.
   norms: l2 norms 'query', 'key', 'value' (S, N, H, T), for keys and values of their own heads;
     'head' (S, N, H, T) of the heads' outputs, after gates and norms of heads, before W_O;
     'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
-    'hidden_before_norm' (S, M, T); with a learned sink token 'sink_token' (S, M + 1), of its
-    hidden states, which no other array counts.
+    'hidden_before_norm' (S, M, T); with learned sink tokens 'sink_token' (S, M + 1), the
+    largest of their hidden states', which no other array counts.
   activations: arrays (M + 1,) of the same hidden states, of the first sequences alone; see
     `Activations`.
   protocol: how the report was made: metric, scores, sequences, length, dtype and others, as
@@ -116,9 +116,10 @@ class SinkReport:
       return at.mean(axes) / others.mean(axes)
 
   def sink_token_ratio(self) -> Float[np.ndarray, ' layers'] | None:
-    """Mean norm of the learned sink token over that of the tokens (M + 1,); None without one.
+    """Mean norm of the learned sink tokens over that of the tokens (M + 1,); None without one.
 
-    Entry 0 is that of the embeddings (Figure 7 middle).
+    Entry 0 is that of the embeddings (Figure 7 middle). Of several sink tokens the largest norm
+    counts.
     """
     if 'sink_token' not in self.norms:
       return None

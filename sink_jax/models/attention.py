@@ -110,14 +110,14 @@ class Attention(nn.Module):
               params: ComponentParams) -> AttentionRecord:
     """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     config, spec = self.config, self.spec
-    # Records are about tokens: the row and the column of a learned sink token are cut off.
+    # Records are about tokens: the rows and columns of learned sink tokens are cut off.
     tokens = slice(config.sink_tokens, None)
     # Importance has two implementations; under any other one it takes the platform's default.
     implementation = (config.implementation if config.implementation in ('chunked', 'pallas')
                       else None)
     importance = transformed_importance(spec, transformed, params, implementation=implementation)
     if config.sink_tokens:
-      importance = _without_sink_row(spec, transformed, params, importance)
+      importance = _without_sink_rows(spec, transformed, params, importance, config.sink_tokens)
     weights = proxy = last = angles = None
     if options.maps:
       whole = maps(spec, transformed, params)
@@ -150,23 +150,26 @@ def _mixed_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Componen
   return jnp.where(first.read, later, v_BxTxHkvxDh), known
 
 
-def _without_sink_row(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,
-                      importance: Importance) -> Importance:
-  """The importance of tokens alone, where position 0 is a learned sink token.
+def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,
+                       importance: Importance, sink_tokens: int) -> Importance:
+  """The importance of tokens alone, where the first positions are learned sink tokens.
 
-  The token is an ordinary key, reported where an extra key would be. Its row is counted by the
-  official implementation (sail-sg/Attention-Sink), and left out of the means here.
+  They are ordinary keys, and what they receive together is reported where an extra key would be.
+  Their rows are counted by the official implementation (sail-sg/Attention-Sink), which has one
+  sink token, and left out of the means here.
   """
   q, k = transformed
   length = k.shape[1]
-  # Under most masks the row gives the sink token all its weight; in a prefix it reaches tokens.
-  row = rows(spec, q[:, :1], k, params, jnp.arange(1), jnp.arange(length))
-  weights, proxy = row.weights_BxHxLxT[:, :, 0], row.proxy_BxHxLxT[:, :, 0]
-  rows_seeing_k = length - jnp.arange(1, length)  # the divisors that importance has of tokens
-  released = importance.normalized[..., 0]
-  return Importance(importance.raw[..., 1:] - weights[..., 1:] / rows_seeing_k,
-                    importance.normalized[..., 1:] - proxy[..., 1:] / rows_seeing_k,
-                    (released * length - proxy[..., 0]) / (length - 1), released)
+  # Under most masks these rows give sink tokens all their weight; in a prefix they reach tokens.
+  own = rows(spec, q[:, :sink_tokens], k, params, jnp.arange(sink_tokens), jnp.arange(length))
+  weights, proxy = own.weights_BxHxLxT.sum(2), own.proxy_BxHxLxT.sum(2)
+  rows_seeing_k = length - jnp.arange(length)  # the divisors that importance has
+  tokens, sinks = slice(sink_tokens, None), slice(sink_tokens)
+  received = (importance.normalized * rows_seeing_k)[..., sinks].sum(-1)  # of all rows together
+  return Importance(importance.raw[..., tokens] - (weights / rows_seeing_k)[..., tokens],
+                    importance.normalized[..., tokens] - (proxy / rows_seeing_k)[..., tokens],
+                    (received - proxy[..., sinks].sum(-1)) / (length - sink_tokens),
+                    received / length)
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:

@@ -107,9 +107,10 @@ class ModelConfig:
     parameter of its own (arXiv:2303.06296), see `models.sigma_reparam`.
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
     Dh x D projection (Table 12 left).
-  sink_tokens: 1 puts a learned vector before the embeddings of every sequence, without
-    position embedding; it takes part in attention and has no prediction (Table 4). It
-    counts as a position of a rotary or ALiBi encoding, a prefix and a window.
+  sink_tokens: learned vectors before the embeddings of every sequence, without position
+    embedding; they take part in attention and have no prediction. One is the paper's (Table 4),
+    several are the registers of arXiv:2309.16588. They count as positions of a rotary or ALiBi
+    encoding, a prefix and a window.
   init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
     which the multi-device runs of the official implementation (sail-sg/Attention-Sink) very
     probably used; 'tinyllama' is what its model files write: N(0, 2/(5 D)), and
@@ -180,7 +181,8 @@ class ModelConfig:
     for name in _POSITIVE:
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')
-    limits = dict.fromkeys(_SIZES, LARGEST) | {'layers': MOST, 'unroll': MOST}
+    limits = dict.fromkeys(_SIZES, LARGEST) | dict.fromkeys(
+        ('layers', 'unroll', 'sink_tokens'), MOST)
     for name, largest in limits.items():
       if not 0 <= (getattr(self, name) or 0) <= largest:
         raise ValueError(f'model.{name} = {str(getattr(self, name))[:50]} cannot be: it lies '
@@ -214,11 +216,7 @@ class ModelConfig:
       raise ValueError(f'model.norm_eps must be > 0 and at most 1, not {str(self.norm_eps)[:50]}.')
     if self.heads % (self.kv_heads or self.heads):
       raise ValueError(f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
-    if self.sink_tokens not in (0, 1):
-      raise ValueError(f'model.sink_tokens must be 0 or 1, not {self.sink_tokens}.')
-    if self.sink_tokens and self.attention.kv_bias.has_extra_key:
-      raise ValueError(f'model.sink_tokens = 1 and {self.attention.kv_bias} both take the place '
-                       'of the extra key: choose one.')
+    self._check_sink_tokens()
     if not self.vocab_size and not (self.input_features and self.output_features):
       raise ValueError('A model needs a vocab_size, or input_features and output_features.')
     value = self.attention.value
@@ -229,6 +227,20 @@ class ModelConfig:
                           'with a block of attention, or use PlainValue().'))
     check_implementation(self.implementation)
     self.attention.params(self.dims)  # raises where a component does not fit the head dimension
+
+  def _check_sink_tokens(self) -> None:
+    """Raises a ValueError where something else has the place of learned sink tokens."""
+    if not self.sink_tokens:
+      return
+    if self.attention.kv_bias.has_extra_key:
+      raise ValueError(f'model.sink_tokens = {self.sink_tokens} and {self.attention.kv_bias} both '
+                       'take the place of the extra key: choose one.')
+    for layer in self.pattern:
+      mask = self.attention_of(layer).mask
+      if mask.prefix is not None and mask.prefix < self.sink_tokens and not layer.mamba:
+        raise ValueError(f'model.sink_tokens = {self.sink_tokens} are positions of the prefix of '
+                         f'{mask}, which is shorter: give Prefix(length={self.sink_tokens}) or '
+                         'more, or fewer sink tokens.')
 
   def _check_protected(self) -> None:
     """Raises a ValueError where a protected block cannot keep its activations of order one."""

@@ -46,7 +46,7 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
   What fits the cache is read at once, the rest one token at a time: a token that drops another
   from the cache must come after all tokens that still attend to the dropped one.
   """
-  # The learned sink token, which `Transformer` puts before the text, takes an entry as well.
+  # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
   fits = policy.size - config.sink_tokens
   carry = apply(
       Transformer(config), params, tokens_BxT[:, :fits],
@@ -88,9 +88,9 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
       raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
                        f'read at once; here these are {together}. Give a longer prompt or cache.')
   if policy.size <= config.sink_tokens or (
-      config.sink_tokens and total > policy.size and not policy.sinks):
-    raise ValueError(f'{policy} drops the learned sink token: give it sinks of at least 1 and '
-                     'a size of at least 2.')
+      total > policy.size and policy.sinks < config.sink_tokens):
+    raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least '
+                     f'{config.sink_tokens} and a size of at least {config.sink_tokens + 1}.')
   _check_counts(config, policy, total)
   # The largest position that the text uses, plus one; counted in the cache it is at most the size.
   used = min(total, policy.size) if policy.positions == 'cache' else total
@@ -98,9 +98,17 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
 
 
 def _check_counts(config: ModelConfig, policy: CachePolicy, total: int) -> None:
-  """Raises a ValueError where the text and the cache count other keys for a temperature."""
+  """Raises a ValueError where positions of the cache are not what the attention was trained on."""
+  if policy.positions == 'text' or total <= policy.size:
+    return
+  # The logarithm of what is still to come does not follow a query whose position stays the same.
+  kv_bias = config.attention.kv_bias
+  if kv_bias.future is not None and policy.size < kv_bias.future:
+    raise ValueError(f'{kv_bias} goes by the position of a query in the text, which positions of '
+                     'the cache do not tell once a token was dropped. Give the cache '
+                     f"positions='text', or a size of at least {kv_bias.future}.")
   temperature = config.attention.temperature
-  if not temperature.counts_keys or policy.positions == 'text' or total <= policy.size:
+  if not temperature.counts_keys:
     return
   for layer in config.pattern:
     spec = config.attention_of(layer)

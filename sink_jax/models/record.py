@@ -73,13 +73,14 @@ class LayerRecord(NamedTuple):
   Blocks with a Mamba mixer have hidden states and their norms alone: the leading axis of all
   other leaves counts only the blocks with attention (`ModelConfig.attention_layers`).
 
-  Where the model has a learned sink token, T does not count it, and the weight that it receives
-  is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
+  Where the model has learned sink tokens, T does not count them, and the weight that they receive
+  together is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
   and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
   heads' outputs before W_O (`head_norm`), of the block's output H^l (`hidden_norm`), and of what
   enters the last norm of a post-norm block (`hidden_before_norm`; in other blocks it equals the
   output).
-  `sink_token_norm` is that of the learned sink token's hidden state; None without one.
+  `sink_token_norm` is the largest norm of the learned sink tokens' hidden states; None without
+  one.
   `hidden_description` is what `describe_hidden` returns of the output. Fields that the options
   leave out are None.
   """
@@ -107,8 +108,8 @@ class Record(NamedTuple):
   """One forward pass: its layers, and what enters the first of them.
 
   layers: all layers, stacked. embedding_norm_BxT: norms of the embeddings H^0.
-  embedding_BxTxD: H^0 itself, where hidden states are recorded. sink_embedding_norm_B: norm of
-  the learned sink token's embedding; None without one. embedding_description: what
+  embedding_BxTxD: H^0 itself, where hidden states are recorded. sink_embedding_norm_B: largest
+  norm of the learned sink tokens' embeddings; None without one. embedding_description: what
   `describe_hidden` returns of H^0.
   """
 

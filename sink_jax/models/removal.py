@@ -13,7 +13,8 @@ from sink_jax.models.run import Run
 
 def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
-  parts = ['the learned sink token x*'] * config.sink_tokens
+  parts = [] if not config.sink_tokens else ['the learned sink token x*'] if (
+      config.sink_tokens == 1) else [f'the {config.sink_tokens} learned sink tokens x*']
   parts.append(config.attention.kv_bias.description)
   return ' and '.join(filter(None, parts))
 

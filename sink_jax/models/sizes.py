@@ -65,8 +65,8 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   # In values per token: `whole` is held by every device, `split` is divided by `tensor`.
   heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
   hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
-  # A norm of the output of a sub-layer needs it again.
-  products = 3 if config.norm_location == 'sandwich' else 2
+  # A norm after the feed-forward network needs its output again.
+  products = 3 if config.norm_location in ('sandwich', 'post') else 2
   gates = config.attention.head.products(config.dims)
   whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden + gates),
                   'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]

@@ -118,7 +118,8 @@ class Block(nn.Module):
     residual = ResidualRecord(
         hidden_norm_BxT=norm(out)[:, tokens],
         hidden_before_norm_BxT=norm(before)[:, tokens],
-        sink_token_norm_B=norm(out)[:, 0] if config.sink_tokens else None,
+        sink_token_norm_B=(norm(out)[:, :config.sink_tokens].max(1) if config.sink_tokens
+                           else None),
         hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before),
         hidden_description=describe(out[:, tokens]) if describe else None)
     return (out, first), (BlockRecord(attention, residual), cache)
@@ -195,8 +196,8 @@ class Transformer(nn.Module):
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config = self.config
     dtype = jnp.dtype(config.dtype)
-    # The learned sink token is put before the beginning of a text only. Decoding counts it as a
-    # position of attention; embeddings of positions do not.
+    # Learned sink tokens are put before the beginning of a text only. Decoding counts them as
+    # positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if positions is None else 0
     if positions is None:
       config.attention.position.check_length(inputs.shape[1])
@@ -240,7 +241,7 @@ class Transformer(nn.Module):
         LayerRecord(**record.attention._asdict(), **record.residual._asdict()),
         embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
-        embedding_norms[:, 0] if sink_tokens else None,
+        embedding_norms[:, :sink_tokens].max(1) if sink_tokens else None,
         describe(h0_BxTxD[:, sink_tokens:]) if describe else None)
 
   def _blocks(self) -> nn.Module:

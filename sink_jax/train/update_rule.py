@@ -165,10 +165,11 @@ class OrthoAdam(UpdateRule):
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
   and Q^T takes the update back, so that no channel is singled out by the basis in which Adam
-  divides. Their text and release could not be had; the formula is that of descriptions of it. A Q
-  of a whole matrix of a linear layer does not fit a device, so Q is a product of a rotation of
-  each axis, Q = R x C (Kronecker): the gradient G (m, n) becomes R G C^T. That of a vector is
-  rotated as the algorithm has it. Layers and experts have rotations of their own.
+  divides. Their text and release could not be had; the formula is that of descriptions of it, and
+  of an independent reproduction (Tristan22400/xai-outlier-repro), which reads the algorithm as one
+  Q of all entries of a parameter. Such a Q of a matrix of a linear layer does not fit a device, so
+  here, as there, it is a product of a rotation of each axis, Q = R x C (Kronecker): the gradient
+  G (m, n) becomes R G C^T. That of a vector is rotated as the algorithm has it. Layers and experts have rotations of their own.
 
   The rotations are a part of the state, which a checkpoint has and `plan` counts: at 60m with its
   50432 tokens they have 1.1 times the bytes of the parameters, beside the two moments.

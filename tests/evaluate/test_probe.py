@@ -60,22 +60,22 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
 
 
 def test_the_norm_of_the_sink_token_itself():
-  model = run(sink_tokens=1, dtype='float32')
-  # The same as one more entry of the vocabulary, in front: then it is an ordinary token.
+  model = run(sink_tokens=2, dtype='float32')
+  # The same as two more entries of the vocabulary, in front: then it is an ordinary token.
   params = {k: v for k, v in model.params.items() if k != 'sink_tokens'}
   params['embed'] = np.concatenate([params['embed'], model.params['sink_tokens']])
-  params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}
-  longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=12), params)
-  inputs = np.concatenate([np.full((5, 1), 11), tokens()], 1)
+  params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 2)))}
+  longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=13), params)
+  inputs = np.concatenate([np.tile([[11, 12]], (5, 1)), tokens()], 1)
   options = sj.RecordOptions(hidden=True)
-  hidden = longer.record(inputs, options).layers.hidden_BxTxD  # (N, S, 1 + T, D)
+  hidden = longer.record(inputs, options).layers.hidden_BxTxD  # (N, S, 2 + T, D)
   states = np.concatenate([params['embed'][inputs][None], hidden])
   norms = np.linalg.norm(states.astype(np.float64), axis=-1)
 
   report = sj.probe(model, tokens())
-  np.testing.assert_allclose(report.norms['sink_token'], norms[..., 0].T, rtol=1e-5)
-  np.testing.assert_allclose(report.norms['hidden'], np.moveaxis(norms[..., 1:], 1, 0), rtol=1e-5)
-  expected = norms[..., 0].mean(1) / norms[..., 1:].mean((1, 2))
+  np.testing.assert_allclose(report.norms['sink_token'], norms[..., :2].max(-1).T, rtol=1e-5)
+  np.testing.assert_allclose(report.norms['hidden'], np.moveaxis(norms[..., 2:], 1, 0), rtol=1e-5)
+  expected = norms[..., :2].max(-1).mean(1) / norms[..., 2:].mean((1, 2))
   np.testing.assert_allclose(report.summary()['sink_token_ratio'], expected, rtol=1e-5)
   without = sj.probe(run(), tokens())
   assert 'sink_token' not in without.norms and without.summary()['sink_token_ratio'] is None

@@ -163,8 +163,9 @@ def test_all_learned_positions_can_be_used_with_a_sink_token():
 
 
 def test_a_learned_sink_token_is_never_dropped():
-  config = sj.ModelConfig(**{**vars(CONFIG), 'sink_tokens': 1})
+  config = sj.ModelConfig(**{**vars(CONFIG), 'sink_tokens': 2})
   run = sj.Run(config, random_params(config))
-  with pytest.raises(ValueError, match='learned sink token'):
-    run.generate(prompt(), 9, policy=CachePolicy(6))
-  assert run.generate(prompt(), 9, policy=CachePolicy(6, 1)).shape == (2, 9)
+  for sinks in (0, 1):
+    with pytest.raises(ValueError, match='a learned sink token: give it sinks of at least 2'):
+      run.generate(prompt(), 9, policy=CachePolicy(6, sinks))
+  assert run.generate(prompt(), 9, policy=CachePolicy(6, 2)).shape == (2, 9)

@@ -58,7 +58,7 @@ def decoded(run, inputs, policy, first):
     dict(attention=sj.AttentionSpec(mask='Prefix(length=3)', temperature='LogLength()',
                                     value='ValueScale()', kv_bias='KBias()')),
     dict(sink_tokens=1, attention=sj.AttentionSpec(temperature='Llama4(beta=0.5, floor=3)')),
-    dict(sink_tokens=1), dict(sink_tokens=1, attention=sj.AttentionSpec(
+    dict(sink_tokens=3), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8, attention=sj.AttentionSpec(head='HeadNorm()')),
     dict(parallel_residual=True),
@@ -148,6 +148,14 @@ def test_a_logarithm_of_the_length_is_that_of_the_text(policy, same):
   for attention in (sj.AttentionSpec(temperature='LogLength()', mask='Window(size=5)'),
                     sj.AttentionSpec(temperature='Llama4()')):
     decode.check_policy(dataclasses.replace(config, attention=attention), policy, T)
+
+
+def test_pseudo_attention_needs_the_positions_of_the_text_while_it_fills_a_future():
+  config = model(attention=sj.AttentionSpec(kv_bias='PseudoMask(context=9)')).config
+  with pytest.raises(ValueError, match="positions='text', or a size of at least 9"):
+    decode.check_policy(config, CachePolicy(8, 2), T)
+  for policy in (CachePolicy(8, 2, 'text'), CachePolicy(9, 2), CachePolicy(T)):
+    decode.check_policy(config, policy, T)
 
 
 def test_a_window_in_the_text_has_the_logarithm_of_its_size():

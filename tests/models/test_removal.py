@@ -66,6 +66,7 @@ def test_what_is_removed_is_said_in_words():
   said = lambda **options: learned_bias(sj.ModelConfig(**TINY | options))
   assert said() == ''
   assert said(**biased('KVBias()')) == 'the key and value biases k* and v*'
+  assert said(sink_tokens=3) == 'the 3 learned sink tokens x*'
   assert said(sink_tokens=1, **biased('VBias()')) == (
       'the learned sink token x* and the value bias v*')
 

@@ -65,7 +65,7 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
      3 * (4 * 16 - 2 * 16 * 8)),
     (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 16),
-    (dict(sink_tokens=1), 16),
+    (dict(sink_tokens=1), 16), (dict(sink_tokens=3), 3 * 16),
     (dict(combine_heads='add'), -3 * (16 - 4) * 16),
     (dict(kv_heads=2), -3 * 2 * 16 * 8),
     (dict(ffn='relu'), -3 * 16 * 24),
@@ -233,11 +233,11 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   assert kernels == 3  # forward, dq, dk with dv
   # The block's seven are recomputed, but for the last, which no gradient needs.
   assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
-  # The norm of the network's output reads the block's last product, which is therefore kept.
-  sandwich = sj.ModelConfig(**TINY, norm_location='sandwich')
-  assert counts(remat='save_matmuls', norm_location='sandwich') == (products, 3)
-  assert (kept_bytes(sandwich, 'save_matmuls')
-          - kept_bytes(sj.ModelConfig(**TINY), 'save_matmuls')) == 4 * 16
+  # A norm after the network reads the block's last product, which is therefore kept.
+  for after in ('sandwich', 'post'):
+    assert counts(remat='save_matmuls', norm_location=after) == (products, 3)
+    assert (kept_bytes(sj.ModelConfig(**TINY, norm_location=after), 'save_matmuls')
+            - kept_bytes(sj.ModelConfig(**TINY), 'save_matmuls')) == 4 * 16
   gated = dict(attention=sj.AttentionSpec(head='ElementGate()'))
   products, _ = counts(remat='none', **gated)
   assert counts(remat='save_matmuls', **gated) == (products, 3)  # the gate's product is kept
@@ -279,7 +279,7 @@ SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
          PROTECTED, dict(sink_tokens=1), dict(kv_heads=2),
          dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
          dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
-         dict(sink_tokens=1, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
+         dict(sink_tokens=3, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
 
 
 @pytest.mark.parametrize('options', SHOWN, ids=str)
@@ -324,25 +324,26 @@ def test_nothing_is_recorded_unless_asked():
   assert record.layers.maps_BxHxTxT is None and record.layers.hidden_BxTxD is None
 
 
-def test_a_sink_token_is_the_first_key_of_all():
-  config, params = model(sink_tokens=1, attention=sj.AttentionSpec(position=sj.Nope()))
+@pytest.mark.parametrize('n', [1, 3])
+def test_sink_tokens_are_the_first_keys_of_all(n):
+  config, params = model(sink_tokens=n, attention=sj.AttentionSpec(position=sj.Nope()))
   inputs = tokens()
-  # The same as a vocabulary with one more entry, put in front of every sequence.
-  longer = dataclasses.replace(config, sink_tokens=0, vocab_size=12)
+  # The same as a vocabulary with n more entries, put in front of every sequence.
+  longer = dataclasses.replace(config, sink_tokens=0, vocab_size=11 + n)
   table = np.concatenate([params['embed'], params['sink_tokens']])
   same = {k: v for k, v in params.items() if k != 'sink_tokens'} | {'embed': table}
-  same['unembed'] = {'kernel': params['unembed']['kernel']}
-  with_token = np.concatenate([np.full((2, 1), 11), inputs], 1)
-  full, record = Transformer(dataclasses.replace(longer, vocab_size=12)).apply(
-      {'params': same | {'unembed': {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 1)))}}},
-      with_token, sj.RecordOptions())
-  np.testing.assert_allclose(full[:, 1:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
+  with_tokens = np.concatenate([np.broadcast_to(11 + np.arange(n), (2, n)), inputs], 1)
+  kernel = np.pad(params['unembed']['kernel'], ((0, 0), (0, n)))
+  full, record = Transformer(longer).apply(
+      {'params': same | {'unembed': {'kernel': kernel}}}, with_tokens, sj.RecordOptions(maps=True))
+  np.testing.assert_allclose(full[:, n:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
   ours = sj.Run(config, params).record(inputs).layers.importance
   theirs = record.layers.importance.normalized
-  np.testing.assert_allclose(ours.bias_slot_released, theirs[..., 0], rtol=1e-5)
+  whole = np.asarray(record.layers.maps_BxHxTxT)
+  np.testing.assert_allclose(ours.bias_slot_released, whole[..., :n].sum(-1).mean(-1), rtol=1e-5)
   maps = sj.Run(config, params).record(inputs, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
   np.testing.assert_allclose(ours.bias_slot, 1 - maps.sum(-1).mean(-1), rtol=1e-4)
-  np.testing.assert_allclose(ours.normalized, theirs[..., 1:], rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(ours.normalized, theirs[..., n:], rtol=1e-4, atol=1e-6)
 
 
 def test_repeated_tokens_spread_attention_evenly_without_positions():
@@ -368,7 +369,7 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(ffn='swigloo'), 'model.ffn.*swiglu'), (dict(heads=3), 'must divide model.d_model'),
     (dict(kv_heads=3), 'must divide model.heads'), (dict(init='zero'), 'torch_default'),
     (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
-    (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=2), '0 or 1'),
+    (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=-1), 'between 0 and'),
     (dict(norm_location='sandwich', parallel_residual=True), "norm_location = 'pre'"),
     (dict(norm_location='protected'), r"qk_norm = 'QKNorm\(\)'"),
     (PROTECTED | dict(init='tinyllama'), "model.init = 'torch_default'"),
@@ -379,6 +380,8 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (PROTECTED | dict(parallel_residual=True), "norm_location = 'pre'"),
     (dict(kv_heads=-1), 'kv_heads'), (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
+    (dict(sink_tokens=4, attention=sj.AttentionSpec(mask=sj.Prefix(length=3))),
+     'which is shorter: give Prefix.length=4'),
     (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=1), 'two layers or more'),
     (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=2, pattern=(
         Layer(mamba=Mamba(8, 2, 2, 1)), Layer())), 'begin model.pattern with a block of attention'),

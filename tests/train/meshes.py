@@ -40,6 +40,10 @@ CASES = {
     'sigma': (dict(qk_norm=sj.QKNorm()), dict(
         implementation='chunked', linear='sigma_reparam', norm_location='sandwich', norm='single')),
     'token': ({}, dict(implementation='pallas', sink_tokens=1)),
+    'softpick': (dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
+                 dict(implementation='pallas', norm='dyt', sink_tokens=3)),
+    'protected': (dict(qk_norm=sj.QKNorm()),
+                  dict(implementation='chunked', norm_location='protected')),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}
 # Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large
