@@ -1,5 +1,6 @@
 """Every trial of every config file: it builds, traces at full size, and is what it says."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -85,14 +86,25 @@ def model_of(config):
 
 @pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'paper'],
                          ids=lambda path: path.stem)  # paper.py is the union of others
-def test_every_trial_traces_at_full_size(path):
+def test_every_trial_traces_at_full_size(path, request):
+  """With --full all of them; otherwise one of those that differ in sizes and arguments alone."""
+  seen = set()
   for name, trial in trials_of(path).items():
-    # Remedies are the same changes on every task: those of one task, and each task, will do.
-    if path.stem == 'remedies' and not re.match('bigram-|.*-softmax$', name):
-      continue
     experiment, model = model_of(trial.config)
+    kind = operation(model)
+    if kind in seen and not request.config.getoption('--full'):
+      continue
+    seen.add(kind)
     context = experiment.data.context
     assert traced(model, context) == (2, context, model.d_model), name
+
+
+def operation(model):
+  """What a model computes, but for its sizes and the arguments of its components."""
+  components = tuple(type(value).__name__ for value in vars(model.attention).values())
+  options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)
+             if field.name != 'attention' and type(getattr(model, field.name)) is not int}
+  return components, repr(options), bool(model.sink_tokens), bool(model.vocab_size)
 
 
 def counted(name, changes):

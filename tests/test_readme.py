@@ -48,7 +48,7 @@ def project(tmp_path_factory):
       elif '--budget=smoke' in line and '--dry_run' not in line:
         command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
       elif 'analyses streaming' in line:
-        command.append('--sequences=2')  # the later one counts
+        command += ['--sequences=2', '--length=100']  # the later ones count
       if 'sink_jax.sweep' in line and '--dry_run' not in line:
         command.append('--noestimate')  # the dry run estimates
       done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

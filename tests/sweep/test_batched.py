@@ -77,8 +77,8 @@ def test_each_trial_of_a_group_equals_the_trial_alone(tmp_path, changes):
   if 'data__source' in changes:
     changes = changes | dict(data__source=changes['data__source'].format(text),
                              data__cache_dir=str(tmp_path / 'cache'))
-  table = trials(**dict(steps=50, checkpoint_every=0, log_every=5, probe__every=25,
-                        validation__every=25) | changes)
+  table = trials(**dict(steps=20, checkpoint_every=0, log_every=5, probe__every=10,
+                        validation__every=10) | changes)
   assert dict(run_batched(table, tmp_path / 'group')) == dict.fromkeys('abc', 'done')
   for name in 'bc':
     run_trial(table[name], tmp_path / 'alone', show_progress=False)
