@@ -18,6 +18,7 @@ from sink_jax.benchmark import (
   sweep,
   table,
   train_step,
+  trials,
 )
 from sink_jax.benchmark.checks import passed
 from sink_jax.benchmark.records import CorrectnessRow, Document
@@ -97,6 +98,11 @@ def _group(options: argparse.Namespace, save: Save) -> Document:
                    options.limit, save)
 
 
+def _trials(options: argparse.Namespace, save: Save) -> Document:
+  return trials.run(options.configs, options.tasks, options.seconds, options.seed, options.limit,
+                    save)
+
+
 def _correctness(options: argparse.Namespace, save: Save) -> Document:
   fast = machine.accelerated()
   return correctness.run(
@@ -106,4 +112,5 @@ def _correctness(options: argparse.Namespace, save: Save) -> Document:
 
 
 _COMMANDS = {'attention': _attention, 'sweep': _sweep, 'importance': _importance, 'loss': _loss,
-             'train_step': _train_step, 'group': _group, 'correctness': _correctness}
+             'train_step': _train_step, 'group': _group, 'trials': _trials,
+             'correctness': _correctness}

@@ -191,6 +191,25 @@ class GroupRow(Row):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialRow(Row):
+  """Steps of the trial TASK-VARIANT of a config file, in turns with those of TASK-softmax.
+
+  softmax: the steps of that one. ratio: the median over the pairs of timings; ratio_low,
+  ratio_high: their quartiles.
+  """
+
+  task: str
+  variant: str
+  step: Timing | None = _left_out()
+  softmax: Timing | None = _left_out()
+  ratio: float | None = None
+  ratio_low: float | None = None
+  ratio_high: float | None = None
+  pairs: int | None = None
+  parameters: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrectnessRow(Row):
   """One implementation against the definition.
 
@@ -236,8 +255,8 @@ class SweepRow(Row):
 
 ROWS: dict[str, type[Row]] = {
     'attention': AttentionRow, 'importance': ImportanceRow, 'loss': LossRow,
-    'train_step': TrainStepRow, 'group': GroupRow, 'correctness': CorrectnessRow,
-    'sweep': SweepRow}
+    'train_step': TrainStepRow, 'group': GroupRow, 'trials': TrialRow,
+    'correctness': CorrectnessRow, 'sweep': SweepRow}
 
 
 class Column(NamedTuple):

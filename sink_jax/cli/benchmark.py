@@ -106,6 +106,14 @@ def parser() -> argparse.ArgumentParser:
   one.add_argument('--steps', type=_count, default=10, help='of a timing (default 10, at most 50)')
   one.add_argument('--dtype', choices=['bfloat16', 'float32'], help='of activations')
 
+  one = command('trials', 'Steps of the trials of a config file, in turns with those of softmax.')
+  one.add_argument('--config', default='configs/remedies.py', metavar='FILE',
+                   help='with trials TASK-VARIANT (default configs/remedies.py)')
+  one.add_argument('--tasks', nargs='+', default=[], metavar='TASK',
+                   help='first words of names of trials (default all)')
+  one.add_argument('--seconds', type=_positive, default=0.3,
+                   help='of every timing, nine of which make a number (default 0.3)')
+
   one = command('correctness', 'Every variant of the paper against its T x T definition.')
   one.add_argument('--variants', nargs='+', default=['all'], help='names as in the table')
   one.add_argument('--head_dims', nargs='+', type=_count, help='default 64 96 128; on a CPU 16')
@@ -222,6 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What the imports took is a part of the limit; at least one row begins in any case.
     options.limit = max(0.1, options.limit - (time.monotonic() - _BEGAN))
   try:
+    if options.command == 'trials':
+      from sink_jax.sweep.trials import load_trials
+      # A trial without a config has no counterpart at its budget.
+      options.configs = {name: trial.config for name, trial in load_trials(options.config).items()
+                         if trial.config is not None}
     return commands.run(options)
   except ValueError as error:
     sys.exit(f'error: {error}')

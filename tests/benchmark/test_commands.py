@@ -36,7 +36,25 @@ pytestmark = pytest.mark.skipif(
 
 MACHINE = {'date', 'hardware', 'device_kind', 'device_count', 'jax', 'jaxlib', 'python', 'driver',
            'platform_version', 'command', 'seed', 'matmul_tflops', 'dtype'}
+OPTIONAL = {'matmul_tflops', 'dtype'}  # where no number is compared with that rate
 TIMING = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')
+
+
+# Trials of two tasks, and of one without softmax.
+TABLE = '''
+from configs import base
+from tests.train.runs import SMALL
+
+TRIALS = {'a-softmax': SMALL | {'data.source': 'TriggerAveraging(length=16)'},
+          'a-log-length': SMALL | {'data.source': 'TriggerAveraging(length=16)',
+                                   'attention.temperature': 'LogLength()'},
+          'b-muon': SMALL | {'optimizer.rule': 'Muon()'}, 'b-softmax': SMALL,
+          'x-softpick': SMALL}
+
+
+def get_config(name):
+  return base.trial(TRIALS, name)
+'''
 
 
 @pytest.fixture
@@ -53,7 +71,7 @@ def run(tmp_path, capsys):
     assert main(['show', str(path)]) == 0
     assert capsys.readouterr().out == printed
     assert result['command'] == command and result['complete'] and result['notes']
-    assert MACHINE <= set(result['machine']) and result['machine']['seed'] == 3
+    assert MACHINE - OPTIONAL <= set(result['machine']) and result['machine']['seed'] == 3
     return result, printed
 
   return run
@@ -148,6 +166,23 @@ def test_group(run, capsys):
   assert row['ratio'] == pytest.approx(row['group_ms'] / row['alone_ms'])
   with pytest.raises(SystemExit, match='--steps=51 must be at most 50'):
     main(['group', '--steps=51'])
+
+
+def test_trials_are_timed_in_turns_with_softmax(run, tmp_path):
+  config = tmp_path / 'table.py'
+  config.write_text(TABLE)
+  result, printed = run('trials', f'--config={config}', '--tasks', 'b', 'a', '--seconds=0.001')
+  rows = {(row['task'], row['variant']): row for row in result['rows']}
+  assert list(rows) == [('b', 'softmax'), ('b', 'muon'), ('a', 'softmax'), ('a', 'log-length')]
+  for row in rows.values():
+    assert_timed(row, 'step', 'softmax')
+    assert 0 < row['ratio_low'] <= row['ratio'] <= row['ratio_high']
+    assert row['step_repetitions'] == row['softmax_repetitions'] == row['pairs']
+  more = lambda task, of: rows[task, of]['parameters'] - rows[task, 'softmax']['parameters']
+  assert more('b', 'muon') == 0 and more('a', 'log-length') > 0
+  for task, words in (('c', '--tasks=c: no trial'), ('x', 'no trial x-softmax')):
+    with pytest.raises(SystemExit, match=words):
+      main(['trials', f'--config={config}', f'--tasks={task}'])
 
 
 def test_importance(run):
