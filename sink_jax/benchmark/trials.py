@@ -157,7 +157,7 @@ def _random(layout: Batch, vocab_size: int, seed: int) -> Batch:
   """A batch of random tokens, or of normal numbers for a task without any, all of which count."""
   draw = np.random.default_rng(seed)
 
-  def array(of: jax.ShapeDtypeStruct) -> np.ndarray:
+  def array(of: np.ndarray | jax.ShapeDtypeStruct) -> np.ndarray:
     if np.issubdtype(of.dtype, np.integer):
       return draw.integers(0, vocab_size, of.shape, of.dtype)
     return draw.standard_normal(of.shape).astype(of.dtype)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.io.paths import AnyPath
+from sink_jax.benchmark.records import TrialRow, document_from_json
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
 from sink_jax.remedies.page import leaderboard
+from sink_jax.remedies.step_times import COMMAND, FILE, StepTime, StepTimes
 from sink_jax.report.comparison import as_text as comparison_text
+from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
-# Reports of the runs of one config file.
-_OF_RUNS = {'baseline': baseline_report, 'leaderboard': leaderboard}
+_OF_RUNS = ('baseline', 'leaderboard')  # reports of the runs of one config file
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
@@ -49,7 +51,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if kind in _OF_RUNS:
     if maps is not None:
       raise ValueError('--maps is for a comparison of runs, --kind=runs: leave it out.')
-    return _OF_RUNS[kind](records, out)
+    if kind == 'baseline':
+      return baseline_report(records, out)
+    return leaderboard(records, out, _step_times(to_path(runs)) if runs else StepTimes())
   of_paper = bool(analyses) or not records or any(
       is_of_the_paper(run) or is_synthetic(run) for run in records)
   if (kind or ('paper' if of_paper else 'runs')) == 'paper':
@@ -59,3 +63,26 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     return paper.as_text(paper.paper_report(records, out, analysed))
   assert runs  # no runs and no analyses has been refused, and without runs the kind is 'paper'
   return comparison_text(compare(runs, out, maps is not False))
+
+
+def _step_times(folder: AnyPath) -> StepTimes:
+  """What the benchmark has written beside the runs; empty without its file.
+
+  Raises:
+    ValueError: the file is none that it writes.
+  """
+  path = folder / FILE
+  if not path.exists():
+    return StepTimes()
+  try:
+    document = document_from_json(from_json(path.read_text()))
+    machine = document.machine
+    # Rows that failed, or for which there was no time, have no ratio.
+    times = {(row.task, row.variant): StepTime(row.ratio, row.ratio_low, row.ratio_high, row.pairs)
+             for row in document.rows_of(TrialRow) if row.ratio is not None
+             and row.ratio_low is not None and row.ratio_high is not None and row.pairs is not None}
+    return StepTimes(times, f'{machine["hardware"]}; jax {machine["jax"]}; '
+                            f'{machine["date"].split("T")[0]}; {machine["code"]}')
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f'{path} cannot be read: {error}. Remove it, or measure again: '
+                     f'{COMMAND}') from None

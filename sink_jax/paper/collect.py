@@ -29,11 +29,16 @@ _SWEPT = {'batch-': ('batch_size',), 'heads-': ('model.heads',), 'layers-': ('mo
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The runs of one budget and protocol: {trial: its runs, one per seed}."""
+  """The runs of one budget and protocol: {trial: its runs, one per seed}.
+
+  varied: the settings, or the sections of them ('attention.'), that trials are about, where all
+  others have to be the default's; () for the paper's trials, which share what `_SHARED` lists.
+  """
 
   budget: str
   protocol: str
   trials: Mapping[str, tuple[RunRecord, ...]]
+  varied: tuple[str, ...] = ()
 
   @property
   def name(self) -> str:
@@ -85,7 +90,7 @@ class Group:
     strange = {}
     for trial, runs in self.trials.items():
       keys = list(dict.fromkeys(
-          words for run in _readable(runs) for words in _strange(trial, run, default)))
+          words for run in _readable(runs) for words in _strange(trial, run, default, self.varied)))
       if own := _differing(runs):
         keys.append(f'its runs differ in {", ".join(own)}')
       if keys:
@@ -202,12 +207,15 @@ def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
   return [run for run in runs if run.readable]
 
 
-def _strange(trial: str, run: RunRecord, default: RunRecord) -> Iterator[str]:
+def _strange(trial: str, run: RunRecord, default: RunRecord, varied: tuple[str, ...]
+             ) -> Iterator[str]:
   """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
   # A trial differs from the default in what its name begins with, and in nothing else here.
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
   mine, its = run.known_setup.settings, default.known_setup.settings
-  for key in _SHARED:
+  shared = _SHARED if not varied else [
+      key for key in {**its, **mine} if key not in _FREE and not key.startswith(varied)]
+  for key in shared:
     if key not in swept and mine.get(key) != its.get(key):
       yield f'{key} {mine.get(key)} instead of {its.get(key)}'
   contents = [either.text.content if either.text else None for either in (run, default)]

@@ -16,16 +16,20 @@ from sink_jax.paper.collect import Group, seed_and_name
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE, MIN_SEEDS, Spread, spread_of
 from sink_jax.remedies.axes import AXES, EXTRA_KEY, Axis, null_level
+from sink_jax.remedies.trials import SOFTMAX
 from sink_jax.report.records import RunRecord
 
 TASKS = {'trigger': 'Trigger averaging', 'bigram': 'Bigram-Backcopy', 'desk': 'text (desk)'}
-SOFTMAX = 'softmax'
 _DEFAULT = 'default'  # what a group calls the trial that the others are changes of
 _EQUIVALENT = 0.90  # two one-sided tests at 5 % each: the whole interval lies inside the margin
 REMOVES, MOVES, SAME = 'removes', 'moves to the extra key', 'no difference'
 UNDECIDED, NO_BASELINE, NOT_JUDGED = 'undecided', 'baseline has none', 'cannot be judged'
 _TRIAL = re.compile(rf'({"|".join(TASKS)})-(.+)')
 _DESK = 'desk'
+# What a remedy may change. Runs that differ in anything else, as in their data, their number of
+# steps or how they are probed, are not paired: the difference would be of that as well.
+_VARIED = ('attention.', 'model.norm', 'model.init', 'model.linear', 'model.sink_tokens',
+           'optimizer.rule')
 # Trials of the paper at that budget are variants as well, and need not be trained twice.
 _OF_THE_PAPER = {_DEFAULT: SOFTMAX, **{name: name for name in (
     'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid', 'sigmoid-normalized')}}
@@ -102,7 +106,7 @@ def groups(runs: Iterable[RunRecord]) -> list[Group]:
                      'sink_jax.sweep --config=configs/remedies.py --seeds=0,1,2,3,4 '
                      '--workdir=runs/remedies')
   return [Group(key, '', {name: tuple(sorted(members, key=seed_and_name))
-                          for name, members in tasks[key].items()})
+                          for name, members in tasks[key].items()}, _VARIED)
           for key in TASKS if key in tasks]
 
 
@@ -120,8 +124,8 @@ def _named(run: RunRecord) -> tuple[str, str] | None:
 
 def task_of(group: Group) -> Task:
   """The standings of a task's variants."""
-  spread, softmax = spread_of(group), group.done(_DEFAULT)
-  closed = {axis.key: why for axis in AXES if (why := _closed(axis, softmax, spread))}
+  spread, softmax = _spread_of_alike(group), group.done(_DEFAULT)
+  closed = {axis.key: why for axis in AXES if (why := _closed(axis, group, spread))}
   names = [name for name in group.trials if name != _DEFAULT]
   standings: dict[str, dict[str, Standing]] = {name: {} for name in names}
   for axis in AXES:
@@ -136,6 +140,12 @@ def task_of(group: Group) -> Task:
               tuple(make(name, standings[name]) for name in names), closed, power)
 
 
+def _spread_of_alike(group: Group) -> Spread:
+  """The spread within trials that can be compared: what others spread by is no measure of it."""
+  return spread_of(dataclasses.replace(group, trials={
+      name: runs for name, runs in group.trials.items() if name not in group.incomparable}))
+
+
 def _values(axis: Axis, runs: Sequence[RunRecord]) -> dict[int, float]:
   summary = metric_summary(axis.metric, runs)
   return dict(summary.by_seed) if summary else {}
@@ -146,10 +156,13 @@ def _of_softmax(axis: Axis, runs: Sequence[RunRecord]) -> Standing:
   return Standing(axis, values, None, None, None, len(values), '')
 
 
-def _closed(axis: Axis, softmax: Sequence[RunRecord], spread: Spread) -> str:
+def _closed(axis: Axis, group: Group, spread: Spread) -> str:
   """Why nothing can be remedied on an axis; '' where softmax has it beyond its null."""
+  if strange := group.incomparable.get(_DEFAULT):
+    return f'of softmax, {strange}'
   if axis.present is None:
     return ''
+  softmax = group.done(_DEFAULT)
   values = list(_values(axis, softmax).values())
   if len(values) < MIN_SEEDS:
     return f'softmax has {len(values)} of {MIN_SEEDS} seeds'
@@ -171,6 +184,8 @@ def _measured(axis: Axis, name: str, group: Group, spread: Spread, closed: str) 
   diverged = sum(run.status == 'diverged' for run in group.runs(name))
   if strange := group.incomparable.get(name):
     return Standing(axis, mine, None, None, None, 0, NOT_JUDGED, strange)
+  if _DEFAULT in group.incomparable:  # what is closed says in what its runs differ
+    return Standing(axis, mine, None, None, None, 0, NOT_JUDGED, closed)
   if diverged:
     return Standing(axis, mine, None, None, None, len(seeds), NOT_JUDGED,
                     f'{diverged} of {len(group.runs(name))} runs diverged')

@@ -4,6 +4,8 @@
   python -m tests.paper.stored --restore=results/paper/metrics.json --out=runs/stored
   python -m sink_jax.report --runs=runs/stored --out=results/paper
 
+  python -m tests.paper.stored --ends --runs=runs/remedies --out=results/leaderboard/metrics.json
+
 The first command stores runs, the second writes run folders of them again, and the third makes the
 report of these. A report that is committed is made so, not of the runs themselves: stored numbers
 have six significant digits, and a report of them can be made again digit by digit.
@@ -12,6 +14,11 @@ Stored are of each run its status, its config as differences from the first run'
 of data.json, analyses.json, all rows of validation, the training losses and the median throughput,
 the first and the last row of the probe as they are, and between them the curves that reports draw.
 A map of attention, which is only looked at, has three digits.
+
+With --ends, which suffices for the leaderboard, each run has the last row of each kind alone, and
+of the first row of the probe its null: no courses, and no analyses. Configs are then differences
+from that of the run before.
+Times of training steps that lie beside the runs are stored with them.
 """
 
 import argparse
@@ -22,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from sink_jax.paper.report import without_paths
+from sink_jax.remedies.step_times import FILE
 from sink_jax.report.jsontext import finite, from_json, mapped, rounded, to_json
 from sink_jax.report.probe_record import Curves
 from sink_jax.report.read_runs import read_runs
@@ -33,11 +41,17 @@ from sink_jax.train.run_dir import read_config, read_data_summary, read_status
 _STATUS = ('status', 'step', 'error', 'reason', 'loss', 'record_whole_from', 'label', 'date',
            'command', 'code', 'hardware', 'jax')
 _DATA = ('content', 'unique_training_tokens', 'tokens_per_epoch')
+# What it reads and the leaderboard does not show.
+_OF_NO_PAGE = ('command',)
+_NULL = 'null_p99'  # the key of what a row of the probe has where there is no sink to find
 _MAP = 'map'  # the key of a map of attention in analyses.json
 
 
-def stored(runs: Path) -> dict[str, Any]:
+def stored(runs: Path, ends: bool = False) -> dict[str, Any]:
   """The runs in or below a folder as JSON values.
+
+  Args:
+    ends: only what the leaderboard reads, see the head of this file.
 
   Raises:
     ValueError: there is none, or one that cannot be read or whose metrics were changed.
@@ -52,8 +66,16 @@ def stored(runs: Path) -> dict[str, Any]:
   configs = [_flat(read_config(folder)) if record.setup else None
              for folder, record in zip(folders, records)]
   first = next((config for config in configs if config is not None), {})
-  kept = [_run(*of, first) for of in zip(folders, records, configs)]
-  return without_paths({'config': first, 'runs': kept})
+  kept, base = [], first
+  for folder, record, config in zip(folders, records, configs):
+    run = _run(folder, record, config, base)
+    kept.append(_ends(run) if ends else run)
+    if ends and config is not None:
+      base = config  # most often of the same trial: runs are in order of name
+  content = {'config': first, 'runs': kept} | ({'in_turn': True} if ends else {})
+  if (runs / FILE).exists():
+    content['step_times'] = rounded(from_json((runs / FILE).read_text()))
+  return without_paths(content)
 
 
 def restore(path: Path, folder: Path) -> None:
@@ -64,6 +86,10 @@ def restore(path: Path, folder: Path) -> None:
   activation is in units of the median.
   """
   content = from_json(path.read_text())
+  folder.mkdir(parents=True, exist_ok=True)
+  if times := content.get('step_times'):
+    (folder / FILE).write_text(json.dumps(times))
+  base = content['config']
   for run in content['runs']:
     workdir = folder / run['name']
     workdir.mkdir(parents=True)
@@ -71,8 +97,10 @@ def restore(path: Path, folder: Path) -> None:
     files = {'status.json': run['status'], 'data.json': run['data'],
              'analyses.json': run['analyses']}
     if changes is not None:
-      left = {key: value for key, value in content['config'].items() if key not in run['without']}
-      files['config.json'] = _nested(left | changes)
+      config = {key: value for key, value in base.items() if key not in run['without']} | changes
+      files['config.json'] = _nested(config)
+      if content.get('in_turn'):
+        base = config
     for name, value in files.items():
       if value:
         (workdir / name).write_text(json.dumps(value))
@@ -114,6 +142,20 @@ def _metrics(rows: list[dict[str, Any]], record: RunRecord) -> dict[str, Any]:
   return kept
 
 
+def _ends(run: dict[str, Any]) -> dict[str, Any]:
+  """What is stored of a run with --ends, from all that is stored otherwise."""
+  status, probe = dict(run['status']), run['probe']
+  for key in _OF_NO_PAGE:
+    status.pop(key, None)
+  if probe:
+    curves = {key: [values[0], values[-1]][:len(values)] for key, values in
+              probe['curves'].items()}
+    probe = {'first_null': probe['first'].get(_NULL), 'last': probe['last'], 'curves': curves}
+  train = {key: run['train'][key][-1:] for key in ('step', 'loss')} | {'tokens_per_second': None}
+  return run | {'status': status, 'valid': run['valid'][-1:], 'analyses': {}, 'train': train,
+                'probe': probe}
+
+
 def _rows(run: Mapping[str, Any]) -> list[dict[str, Any]]:
   """The rows of metrics.jsonl, those of a kind together."""
   train, probe = run['train'], run['probe']
@@ -125,10 +167,11 @@ def _rows(run: Mapping[str, Any]) -> list[dict[str, Any]]:
   if probe:
     curves = Curves(**probe['curves'])
     # A run that has ended at its first probe has one row, which is the first and the last.
-    ends = {row['step']: row for row in (probe['first'], probe['last'])}
+    ends = {row['step']: row for row in (probe.get('first'), probe['last']) if row}
     # A row that is not whole has all keys of one that is, without numbers.
     empty = dict.fromkeys(probe['last'])
-    rows += [{'kind': 'probe', **ends.get(step, empty | _between(curves, i))}
+    null = {0: {_NULL: probe.get('first_null')}}
+    rows += [{'kind': 'probe', **ends.get(step, empty | _between(curves, i) | null.get(i, {}))}
              for i, step in enumerate(curves.step)]
   return rows
 
@@ -175,18 +218,28 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
   return config
 
 
+def as_text(content: Mapping[str, Any]) -> str:
+  """JSON with a line for each run: as short as it can be where a change of one is still seen."""
+  short = lambda value: json.dumps(value, separators=(',', ':'), allow_nan=False)
+  runs = ',\n'.join(map(short, content['runs']))
+  rest = short({key: value for key, value in content.items() if key != 'runs'})
+  return f'{rest[:-1]},"runs":[\n{runs}\n]}}\n'
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(
       description='What reports read of training runs, in one file, and run folders of it.')
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--runs', type=Path, help='folder of runs to store in the file --out')
   source.add_argument('--restore', type=Path, help='such a file, to be run folders below --out')
+  parser.add_argument('--ends', action='store_true',
+                      help='with --runs: only what the leaderboard reads')
   parser.add_argument('--out', type=Path, required=True, help='file or folder to write')
   options = parser.parse_args()
   if options.restore:
     restore(options.restore, options.out)
     return
-  text = to_json(stored(options.runs))
+  text = as_text(stored(options.runs, options.ends))
   options.out.write_text(text)
   count = text.count('"curves"')
   print(f'{options.out}: {len(text):,} bytes, {count} probed runs')

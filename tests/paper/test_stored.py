@@ -8,10 +8,11 @@ import shutil
 
 import pytest
 
+from sink_jax.cli.make_report import make_report
 from sink_jax.paper import drawing, report
 from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.markdown import as_markdown
-from sink_jax.remedies.page import leaderboard
+from sink_jax.remedies import page
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.read_runs import find_runs, read_runs
 from tests.paper import stored
@@ -30,7 +31,7 @@ TRIALS = ('default', 'lr-2e-4', 'lr-8e-4', 'k-bias', 'sink-token', 'post-norm', 
           'window-32', 'data-50m', 'sigmoid', 'identity')
 
 # Reports of one config's runs, by a key that the paper's report.json does not have.
-_OF_ONE_CONFIG = {'criteria': baseline_report, 'tasks': leaderboard}
+_OF_ONE_CONFIG = {'criteria': 'baseline', 'tasks': 'leaderboard'}
 
 
 @pytest.fixture
@@ -38,19 +39,19 @@ def undrawn(monkeypatch):
   """Pictures are no part of what is compared, and take most of the time."""
   for name in ('panels', 'rates', 'masks'):
     monkeypatch.setattr(drawing, name, lambda *values: b'')
+  monkeypatch.setattr(page, 'differences', lambda tasks: b'')
 
 
 def made_again(folder, work):
   """(report.json, report.md) of the runs that a folder of results stores."""
   stored.restore(folder / METRICS, work / 'runs')
-  runs = read_runs(work / 'runs')
   committed = json.loads((folder / 'report.json').read_text())
-  of_one_config = next((make for key, make in _OF_ONE_CONFIG.items() if key in committed), None)
-  if of_one_config:
-    of_one_config(runs, work / 'out')
+  kind = next((kind for key, kind in _OF_ONE_CONFIG.items() if key in committed), None)
+  if kind:
+    make_report(work / 'out', work / 'runs', kind=kind)
     return json.loads((work / 'out/report.json').read_text()), (
         work / 'out/report.md').read_text()
-  made, _ = report.build(runs)
+  made, _ = report.build(read_runs(work / 'runs'))
   # By whom and when a report was made is not recomputed.
   made = dataclasses.replace(made, provenance=committed['provenance'])
   return json.loads(to_json(made.as_dict())), as_markdown(made)

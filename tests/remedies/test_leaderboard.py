@@ -3,15 +3,22 @@
 import dataclasses
 import json
 import random
+import shutil
 import statistics
 
 import pytest
 
 from configs import remedies
+from sink_jax.benchmark import records, trials
+from sink_jax.benchmark.table import write_json
+from sink_jax.benchmark.timing import summary
 from sink_jax.cli.make_report import make_report
 from sink_jax.paper.spread import CONFIDENCE
-from sink_jax.remedies import axes, findings, page, standings
+from sink_jax.remedies import axes, findings, overview, page, standings
+from sink_jax.remedies import trials as names
+from sink_jax.report import markup
 from sink_jax.report.read_runs import find_runs
+from tests.paper import stored
 from tests.paper.paper_runs import HARDWARE, probe_row
 
 SEEDS = range(5)
@@ -20,9 +27,9 @@ SEEDS = range(5)
 def plant(root, variant, sinks, *, task='bigram', status='done', slot=None, losses=1.0,
           ratio=1.5, value=0.2, changes=()):
   """Runs of a variant, one per seed, whose last probe has these rates in percent."""
-  config = remedies.get_config(f'{task}-{variant}').to_dict()
-  for section, key, setting in changes:
-    config[section][key] = setting
+  config = remedies.get_config(f'{task}-{variant}')
+  config.update_from_flattened_dict(dict(changes))
+  config = config.to_dict()
   for seed, sink in zip(SEEDS, sinks):
     folder = root / f'{task}-{variant}-{seed}'
     folder.mkdir(parents=True)
@@ -48,12 +55,25 @@ def planted(tmp_path_factory):
   plant(root, 'kv-bias', (90, 91, 90, 90, 90), value=0.4, losses=0.9)
   plant(root, 'qk-norm', (60, 61, 59, 60, 60))
   plant(root, 'sink-token', (0, 60, 30, 90, 10))
+  timed(root, {'softmax': 1.0, 'k-bias': 1.04})
   return root
 
 
 def task(root, key='bigram'):
   found = {group.budget: standings.task_of(group) for group in standings.groups(find_runs(root))}
   return found[key]
+
+
+def timed(root, ratios):
+  """What the benchmark writes beside runs: {variant of bigram: its ratio}."""
+  rows = [records.TrialRow(task='bigram', variant=name, step=summary([0.02], 1),
+                           softmax=summary([0.02 / ratio], 1), ratio=ratio, ratio_low=ratio - 0.04,
+                           ratio_high=ratio + 0.06, pairs=9, parameters=7)
+          for name, ratio in ratios.items()]
+  rows.append(records.TrialRow(task='bigram', variant='sink-token', failed='out of memory'))
+  machine = HARDWARE | dict(date='2026-11-22T10:00:00', code='commit abc, clean')
+  document = records.Document('trials', machine, {}, trials.COLUMNS, rows, [])
+  write_json(document.to_json(), root / 'step_times.json')
 
 
 def verdicts(of, axis='concentration'):
@@ -77,23 +97,47 @@ def test_what_softmax_has_not_cannot_be_remedied(planted):
   of = task(planted)
   assert of.closed == {'massive': 'baseline has none'}  # a hidden ratio of 1.5
   assert set(verdicts(of, 'massive').values()) == {'baseline has none'}
-  line = next(line for line in page.summary(of) if 'hidden ratio' in line)
+  line = next(line for line in page.sentences(of) if 'hidden ratio' in line)
   assert 'no variant is judged' in line
+  assert 'Not judged: largest hidden ratio (baseline has none)' in overview.answer(of)
+  head, _ = overview.verdicts([of])
+  assert 'Bigram-Backcopy: valid loss' in head and not any('hidden' in words for words in head)
 
 
 def test_runs_that_are_not_alike_are_not_paired(tmp_path):
   plant(tmp_path, 'softmax', (60,) * 5)
-  plant(tmp_path, 'k-bias', (0,) * 5, changes=[('probe', 'epsilon', 0.2)])
+  plant(tmp_path, 'k-bias', (0,) * 5, changes={'probe.epsilon': 0.2, 'steps': 1000})
+  plant(tmp_path, 'relu', (0,) * 5, changes={'data.source': 'BigramBackcopy(length=64, seed=1)',
+                                             'optimizer.learning_rate': 0.5})
   plant(tmp_path, 'sigmoid', (0,) * 5, status='diverged')
   plant(tmp_path, 'qk-norm', (60,) * 2)
   plant(tmp_path, 'sink-logit', (60,) * 5, status='running')
   of = {variant.name: variant.standings['concentration'] for variant in task(tmp_path).variants}
   assert {it.verdict for it in of.values()} == {'cannot be judged'}
-  for name, words in (('k-bias', 'probe.epsilon 0.2 instead of 0.3'),
+  for name, words in (('k-bias', 'probe.epsilon 0.2 instead of 0.3'), ('k-bias', 'steps 1000 inst'),
+                      ('relu', 'data.source BigramBackcopy(length=64, seed=1) instead of Bi'),
+                      ('relu', 'optimizer.learning_rate 0.5 instead of'),
                       ('sigmoid', '5 of 5 runs diverged'), ('qk-norm', '2 of 3 seeds'),
                       ('sink-logit', 'running')):
     assert words in of[name].reason
   assert of['k-bias'].difference is None and of['k-bias'].n == 0
+  _, rows = overview.verdicts([task(tmp_path)])
+  assert len(rows) == 5 and {cell for row in rows for cell in row[1:]} == {'-'}
+  text = make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
+  assert '5 of 35 variants' in text and 'changed by none (5 not judged)' in text
+  assert 'steps 1000 instead of' in (tmp_path / 'out/report.md').read_text()
+
+
+def test_no_variant_is_judged_beside_softmax_that_differs_within_itself(tmp_path):
+  plant(tmp_path, 'softmax', (60,) * 3)
+  plant(tmp_path / 'more', 'softmax', (60,) * 5, changes={'steps': 50})
+  plant(tmp_path, 'k-bias', (0,) * 5)
+  of = task(tmp_path)
+  for axis in axes.AXES:
+    standing = of.variants[0].standings[axis.key]
+    assert standing.verdict == 'cannot be judged' and standing.difference is None
+    assert 'of softmax' in standing.reason and 'its runs differ in steps' in standing.reason
+  assert all('steps' in line and 'no variant is judged' in line for line in page.sentences(of))
 
 
 def test_desk_runs_of_the_paper_are_variants_as_well(tmp_path):
@@ -150,13 +194,78 @@ def test_the_report_says_what_its_records_say(planted, tmp_path):
   assert sigmoid['difference'] == pytest.approx(statistics.fmean(differences), abs=1e-6)
   assert sigmoid['low'] < sigmoid['difference'] < sigmoid['high'] and sigmoid['n'] == 5
   assert variants['k-bias']['parameters'] - variants['softmax']['parameters'] == 4 * 16
+  assert variants['k-bias']['step_time'] == {'ratio': 1.04, 'low': 1.0, 'high': 1.1, 'pairs': 9}
+  assert variants['sink-token']['step_time'] is variants['sigmoid']['step_time'] is None
   markdown = (tmp_path / 'out/report.md').read_text()
+  assert '| 64 | 1.04 (1.00 to 1.10) |' in markdown and '| 0 | not measured |' in markdown
+  assert 'commit abc, clean' in markdown and record['steps_timed'].startswith(HARDWARE['hardware'])
   assert f'{100 * CONFIDENCE:g} %' in markdown and '| k-bias |' in markdown
   assert 'moves to the extra key' in markdown and 'Gu et al.' in markdown
   html = (tmp_path / 'out/index.html').read_text()
   assert '<script' not in html and 'Bigram-Backcopy' in html
   assert all((tmp_path / 'out' / name).stat().st_size for name in (
       'index.html', 'report.md', 'report.json', 'differences.png'))
+
+
+def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
+  text = make_report(tmp_path / 'out', planted, kind='leaderboard')
+  assert 'The sink on the first token is removed by sigmoid and sink-logit' in text
+  assert 'moved to an extra key by k-bias' in text and 'The loss is lower with kv-bias' in text
+  lines = (tmp_path / 'out/report.md').read_text().splitlines()
+  assert lines[2] == '- ' + markup.escaped(text) and lines[4] == '## Verdicts'
+  _, rows = overview.verdicts([task(planted)])
+  by_name = {row[0]: row[1:] for row in rows}
+  assert by_name['k-bias'] == ['moves', 'same', 'same'] and by_name['sink-token'][0] == '?'
+  assert by_name['kv-bias'] == ['adds', 'reduces', 'better'] and len(rows) == 7
+
+
+def test_what_was_never_begun_is_listed_with_the_command_that_trains_it(planted, tmp_path):
+  make_report(tmp_path / 'out', planted, kind='leaderboard')
+  left = json.loads((tmp_path / 'out/report.json').read_text())['not_run']
+  there = {folder.name.rsplit('-', 1)[0] for folder in planted.iterdir() if folder.is_dir()}
+  listed = {f'{key}-{name}' for key, of in left.items() for name in of['variants']}
+  assert listed == set(remedies.TRIALS) - there
+  for key, of in left.items():
+    chosen = of['command'].partition('--only=')[2]
+    assert chosen.split(',') == [f'{key}-{name}' for name in of['variants']]
+    assert '--config=configs/remedies.py --seeds=0,1,2,3,4 ' in of['command']
+  markdown = (tmp_path / 'out/report.md').read_text()
+  assert 'text (desk), not run: softmax, sink-logit' in markdown
+  assert left['bigram']['command'] in markdown
+  assert 'Bigram-Backcopy, not run: zero-sink, v-bias' in markdown
+
+
+def test_the_names_of_trials_are_those_of_the_config():
+  listed = [f'{key}-{name}' for key in standings.TASKS
+            for name in (standings.SOFTMAX, *names.variants_of(key))]
+  assert listed == list(remedies.TRIALS)
+
+
+def test_times_that_are_none_are_an_error_with_the_remedy(planted, tmp_path):
+  for text in ('{', '{"command": "loss"}', '[]', '{"command": "trials", "machine": {}}'):
+    root = tmp_path / 'runs'
+    plant(root, 'softmax', (60,) * 3)
+    (root / 'step_times.json').write_text(text)
+    with pytest.raises(ValueError, match='step_times.json cannot be read.*benchmark trials'):
+      make_report(tmp_path / 'out', root, kind='leaderboard')
+    shutil.rmtree(root)
+
+
+def test_a_page_of_stored_ends_is_that_of_all_that_is_stored(planted, tmp_path):
+  root = tmp_path / 'runs'
+  shutil.copytree(planted, root)
+  plant(root, 'relu', (1 / 3, 2 / 3, 10), task='trigger', status='diverged')
+  plant(root, 'softmax', (1 / 7, 20 / 3), task='trigger', status='running')
+  made = {}
+  for name, ends in (('all', False), ('ends', True)):
+    content = stored.stored(root, ends)
+    (tmp_path / f'{name}.json').write_text(stored.as_text(content))
+    stored.restore(tmp_path / f'{name}.json', tmp_path / name)
+    make_report(tmp_path / 'out', tmp_path / name, kind='leaderboard')
+    made[name] = [(tmp_path / 'out' / file).read_text() for file in ('report.json', 'report.md')]
+  assert made['ends'] == made['all'] and '1.04 (1.00 to 1.10)' in made['ends'][1]
+  for one, other in zip(find_runs(root), find_runs(tmp_path / 'ends')):
+    assert one.setup.settings == other.setup.settings
 
 
 def test_findings_agree_disagree_or_cannot_tell(planted):

@@ -1,0 +1,108 @@
+"""The first screen of the leaderboard: an answer in sentences, and a table of all verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sink_jax.remedies.axes import AXES, Axis
+from sink_jax.remedies.standings import (
+  MOVES,
+  NO_BASELINE,
+  NOT_JUDGED,
+  REMOVES,
+  SAME,
+  TASKS,
+  UNDECIDED,
+  Task,
+)
+from sink_jax.remedies.trials import SOFTMAX, VARIANTS, command, variants_of
+
+_SEEDS = range(5)  # of a task without a run of softmax, whose seeds are taken otherwise
+# Verdicts in a word or a sign, for a table of all of them.
+_SHORT = {MOVES: 'moves', SAME: 'same', UNDECIDED: '?', NOT_JUDGED: '-', NO_BASELINE: '-'}
+LEGEND = (
+    'Moves: from the first token to an extra key. Same: no difference, with the whole 90 % interval '
+    'inside the margin. ?: undecided. -: cannot be judged, for the reason that the table of the '
+    'task has. Axes on which softmax has nothing to remedy have no column.')
+_EFFECTS = (REMOVES, MOVES, 'reduces', 'adds', 'better', 'worse')
+_WORDS = {'better': 'lower with', 'worse': 'higher with', MOVES: 'moved to an extra key by',
+          REMOVES: 'removed by', 'reduces': 'reduced by', 'adds': 'increased by'}
+_SUBJECT = {'concentration': 'The sink on the first token', 'drain': 'Value drain',
+            'massive': 'The massive activation', 'loss': 'The loss'}
+
+
+def answer(task: Task) -> str:
+  """What was found on a task: the verdicts by name, and the others by number."""
+  known = variants_of(task.key)
+  softmax = task.softmax.standings['loss'].n
+  begun = sum(variant.name in known for variant in task.variants)
+  lines = [f'{task.words}: {begun} of {len(known)} variants are there, with {softmax} '
+           f'seed{"" if softmax == 1 else "s"} of softmax.']
+  open_, closed = [], []
+  for axis in AXES:
+    (closed if axis.key in task.closed else open_).append(axis)
+  lines += [_of_axis(axis, task) for axis in open_ if task.variants]
+  if closed:
+    why = ', '.join(f'{axis.heading} ({task.closed[axis.key]})' for axis in closed)
+    lines.append(f'Not judged: {why}.')
+  return ' '.join(lines)
+
+
+def _of_axis(axis: Axis, task: Task) -> str:
+  """'The loss is higher with relu; 20 make no difference, and 9 are undecided.'"""
+  by_verdict = {verdict: [variant.name for variant in task.variants
+                          if variant.standings[axis.key].verdict == verdict]
+                for verdict in (*_EFFECTS, SAME, UNDECIDED, NOT_JUDGED)}
+  found = [f'{_WORDS[verdict]} {_and(names)}' for verdict in _EFFECTS
+           if (names := by_verdict[verdict])]
+  rest = [f'{len(names)} {words}' for verdict, words in (
+      (SAME, 'without a difference'), (UNDECIDED, 'undecided'), (NOT_JUDGED, 'not judged'))
+          if (names := by_verdict[verdict])]
+  others = f' ({", ".join(rest)})' if rest else ''
+  return f'{_SUBJECT[axis.key]} is {", ".join(found) or "changed by none"}{others}.'
+
+
+def _and(names: Sequence[str]) -> str:
+  return names[0] if len(names) == 1 else f'{", ".join(names[:-1])} and {names[-1]}'
+
+
+def verdicts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
+  """A row for every variant, and a column for every axis of a task that softmax leaves open."""
+  columns = [(task, axis) for task in tasks for axis in AXES if axis.key not in task.closed]
+  head = ['variant', *(f'{task.words}: {axis.heading}' for task, axis in columns)]
+  others = {variant.name for task in tasks for variant in task.variants} - {*VARIANTS}
+  rows = []
+  for name in (*VARIANTS, *sorted(others)):
+    cells = [_cell(name, task, axis) for task, axis in columns]
+    if set(cells) - {'not run', ''}:
+      rows.append([name, *cells])
+  return head, rows
+
+
+def _cell(name: str, task: Task, axis: Axis) -> str:
+  variant = next((variant for variant in task.variants if variant.name == name), None)
+  if variant is None:
+    return 'not run' if name in variants_of(task.key) else ''
+  verdict = variant.standings[axis.key].verdict
+  return _SHORT.get(verdict, verdict)
+
+
+def not_begun(tasks: Sequence[Task]) -> dict[str, tuple[str, ...]]:
+  """{task: the variants of which there is no run, softmax included}; tasks without any left out."""
+  by_key = {task.key: task for task in tasks}
+  missing = {}
+  for key in TASKS:
+    there = {variant.name for variant in by_key[key].variants} if key in by_key else set()
+    if key in by_key and by_key[key].softmax.runs:
+      there.add(SOFTMAX)
+    if names := tuple(name for name in (SOFTMAX, *variants_of(key)) if name not in there):
+      missing[key] = names
+  return missing
+
+
+def commands(tasks: Sequence[Task]) -> dict[str, str]:
+  """{task: the command that trains what was never begun, with the seeds of softmax}."""
+  seeds = {task.key: sorted({run.setup.seed for run in task.softmax.runs if run.setup})
+           for task in tasks}
+  return {key: command(key, names, seeds.get(key) or _SEEDS)
+          for key, names in not_begun(tasks).items()}
