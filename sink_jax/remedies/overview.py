@@ -21,9 +21,9 @@ _SEEDS = range(5)  # of a task without a run of softmax, whose seeds are taken o
 # Verdicts in a word or a sign, for a table of all of them.
 _SHORT = {MOVES: 'moves', SAME: 'same', UNDECIDED: '?', NOT_JUDGED: '-', NO_BASELINE: '-'}
 LEGEND = (
-    'Moves: from the first token to an extra key. Same: no difference, with the whole 90 % interval '
-    'inside the margin. ?: undecided. -: cannot be judged, for the reason that the table of the '
-    'task has. Axes on which softmax has nothing to remedy have no column.')
+    'Moves: from the first token to an extra key. Same: no difference, with the whole 90 % '
+    'interval inside the margin. ?: undecided. -: cannot be judged, for the reason that the table '
+    'of the task has. Axes on which softmax has nothing to remedy have no column.')
 _EFFECTS = (REMOVES, MOVES, 'reduces', 'adds', 'better', 'worse')
 _WORDS = {'better': 'lower with', 'worse': 'higher with', MOVES: 'moved to an extra key by',
           REMOVES: 'removed by', 'reduces': 'reduced by', 'adds': 'increased by'}

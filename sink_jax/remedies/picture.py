@@ -12,8 +12,8 @@ from sink_jax.remedies.standings import NO_BASELINE, NOT_JUDGED, UNDECIDED, Task
 
 UNITS = {'percent': 'points', 'ratio': 'in the logarithm', 'nats': 'nats (or squares)'}
 CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar for its '
-           'interval, the margin in grey. Filled dots have a verdict. Squares are the loss of tasks '
-           'without tokens.')
+           'interval, the margin in grey. Filled dots have a verdict. A loss is in squares where a '
+           'task has no tokens.')
 
 
 def differences(tasks: Sequence[Task]) -> bytes:

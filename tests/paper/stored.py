@@ -30,7 +30,7 @@ from typing import Any
 
 from sink_jax.paper.report import without_paths
 from sink_jax.remedies.step_times import FILE
-from sink_jax.report.jsontext import finite, from_json, mapped, rounded, to_json
+from sink_jax.report.jsontext import finite, from_json, mapped, rounded
 from sink_jax.report.probe_record import Curves
 from sink_jax.report.read_runs import read_runs
 from sink_jax.report.records import RunRecord
