@@ -31,12 +31,30 @@ _SUBJECT = {'concentration': 'The sink on the first token', 'drain': 'Value drai
             'massive': 'The massive activation', 'loss': 'The loss'}
 
 
+def overall(tasks: Sequence[Task]) -> str:
+  """Which variants lessen the sink on the first token, on how many tasks, and at what cost."""
+  found = []
+  for name in VARIANTS:
+    standings = [variant.standings for task in tasks for variant in task.variants
+                 if variant.name == name]
+    judged = [of['concentration'].verdict for of in standings
+              if of['concentration'].verdict not in (NOT_JUDGED, NO_BASELINE)]
+    if lessened := sum(verdict in (REMOVES, MOVES, 'reduces') for verdict in judged):
+      worse = any(of['loss'].verdict == 'worse' for of in standings)
+      cost = ' (with a higher loss)' if worse else ''
+      found.append(f'{name} on {lessened} of {len(judged)}{cost}')
+  if not found:
+    return 'No variant was found to lessen the sink on the first token.'
+  return ('The sink on the first token is removed, moved to an extra key or reduced, of the tasks '
+          f'on which that could be judged, by {_and(found)}.')
+
+
 def answer(task: Task) -> str:
   """What was found on a task: the verdicts by name, and the others by number."""
   known = variants_of(task.key)
   softmax = task.softmax.standings['loss'].n
   begun = sum(variant.name in known for variant in task.variants)
-  lines = [f'{task.words}: {begun} of {len(known)} variants are there, with {softmax} '
+  lines = [f'{task.words}: {begun} of {len(known)} variants were begun, with {softmax} '
            f'seed{"" if softmax == 1 else "s"} of softmax.']
   open_, closed = [], []
   for axis in AXES:
@@ -49,7 +67,7 @@ def answer(task: Task) -> str:
 
 
 def _of_axis(axis: Axis, task: Task) -> str:
-  """'The loss is higher with relu; 20 make no difference, and 9 are undecided.'"""
+  """'The loss is higher with relu (20 without a difference, 9 undecided).'"""
   by_verdict = {verdict: [variant.name for variant in task.variants
                           if variant.standings[axis.key].verdict == verdict]
                 for verdict in (*_EFFECTS, SAME, UNDECIDED, NOT_JUDGED)}

@@ -14,7 +14,7 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import LEGEND, answer, commands, not_begun, verdicts
+from sink_jax.remedies.overview import LEGEND, answer, commands, not_begun, overall, verdicts
 from sink_jax.remedies.parts import Parts
 from sink_jax.remedies.picture import CAPTION, UNITS, differences
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
@@ -41,7 +41,7 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   """
   tasks, out = [task_of(group) for group in groups(runs)], to_path(out)
   out.mkdir(parents=True, exist_ok=True)
-  answers, missing = [answer(task) for task in tasks], commands(tasks)
+  answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
   picture, page = differences(tasks), Parts(TITLE)
   page.items(answers)
   page.heading('Verdicts')

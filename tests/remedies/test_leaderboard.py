@@ -124,7 +124,8 @@ def test_runs_that_are_not_alike_are_not_paired(tmp_path):
   _, rows = overview.verdicts([task(tmp_path)])
   assert len(rows) == 5 and {cell for row in rows for cell in row[1:]} == {'-'}
   text = make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
-  assert '5 of 35 variants' in text and 'changed by none (5 not judged)' in text
+  assert text.startswith('No variant was found') and '5 of 35 variants' in text
+  assert 'changed by none (5 not judged)' in text
   assert 'steps 1000 instead of' in (tmp_path / 'out/report.md').read_text()
 
 
@@ -212,7 +213,12 @@ def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
   assert 'The sink on the first token is removed by sigmoid and sink-logit' in text
   assert 'moved to an extra key by k-bias' in text and 'The loss is lower with kv-bias' in text
   lines = (tmp_path / 'out/report.md').read_text().splitlines()
-  assert lines[2] == '- ' + markup.escaped(text) and lines[4] == '## Verdicts'
+  assert lines[2:4] == ['- ' + markup.escaped(line) for line in text.splitlines()]
+  assert lines[5] == '## Verdicts'
+  # One that costs loss, and none that is undecided or adds to the sink.
+  assert text.splitlines()[0].endswith(
+      'by sink-logit on 1 of 1, k-bias on 1 of 1, sigmoid on 1 of 1 (with a higher loss) and '
+      'sigmoid-normalized on 1 of 1.')
   _, rows = overview.verdicts([task(planted)])
   by_name = {row[0]: row[1:] for row in rows}
   assert by_name['k-bias'] == ['moves', 'same', 'same'] and by_name['sink-token'][0] == '?'
