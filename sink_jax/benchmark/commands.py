@@ -99,7 +99,7 @@ def _group(options: argparse.Namespace, save: Save) -> Document:
 
 
 def _trials(options: argparse.Namespace, save: Save) -> Document:
-  return trials.run(options.configs, options.tasks, options.seconds, options.seed, options.limit,
+  return trials.run(options.configs, options.only, options.seconds, options.seed, options.limit,
                     save)
 
 

@@ -40,7 +40,7 @@ COLUMNS = [
 ]
 
 
-def run(configs: Mapping[str, Mapping[str, Any]], tasks: list[str], seconds: float, seed: int,
+def run(configs: Mapping[str, Mapping[str, Any]], only: list[str], seconds: float, seed: int,
         limit: float | None = None,
         save: Callable[[Document], None] = lambda document: None) -> Document:
   """Times the steps of trials TASK-VARIANT in turns with those of TASK-softmax.
@@ -50,28 +50,33 @@ def run(configs: Mapping[str, Mapping[str, Any]], tasks: list[str], seconds: flo
 
   Args:
     configs: {trial: its config}, as a config file with a table TRIALS has them.
-    tasks: whose trials are timed; [] for all.
+    only: trials to time, or tasks for all of theirs; [] for all there are.
     seconds: of every timing; at least one step is made.
 
   Raises:
-    ValueError: a task that no trial has, or that has no softmax.
+    ValueError: `only` has what is neither a trial nor a task, or a task has no softmax.
   """
   by_task: dict[str, dict[str, Mapping[str, Any]]] = {}
   for name, config in configs.items():
     task, _, variant = name.partition('-')
     by_task.setdefault(task, {})[variant] = config
-  if unknown := [task for task in tasks if task not in by_task]:
-    raise ValueError(f'--tasks={unknown[0]}: no trial of the config file begins so. Choices: '
-                     f'{", ".join(by_task)}.')
-  chosen = {task: by_task[task] for task in tasks or by_task}
-  for task, members in chosen.items():
-    if SOFTMAX not in members:
-      raise ValueError(f'--tasks: the config file has no trial {task}-{SOFTMAX}, beside which the '
-                       f'others of {task} would be timed. Name tasks that have one.')
+  if unknown := [name for name in only if name not in configs and name not in by_task]:
+    raise ValueError(f'--only={unknown[0]}: the config file has no such trial, and none that '
+                     f'begins so. Choices: {", ".join((*by_task, *configs))}.')
+  chosen: dict[str, dict[str, Mapping[str, Any]]] = {}
+  for task, members in by_task.items():
+    wanted = {variant for variant in members
+              if not only or task in only or f'{task}-{variant}' in only}
+    if wanted and SOFTMAX not in members:
+      raise ValueError(f'--only: the config file has no trial {task}-{SOFTMAX}, beside which the '
+                       f'others of {task} would be timed. Name trials of tasks that have one.')
+    if wanted:
+      chosen[task] = {variant: members[variant] for variant in members
+                      if variant in wanted | {SOFTMAX}}
   notes = [f'x softmax: medians of {_PAIRS} pairs of timings in turns, in one process, and the '
            'quartiles of the pairs. Batches are random and lie on the device.']
   rows: list[TrialRow] = []
-  options = {'tasks': list(chosen), 'seconds': seconds, 'limit': limit}
+  options = {'only': only, 'seconds': seconds, 'limit': limit}
   where = machine.describe(seed)
   result = lambda complete: Document('trials', where, options, COLUMNS, list(rows), notes, complete)
   progress = Countdown(sum(map(len, chosen.values())), limit)

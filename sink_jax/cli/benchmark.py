@@ -109,8 +109,8 @@ def parser() -> argparse.ArgumentParser:
   one = command('trials', 'Steps of the trials of a config file, in turns with those of softmax.')
   one.add_argument('--config', default='configs/remedies.py', metavar='FILE',
                    help='with trials TASK-VARIANT (default configs/remedies.py)')
-  one.add_argument('--tasks', nargs='+', default=[], metavar='TASK',
-                   help='first words of names of trials (default all)')
+  one.add_argument('--only', type=_names, default=[], metavar='NAMES',
+                   help='trials, or first words of several: trigger,desk-sigmoid (default all)')
   one.add_argument('--seconds', type=_positive, default=0.3,
                    help='of every timing, nine of which make a number (default 0.3)')
 

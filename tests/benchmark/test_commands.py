@@ -46,7 +46,7 @@ from configs import base
 from tests.train.runs import SMALL
 
 TRIALS = {'a-softmax': SMALL | {'data.source': 'TriggerAveraging(length=16)'},
-          'a-log-length': SMALL | {'data.source': 'TriggerAveraging(length=16)',
+          'a-relu': SMALL, 'a-log-length': SMALL | {'data.source': 'TriggerAveraging(length=16)',
                                    'attention.temperature': 'LogLength()'},
           'b-muon': SMALL | {'optimizer.rule': 'Muon()'}, 'b-softmax': SMALL,
           'x-softpick': SMALL}
@@ -171,18 +171,19 @@ def test_group(run, capsys):
 def test_trials_are_timed_in_turns_with_softmax(run, tmp_path):
   config = tmp_path / 'table.py'
   config.write_text(TABLE)
-  result, printed = run('trials', f'--config={config}', '--tasks', 'b', 'a', '--seconds=0.001')
+  result, printed = run('trials', f'--config={config}', '--only=b,a-log-length', '--seconds=0.001')
   rows = {(row['task'], row['variant']): row for row in result['rows']}
-  assert list(rows) == [('b', 'softmax'), ('b', 'muon'), ('a', 'softmax'), ('a', 'log-length')]
+  assert list(rows) == [('a', 'softmax'), ('a', 'log-length'), ('b', 'softmax'), ('b', 'muon')]
   for row in rows.values():
     assert_timed(row, 'step', 'softmax')
     assert 0 < row['ratio_low'] <= row['ratio'] <= row['ratio_high']
     assert row['step_repetitions'] == row['softmax_repetitions'] == row['pairs']
   more = lambda task, of: rows[task, of]['parameters'] - rows[task, 'softmax']['parameters']
   assert more('b', 'muon') == 0 and more('a', 'log-length') > 0
-  for task, words in (('c', '--tasks=c: no trial'), ('x', 'no trial x-softmax')):
+  for task, words in (('c', '--only=c: the config file has no such'),
+                      ('x', 'no trial x-softmax')):
     with pytest.raises(SystemExit, match=words):
-      main(['trials', f'--config={config}', f'--tasks={task}'])
+      main(['trials', f'--config={config}', f'--only={task}'])
 
 
 def test_importance(run):
