@@ -37,12 +37,14 @@ def overall(tasks: Sequence[Task]) -> str:
   for name in VARIANTS:
     standings = [variant.standings for task in tasks for variant in task.variants
                  if variant.name == name]
-    judged = [of['concentration'].verdict for of in standings
+    judged = [of for of in standings
               if of['concentration'].verdict not in (NOT_JUDGED, NO_BASELINE)]
-    if lessened := sum(verdict in (REMOVES, MOVES, 'reduces') for verdict in judged):
-      worse = any(of['loss'].verdict == 'worse' for of in standings)
+    lessened = [of for of in judged if of['concentration'].verdict in (REMOVES, MOVES, 'reduces')]
+    if lessened:
+      # A loss that is higher on another task is not the price of it.
+      worse = any(of['loss'].verdict == 'worse' for of in lessened)
       cost = ' (with a higher loss)' if worse else ''
-      found.append(f'{name} on {lessened} of {len(judged)}{cost}')
+      found.append(f'{name} on {len(lessened)} of {len(judged)}{cost}')
   if not found:
     return 'No variant was found to lessen the sink on the first token.'
   return ('The sink on the first token is removed, moved to an extra key or reduced, of the tasks '

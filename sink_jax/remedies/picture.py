@@ -40,7 +40,7 @@ def differences(tasks: Sequence[Task]) -> bytes:
         ax.plot([it.difference], [i], 'o', markersize=4, color=plots.COLOURS[0],
                 markerfacecolor='white' if open_ else plots.COLOURS[0])
       ax.set_yticks(range(len(names)), names if axis is AXES[0] else [''] * len(names), fontsize=8)
-      ax.invert_yaxis()
+      ax.set_ylim(len(names) - 0.5, -0.5)  # also where the first or last has no difference
   buffer = io.BytesIO()
   plots.save(figure, buffer)
   return buffer.getvalue()

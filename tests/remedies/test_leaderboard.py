@@ -219,6 +219,13 @@ def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
   assert text.splitlines()[0].endswith(
       'by sink-logit on 1 of 1, k-bias on 1 of 1, sigmoid on 1 of 1 (with a higher loss) and '
       'sigmoid-normalized on 1 of 1.')
+  # Its loss is higher on a task on which it leaves the sink as it is.
+  for name in ('softmax', 'k-bias', 'relu', 'qk-norm'):  # enough for a spread
+    plant(tmp_path / 'more', name, (60, 61, 60, 59, 60), task='trigger',
+          losses=1.1 if name == 'k-bias' else 1.0)
+  other = task(tmp_path / 'more', 'trigger')
+  assert verdicts(other, 'loss')['k-bias'] == 'worse'
+  assert ' k-bias on 1 of 2, sigmoid' in overview.overall([task(planted), other])
   _, rows = overview.verdicts([task(planted)])
   by_name = {row[0]: row[1:] for row in rows}
   assert by_name['k-bias'] == ['moves', 'same', 'same'] and by_name['sink-token'][0] == '?'
