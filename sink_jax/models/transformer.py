@@ -174,7 +174,8 @@ class Transformer(nn.Module):
 
   `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
   (B, T, V). With `record_options` it returns (logits, Record), of the same parameters and the
-  same forward pass. With `unembed=False` it returns what enters the unembedding, (B, T, D).
+  same forward pass. With `unembed=False` it returns what the matrix of the unembedding multiplies,
+  (B, T, D), or (B, T, E) where embeddings are projected.
 
   With `state` it decodes, and returns (logits of the last token (B, V), state): the tokens begin
   the texts, or, with `positions`, are the next one of each text, after those that the state holds.
@@ -226,6 +227,8 @@ class Transformer(nn.Module):
       h_BxTxD = h_BxTxD[:, sink_tokens:]
     if config.norm_location != 'post':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
+    if config.embedding_dim:
+      h_BxTxD = Linear(config.embedding_dim, config, name='embed_out')(h_BxTxD)
     if not unembed:
       return sharding_constraint('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
@@ -294,8 +297,6 @@ class Transformer(nn.Module):
   def _unembed(self, h_BxTxD: jax.Array, table_VxE: jax.Array | None) -> jax.Array:
     """Float32 logits, or continuous outputs, of hidden states."""
     config = self.config
-    if config.embedding_dim:
-      h_BxTxD = Linear(config.embedding_dim, config, name='embed_out')(h_BxTxD)
     if config.tied:
       assert table_VxE is not None  # the config has a vocabulary
       return jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(h_BxTxD.dtype),

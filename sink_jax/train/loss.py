@@ -42,9 +42,26 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   """
   apply = functools.partial(Transformer(config).apply, {'params': params}, batch.tokens)
   if jnp.issubdtype(batch.targets.dtype, jnp.integer):
-    return cross_entropy(apply(unembed=False), params['unembed']['kernel'], batch.targets,
-                         weights_BxT, logits)
+    h, kernel = with_unembedding(config, params, apply(unembed=False))
+    return cross_entropy(h, kernel, batch.targets, weights_BxT, logits)
   return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
+
+
+def with_unembedding(config: ModelConfig, params: Mapping[str, Any],
+                     h_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(h, W) whose product h W is the logits, of what the unembedding multiplies.
+
+  A tied W is the table of embeddings: its gradient adds to that of its rows as inputs. A bias of
+  the unembedding is one more row of W, and h has a 1 for it; it is then rounded to the dtype of h,
+  as W is.
+  """
+  if config.tied:
+    return h_BxTxD, params['embed'].T
+  kernel_DxV = params['unembed']['kernel']
+  if 'unembed' in config.biases:
+    h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
+    kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
+  return h_BxTxD, kernel_DxV
 
 
 def training_weights(weights_BxT: jax.Array | np.ndarray,

@@ -13,7 +13,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.batches import Batch
-from sink_jax.models.transformer import init_params
+from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.plan import hlo_cost
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
@@ -21,6 +21,8 @@ from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 from sink_jax.train.update_rule import AdamW, Sgd
+from tests.models.test_transformer import numpy_model
+from tests.random_params import random_params
 from tests.train import runs
 
 
@@ -117,6 +119,40 @@ def test_the_loss_needs_no_logits_of_all_positions():
   all_logits = 8 * 1024 * 50432 * 4
   assert size(plain_cross_entropy) > all_logits  # the comparison can tell
   assert size(loss.cross_entropy) < all_logits
+
+
+@pytest.mark.parametrize('options', [
+    dict(tied=True), dict(embedding_dim=6, tied=True), dict(biases=('out', 'ffn', 'unembed'))],
+    ids=str)
+def test_gradients_of_every_unembedding(options):
+  config = small_model(attention=sj.AttentionSpec(position=sj.Nope()), **options)
+  params, data = random_params(config), batch(2, 5)
+  ours = functools.partial(loss.summed_loss, config, batch=data, weights_BxT=data.weights, logits=22)
+  grads = jax.grad(lambda p: ours(params=p))(params)
+  # By the definition, through logits of all positions, and JAX's own derivatives.
+  dense = lambda p: plain_cross_entropy(
+      Transformer(config).apply({'params': p}, data.tokens), jnp.eye(11), data.targets,
+      data.weights)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max()),
+               grads, jax.grad(dense)(params))
+  # And by finite differences of a model in NumPy's float64, in a direction of all parameters and
+  # in one of the table alone.
+  rng = np.random.default_rng(3)
+
+  def numpy_loss(p):
+    logits = numpy_model(config, p, data.tokens)
+    logits -= logits.max(-1, keepdims=True)
+    chosen = np.take_along_axis(logits, data.targets[..., None], -1)[..., 0]
+    return np.sum((np.log(np.exp(logits).sum(-1)) - chosen) * data.weights)
+
+  for names in (params.keys(), ['embed']):
+    params64 = jax.tree.map(np.float64, params)
+    direction = {name: jax.tree.map(lambda x: rng.standard_normal(x.shape) * (name in names), p)
+                 for name, p in params64.items()}
+    at = lambda step: numpy_loss(jax.tree.map(lambda x, d: x + step * d, params64, direction))
+    slope = (at(1e-5) - at(-1e-5)) / 2e-5
+    found = sum(jax.tree.leaves(jax.tree.map(lambda g, d: float(np.sum(g * d)), grads, direction)))
+    assert found == pytest.approx(slope, rel=1e-4), names
 
 
 def test_squared_error():
