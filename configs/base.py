@@ -30,20 +30,39 @@ def get_config(name: str = '') -> ConfigDict:
   config.checkpoint_every = 1_000  # steps; 0: only after the last one
   config.checkpoints_kept = 2  # the newest ones
 
+  # Parameters of another model to begin with, in the place of those that the seed draws.
+  config.init = ConfigDict()
+  config.init.source = ''  # a workdir, or a folder or name as load_pretrained takes it; '': none
+  config.init.keep = 'params'  # of the source; the optimizer starts fresh
+  config.init.train = 'all'  # what updates change: all, new (the source lacks it), attention
+  config.init.distill = 0.0  # so much of the divergence KL(source || model) beside the loss
+  # As they were found when the run began; where set, another step or hash of the source is refused.
+  config.init.step = config_dict.placeholder(int)
+  config.init.hash = config_dict.placeholder(str)
+
   config.model = ConfigDict()
-  config.model.size = '60m'  # tiny, 60m, 1b, 7b, 13b; the next keys override it where set
+  # tiny, 60m, 1b, 7b, 13b, or with init.source that of the source. The next keys override it where
+  # set; with init.source they have to be the source's.
+  config.model.size = '60m'
   config.model.layers = config_dict.placeholder(int)
   config.model.d_model = config_dict.placeholder(int)
   config.model.heads = config_dict.placeholder(int)
   config.model.kv_heads = config_dict.placeholder(int)  # fewer than heads: grouped queries
+  config.model.head_dim = config_dict.placeholder(int)  # empty: d_model / heads
   config.model.ffn_hidden = config_dict.placeholder(int)
   config.model.vocab_size = config_dict.placeholder(int)  # empty: the tokenizer's
   config.model.input_features = config_dict.placeholder(int)  # of tasks without tokens
   config.model.output_features = config_dict.placeholder(int)
+  # Blocks that differ, one period: 'Layer(mask=Window(size=128)); Layer()'. Empty: all are alike.
+  config.model.pattern = config_dict.placeholder(str)
   config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11)
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, single, dyt, none
   config.model.norm_eps = 1e-5
   config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, protected
+  config.model.parallel_residual = config_dict.placeholder(bool)  # empty: one after the other
+  config.model.biases = config_dict.placeholder(str)  # 'qkv, out, ffn, unembed'; empty: none
+  config.model.embedding_dim = config_dict.placeholder(int)  # of projected embeddings
+  config.model.tied = config_dict.placeholder(bool)  # whether the unembedding is the embedding
   config.model.linear = 'plain'  # of blocks: plain, sigma_reparam
   config.model.combine_heads = 'concat'  # concat, add (Table 12 left)
   config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4); several: registers

@@ -60,9 +60,11 @@ from sink_jax.plan import compiler, suggestions
 from sink_jax.plan.format import as_line, as_text
 from sink_jax.plan.job import Job, plan
 from sink_jax.plan.records import Plan
+from sink_jax.pretrained.source import open_source
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
+from sink_jax.train.start import with_sizes
 
 
 def main(argv: Sequence[str]) -> None:
@@ -163,6 +165,11 @@ def _job(topology: str) -> Job:
     if flag.value is not None:
       config['mesh'][flag.name] = flag.value
   experiment = from_dict(config)
+  if experiment.init.train != 'all' or experiment.init.distill:
+    raise ValueError('init.train and init.distill are not planned: leave them out. A step then '
+                     'needs more memory than with the first, and less than with the second.')
+  if not experiment.sizes_are_known:
+    experiment = from_dict(with_sizes(config, open_source(experiment.init.source)))
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
   job = Job(experiment.label.trial or experiment.model.size, where, model,

@@ -30,6 +30,7 @@ flags.mark_flags_as_required(['config', 'workdir'])
 command.answer_help(__name__)  # the imports below take seconds
 
 from sink_jax.io import compile_cache
+from sink_jax.pretrained.source import open_source
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.loop import quiet_logs, train
 from sink_jax.train.multihost import fail, init_distributed
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     # A plain dict, since a run stores it as JSON and compares it when it is resumed.
-    train(_CONFIG.value.to_dict(), _WORKDIR.value)
+    train(_CONFIG.value.to_dict(), _WORKDIR.value, open_source=open_source)
   except Interrupted as stop:
     print(stop, file=sys.stderr)
     sys.exit(EXIT_SAVED)

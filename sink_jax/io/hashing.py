@@ -1,9 +1,12 @@
-"""SHA-256 of files and of streams."""
+"""SHA-256 of files, of many together, and of streams."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from sink_jax.io.paths import AnyPath
@@ -28,3 +31,14 @@ def sha256_of_stream(stream: IO[bytes], on_block: Callable[[bytes], object]) -> 
     digest.update(block)
     on_block(block)
   return digest.hexdigest()
+
+
+def sha256_of_files(files: Iterable[AnyPath]) -> list[str]:
+  """Digests of files in order, several at a time: hashing leaves the interpreter free."""
+  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    return list(pool.map(sha256, files))
+
+
+def sha256_of_digests(digests: Mapping[str, str]) -> str:
+  """The hexadecimal digest of {name: digest}, in whichever order the names stand."""
+  return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()

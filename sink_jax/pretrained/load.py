@@ -15,7 +15,9 @@ from sink_jax.data.dataset import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Encoder
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
@@ -25,7 +27,7 @@ from sink_jax.pretrained.hub import resolve
 from sink_jax.pretrained.parameters import load_parameters
 from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.probe_tokens import read_probe_tokens
 from sink_jax.train.run_dir import is_workdir, read_config, read_data_summary
 from sink_jax.train.run_tokenizer import read_tokenizer
@@ -43,6 +45,27 @@ def load_run(workdir: str | os.PathLike) -> Run:
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_path(workdir)
+  experiment, config = saved_model(folder)
+  # The checkpoint may come from a mesh of many devices: with shardings of its own, Orbax would
+  # look for those.
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+                        parameter_shapes(config))
+  step, params = restore_params(folder, target)
+  if parameter := first_not_finite(params):
+    raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
+                     f'checkpoints/{step} there to use the checkpoint before it, or train again.')
+  return Run(config, params, folder.name, step, probe_tokens=read_probe_tokens(folder),
+             folder=str(folder), first_token=first_token(experiment.data.interventions),
+             read_tokenizer=_tokenizer)
+
+
+def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
+  """The experiment of a workdir and the model that it trains; no checkpoint is looked at.
+
+  Raises:
+    ValueError: it is not the workdir of a run, or its config cannot be read.
+  """
   if (folder / 'config.json').exists() and not is_workdir(folder):
     raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
                      'model is named by --checkpoint, or loaded by load_pretrained.')
@@ -56,19 +79,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
   except ValueError as error:
     raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
   # What training chose for its devices: neither is a property of the model.
-  config = dataclasses.replace(config, implementation=None, unroll=1)
-  # The checkpoint may come from a mesh of many devices: with shardings of its own, Orbax would
-  # look for those.
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-                        parameter_shapes(config))
-  step, params = restore_params(folder, target)
-  if parameter := first_not_finite(params):
-    raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
-                     f'checkpoints/{step} there to use the checkpoint before it, or train again.')
-  return Run(config, params, folder.name, step, probe_tokens=read_probe_tokens(folder),
-             folder=str(folder), first_token=first_token(experiment.data.interventions),
-             read_tokenizer=_tokenizer)
+  return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
 @explained
@@ -95,22 +106,43 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
     ValueError: no such model, one that is not supported, damaged files, or a tensor with a
       value that is not finite, also one that bfloat16 cannot hold; with the remedy.
   """
+  checkpoint, name = open_published(path_or_name)
+  params = published_parameters(checkpoint, dtype, mesh)
+  # The dtype of the activations; the parameters have it already.
+  config = dataclasses.replace(published_model(checkpoint), dtype=dtype,
+                               implementation=implementation)
+  return Run(config, params, name, bos=_bos(checkpoint.folder), folder=str(checkpoint.folder),
+             read_tokenizer=_tokenizer)
+
+
+def open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
+  """(checkpoint, name) of a published model, whose headers alone are read.
+
+  Raises:
+    ValueError: no such model, one that is not supported, or damaged files; with the remedy.
+  """
   folder, name = resolve(path_or_name)
   checkpoint = Checkpoint(folder)
-  hf = checkpoint.config
-  family = family_for(hf)
-  config = family.model_config(hf)
   # Before a table of a million layers is made for a damaged config.json.
-  if config.layers > len(checkpoint.entries):
-    raise ValueError(f'{folder}: config.json says {config.layers} layers, and the files hold '
+  if (layers := published_model(checkpoint).layers) > len(checkpoint.entries):
+    raise ValueError(f'{folder}: config.json says {layers} layers, and the files hold '
                      f'{len(checkpoint.entries)} tensors: the two do not belong together.')
-  params = load_parameters(
+  return checkpoint, name
+
+
+def published_model(checkpoint: Checkpoint) -> ModelConfig:
+  """The model that the config.json of a checkpoint describes, in the dtype of ModelConfig."""
+  return family_for(checkpoint.config).model_config(checkpoint.config)
+
+
+def published_parameters(checkpoint: Checkpoint, dtype: str,
+                         mesh: jax.sharding.Mesh | None) -> ParamTree:
+  """The parameters of a checkpoint, as `load_pretrained` has them."""
+  hf, config = checkpoint.config, published_model(checkpoint)
+  family = family_for(hf)
+  return load_parameters(
       checkpoint, family.stored_tensors(hf, config), parameter_shapes(config),
       prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
-  # The dtype of the activations; the parameters have it already.
-  config = dataclasses.replace(config, dtype=dtype, implementation=implementation)
-  return Run(config, params, name, bos=_bos(folder), folder=str(folder),
-             read_tokenizer=_tokenizer)
 
 
 def _bos(folder: str | os.PathLike) -> str:

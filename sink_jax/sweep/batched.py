@@ -25,6 +25,7 @@ import jax
 from sink_jax.data.dataset import open_data
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.pretrained.source import open_source
 from sink_jax.sweep.runner import finish_trial, run_trial
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial
 from sink_jax.train.checksums import saved_steps
@@ -46,7 +47,8 @@ def run_batched(trials: Mapping[str, Trial], root: str | AnyPath,
                 width: int | None = None) -> Iterator[tuple[str, str]]:
   """Runs trials in groups, on the one device there is; yields (name, status) as they end.
 
-  Trials whose program no other trial shares run afterwards, as `run_trial` runs them.
+  Trials whose program no other trial shares run afterwards, as `run_trial` runs them, and so do
+  those with `init.distill`.
 
   Args:
     trials: by name.
@@ -116,7 +118,9 @@ def _jobs(trials: Mapping[str, Trial], root: AnyPath) -> dict[str, PreparedRun]:
   for name, trial in trials.items():
     try:
       if trial.config and not has_ended(root / name, trial.config):
-        jobs[name] = prepare_run(trial.config, root / name, opened)
+        job = prepare_run(trial.config, root / name, opened, open_source)
+        if not job.experiment.init.distill:  # a group's program reads no second model
+          jobs[name] = job
     except Exception:  # `run_trial` meets the same error, and reports it
       continue
   return jobs

@@ -12,6 +12,7 @@ import jax
 
 from sink_jax.analyses.training import write_analyses
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.pretrained.source import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.checksums import saved_steps
@@ -116,7 +117,7 @@ def _train(name: str, config: Mapping[str, Any], folder: AnyPath, show_progress:
   began = time.monotonic()
   while True:
     try:
-      train(config, folder, name=name, show_progress=show_progress)
+      train(config, folder, name=name, show_progress=show_progress, open_source=open_source)
       return
     except LockLost:  # another process has taken the workdir over, and keeps it
       raise

@@ -188,7 +188,7 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
     problem = verify(workdir, step)
     if problem is None:
       try:
-        return step, _params_of(step_folder(workdir, step) / 'state', target)
+        return step, params_of_step(workdir, step, target)
       except (CheckpointError, jax.errors.JaxRuntimeError):
         raise
       except Exception as error:  # as in Checkpoints
@@ -198,7 +198,13 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
                         'that has saved one?')
 
 
-def _params_of(saved: Any, target: Params) -> Params:
+def params_of_step(workdir: str | AnyPath, step: int, target: Params) -> Params:
+  """The parameters of a saved step, laid out as `target`; writes nothing and verifies nothing.
+
+  Raises:
+    CheckpointError: it holds another model. Orbax raises errors of any kind for a damaged one.
+  """
+  saved: Any = step_folder(workdir, step) / 'state'
   # The handler itself: a Checkpointer around it would report files that only it writes.
   handler = ocp.PyTreeCheckpointHandler()
   _check_shapes(saved, handler.metadata(saved)['params'], target)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
-from sink_jax.io.hashing import sha256
+from sink_jax.io.hashing import sha256_of_digests, sha256_of_files
 from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
 
 _log = logging.getLogger('sink_jax')
@@ -44,7 +41,7 @@ def write_checksums(workdir: str | AnyPath, step: int) -> None:
   saved = step_folder(workdir, step)
   try:
     files = files_below(saved)
-    sums = dict(zip((str(p.relative_to(saved)) for p in files), _sha256_of(files)))
+    sums = dict(zip((str(p.relative_to(saved)) for p in files), sha256_of_files(files)))
   except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
     return
   path = _sums_path(workdir, step)
@@ -92,17 +89,19 @@ def verify(workdir: str | AnyPath, step: int) -> str | None:
   missing = [name for name in sums if not (saved / name).is_file()]
   if missing:
     return f'{missing[0]} is missing'
-  for name, digest in zip(sums, _sha256_of(saved / name for name in sums)):
+  for name, digest in zip(sums, sha256_of_files(saved / name for name in sums)):
     if digest != sums[name]:
       return f'{name} differs from its checksum'
   return None
 
 
+def step_digest(workdir: str | AnyPath, step: int) -> str:
+  """One SHA-256 of all files of a saved step, as they are now."""
+  saved = step_folder(workdir, step)
+  files = files_below(saved)
+  return sha256_of_digests(dict(zip((str(p.relative_to(saved)) for p in files),
+                                    sha256_of_files(files))))
+
+
 def _sums_path(workdir: str | AnyPath, step: int) -> AnyPath:
   return to_path(workdir) / 'checksums' / f'{step}.json'
-
-
-def _sha256_of(files: Iterable[AnyPath]) -> Iterable[str]:
-  """Digests of files in order, several at a time: hashing leaves the interpreter free."""
-  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-    return list(pool.map(sha256, files))

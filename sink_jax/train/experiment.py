@@ -15,6 +15,8 @@ from sink_jax.data.dataset import DataConfig, Dataset, Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.pattern import biases_from_text, pattern_from_text
+from sink_jax.train.init_options import InitOptions
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import hint, with_components, with_update_rule
 from sink_jax.train.optimizer import OptimizerConfig
@@ -113,6 +115,7 @@ class Experiment:
   checkpoint_every: int
   checkpoints_kept: int
   loss_logits: int | None
+  init: InitOptions
   model: ModelOptions
   attention: AttentionSpec
   data: DataConfig
@@ -152,7 +155,14 @@ class Experiment:
                        f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
       intervention.check(chunk, self.model.vocab_size or _LARGEST_VOCABULARY)
-    self.model_before_data()  # raises where model and attention do not fit each other
+    if self.sizes_are_known:
+      self.model_before_data()  # raises where model and attention do not fit each other
+
+  @property
+  def sizes_are_known(self) -> bool:
+    """Whether the model is: not before `start.with_sizes` where its sizes are those of a source."""
+    return not self.init.source or None not in (
+        self.model.layers, self.model.d_model, self.model.heads, self.model.ffn_hidden)
 
   @property
   def microbatch_size(self) -> int:
@@ -166,6 +176,7 @@ class Experiment:
     Raises:
       ValueError: the tokenizer's vocabulary exceeds the model's, or a value is none of a model.
     """
+    assert self.sizes_are_known, 'the sizes are those of init.source, see start.with_sizes'
     return self.model.model_config(self.attention, vocab_size, input_features, output_features)
 
   def model_before_data(self) -> ModelConfig:
@@ -217,7 +228,8 @@ def _from_dict(config: Mapping[str, Any]) -> Experiment:
   data['interventions'] = tuple(
       from_string(TokenEdit, part) for part in data['interventions'].split(';') if part.strip())
   sections: dict[str, Any] = {
-      'model': _section(ModelOptions, top, 'model'),
+      'init': _section(InitOptions, top, 'init'),
+      'model': _model(top),
       'attention': _section(AttentionSpec, top, 'attention'),
       'data': DataConfig(**data),
       'optimizer': _optimizer(top['optimizer']),
@@ -268,8 +280,17 @@ def _section(cls: type[Any], top: Mapping[str, Any], name: str) -> Any:
   return cls(**_checked(top[name], name + '.', [f.name for f in dataclasses.fields(cls)]))
 
 
+def _model(top: Mapping[str, Any]) -> ModelOptions:
+  keys = [f.name for f in dataclasses.fields(ModelOptions)]
+  options: dict[str, Any] = dict(_checked(top['model'], 'model.', keys))
+  for key, read in (('pattern', pattern_from_text), ('biases', biases_from_text)):
+    if options[key] is not None:
+      options[key] = read(options[key])
+  return ModelOptions(**options)
+
+
 def _optimizer(section: Mapping[str, Any]) -> OptimizerConfig:
-  keys = [f.name for f in dataclasses.fields(OptimizerConfig)]
+  keys = [f.name for f in dataclasses.fields(OptimizerConfig) if f.name != 'trained']
   options: dict[str, Any] = dict(_checked(section, 'optimizer.', keys))
   options['rule'] = from_string(UpdateRule, options['rule'])
   return OptimizerConfig(**options)

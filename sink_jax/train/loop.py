@@ -27,13 +27,14 @@ from sink_jax.train.optimizer import Rates, learning_rates
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.prepare import PreparedRun, prepare_run
 from sink_jax.train.recorder import Recorder, open_recorder
+from sink_jax.train.start import OpenSource
 from sink_jax.train.step import Params, TrainState, make_train_step
 from sink_jax.train.stop_handler import StopHandler
 from sink_jax.train.throughput import Throughput, measured_matmul_rate
 
 
 def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
-          show_progress: bool = True) -> Run:
+          show_progress: bool = True, open_source: OpenSource | None = None) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
   A run is a pure function of its config: interrupted and resumed it gives the same
@@ -45,6 +46,8 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   Args:
     config: the nested dict of `configs/base.py`, e.g. `ConfigDict.to_dict()`.
     name: what the progress display calls the run.
+    open_source: opens the model that `init.source` names, where there is one:
+      `pretrained.source.open_source`, which is of a room above this one.
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any
@@ -53,7 +56,8 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
     Diverged: a step was not finite. Interrupted: a signal asked it to stop; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  run, name = prepare_run(config, workdir), name or PurePath(workdir).name
+  run = prepare_run(config, workdir, open_source=open_source)
+  name = name or PurePath(workdir).name
   # Processes with other programs would wait for each other in the first collective for ever.
   check_same('config, data or jax', json.dumps(
       [run.config, run.data_summary, jax.__version__], sort_keys=True))
@@ -114,10 +118,14 @@ class _Loop:
     self._last_step = experiment.steps
     self._learning_rate = learning_rates(experiment.optimizer, experiment.steps)
     self._weight_decay = np.float32(experiment.optimizer.weight_decay)
+    distillation = run.start.distillation(model) if run.start else None
     self._train_step = make_train_step(
         model, experiment.optimizer, run.mesh, experiment.microbatches,
         loss_logits=experiment.loss_logits,
-        gradient_reduction=experiment.gradient_reduction or 'step')
+        gradient_reduction=experiment.gradient_reduction or 'step', distillation=distillation)
+    # The source's own parameters, and not a copy of the run's, which have been trained by now where
+    # it is resumed.
+    self._source = [run.start.source_params(run.mesh)] if run.start and distillation else []
     self._global_batches = GlobalBatches(run.mesh, experiment.batch_size)
     self._batches = run.data.batches(recorder.start, experiment.batch_size, experiment.seed,
                                      self._global_batches.rows)
@@ -149,7 +157,8 @@ class _Loop:
     # compile anew.
     rates = Rates(np.float32(self._learning_rate(step - 1)), self._weight_decay)
     batch = self._global_batches.make_global_batch(next(self._batches))
-    state, metrics = self._train_step(state, batch, rates)  # the old state's memory is gone
+    # The old state's memory is gone then.
+    state, metrics = self._train_step(state, batch, rates, *self._source)
     self._read_metrics()
     self._unread = (step, metrics)
     # If a checkpoint has been committed meanwhile, its checksums begin here, in a thread.

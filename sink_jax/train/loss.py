@@ -19,6 +19,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import shard_map_batch_heads
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
@@ -40,11 +41,11 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   squared error summed over features for float targets (B, T, F).
   logits: see `cross_entropy`.
   """
-  apply = functools.partial(Transformer(config).apply, {'params': params}, batch.tokens)
+  outputs = functools.partial(apply, Transformer(config), params, batch.tokens)
   if jnp.issubdtype(batch.targets.dtype, jnp.integer):
-    h, kernel = with_unembedding(config, params, apply(unembed=False))
+    h, kernel = with_unembedding(config, params, outputs(unembed=False))
     return cross_entropy(h, kernel, batch.targets, weights_BxT, logits)
-  return jnp.sum((apply() - batch.targets) ** 2 * weights_BxT[..., None])
+  return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
 def with_unembedding(config: ModelConfig, params: Mapping[str, Any],
@@ -93,8 +94,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   """
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array]:
-    chunk = lambda h, targets, weights: (_chunk_loss(h, targets, weights, kernel)[0], None)
-    return _over_chunks(chunk, _positions(logits, h, kernel), h, targets, weights)[:1]
+    chunk = lambda h, targets, weights: (chunk_loss(h, targets, weights, kernel)[0], None)
+    return over_chunks(chunk, positions_at_a_time(logits, h, kernel), h, targets, weights)[:1]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
   return shard_map_batch_heads('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
@@ -113,7 +114,7 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     def chunk(h: jax.Array, targets: jax.Array,
               weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       # d loss / d logits = w (softmax - one-hot), in the dtype of h for the two products after it.
-      loss, logits, lse = _chunk_loss(h, targets, weights, kernel)
+      loss, logits, lse = chunk_loss(h, targets, weights, kernel)
       chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
       dlogits = ((jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]).astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
@@ -121,8 +122,8 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
 
     # The gradient of the kernel is a sum over all positions, that of h has a part for each: the one
     # is added up over the chunks in float32, the other joined.
-    (loss, dkernel), dh = _over_chunks(chunk, _positions(most_logits, h, kernel), h, targets,
-                                       weights)
+    (loss, dkernel), dh = over_chunks(chunk, positions_at_a_time(most_logits, h, kernel), h,
+                                      targets, weights)
     return loss, dkernel, dh
 
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
@@ -140,8 +141,9 @@ def _backward(most_logits: int | None, gradients: tuple[jax.Array, jax.Array],
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array,
-                kernel_DxV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array,
+               kernel_DxV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(sum of weighted losses, logits, their logsumexp) of a chunk of positions, float32."""
   logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
   # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
   # exp overflows.
@@ -150,7 +152,7 @@ def _chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array,
   return jnp.sum((lse - chosen) * weights), logits, lse
 
 
-def _positions(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
+def positions_at_a_time(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
   """Most positions of each sequence at a time."""
   if most_logits is None:
     most_logits = default_logits(platform())
@@ -170,8 +172,8 @@ def chunk_sizes(length: int, most: int) -> tuple[int, int]:
   return count, -(-length // count)
 
 
-def _over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
-                 *arrays_BxT: jax.Array) -> tuple[Any, Any]:
+def over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
+                *arrays_BxT: jax.Array) -> tuple[Any, Any]:
   """Runs `summed, joined = f(*chunks)` over chunks of the position axis."""
   batch, length = arrays_BxT[0].shape[:2]
   count, size = chunk_sizes(length, most_positions)

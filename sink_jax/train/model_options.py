@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.models.config import ModelConfig
+from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.sizes import sized
 
 
@@ -23,14 +23,20 @@ class ModelOptions:
   d_model: int | None = None
   heads: int | None = None
   kv_heads: int | None = None
+  head_dim: int | None = None
   ffn_hidden: int | None = None
   vocab_size: int | None = None
   input_features: int | None = None
   output_features: int | None = None
+  pattern: tuple[Layer, ...] | None = None
   ffn: str | None = None
   norm: str | None = None
   norm_eps: float | None = None
   norm_location: str | None = None
+  parallel_residual: bool | None = None
+  biases: tuple[str, ...] | None = None
+  embedding_dim: int | None = None
+  tied: bool | None = None
   linear: str | None = None
   combine_heads: str | None = None
   sink_tokens: int | None = None

@@ -12,16 +12,19 @@ from typing import Any
 _OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a rule
 # Components of `attention` that are younger than configs, and what was computed without them.
 _COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()', 'head': 'PlainOutput()'}
-_OPTIONS = {'linear': 'plain'}  # of `model`, likewise
+_OPTIONS = {'linear': 'plain', 'head_dim': None, 'pattern': None, 'parallel_residual': None,
+            'biases': None, 'embedding_dim': None, 'tied': None}  # of `model`, likewise
+_INIT = {'source': '', 'keep': 'params', 'train': 'all', 'distill': 0.0, 'step': None, 'hash': None}
 
 
 def with_components(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the components of attention and options of the model that it does not name.
+  """The config with the components of attention, options of the model and `init` that it lacks.
 
   They are what it computed.
   """
   config = dict(config)
-  for section, known in (('attention', _COMPONENTS), ('model', _OPTIONS)):
+  config.setdefault('init', {})
+  for section, known in (('attention', _COMPONENTS), ('model', _OPTIONS), ('init', _INIT)):
     if isinstance(named := config.get(section), Mapping):  # else it is refused where it is read
       config[section] = {**named, **{k: v for k, v in known.items() if k not in named}}
   return config

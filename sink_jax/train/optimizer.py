@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,8 @@ class OptimizerConfig:
     implementation; or 'matrices' only, the textbook form: the weights of linear layers and of the
     MLP feature map, not embeddings, gains, k*, v* and sink logits.
   clip: largest global gradient norm; 0 does not clip.
+  trained: paths of the parameters that are trained, None for all. It is no key of a config:
+    `init.train` decides it.
   """
 
   rule: UpdateRule = AdamW()
@@ -50,6 +52,7 @@ class OptimizerConfig:
   weight_decay: float = 0.1
   decay: str = 'all'
   clip: float = 1.0
+  trained: tuple[str, ...] | None = None
 
   def __post_init__(self):
     for name, allowed in _CHOICES.items():
@@ -152,7 +155,32 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
   """The state of the optimizer before the first update."""
   # Any rates would do: the state holds moments and counts, and no rate.
-  return make_optimizer(config, Rates(0.0, 0.0)).init(params)
+  return make_optimizer(config, Rates(0.0, 0.0)).init(trained_part(config, params))
+
+
+def trained_part(config: OptimizerConfig, params: Any) -> Any:
+  """The tree of the parameters that are trained; those that are not have no place in it.
+
+  The optimizer works on this tree alone, so it keeps and decays nothing of the others, and clips
+  by the norm of the gradients that there are.
+  """
+  if (trained := config.trained) is None:
+    return params
+
+  def part(tree: Any, prefix: str) -> Any:
+    if not isinstance(tree, Mapping):
+      return tree if prefix in trained else None
+    parts = {key: part(x, f'{prefix}/{key}' if prefix else key) for key, x in tree.items()}
+    return {key: x for key, x in parts.items() if x is not None} or None
+
+  return part(params, '') or {}
+
+
+def with_trained(params: Any, trained: Any) -> Any:
+  """The parameters with those of `trained`, a part of the tree, in the place of their own."""
+  if not isinstance(trained, Mapping):
+    return trained
+  return {key: with_trained(x, trained[key]) if key in trained else x for key, x in params.items()}
 
 
 def kept_arrays(config: OptimizerConfig, params: optax.Params) -> float:

@@ -30,6 +30,7 @@ from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_p
 from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.optimizer import kept_arrays
 from sink_jax.train.sharding import make_mesh
+from sink_jax.train.start import OpenSource, Source, Start, check_data, find_start, start_of
 from sink_jax.train.step import batch_layout, make_validation_step
 
 
@@ -39,6 +40,7 @@ class PreparedRun(NamedTuple):
   config: the dict that config.json will hold, with what the data and the platform decide.
   data_summary: `Dataset.summary()`. attention: name of the implementation. probe_tokens: (S, T)
   int32, or (S, T, F) float32 of a continuous task. encoder: None where the data are no text.
+  start: None where the parameters are drawn by the seed.
   """
 
   config: Mapping[str, Any]
@@ -50,6 +52,7 @@ class PreparedRun(NamedTuple):
   attention: str
   probe_tokens: np.ndarray
   encoder: Encoder | None
+  start: Start | None = None
 
   @property
   def tokens_per_step(self) -> int:
@@ -58,31 +61,38 @@ class PreparedRun(NamedTuple):
 
 
 def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
-                opener: Callable[[DataConfig], Dataset] = open_data) -> PreparedRun:
+                opener: Callable[[DataConfig], Dataset] = open_data,
+                open_source: OpenSource | None = None) -> PreparedRun:
   """Checks a config against the devices, the data and the workdir, and makes what it describes.
 
   All processes of a job call it. Nothing is written, so nothing is lost where it raises.
 
   Args:
     opener: opens the data, which can take long; it is called after all other checks.
+    open_source: opens the model that `init.source` names.
 
   Raises:
     ValueError: as `train` does.
   """
   config = with_components(with_update_rule(config))
-  run = on_all_processes(lambda: _prepare_here(config, workdir, opener))
+  config, source = find_start(config, workdir, open_source)
+  run = on_all_processes(lambda: _prepare_here(config, workdir, opener, source))
+  start = start_of(run.experiment, run.model, source, open_source)
   # One process chooses for all: what a device has free may differ between machines, and the
   # program must not.
   chosen = broadcast_from_process0(
       lambda: _choose_keys(runs.with_keys_as_begun(workdir, config), run), ValueError)
   config = filled_from(config, chosen, CHOSEN_KEYS)  # all else may differ between processes
   experiment = from_dict(config)
+  if start is not None:  # what the optimizer trains is no key of the config
+    experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(
+        experiment.optimizer, trained=start.trained(run.model)))
   return run._replace(config=resolved(config, run.data), experiment=experiment,
-                      model=_model_for(experiment, run.data))
+                      model=_model_for(experiment, run.data), start=start)
 
 
 def _prepare_here(config: Mapping[str, Any], workdir: str | AnyPath,
-                  opener: Callable[[DataConfig], Dataset]) -> PreparedRun:
+                  opener: Callable[[DataConfig], Dataset], source: Source | None) -> PreparedRun:
   """The PreparedRun without what `_choose_keys` chooses."""
   experiment = from_dict(config)
   experiment.check_devices()
@@ -92,6 +102,8 @@ def _prepare_here(config: Mapping[str, Any], workdir: str | AnyPath,
   if is_first():
     runs.check_unlocked(workdir, config)
   data = opener(experiment.data)
+  if source is not None:
+    check_data(source, data)
   model = _model_for(experiment, data)
   return PreparedRun(config, data.summary(), experiment, model, data, mesh,
                      training_implementation(model, experiment.data.context),

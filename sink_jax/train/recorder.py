@@ -26,7 +26,14 @@ from sink_jax.train.outcome import Diverged, recorded_outcome
 from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_tokenizer import write_tokenizer
-from sink_jax.train.step import Params, TrainState, init_state, make_validation_step, state_layout
+from sink_jax.train.step import (
+  Params,
+  TrainState,
+  init_state,
+  make_validation_step,
+  state_layout,
+  state_of_params,
+)
 
 _log = logging.getLogger('sink_jax')
 
@@ -68,12 +75,14 @@ class Recorder:
     self._checkpoints = Checkpoints(lock.workdir, run.experiment.checkpoints_kept)
 
   def restore(self) -> TrainState:
-    """The newest saved state, or a fresh one."""
+    """The newest saved state, or that before the first step."""
     model, optimizer, mesh = self._run.model, self._experiment.optimizer, self._run.mesh
     state = self._checkpoints.restore(state_layout(model, optimizer, mesh))
     for remark in self._checkpoints.damaged:
       _warn_once(remark)
-    if state is None:
+    if state is None and self._run.start is not None:
+      state = state_of_params(self._run.start.params(mesh), model, optimizer, mesh)
+    elif state is None:
       state = init_state(model, optimizer, self._experiment.seed, mesh)
     self.start = int(state.step)
     return state

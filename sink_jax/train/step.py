@@ -16,7 +16,9 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sigma_reparam import after_update
+from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import init_params
+from sink_jax.train.distillation import Distillation, distilled_loss
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
   OptimizerConfig,
@@ -24,11 +26,13 @@ from sink_jax.train.optimizer import (
   compiled_part,
   init_optimizer,
   make_optimizer,
+  trained_part,
+  with_trained,
 )
 from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
 
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
-Metrics: TypeAlias = dict[str, jax.Array]  # 'loss' and 'grad_norm', float32 scalars
+Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
 # Compiled programs of each kind that a process keeps. The functions that make them are cached by
 # their arguments, so that trials of a sweep that share a program compile it once.
@@ -44,6 +48,18 @@ class TrainState(NamedTuple):
   step: jax.Array
   params: Params
   opt_state: optax.OptState
+
+
+class _Whole(NamedTuple):
+  """What the gradients of every slice of a batch are computed with."""
+
+  params: Params
+  total: jax.Array  # weight of the whole batch
+  source: Params | None  # of a distillation
+
+
+# ((objective, other metrics), gradients of what is trained)
+_Gradients: TypeAlias = tuple[tuple[jax.Array, Metrics], Params]
 
 
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
@@ -88,39 +104,58 @@ def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
 
 def _fresh_state(config: ModelConfig, optimizer: OptimizerConfig,
                  seed: int | jax.Array) -> TrainState:
-  params = init_params(config, seed)
+  return _first_state(optimizer, init_params(config, seed))
+
+
+def _first_state(optimizer: OptimizerConfig, params: Params) -> TrainState:
   return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
+
+
+def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerConfig,
+                    mesh: Mesh) -> TrainState:
+  """The state of a run that begins with these parameters, which are donated.
+
+  params: float32, laid out over the mesh as `state_layout` has them.
+  """
+  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  return jax.jit(functools.partial(_first_state, optimizer), donate_argnums=0,
+                 out_shardings=shardings)(params)
 
 
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                     microbatches: int = 1, *, loss_logits: int | None = None,
-                    gradient_reduction: str = 'step') -> jax.stages.Wrapped:
+                    gradient_reduction: str = 'step',
+                    distillation: Distillation | None = None) -> jax.stages.Wrapped:
   """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
 
   It is `make_update`, and the same function for runs that differ in learning rate, schedule,
-  weight decay or seed alone.
+  weight decay or seed alone. With a distillation the parameters of its model are one more input.
   """
   return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
-                        gradient_reduction)
+                        gradient_reduction, distillation)
 
 
 @functools.lru_cache(_PROGRAMS)
 def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, microbatches: int,
-                   loss_logits: int | None, gradient_reduction: str) -> jax.stages.Wrapped:
+                   loss_logits: int | None, gradient_reduction: str,
+                   distillation: Distillation | None) -> jax.stages.Wrapped:
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
-                                        gradient_reduction=gradient_reduction))
+                                        gradient_reduction=gradient_reduction,
+                                        distillation=distillation))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
   # memory: without donation a device would hold parameters and both moments twice. Whoever calls
   # the step must not touch the old state again. Metrics are replicated: every process reads them.
+  source = [state_shardings(mesh, parameter_shapes(distillation.model))] if distillation else []
   return jax.jit(step, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
+                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh), *source),
                  out_shardings=(state_sharding, replicated(mesh)))
 
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
                 loss_logits: int | None = None, gradient_reduction: str = 'step',
-                ) -> Callable[[TrainState, Batch, Rates], tuple[TrainState, Metrics]]:
+                distillation: Distillation | None = None,
+                ) -> Callable[..., tuple[TrainState, Metrics]]:
   """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
@@ -134,64 +169,77 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       which is float32 for the unembedding.
 
   loss_logits: most logits at a time on a device, see `cross_entropy`.
-  metrics: 'loss', 'grad_norm' (before clipping), float32 scalars.
+  distillation: the update is then `update(state, batch, rates, source)`, with the parameters of
+    the source, and descends the objective of `distilled_loss`.
+  metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained); with a
+    distillation also 'kl'. They are float32 scalars.
   """
 
   # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
-  # mean of the slices' means would be another loss.
-  def loss(params: Params, batch: Batch, total: jax.Array) -> jax.Array:
+  # mean of the slices' means would be another loss. Gradients are those of the parameters that are
+  # trained: of the others none is computed.
+  def loss(trained: Params, whole: _Whole, batch: Batch) -> tuple[jax.Array, Metrics]:
     weights = training_weights(batch.weights, config)
-    return summed_loss(config, params, batch, weights, loss_logits) / total
+    params = with_trained(whole.params, trained)
+    if distillation is None:
+      return summed_loss(config, params, batch, weights, loss_logits) / whole.total, {}
+    assert whole.source is not None, 'the caller has been told of the distillation'
+    value, parts = distilled_loss(config, params, distillation, whole.source, batch, weights,
+                                  loss_logits)
+    return value / whole.total, {key: x / whole.total for key, x in parts.items()}
 
-  def accumulated(params_and_total: tuple[Params, jax.Array],
-                  batch: Batch) -> tuple[jax.Array, Params]:
-    params, total = params_and_total
+  def value_and_grads(whole: _Whole, batch: Batch) -> _Gradients:
+    trained = trained_part(optimizer, whole.params)
+    return jax.value_and_grad(loss, has_aux=True)(trained, whole, batch)
+
+  def accumulated(whole: _Whole, batch: Batch) -> _Gradients:
     # Every slice takes every m-th sequence, so that each stays spread over the devices: slices of
     # neighbours would lie on a few devices, and the others would wait.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
         x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
 
-    def accumulate(sums: tuple[jax.Array, Params],
-                   microbatch: Batch) -> tuple[tuple[jax.Array, Params], None]:
-      return jax.tree.map(jnp.add, sums,
-                          jax.value_and_grad(loss)(params, microbatch, total)), None
+    def accumulate(sums: _Gradients, microbatch: Batch) -> tuple[_Gradients, None]:
+      return jax.tree.map(jnp.add, sums, value_and_grads(whole, microbatch)), None
 
     # The sums are float32, as the parameters are: in bfloat16 the gradients of later slices would
     # be rounded away beside the sum of the earlier ones.
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    parts = ('loss', 'kl') if distillation else ()
+    zeros = ((jnp.zeros(()), {part: jnp.zeros(()) for part in parts}),
+             jax.tree.map(jnp.zeros_like, trained_part(optimizer, whole.params)))
     return jax.lax.scan(accumulate, zeros, slices)[0]
 
-  def accumulated_to_send(params_and_total: tuple[Params, jax.Array],
-                          batch: Batch) -> tuple[jax.Array, Params]:
+  def accumulated_to_send(whole: _Whole, batch: Batch) -> _Gradients:
     # On its way between devices a gradient has half the bytes where the model is bfloat16.
-    value, grads = accumulated(params_and_total, batch)
+    value, grads = accumulated(whole, batch)
     return value, jax.tree.map(lambda x: x.astype(config.dtype), grads)
 
-  def update(state: TrainState, batch: Batch, rates: Rates) -> tuple[TrainState, Metrics]:
+  def update(state: TrainState, batch: Batch, rates: Rates,
+             source: Params | None = None) -> tuple[TrainState, Metrics]:
     total = jnp.sum(training_weights(batch.weights, config))
     # A batch whose weights are all 0 then has loss 0 and no gradient; 0 / 0 would be NaN, and end
     # the run as diverged.
     total = jnp.maximum(total, 1)
+    whole = _Whole(state.params, total, source)
     if microbatches == 1:
       # One backward pass: XLA inserts the sums over devices, where they overlap with it best.
-      value, grads = jax.value_and_grad(loss)(state.params, batch, total)
+      (value, parts), grads = value_and_grads(whole, batch)
     elif gradient_reduction == 'microbatch' or axis_size('data') == 1:
       # Here XLA inserts them too, and inside the scan: after each micro-batch.
-      value, grads = accumulated((state.params, total), batch)
+      (value, parts), grads = accumulated(whole, batch)
     else:
       # The scan runs per device of 'data' on its own sequences, and the sum comes after it.
       _check_divides(batch, axis_size('data') * microbatches)
-      value, grads = sum_over_axis('data', accumulated_to_send, (state.params, total), batch)
+      (value, parts), grads = sum_over_axis('data', accumulated_to_send, whole, batch)
       # Back from the dtype of the transfer to that of the parameters, in which the optimizer keeps
       # its moments.
-      grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, state.params)
-    updates, opt_state = make_optimizer(optimizer, rates).update(
-        grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    assert isinstance(params, Mapping)  # as state.params; optax allows any tree
+      grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads,
+                           trained_part(optimizer, state.params))
+    trained = trained_part(optimizer, state.params)
+    updates, opt_state = make_optimizer(optimizer, rates).update(grads, state.opt_state, trained)
+    params = with_trained(state.params, optax.apply_updates(trained, updates))
     if config.linear == 'sigma_reparam':
-      params = after_update(params)
-    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
+      params = with_trained(params, trained_part(optimizer, after_update(params)))
+    metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
   return update

@@ -101,8 +101,7 @@ def test_older_configs_that_make_no_rule_are_explained(older, words):
 
 
 def test_the_options_of_a_model_are_the_fields_that_a_config_can_set():
-  imported_only = {'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim', 'tied'}
-  keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention', *imported_only}
+  keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention'}
   options = {f.name for f in dataclasses.fields(ModelOptions)}
   assert options == keys | {'size'} == set(base.get_config().model)
 

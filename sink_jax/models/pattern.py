@@ -1,0 +1,65 @@
+"""The pattern of blocks and the biases of a model, as the text of a config."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from sink_jax.attention.mask import Mask
+from sink_jax.component import from_string
+from sink_jax.models.config import Experts, Layer, Mamba
+
+_SIZES = {'mamba': Mamba, 'experts': Experts}  # what an argument of a Layer is, beside its mask
+
+
+def pattern_text(pattern: tuple[Layer, ...]) -> str:
+  """The text that `pattern_from_text` reads: the reprs of the blocks, separated by ';'."""
+  return '; '.join(map(repr, pattern))
+
+
+def pattern_from_text(text: str) -> tuple[Layer, ...]:
+  """The blocks of one period, such as of 'Layer(mask=Window(size=128)); Layer()'.
+
+  The text is parsed and never evaluated.
+
+  Raises:
+    ValueError: it is no list of blocks, or an argument is none of a Layer; names the part.
+  """
+  parts = [part.strip() for part in text.split(';')]
+  return tuple(_layer(part) for part in parts)
+
+
+def biases_from_text(text: str) -> tuple[str, ...]:
+  """The groups of linear layers of 'qkv, out, ffn'; ModelConfig says which there are."""
+  return tuple(part.strip() for part in text.split(',') if part.strip())
+
+
+def _layer(text: str) -> Layer:
+  example = 'a block is written like Layer(mask=Window(size=128))'
+  try:
+    node = ast.parse(text, mode='eval').body
+    arguments = _arguments(node, 'Layer')
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+      if isinstance(value, ast.Constant) and value.value is None:
+        continue
+      if name == 'mask':
+        values[name] = from_string(Mask, ast.unparse(value))
+      elif name in _SIZES:
+        kind = _SIZES[name]
+        values[name] = kind(**{key: ast.literal_eval(x) for key, x in
+                               _arguments(value, kind.__name__).items()})
+      else:
+        raise ValueError(f'Layer has no argument {name!r}; it takes: mask, mamba, experts')
+    return Layer(**values)
+  except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(f'model.pattern: cannot read the block {text[:80]!r} ({error}): {example}, '
+                     "and ';' stands between blocks.") from None
+
+
+def _arguments(node: ast.expr, name: str) -> Mapping[str, ast.expr]:
+  if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+          and not node.args and all(keyword.arg for keyword in node.keywords)):
+    raise ValueError(f'it is no {name}(name=value, ...)')
+  return {str(keyword.arg): keyword.value for keyword in node.keywords}

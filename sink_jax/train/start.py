@@ -1,0 +1,320 @@
+"""Start: the parameters of another model that a run begins with.
+
+`init.source` of a config names the model; this room cannot read it, since published models are of
+a room above, and is handed a function that opens it. Here is decided what of it becomes the run's:
+its sizes where the config leaves them empty, and its parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.data.dataset import Dataset
+from sink_jax.data.tokenizer import Encoder
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.pattern import pattern_text
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.train import run_dir as runs
+from sink_jax.train.checksums import saved_steps
+from sink_jax.train.defaults import filled_from
+from sink_jax.train.distillation import Distillation
+from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.init_options import InitOptions
+from sink_jax.train.model_options import ModelOptions
+from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
+
+# Keys of `model` that say how a model is initialised or computed, and not what it is.
+_NOT_THE_MODEL = ('size', 'init', 'dtype', 'implementation', 'remat', 'unroll')
+_MODEL_KEYS = tuple(f.name for f in dataclasses.fields(ModelOptions)
+                    if f.name not in _NOT_THE_MODEL)
+_FILLED = ('init.step', 'init.hash', *(f'model.{key}' for key in _MODEL_KEYS))
+# Two tokenizers are the same one if they make the same ids of this: words, code, numbers, spaces,
+# line ends, other scripts, symbols, and names of special tokens, which are text here.
+_SAMPLE = ('The quick brown fox  jumps over\tthe "lazy" dog\'s back; 3.14159 - 2024/07/31!\r\n\n'
+           'def f(x):\n    return x**2 != {"a": [None, True]}  # déjà vu, naïve façade\n'
+           'Съешь же ещё этих мягких булок. 敏捷的棕色狐狸。 こんにちは 안녕하세요 مرحبا 😀 ½µΩ\n'
+           '<s> <|endoftext|>')
+_log = logging.getLogger('sink_jax')
+
+
+class Encodes(Protocol):
+  """The tokenizer of a source: what makes ids of a text."""
+
+  def encode(self, text: str) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A model to begin with; its configs have been read, and nothing else.
+
+  name: as `init.source` has it. step: of a run, None of a published model. digest: reads all its
+  files and returns one SHA-256 of them. read: reads the parameters, float32, onto the devices of
+  a mesh, as `state_shardings` lays them out. tokenizer: None where it has none that can be read.
+  of_text: whether it is a model of text, None where that is not known.
+  """
+
+  name: str
+  step: int | None
+  model: ModelConfig
+  digest: Callable[[], str]
+  read: Callable[[Mesh], ParamTree]
+  tokenizer: Encodes | None
+  of_text: bool | None = None
+
+
+# (name, step of a run or None for the newest good one) -> Source
+OpenSource = Callable[[str, int | None], Source]
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """What a run begins with.
+
+  options: with the step and the hash of the source. model: the source's.
+  new: paths of the run's parameters that the source lacks. open: opens the source, again where
+  that was done before; raises a ValueError where its hash is not the recorded one.
+  """
+
+  options: InitOptions
+  model: ModelConfig
+  new: tuple[str, ...]
+  open: Callable[[], Source]
+
+  def params(self, mesh: Mesh) -> ParamTree:
+    """The parameters of the run before its first step, float32, laid out over a mesh.
+
+    All processes of a job call it.
+
+    Raises:
+      ValueError: the source is gone, has changed or is damaged; names it.
+    """
+    return self.source_params(mesh)
+
+  def source_params(self, mesh: Mesh) -> ParamTree:
+    """The parameters of the source, as `params`: those of `model`."""
+    return on_all_processes(self.open).read(mesh)
+
+  def distillation(self, model: ModelConfig) -> Distillation | None:
+    """What the loss takes of the source, by `init.distill`."""
+    if not self.options.distill:
+      return None
+    # As the run computes, but for what a forward pass alone does not need.
+    computed = dataclasses.replace(self.model, dtype=model.dtype, implementation=None,
+                                   remat='none', unroll=1)
+    return Distillation(self.options.distill, computed)
+
+  def trained(self, model: ModelConfig) -> tuple[str, ...] | None:
+    """Paths of the run's parameters that updates change, by `init.train`; None for all.
+
+    Raises:
+      ValueError: there are none.
+    """
+    if self.options.train == 'all':
+      return None
+    in_attention = lambda path: self.options.train == 'attention' and 'attention' in path.split('/')
+    paths = tuple(path for path in parameter_paths(model)
+                  if path in self.new or in_attention(path))
+    if not paths:
+      raise ValueError(f'init.train = {self.options.train!r}: the model has no parameter that '
+                       f'{self.options.source} lacks, so that nothing would be trained: use '
+                       "init.train = 'all' or 'attention'.")
+    return paths
+
+
+def parameter_paths(config: ModelConfig) -> tuple[str, ...]:
+  """The paths of a model's parameters, such as 'blocks/attention/query/kernel'."""
+  leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
+  return tuple(jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves)
+
+
+def find_start(config: Mapping[str, Any], workdir: str | AnyPath,
+               open_source: OpenSource | None) -> tuple[dict[str, Any], Source | None]:
+  """The config with what its source decides, and the source where the run needs it by now.
+
+  A run that has a checkpoint needs its source for `init.distill` alone. All processes of a job
+  call it.
+
+  Raises:
+    ValueError: the source cannot be read, is another model than the config's, or has changed since
+      the run began.
+  """
+  if not from_dict(config).init.source:
+    return dict(config), None
+  if open_source is None:
+    raise ValueError('init.source is set, and this caller of `train` has not said how to open it.')
+  # One process looks at the workdir, where another may be about to write.
+  filled, saved = broadcast_from_process0(lambda: _as_begun(config, workdir), ValueError)
+  init = from_dict(filled).init
+  if saved and not init.distill:
+    return filled, None
+  source = on_all_processes(lambda: opened(init, open_source))
+  return with_sizes(filled, source, init.hash or source.digest()), source
+
+
+def _as_begun(config: Mapping[str, Any], workdir: str | AnyPath) -> list[Any]:
+  """[the config with the keys that the source decided when the run began, has it a checkpoint]."""
+  config = dict(config)
+  if not (to_path(workdir) / 'config.json').exists():
+    return [config, False]
+  saved = runs.read_config(workdir)
+  if saved['init'].get('source') != config['init']['source']:
+    return [config, False]  # the difference is listed where the workdir is locked
+  return [filled_from(config, saved, _FILLED), bool(saved_steps(workdir))]
+
+
+def start_of(experiment: Experiment, model: ModelConfig, source: Source | None,
+             open_source: OpenSource | None) -> Start | None:
+  """The start of a run with this model; None where the seed draws its parameters.
+
+  Args:
+    source: None in a run that goes on without it.
+
+  Raises:
+    ValueError: `init.distill` of a model without a vocabulary.
+  """
+  init = experiment.init
+  if not init.source:
+    return None
+  assert open_source is not None, 'find_start has refused it'
+  if init.distill and not model.vocab_size:
+    raise ValueError(f'init.distill = {init.distill} compares logits, and the model has none: its '
+                     'task has no tokens. Use init.distill = 0.')
+  # Where the source is not looked at again, the run is the same model.
+  there = source.model if source else model
+  known = set(parameter_paths(there))
+  new = tuple(path for path in parameter_paths(model) if path not in known)
+  return Start(init, there, new, lambda: source or opened(init, open_source))
+
+
+def opened(init: InitOptions, open_source: OpenSource) -> Source:
+  """The source of a run, checked against the hash that its config has, if it has one.
+
+  Raises:
+    ValueError: there is none, or another; names it and both hashes.
+  """
+  try:
+    source = open_source(init.source, init.step)
+  except ValueError as error:
+    if init.hash is None:
+      raise
+    raise ValueError(f'init.source = {init.source!r}, with the hash {init.hash}, cannot be opened: '
+                     f'{error}') from None
+  if init.hash is not None and (found := source.digest()) != init.hash:
+    at = lambda step: '' if step is None else f' at step {step}'
+    raise ValueError(
+        f'init.source = {init.source!r} has changed: the run is one with the hash '
+        f'{init.hash}{at(init.step)}, and what is there has {found}{at(source.step)}. Put the '
+        'former back, or begin a run with the latter in another --workdir.')
+  return source
+
+
+def with_sizes(config: Mapping[str, Any], source: Source, digest: str | None = None,
+               ) -> dict[str, Any]:
+  """The config with the source's sizes in the place of empty ones, its step and its hash.
+
+  Raises:
+    ValueError: a key that the config sets is not as the source has it; lists all, with the values
+      of both and the options that make them equal.
+  """
+  _check_same(from_dict(config), source)
+  there = _written(source.model)
+  model = {key: there.get(key) if value is None and key in _MODEL_KEYS else value
+           for key, value in config['model'].items()}
+  init = config['init'] | {'step': source.step, 'hash': digest}
+  return dict(config, model=model, init=init)
+
+
+def _check_same(experiment: Experiment, source: Source) -> None:
+  lines, options = [], []
+
+  def compare(key: str, here: Any, there: Any, text: Any) -> None:
+    if here != there:
+      lines.append(f'{key}: {here!r} in the config, {there!r} in the source')
+      options.append(shlex.quote(f'--config.{key}={text}'))
+
+  texts = _texts(source.model)
+  for key in _MODEL_KEYS:
+    if (here := getattr(experiment.model, key)) is not None:
+      there = _value(source.model, key)
+      compare(f'model.{key}', here, there, texts.get(key, there))
+  for field in dataclasses.fields(AttentionSpec):
+    there = getattr(source.model.attention, field.name)
+    compare(f'attention.{field.name}', getattr(experiment.attention, field.name), there, there)
+  if lines:
+    raise ValueError(f'init.source = {source.name!r} is another model than the config\'s:\n  '
+                     + '\n  '.join(lines) + '\nTo train what the source is, add\n  '
+                     + ' '.join(options))
+
+
+def _value(model: ModelConfig, key: str) -> Any:
+  """A field of a model, with the number that stands for an empty one."""
+  return getattr(model.dims, key) if key in ('kv_heads', 'head_dim') else getattr(model, key)
+
+
+def _written(model: ModelConfig) -> dict[str, Any]:
+  """The fields of a model as a config has them; those are left out that a config can leave empty.
+
+  A field may be left empty where ModelConfig has a default for it that a config has not.
+  """
+  written = {key: getattr(model, key) for key in _MODEL_KEYS} | _texts(model)
+  empty = {key for key in ('vocab_size', 'input_features', 'output_features', 'kv_heads',
+                           'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim',
+                           'tied') if getattr(model, key) == getattr(ModelConfig, key)}
+  return {key: value for key, value in written.items() if key not in empty}
+
+
+def _texts(model: ModelConfig) -> dict[str, str]:
+  """The fields of a model that a config has as texts."""
+  return {'pattern': pattern_text(model.pattern), 'biases': ', '.join(model.biases)}
+
+
+def check_data(source: Source, data: Dataset) -> None:
+  """Checks that a source reads what the data are; logs it where that cannot be known.
+
+  Raises:
+    ValueError: the tokenizers differ, or the vocabularies; names both.
+  """
+  encoder, where = data.encoder, f'init.source = {source.name!r}'
+  if source.of_text is not None and source.of_text != (encoder is not None):
+    kinds = ['a task that makes its own tokens', 'text']
+    raise ValueError(f'{where} is a model of {kinds[source.of_text]}, and the data are '
+                     f'{kinds[encoder is not None]}: train it on data of its kind.')
+  for name in ('input_features', 'output_features'):
+    if getattr(data, name) != getattr(source.model, name):
+      raise ValueError(f'{where} has {name} = {getattr(source.model, name)}, and the data have '
+                       f'{getattr(data, name)}: train it on data of its own.')
+  if data.vocab_size > source.model.vocab_size:
+    raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
+                     f'{data.vocab_size}: use the tokenizer of the source.')
+  if encoder is None:
+    return
+  if source.tokenizer is None:
+    if is_first():
+      _log.warning(f'{where} has no tokenizer: whether it is that of the data cannot be checked')
+    return
+  _check_ids(where, encoder, source.tokenizer, _SAMPLE)
+
+
+def _check_ids(where: str, encoder: Encoder, other: Encodes, text: str) -> None:
+  here, there = encoder.encode(text).tolist(), other.encode(text).tolist()
+  if here == there:
+    return
+  first = next((i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]),
+               min(len(here), len(there)))
+  shown = lambda ids: f'{ids[first:first + 4]} ({len(ids)} in all)'
+  raise ValueError(
+      f'{where} has another tokenizer than the data: of {text[:20]!r}... data.tokenizer makes '
+      f'{shown(here)} from token {first + 1} on, that of the source {shown(there)}. Use the '
+      "source's, such as data.tokenizer = \"HuggingFace(path='FOLDER')\" with the folder of its "
+      'tokenizer.json (of a run: WORKDIR/tokenizer).')
