@@ -15,6 +15,9 @@ import sink_jax as sj
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained import source
 from sink_jax.pretrained.export import export_workdir
+from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.runner import run_trial
+from sink_jax.sweep.trials import Trial
 from sink_jax.train import distillation, loop
 from sink_jax.train.checksums import saved_steps, step_folder
 from sink_jax.train.experiment import from_dict
@@ -78,6 +81,11 @@ def test_a_run_begins_where_its_source_ended(first, text, tmp_path):
   assert saved['init']['step'] == 4 and len(saved['init']['hash']) == 64
   assert saved['model'] | {'size': 'tiny'} == read_config(first)['model'] | dict(
       layers=2, heads=4, d_model=16, ffn_hidden=24)
+  # Killed before its first checkpoint it begins with its source again.
+  shutil.rmtree(tmp_path / 'run' / 'checkpoints')
+  rows = runs.rows(tmp_path / 'run')
+  go(fine(first, text), tmp_path / 'run')
+  assert runs.rows(tmp_path / 'run') == rows
   # The export of the source is another folder of the same parameters.
   export_workdir(first, tmp_path / 'exported')
   go(fine(tmp_path / 'exported', text), tmp_path / 'other')
@@ -189,6 +197,36 @@ def test_an_imported_model_is_trained(tmp_path):
   assert moved == {path for path in parameter_paths(run.config) if '/attention/' in path}
   assert {x.dtype for x in jax.tree.leaves(run.params)} == {np.dtype(np.float32)}
   assert sj.load_run(tmp_path).config == run.config
+
+
+def assert_close(workdir, other):
+  """The training rows of two runs that are computed in another order."""
+  rows, others = runs.rows(workdir, 'train'), runs.rows(other, 'train')
+  numbers = lambda row: {key: x for key, x in row.items() if key != 'kind'}
+  for here, there in zip(rows, others, strict=True):
+    assert numbers(here) == pytest.approx(numbers(there), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.full
+def test_eight_devices_begin_as_one_does(whole, first, text, tmp_path):
+  changes = {key.replace('__', '.'): value for key, value in (QUIET | text).items()} | {
+      'init.source': str(first), 'init.distill': 0.5, 'init.train': 'attention', 'seed': 1,
+      'mesh.fsdp': 2, 'mesh.tensor': 2}
+  process = runs.start(tmp_path / 'run', devices=8, **changes)
+  assert process.wait(300) == 0, process.communicate()
+  assert_close(tmp_path / 'run', whole[0])
+
+
+@pytest.mark.full
+def test_a_group_begins_with_a_source(first, text, tmp_path):
+  named = lambda distill: {str(seed): Trial(str(seed), fine(
+      first, text, seed=seed, init__train='attention', init__distill=distill)) for seed in (0, 1)}
+  done = dict.fromkeys('01', 'done')
+  assert dict(run_batched(named(0.0), tmp_path / 'group')) == done
+  assert run_trial(named(0.0)['1'], tmp_path / 'alone') == 'done'
+  assert_close(tmp_path / 'group' / '1', tmp_path / 'alone' / '1')
+  assert dict(run_batched(named(1.0), tmp_path / 'distilled')) == done  # one after the other
+  assert not list((tmp_path / 'distilled').glob('*.group.json'))
 
 
 def test_parameters_lie_as_those_of_a_checkpoint(first):
