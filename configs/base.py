@@ -92,7 +92,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.attention.head = 'PlainOutput()'  # gates and norms of the heads' outputs
 
   config.data = ConfigDict()
-  # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages, or a synthetic task.
+  # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages; conversations, of which the
+  # loss may count the answers alone: ChatJsonl, StdlibChat; or a synthetic task.
   config.data.source = "Stdlib(split='content')"
   config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on

@@ -7,6 +7,8 @@ A cache is a folder, named after a hash of all that decides its content, and nev
                      without it is no cache.
     train.000.npy    (chunks, context + 1) uint16 or uint32, one file for each domain and split,
     valid.000.npy    numbered in the order in which the domains first occurred
+    train.000.weights.npy ...  uint8, the weight in the loss of each token of such a file, where
+                     answers alone count; without it every token has the weight 1
     probe.npz        beginnings of validation documents, see `ProbePrompts`
     tokenizer.json   what the ids mean; missing where they are bytes
     verified.json    which files were found right, see cache_check.py; not a part of the build
@@ -82,7 +84,8 @@ class Cache:
 
   Attributes:
     manifest: what manifest.json holds. domains: names of the domains, sorted.
-    tables: the chunks of 'train' and of 'valid'.
+    tables: the chunks of 'train' and of 'valid'. weight_tables: their weights; None where every
+      token has the weight 1.
 
   Raises:
     ValueError: the directory is no cache, of another version, or damaged.
@@ -109,6 +112,10 @@ class Cache:
       self.domains = list(self.manifest['domains'])
       self.tables = {split: ChunkTable([self._chunks(d, split) for d in self.domains])
                      for split in SPLITS}
+      weighted = any('weights' in self.manifest['domains'][d][s]
+                     for d in self.domains for s in SPLITS)
+      self.weight_tables = {split: ChunkTable([self._weights(d, split) for d in self.domains])
+                            for split in SPLITS} if weighted else None
       # One of a pair of caches, of training or of validation text alone, has an empty split.
       may_be_empty = {0: 'valid', 1: 'train'}.get(self.manifest.get('valid_fraction', -1))
       if not all(len(table) for split, table in self.tables.items() if split != may_be_empty):
@@ -199,6 +206,9 @@ class Cache:
     if cut:
       lines.append(f'{", ".join(cut)}: too few documents to hold some out, so the last chunks '
                    'are for validation; they go on where the training text ends.')
+    for name, entry in self.manifest['domains'].items():
+      if entry.get('chat'):
+        lines += _chat_remarks(name, entry['chat'], self.manifest['context'])
     if 'files' not in self.manifest:
       lines.append(f'{self.folder} was built before digests of its files were kept: a damaged '
                    'chunk would not be noticed. Delete it, and it is built again.')
@@ -219,17 +229,24 @@ class Cache:
 
   def _chunks(self, domain: str, split: str) -> np.ndarray:
     entry = self.manifest['domains'][domain][split]
-    path = self.folder / self._inside(entry['file'])
+    return self._mapped(entry['file'], entry['chunks'], self.manifest['dtype'])
+
+  def _weights(self, domain: str, split: str) -> np.ndarray:
+    entry = self.manifest['domains'][domain][split]
+    return self._mapped(entry['weights']['file'], entry['chunks'], 'uint8')
+
+  def _mapped(self, name: str, chunks: int, dtype: str) -> np.ndarray:
+    path = self.folder / self._inside(name)
     try:
       # Not np.load, which takes other files than arrays, too.
-      chunks = np.lib.format.open_memmap(path, mode='r')
+      rows = np.lib.format.open_memmap(path, mode='r')
     except (OSError, EOFError, ValueError, OverflowError, TypeError, tokenize.TokenError) as error:
       raise ValueError(f'{path} is missing or damaged ({error}); {self._remedy()}') from None
-    wanted = (entry['chunks'], self.manifest['context'] + 1)
-    if chunks.shape != wanted or chunks.dtype != self.manifest['dtype']:
-      raise ValueError(f'{path} holds {chunks.dtype} {chunks.shape}, not '
-                       f'{self.manifest["dtype"]} {wanted}; {self._remedy()}')
-    return np.asarray(chunks)  # the same mapped pages, without memmap's slow indexing
+    wanted = (chunks, self.manifest['context'] + 1)
+    if rows.shape != wanted or rows.dtype != dtype:
+      raise ValueError(f'{path} holds {rows.dtype} {rows.shape}, not {dtype} {wanted}; '
+                       f'{self._remedy()}')
+    return np.asarray(rows)  # the same mapped pages, without memmap's slow indexing
 
   def _inside(self, name: str) -> str:
     """The name, unless it leads out of the folder: a manifest may be from anywhere."""
@@ -240,6 +257,22 @@ class Cache:
 
   def _remedy(self) -> str:
     return f'delete {self.folder} and build it again.'
+
+
+def _chat_remarks(domain: str, counts: dict[str, int], context: int) -> list[str]:
+  """What became of the conversations of a domain that do not fit the chunks, a line each."""
+  lines = []
+  whole = counts['conversations'] + counts['dropped']
+  if counts['long']:
+    fate = ("left out: long='parts' keeps them" if counts['dropped'] else
+            "kept in parts: a larger context holds them, long='drop' leaves them out")
+    lines.append(f'{domain}: {counts["long"]} of {whole} conversations are longer than a chunk of '
+                 f'{context} + 1 tokens, and {fate}.')
+  if counts['turns_cut']:
+    lines.append(f'{domain}: {counts["turns_cut"]} of {counts["turns"]} turns go on in the next '
+                 'chunk, without the text of the template before them; '
+                 f'{counts["templates_cut"]} of them are cut within the text of the template.')
+  return lines
 
 
 def file_digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -257,8 +290,8 @@ def file_digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
 def content_hash(files: dict[str, dict[str, Any]]) -> str:
   """Identifies the chunks of a cache by what they hold.
 
-  A run records it, and is resumed only with data of the same content. It covers the token arrays
-  alone, in the order of their names.
+  A run records it, and is resumed only with data of the same content. It covers the arrays of
+  tokens and of weights alone, in the order of their names.
 
   Args:
     files: what `file_digests` returns.

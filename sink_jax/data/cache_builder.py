@@ -4,6 +4,7 @@ A build of a large corpus takes hours and may be killed at any moment. These fil
 process continue, and give the same cache as a build in one go:
 
     train.000.npy, valid.000.npy   token streams, which only grow; see `AppendLog`
+    train.000.weights.npy ...      a weight for each of their tokens, where the source has weights
     work/prompts.000               probe prompts of a domain, so far
     work/commit.json               how many documents are done, and how long each file was then
 
@@ -23,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from sink_jax.data.cache import SPLITS, content_hash, file_digests
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.documents import Document, DocumentSource
 from sink_jax.data.encoding import encode_documents
 from sink_jax.data.packing import AppendLog, TokenStream, delimited, npy_size, seal, write_npy
+from sink_jax.data.part_encoding import COUNTS, Encoded, answer_weights, counted
 from sink_jax.data.probe_prompts import ProbePrompts
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.build_once import disk_full_named
@@ -36,6 +38,7 @@ from sink_jax.io.progress import Progress
 # field that was taken for the domain.
 _MAX_DOMAINS = 256
 _SECONDS_BETWEEN_COMMITS = 5
+_WEIGHT = np.dtype(np.uint8)  # of the weights of tokens
 
 
 class CacheBuilder:
@@ -92,24 +95,21 @@ class CacheBuilder:
 
   def _tokenize(self, commit: dict[str, Any], workers: int) -> dict[str, Any]:
     """Writes the documents after a commit into the streams; returns the last commit."""
-    domains = {entry['name']: _Domain(self._folder, number, self._length, self._dtype, entry)
+    domains = {entry['name']: self._domain(number, entry)
                for number, entry in enumerate(commit['domains'])}
-    bos_id = self._encoder.bos_id if self._settings['bos'] else None
-    eos_id = self._encoder.eos_id if self._settings['eos'] else None
     size = self._source.size()
     state = dict(commit)
     last = time.monotonic()
     documents = self._source.documents_from(commit['documents'])
     with (Progress('tokenizing', size, commit['position']) as progress,
           disk_full_named(self._folder, lambda: _needed(domains, state['position'], size))):
-      for group, ids in encode_documents(documents, self._encoder, self._folder, workers):
-        for document, tokens in zip(group.documents, ids, strict=True):
+      for group, encoded in encode_documents(documents, self._encoder, self._folder, workers):
+        for document, ids in zip(group.documents, encoded, strict=True):
           if document.domain not in domains:
             _check_domain(document.domain, domains)
-            domains[document.domain] = _Domain(self._folder, len(domains), self._length,
-                                               self._dtype, _new_entry(document.domain))
+            domains[document.domain] = self._domain(len(domains), _new_entry(document.domain))
           held = self._source.held_out(document.name, self._settings['valid_fraction'])
-          domains[document.domain].add(tokens, delimited(tokens, bos_id, eos_id), held)
+          domains[document.domain].add(document, ids, held)
         # Between groups only: a commit counts documents, and half a group is none.
         state |= {'documents': state['documents'] + group.count, 'position': group.position}
         progress.update(group.position, documents=state['documents'],
@@ -120,6 +120,11 @@ class CacheBuilder:
       if not domains:
         raise ValueError(f'{self._source!r} has no documents with any text.')
       return self._commit(state | {'complete': True}, domains)
+
+  def _domain(self, number: int, entry: dict[str, Any]) -> _Domain:
+    return _Domain(self._folder, number, self._length, self._dtype, entry, self._source,
+                   self._encoder.bos_id if self._settings['bos'] else None,
+                   self._encoder.eos_id if self._settings['eos'] else None)
 
   def _commit(self, state: dict[str, Any], domains: dict[str, _Domain]) -> dict[str, Any]:
     # The streams are on the disk before the file that counts on them is.
@@ -148,6 +153,7 @@ class CacheBuilder:
   def _finish_domain(self, number: int, domain: dict[str, Any]
                      ) -> tuple[dict[str, Any], ProbePrompts]:
     """Seals the files of a domain; returns its entry of the manifest and its probe prompts."""
+    kinds = {'': self._dtype} | ({'.weights': _WEIGHT} if self._source.answers_only else {})
     paths = _paths(self._folder, number)
     rows = {s: domain['tokens'][s] // self._length for s in SPLITS}
     # One of a pair of caches, of training or of validation text alone, may have an empty split.
@@ -158,56 +164,87 @@ class CacheBuilder:
       raise ValueError(f'{self._too_few(domain)} a chunk of context + 1 = {self._length}; add '
                        'text, lower the context, or merge the domain into another.')
     if split_by == 'documents':
-      for split in SPLITS:
-        seal(paths[split], rows[split], self._length, self._dtype)
+      for kind, dtype in kinds.items():
+        for split, path in _paths(self._folder, number, kind).items():
+          seal(path, rows[split], self._length, dtype)
       prompts = _stored_prompts(self._folder, number, self._length)
     else:
-      rows = self._split_chunks(domain, paths, rows)
+      full = 'train' if rows['train'] else 'valid'
+      rows = self._rows_by_chunks(domain, rows)
+      for kind, dtype in kinds.items():
+        self._split_chunks(_paths(self._folder, number, kind), full, rows, dtype)
       prompts = ProbePrompts(self._length)
       # No document is held out as a whole, so that prompts begin where the held-out chunks do.
       for chunk in np.load(paths['valid'], mmap_mode='r'):
         prompts.add(chunk)
     entry = {s: {'file': paths[s].name, 'documents': domain['documents'][s],
                  'tokens': domain['tokens'][s], 'chunks': rows[s]} for s in SPLITS}
-    return {'split_by': split_by} | entry, prompts
+    for split, path in _paths(self._folder, number, '.weights').items():
+      if self._source.answers_only:
+        entry[split]['weights'] = _weights_entry(path)
+    chat = {'chat': domain['chat']} if 'chat' in domain else {}
+    return {'split_by': split_by} | entry | chat, prompts
 
   def _too_few(self, domain: dict[str, Any]) -> str:
+    dropped = domain.get('chat', {}).get('dropped', 0)
+    without = f" ({dropped} longer ones were dropped, long='parts' keeps them)" if dropped else ''
     return (f'{self._settings["source"]}: domain {domain["name"]!r} has '
             f'{sum(domain["tokens"].values())} tokens in {sum(domain["documents"].values())} '
-            'documents, too few for')
+            f'documents{without}, too few for')
 
-  def _split_chunks(self, domain: dict[str, Any], paths: dict[str, pathlib.Path],
-                    rows: dict[str, int]) -> dict[str, int]:
-    """Splits the chunks where all documents are on one side: the last ones are for validation.
-
-    That is so with few, long documents. Returns the chunks of each split.
-    """
+  def _rows_by_chunks(self, domain: dict[str, Any], rows: dict[str, int]) -> dict[str, int]:
+    """The chunks of each split where all documents are on one side, as with few, long ones."""
     total = sum(rows.values())
     if total < 2:
       raise ValueError(
           f'{self._too_few(domain)} a training and a validation chunk of context + 1 = '
           f'{self._length}; add text, lower the context, or merge the domain into another.')
     valid = max(1, min(total - 1, round(total * self._settings['valid_fraction'])))
-    full, empty = SPLITS if rows['train'] else SPLITS[::-1]
-    rows = {'train': total - valid, 'valid': valid}
-    done = npy_size(rows[full] * self._length, self._length, self._dtype)
+    return {'train': total - valid, 'valid': valid}
+
+  def _split_chunks(self, paths: dict[str, pathlib.Path], full: str, rows: dict[str, int],
+                    dtype: np.dtype) -> None:
+    """Splits the chunks, which are all in the file of split `full`: the last are for validation."""
+    empty = SPLITS[1 - SPLITS.index(full)]
+    done = npy_size(rows[full] * self._length, self._length, dtype)
     if paths[full].stat().st_size != done:  # else a process that was killed has done it
-      seal(paths[full], total, self._length, self._dtype)
+      seal(paths[full], sum(rows.values()), self._length, dtype)
       chunks = np.load(paths[full], mmap_mode='r')
-      parts = {'train': chunks[:total - valid], 'valid': chunks[total - valid:]}
+      parts = {'train': chunks[:rows['train']], 'valid': chunks[rows['train']:]}
       write_npy(paths[empty], parts[empty])
       write_npy(paths[full], parts[full])  # last, since it holds all chunks until now
-    return rows
+
+
+def _weights_entry(path: pathlib.Path) -> dict[str, Any]:
+  """The entry of a file of weights: their sum, and that of the tokens that a chunk predicts.
+
+  The first token of a chunk is predicted by none.
+  """
+  total = predicted = 0
+  chunks = np.load(path, mmap_mode='r')
+  for first in range(0, len(chunks), 4096):  # a part at a time in memory
+    part = np.asarray(chunks[first:first + 4096])
+    total += int(part.sum(dtype=np.int64))
+    predicted += int(part[:, 1:].sum(dtype=np.int64))
+  return {'file': path.name, 'sum': total, 'predicted': predicted}
 
 
 class _Domain:
-  """The two token streams of one domain while they grow, and its probe prompts."""
+  """The two token streams of one domain while they grow, their weights, and its probe prompts."""
 
   def __init__(self, folder: pathlib.Path, number: int, length: int, dtype: np.dtype,
-               entry: dict[str, Any]):
+               entry: dict[str, Any], source: DocumentSource, bos_id: int | None,
+               eos_id: int | None):
     self._name, self._documents = entry['name'], dict(entry['documents'])
+    self._counts: dict[str, int] = dict(entry.get('chat', {}))
+    self._length, self._drops_long = length, source.drops_long
+    self._bos_id, self._eos_id = bos_id, eos_id
     self._streams = {s: TokenStream(path, length, dtype, entry['tokens'][s])
                      for s, path in _paths(folder, number).items()}
+    # As many weights as tokens, in every commit.
+    self._weights = {s: TokenStream(path, length, _WEIGHT, entry['tokens'][s])
+                     for s, path in _paths(folder, number, '.weights').items()
+                     if source.answers_only}
     self._prompts = AppendLog(_prompts_path(folder, number), entry['probes'])
     self._kept = _stored_prompts(folder, number, length)
 
@@ -217,25 +254,42 @@ class _Domain:
 
   @property
   def size(self) -> int:
-    """Bytes of both streams."""
-    return sum(stream.size for stream in self._streams.values())
+    """Bytes of all streams."""
+    return sum(stream.size for stream in (*self._streams.values(), *self._weights.values()))
 
-  def add(self, tokens: np.ndarray, stream_tokens: np.ndarray, held: bool) -> None:
-    """Appends a document: its ids, those with BOS and EOS, and whether it is for validation."""
+  def add(self, document: Document, ids: Encoded, held: bool) -> None:
+    """Appends a document, and says whether it is for validation."""
     split = 'valid' if held else 'train'
+    stream, tokens = self._streams[split], delimited(ids.ids, self._bos_id, self._eos_id)
+    if ids.lengths is not None:
+      self._counts = self._counts or dict.fromkeys(COUNTS, 0)
+      is_long = len(tokens) > self._length
+      self._counts['long'] += is_long
+      if is_long and self._drops_long:
+        self._counts['dropped'] += 1
+        return
+      start = stream.tokens + (self._bos_id is not None)
+      for name, count in counted(document.parts, ids.lengths, start, self._length).items():
+        self._counts[name] += count
+    if self._weights:
+      assert ids.lengths is not None, 'a source of answers yields conversations alone'
+      # What delimits documents is no part of an answer.
+      delimiters = (None if id_ is None else 0 for id_ in (self._bos_id, self._eos_id))
+      self._weights[split].add(delimited(answer_weights(document, ids.lengths), *delimiters))
     self._documents[split] += 1
-    self._streams[split].add(stream_tokens)
-    prompt = self._kept.add(tokens) if held else None
+    stream.add(tokens)
+    prompt = self._kept.add(ids.ids) if held else None
     if prompt is not None:
       self._prompts.append(np.uint32(len(prompt)).tobytes() + prompt.tobytes())
 
   def commit(self) -> dict[str, Any]:
     """Makes what was added outlast a power cut; returns the entry of the commit."""
-    for file in (*self._streams.values(), self._prompts):
+    for file in (*self._streams.values(), *self._weights.values(), self._prompts):
       file.commit()
+    chat = {'chat': dict(self._counts)} if self._counts else {}
     return {'name': self._name, 'documents': dict(self._documents),
             'tokens': {s: stream.tokens for s, stream in self._streams.items()},
-            'probes': self._prompts.size}
+            'probes': self._prompts.size} | chat
 
 
 def _new_entry(name: str) -> dict[str, Any]:
@@ -243,8 +297,9 @@ def _new_entry(name: str) -> dict[str, Any]:
           'tokens': dict.fromkeys(SPLITS, 0), 'probes': 0}
 
 
-def _paths(folder: pathlib.Path, number: int) -> dict[str, pathlib.Path]:
-  return {split: folder / f'{split}.{number:03}.npy' for split in SPLITS}
+def _paths(folder: pathlib.Path, number: int, kind: str = '') -> dict[str, pathlib.Path]:
+  """The files of the tokens of a domain, or, of the kind '.weights', of their weights."""
+  return {split: folder / f'{split}.{number:03}{kind}.npy' for split in SPLITS}
 
 
 def _prompts_path(folder: pathlib.Path, number: int) -> pathlib.Path:

@@ -57,6 +57,10 @@ class CorpusDataset(Dataset):
     if not len(self._valid_cache.tables['valid']):
       raise ValueError(f'{cache.folder} holds training text alone: name its validation text as '
                        'data.valid_source.')
+    for split, of in (('train', cache), ('valid', self._valid_cache)):
+      if of.weight_tables and not _predicted(of, split):
+        raise ValueError(f'{of.manifest["source"]}: no answer in its text for {split}, so the loss '
+                         "would have no token: add conversations, or use loss='all'.")
     self._interventions = interventions
     self._chunk_length = cache.manifest['context'] + 1
     self._text_vocabulary = self.vocab_size = cache.manifest['vocab_size']
@@ -71,7 +75,8 @@ class CorpusDataset(Dataset):
     chunks, dtype = len(self._cache.tables['train']), np.dtype(self._cache.manifest['dtype'])
     # An edit may write ids that no text has.
     dtype = np.promote_types(dtype, np.min_scalar_type(self.vocab_size - 1))
-    if (chunks * self._chunk_length * dtype.itemsize > _TABLE_BYTES
+    if (self._cache.weight_tables  # a table has no place for weights
+        or chunks * self._chunk_length * dtype.itemsize > _TABLE_BYTES
         or not all(edit.frozen for edit in self._interventions)):
       return None
     table = np.empty((chunks, self._chunk_length), dtype)
@@ -91,10 +96,16 @@ class CorpusDataset(Dataset):
     table, domains = self._valid_cache.tables['valid'], self._valid_cache.domains
     # Shuffled once, so that the first few batches are a fair sample of all.
     order = counter_rng.permutation(len(table), _VALID_KEY)
+    if self._valid_cache.weight_tables:
+      # Chunks without any weight change no mean, and a set of them alone would have none.
+      order = order[self._weights_of('valid', order)[:, 1:].any(1)]
+      if not len(order):
+        raise ValueError('data.interventions overwrite every answer of the validation text: leave '
+                         'some of them out, or use a larger context.')
     sets = {'valid': order}
     if len(domains) > 1:
       domain = np.searchsorted(table.offsets, order, side='right') - 1
-      sets |= {name: order[domain == d] for d, name in enumerate(domains)}
+      sets |= {name: order[domain == d] for d, name in enumerate(domains) if (domain == d).any()}
     make = lambda rows: self._batch('valid', rows, np.zeros_like(rows))
     return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
             for name, listed in sets.items()}
@@ -129,7 +140,13 @@ class CorpusDataset(Dataset):
     return wait
 
   def remarks(self) -> list[str]:
-    return list(dict.fromkeys(line for cache in self._caches() for line in cache.remarks()))
+    lines = [line for cache in self._caches() for line in cache.remarks()]
+    chat = any(entry.get('chat') for cache in self._caches()
+               for entry in cache.manifest['domains'].values())
+    if chat and self._interventions:
+      lines.append('Every edit of data.interventions overwrites tokens of each chunk, those of '
+                   'conversations and of their template among them.')
+    return list(dict.fromkeys(lines))
 
   def summary(self) -> dict[str, Any]:
     chunks = sum(stop - start for start, stop in self._parts)
@@ -233,7 +250,19 @@ class CorpusDataset(Dataset):
     chunks = self._chunks(split, rows, epochs)
     # A chunk has C + 1 tokens, so that all C positions have a next token to predict.
     tokens, targets = np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
-    return Batch(tokens, targets, np.ones(tokens.shape, np.float32))
+    cache = self._valid_cache if split == 'valid' else self._cache
+    if not cache.weight_tables:
+      return Batch(tokens, targets, np.ones(tokens.shape, np.float32))
+    return Batch(tokens, targets, self._weights_of(split, rows)[:, 1:].astype(np.float32))
+
+  def _weights_of(self, split: str, rows: np.ndarray) -> np.ndarray:
+    """The weight of each token of chunks as a target, (n, C+1) int32."""
+    tables = (self._valid_cache if split == 'valid' else self._cache).weight_tables
+    assert tables, 'the cache has weights'
+    weights = tables[split].take(rows)
+    for edit in self._interventions:
+      weights[:, edit.written] = 0
+    return weights
 
   def _chunks(self, split: str, rows: np.ndarray, epochs: np.ndarray) -> np.ndarray:
     cache = self._valid_cache if split == 'valid' else self._cache
@@ -241,3 +270,8 @@ class CorpusDataset(Dataset):
     for edit in self._interventions:
       chunks = edit.apply(chunks, rows, epochs, split, self._text_vocabulary)
     return chunks
+
+
+def _predicted(cache: Cache, split: str) -> int:
+  """The weights of all tokens of a split that a chunk predicts."""
+  return sum(entry[split]['weights']['predicted'] for entry in cache.manifest['domains'].values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +21,26 @@ from sink_jax.io.paths import expanded
 File = tuple[str, pathlib.Path]
 
 
+class Part(NamedTuple):
+  """A piece of a conversation, which is tokenized apart from its neighbours."""
+  text: str | None  # None: the end of a text, the EOS of the tokenizer
+  turn: int  # the message that it is of, from 0
+  is_answer: bool  # whether it is an answer, or what ends one
+  is_template: bool  # whether the template wrote it; else the message did
+
+
 class Document(NamedTuple):
   """One text of a corpus, with what decides how it is split and mixed."""
   text: str
   domain: str
   name: str  # documents of one name fall into the same split
   position: int = 0  # bytes of the source up to the end of this document
+  parts: tuple[Part, ...] = ()  # of a conversation, whose `text` they make up
+
+
+def conversation(parts: tuple[Part, ...], domain: str, name: str, position: int) -> Document:
+  """The document of a conversation."""
+  return Document(''.join(part.text or '' for part in parts), domain, name, position, parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +57,16 @@ class DocumentSource(Source):
   """
 
   abstract = True
+
+  @property
+  def answers_only(self) -> bool:
+    """Whether the loss counts the answers of conversations alone, and not every token."""
+    return False
+
+  @property
+  def drops_long(self) -> bool:
+    """Whether conversations that no chunk can hold whole are left out."""
+    return False
 
   def documents(self) -> Iterator[Document]:
     """All documents, in their order."""
@@ -99,13 +122,13 @@ class TextFolder(DocumentSource):
       except UnicodeDecodeError as error:
         raise ValueError(f'{file}: not valid UTF-8 at byte {error.start}; convert it '
                          '(iconv -t UTF-8), or exclude it by TextFolder(pattern=...).') from None
-      yield Document(text, _folder_domain(name), name, position)
+      yield Document(text, folder_domain(name), name, position)
 
   def size(self) -> int:
     return total_size(self._files())
 
   def fingerprint(self) -> str:
-    return _files_fingerprint(self._files())
+    return files_fingerprint(self._files())
 
   def _files(self) -> list[File]:
     root = existing_path(self.path, "TextFolder(path='...')")
@@ -131,7 +154,7 @@ class Jsonl(DocumentSource):
 
   def documents_from(self, start: int) -> Iterator[Document]:
     before = 0
-    for name, file in self._files():
+    for name, file in jsonl_files(self.path, "Jsonl(path='...')"):
       for number, (line, position) in enumerate(text_lines.lines(file), 1):
         # Lines that were done before are decompressed and counted, but not parsed.
         if line.strip():
@@ -141,39 +164,19 @@ class Jsonl(DocumentSource):
       before += file.stat().st_size
 
   def size(self) -> int:
-    return total_size(self._files())
+    return total_size(jsonl_files(self.path, "Jsonl(path='...')"))
 
   def fingerprint(self) -> str:
-    return _files_fingerprint(self._files())
+    return files_fingerprint(jsonl_files(self.path, "Jsonl(path='...')"))
 
   def _document(self, line: bytes, name: str, number: int, file: pathlib.Path,
                 position: int) -> Document:
     where = f'{file}, line {number}'
-    try:
-      record = json.loads(line)
-    except UnicodeDecodeError as error:
-      raise ValueError(f'{where}: not UTF-8 at byte {error.start}: iconv -t UTF-8.') from None
-    except (ValueError, RecursionError) as error:  # among them JSONDecodeError
-      raise ValueError(f'{where}: not a JSON object ({error}); a last line that fails means a '
-                       'truncated file: copy it again, or remove the line.') from None
+    record = text_lines.json_value(line, where)
     text = _string_at(record, self.field, where, 'field')
     domain = (_string_at(record, self.domain_field, where, 'domain_field')
-              if self.domain_field else _folder_domain(name))
-    try:
-      text.encode()
-    except UnicodeEncodeError:  # JSON escapes can spell half a surrogate pair
-      text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-    return Document(text, domain, f'{name}:{number}', position)
-
-  def _files(self) -> list[File]:
-    root = existing_path(self.path, "Jsonl(path='...')")
-    if root.is_file():
-      return [(root.name, root)]
-    suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
-    files = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
-    if not files:
-      raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
-    return files
+              if self.domain_field else folder_domain(name))
+    return Document(text_lines.whole_characters(text), domain, f'{name}:{number}', position)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +272,22 @@ def existing_path(path: str, option: str) -> pathlib.Path:
   return root
 
 
+def jsonl_files(path: str, option: str) -> list[File]:
+  """The files of a corpus of JSON lines: one file, or all of a folder; see `existing_path`.
+
+  Raises:
+    ValueError: there are none.
+  """
+  root = existing_path(path, option)
+  if root.is_file():
+    return [(root.name, root)]
+  suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
+  files = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
+  if not files:
+    raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
+  return files
+
+
 def _listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
 
@@ -278,7 +297,8 @@ def total_size(files: Iterable[File]) -> int:
   return sum(file.stat().st_size for _, file in files)
 
 
-def _folder_domain(name: str) -> str:
+def folder_domain(name: str) -> str:
+  """The first sub-folder of a file's name in its corpus; 'text' without one."""
   return name.split('/')[0] if '/' in name else 'text'
 
 
@@ -293,7 +313,8 @@ def _string_at(record: Any, dotted: str, where: str, option: str) -> str:
   return value
 
 
-def _files_fingerprint(files: Iterable[File]) -> str:
+def files_fingerprint(files: Iterable[File]) -> str:
+  """A digest of the names, sizes and times of change of files."""
   stats = [(name, os.stat(file)) for name, file in files]
   return digest_of([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sink_jax.data.documents import Document
+from sink_jax.data.documents import Document, Part
+from sink_jax.data.part_encoding import Encoded, encoded
 from sink_jax.data.tokenizer import ByteEncoder, Encoder, load_encoder
 from sink_jax.io.parent_process import end_with_parent
 
@@ -35,7 +36,7 @@ class Group(NamedTuple):
 
 
 def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pathlib.Path,
-                     workers: int = 0) -> Iterator[tuple[Group, list[np.ndarray]]]:
+                     workers: int = 0) -> Iterator[tuple[Group, list[Encoded]]]:
   """Yields groups of documents with their ids, in the order of the documents.
 
   Args:
@@ -48,7 +49,7 @@ def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pa
   groups = _grouped(documents)
   if not workers or isinstance(encoder, ByteEncoder):  # bytes cost less than sending them
     for group in groups:
-      yield group, encoder.encode_batch([d.text for d in group.documents])
+      yield group, encoded(_contents(group), encoder)
     return
   ids = encoder.eos_id, encoder.bos_id, encoder.pad_id
   # 'spawn', since the threads of the tokenizers library do not survive a fork.
@@ -57,7 +58,7 @@ def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pa
   pending: collections.deque[tuple[Group, Future]] = collections.deque()
   try:
     for group in groups:
-      pending.append((group, pool.submit(_encode, [d.text for d in group.documents])))
+      pending.append((group, pool.submit(_encode, _contents(group))))
       if len(pending) > workers + 2:  # enough that no worker waits; more would fill the memory
         yield _oldest(pending)
     while pending:
@@ -71,7 +72,7 @@ def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pa
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _oldest(pending: collections.deque[tuple[Group, Future]]) -> tuple[Group, list[np.ndarray]]:
+def _oldest(pending: collections.deque[tuple[Group, Future]]) -> tuple[Group, list[Encoded]]:
   group, future = pending.popleft()
   return group, future.result()
 
@@ -100,8 +101,13 @@ def _start_worker(folder: str, special_ids: tuple[int, int, int]) -> None:
   end_with_parent()
 
 
-def _encode(texts: list[str]) -> list[np.ndarray]:
-  """The ids of texts, in a worker; of a small type, since they are sent to the first process."""
+def _contents(group: Group) -> list[str | tuple[Part, ...]]:
+  """What is tokenized of each document of a group."""
+  return [document.parts or document.text for document in group.documents]
+
+
+def _encode(contents: list[str | tuple[Part, ...]]) -> list[Encoded]:
+  """The ids of documents, in a worker; of a small type, since they go to the first process."""
   assert _encoder is not None, '_start_worker comes first'
   kind = np.uint16 if _encoder.vocab_size <= 65536 else np.int32
-  return [ids.astype(kind) for ids in _encoder.encode_batch(texts)]
+  return [Encoded(ids.astype(kind), lengths) for ids, lengths in encoded(contents, _encoder)]

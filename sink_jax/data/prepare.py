@@ -12,8 +12,8 @@ import json
 import pathlib
 from typing import Any
 
-# packages, stdlib: a source is a choice of configs once its module is imported.
-from sink_jax.data import packages, remote, stdlib  # noqa: F401
+# chat, packages, stdlib: a source is a choice of configs once its module is imported.
+from sink_jax.data import chat, packages, remote, stdlib  # noqa: F401
 from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check

@@ -87,7 +87,7 @@ class Stdlib(DocumentSource):
 
 def splits_by_name(source: str) -> bool:
   """Whether a config string is of a `Stdlib` that holds modules out by their names alone."""
-  return source.replace(' ', '').startswith('Stdlib') and 'content' not in source
+  return source.partition('(')[0].strip() == 'Stdlib' and 'content' not in source
 
 
 def _root() -> pathlib.Path:

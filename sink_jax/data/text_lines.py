@@ -1,9 +1,10 @@
-"""Lines of plain, gzip and zstd text files, with errors that name the file."""
+"""Lines of plain, gzip and zstd text files, and JSON in them, with errors that name the place."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -54,6 +55,33 @@ def lines(path: pathlib.Path) -> Iterator[tuple[bytes, int]]:
     except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
       raise ValueError(f'{path}: damaged or truncated {kind} file ({error}); '
                        'copy or download it again, or remove it.') from error
+
+
+def json_value(line: bytes, where: str) -> Any:
+  """What a line of JSON holds.
+
+  Raises:
+    ValueError: it is not JSON; the message begins with `where`.
+  """
+  try:
+    return json.loads(line)
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{where}: not UTF-8 at byte {error.start}: iconv -t UTF-8.') from None
+  except (ValueError, RecursionError) as error:  # among them JSONDecodeError
+    raise ValueError(f'{where}: not a JSON object ({error}); a last line that fails means a '
+                     'truncated file: copy it again, or remove the line.') from None
+
+
+def whole_characters(text: str) -> str:
+  """The text, with a replacement character for each half of a surrogate pair, which has no UTF-8.
+
+  JSON escapes can spell one.
+  """
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+  return text
 
 
 class _ZstdFile(io.RawIOBase):

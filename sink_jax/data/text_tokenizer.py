@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sink_jax.data.tokenizer import Encoder, panics_refused
+from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer_json import panics_refused
 from sink_jax.io.files import read_text_limited
 
 if TYPE_CHECKING:

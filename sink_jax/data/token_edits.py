@@ -1,7 +1,8 @@
 """Edits of the token stream (Section 5): random or fixed tokens at the first positions.
 
 They act on whole chunks of C + 1 tokens, before these are split into inputs and targets, in
-training and validation alike: a replaced token at position p > 1 is also the target at p - 1.
+training and validation alike: a replaced token at position p > 1 is also the target at p - 1. In a
+loss of answers alone it has no weight, for what is written is no answer.
 Positions count from 1, as in the paper. An edit has no state: what it writes into a chunk follows
 from the row number of the chunk, so that chunks can be edited in any order and by any process.
 """
@@ -39,6 +40,11 @@ class TokenEdit(Component):
 
   def check(self, chunk_length: int, vocab_size: int) -> None:
     """Raises a ValueError where the chunks or the vocabulary are too small for the edit."""
+    raise NotImplementedError
+
+  @property
+  def written(self) -> slice:
+    """The places of a chunk, from 0, that the edit writes."""
     raise NotImplementedError
 
   @property
@@ -84,8 +90,12 @@ class RandomTokens(TokenEdit):
     drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
                                  np.asarray(rows_B)[:, None], epochs, positions[None])
     chunks_BxT = chunks_BxT.copy()
-    chunks_BxT[:, self.first - 1:self.last] = drawn
+    chunks_BxT[:, self.written] = drawn
     return chunks_BxT
+
+  @property
+  def written(self) -> slice:
+    return slice(self.first - 1, self.last)
 
   @property
   def frozen(self) -> bool:
@@ -114,8 +124,12 @@ class FixedToken(TokenEdit):
   def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
             split: str, vocab_size: int) -> np.ndarray:
     chunks_BxT = chunks_BxT.copy()
-    chunks_BxT[:, self.position - 1] = self.token
+    chunks_BxT[:, self.written] = self.token
     return chunks_BxT
+
+  @property
+  def written(self) -> slice:
+    return slice(self.position - 1, self.position)
 
   def check(self, chunk_length: int, vocab_size: int) -> None:
     if self.position > chunk_length:

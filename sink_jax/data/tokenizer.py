@@ -6,7 +6,6 @@ keeps the encoder that made its ids, so that nothing has to be resolved to open 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -20,6 +19,7 @@ import numpy as np
 
 from sink_jax.component import Component
 from sink_jax.data.documents import DocumentSource
+from sink_jax.data.tokenizer_json import panics_refused, parsed, special_tokens
 from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256
 from sink_jax.io.paths import expanded
@@ -45,6 +45,7 @@ class Encoder:
   eos_id: int
   bos_id: int  # equals eos_id where the tokenizer has no token of its own for it
   pad_id: int
+  special_tokens: dict[str, int]  # by their names, which the template of a conversation may hold
 
   def encode(self, text: str) -> np.ndarray:
     """The ids of a text (T,), int32, without BOS and EOS."""
@@ -70,6 +71,9 @@ class ByteEncoder(Encoder):
   """UTF-8 bytes: 0 = end of text (and BOS), 1 = padding, 2 + byte."""
   vocab_size, eos_id, bos_id, pad_id = 258, 0, 0, 1
 
+  def __init__(self) -> None:
+    self.special_tokens = {EOS_TEXT: 0, PAD_TEXT: 1}
+
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # A surrogate without its other half has no UTF-8, and becomes a question mark.
     return [np.frombuffer(t.encode('utf-8', 'replace'), np.uint8).astype(np.int32) + 2
@@ -93,6 +97,7 @@ class FileEncoder(Encoder):
     self._serialized = serialized
     self._tokenizer, vocabulary = parsed(serialized)
     self._tokenizer.encode_special_tokens = True  # '<s>' in a document is three letters
+    self.special_tokens = special_tokens(self._tokenizer)
     self.vocab_size = max(vocabulary.values()) + 1
     self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
     self._special = sorted({eos_id, bos_id, pad_id})
@@ -134,38 +139,6 @@ class FileEncoder(Encoder):
 
 def _as_list(ids: Iterable[int]) -> list[int]:
   return np.asarray(ids).ravel().tolist()
-
-
-def parsed(serialized: str) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-  """The tokenizer of a tokenizer.json, which neither truncates nor pads, and its vocabulary.
-
-  Raises:
-    ValueError: the text is damaged, or of no use: it has no token, or cannot encode a text.
-  """
-  import tokenizers
-  with panics_refused('not a tokenizer.json'):
-    tokenizer = tokenizers.Tokenizer.from_str(serialized)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    vocabulary = tokenizer.get_vocab()
-    tokenizer.encode('a')
-  if not vocabulary:
-    raise ValueError('not a tokenizer.json with any token.')
-  return tokenizer, vocabulary
-
-
-@contextlib.contextmanager
-def panics_refused(what: str) -> Iterator[None]:
-  """Turns errors of the tokenizers library into ValueErrors that begin with `what`.
-
-  The library raises bare Exceptions, and BaseExceptions where its Rust code panics.
-  """
-  try:
-    yield
-  except BaseException as error:
-    if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-      raise
-    raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
 
 
 def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: int) -> Encoder:
@@ -228,8 +201,7 @@ class HuggingFace(Tokenizer):
       tokenizer, _ = parsed(serialized)
     except ValueError as error:
       raise ValueError(f'{self._file()}: {error}') from None
-    special = {t.content: i for i, t in sorted(tokenizer.get_added_tokens_decoder().items())
-               if t.special}
+    special = special_tokens(tokenizer)
     eos_id = self._find(tokenizer, special, 'eos', _EOS_NAMES)
     bos_id = self._find(tokenizer, special, 'bos', _BOS_NAMES, eos_id)
     pad_id = next((special[n] for n in _PAD_NAMES if n in special), eos_id)

@@ -50,8 +50,10 @@ def test_caches_have_the_keys_and_the_content_of_earlier_versions(folders):
 def test_config_strings_are_those_of_earlier_versions():
   kinds = DocumentSource, SyntheticTask, Tokenizer, TokenEdit
   assert [repr(cls()) for kind in kinds for cls in registry(kind).values()] == [
+      "ChatJsonl(path='', template='zephyr', loss='all', long='parts')",
       'InstalledPackages(max_files=0)', "Jsonl(path='', field='text', domain_field='')",
       "PackedDataset(path='')", "Stdlib(domains='code,docs', max_files=0)",
+      "StdlibChat(template='zephyr', loss='all', long='parts', max_files=0)",
       "TextFolder(path='', pattern='**/*.txt')",
       "Tfds(name='', data_dir='', split='train', field='text')",
       'BigramBackcopy(vocab_size=64, length=64, triggers=3, sharpness=1.5, boost=4.0, '

@@ -98,7 +98,7 @@ def test_text_folder(tmp_path):
   (tmp_path / 'a.txt').write_text('top')
   (tmp_path / 'c.md').write_text('other')
   assert list(TextFolder(path=str(tmp_path)).documents()) == [
-      ('top', 'text', 'a.txt', 3), ('naïve', 'law', 'law/b.txt', 9)]
+      ('top', 'text', 'a.txt', 3, ()), ('naïve', 'law', 'law/b.txt', 9, ())]
   assert [d.text for d in TextFolder(path=str(tmp_path), pattern='*.md').documents()] == ['other']
 
 
