@@ -109,6 +109,9 @@ def _of_documents(tfds, name, folder, source):
     def _generate_examples(self):
       with Progress('preparing', source.size()) as progress:
         for index, document in enumerate(source.documents()):
+          if document.parts:
+            raise ValueError(f'{source!r} has conversations, of which this would keep the text '
+                             'without the tokens that end messages: name it as data.source.')
           progress.update(document.position, documents=index + 1)
           yield index, {'text': document.text, 'domain': document.domain, 'name': document.name}
 

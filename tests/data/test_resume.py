@@ -1,6 +1,7 @@
 """A build that is stopped is resumed by the same call; its result is the same whatever happened."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from sink_jax.cli.data_build import main
 from sink_jax.data import cache_builder, encoding, packing
 from sink_jax.data.cache import Cache
+from sink_jax.data.chat import ChatJsonl
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.io.build_once import build_once
@@ -44,11 +46,32 @@ def _files(cache):
   return {p.name: p.read_bytes() for p in cache.folder.iterdir()}
 
 
-@pytest.mark.parametrize('context,bos', [
-    (16, False), (2500, False), pytest.param(16, True, marks=pytest.mark.full)])
-def test_killed_at_every_moment_and_resumed(corpus, tmp_path, monkeypatch, context, bos):
+def _answers(corpus, folder):
+  """The documents of a corpus as answers, which alone have weights."""
+  lines = {}
+  for document in corpus.documents():
+    messages = [{'role': role, 'content': document.text[cut]} for role, cut in (
+        ('user', slice(9)), ('assistant', slice(9, None)))]
+    lines.setdefault(document.domain, []).append(json.dumps({'messages': messages}) + '\n')
+  for domain, of_domain in lines.items():
+    (folder / domain).mkdir(parents=True)
+    (folder / domain / 'a.jsonl').write_text(''.join(of_domain))
+  return ChatJsonl(path=str(folder), loss='answers')
+
+
+@pytest.mark.parametrize('kind,context,bos', [
+    ('text', 16, False), ('text', 2500, False), ('answers', 2500, False),
+    pytest.param('answers', 16, True, marks=pytest.mark.full),
+    pytest.param('text', 16, True, marks=pytest.mark.full)])
+def test_killed_at_every_moment_and_resumed(corpus, tmp_path, monkeypatch, kind, context, bos):
+  if kind == 'answers':
+    corpus = _answers(corpus, tmp_path / 'chat')
   whole = _open(corpus, context, bos, cache_dir=str(tmp_path / 'whole'))
-  assert whole.manifest['content'] == _CONTENT[context, bos]
+  if kind == 'text':
+    assert whole.manifest['content'] == _CONTENT[context, bos]
+  else:
+    assert {e['split_by'] for e in whole.manifest['domains'].values()} == (
+        {'documents', 'chunks'} if context == 2500 else {'documents'})
   tokenized = []
   encode = encoding.ByteEncoder.encode_batch
   monkeypatch.setattr(encoding.ByteEncoder, 'encode_batch',
@@ -69,13 +92,16 @@ def test_killed_at_every_moment_and_resumed(corpus, tmp_path, monkeypatch, conte
     monkeypatch.setattr(os, name, dying(getattr(os, name)))
   kills, resumed = 0, None
   while not resumed:
-    left = 5 + kills % 7  # more calls each time than a commit takes, else there is no progress
+    assert kills < 500
+    # More calls each time than a commit takes, else there is no progress.
+    left = {'text': 5, 'answers': 12}[kind] + kills % 7
     try:
       resumed = _open(corpus, context, bos, cache_dir=str(tmp_path / 'killed'))
     except Killed:
       kills += 1
   assert kills > 8
-  assert sum(tokenized) < 100 + 2 * 15 * kills  # documents of lost groups, not all of them again
+  texts = {'text': 1, 'answers': 2}[kind]  # of a document, and those of the template of a group
+  assert sum(tokenized) < texts * (100 + 2 * 15 * kills) + 8 * len(tokenized)  # documents of lost groups, not all of them again
   assert _files(resumed) == _files(whole)
 
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.data.dataset import open_data
 from sink_jax.report.read_runs import read_run
 from sink_jax.train import checkpoint, loop, recorder
 from sink_jax.train.checksums import saved_steps, step_folder, verify
+from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.outcome import Diverged, Interrupted
@@ -461,6 +463,34 @@ def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeyp
   assert sizes == {12, 3}
   for key in ('valid', 'backcopy'):
     assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-6)
+
+
+def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
+  # A rate at which float32 parameters stay as they are: one model has all the losses.
+  go(runs.config(steps=2, data__valid_fraction=0.3, validation__batches=3,
+                 data__source="StdlibChat(loss='answers', max_files=12)",
+                 optimizer__learning_rate=1e-30), tmp_path)
+  run = sj.load_run(tmp_path)
+  data = open_data(from_dict(read_config(tmp_path)).data)
+
+  def mean(batches):
+    total = weight = 0.0
+    for batch in batches:
+      logits = np.asarray(run.logits(batch.tokens), np.float64)
+      scores = np.exp(logits - logits.max(-1, keepdims=True))
+      chosen = np.take_along_axis(scores, batch.targets[..., None], -1)[..., 0]
+      total += (batch.weights * np.log(scores.sum(-1) / chosen)).sum()
+      weight += batch.weights.sum()
+    assert 0 < weight < sum(batch.weights.size for batch in batches)
+    return total / weight
+
+  for step, row in enumerate(runs.rows(tmp_path, 'train')):
+    # Logits in float32, summed over a few hundred tokens: 1e-6.
+    assert row['loss'] == pytest.approx(mean([data.batch(step, 8, 0)]), rel=1e-6)
+  valid = runs.rows(tmp_path, 'valid')[-1]['valid']
+  assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
+  record = json.loads((tmp_path / 'data.json').read_text())['domains']['chat']
+  assert record['chat']['turns_cut'] and record['train']['weights']['sum']
 
 
 def test_an_unwritable_workdir_is_explained(tmp_path):
