@@ -73,6 +73,9 @@ INSTRUCTIONS = {
     ('sigmoid', 'narrow'): dict(forward=402, dq=329, dkv=360),
 }
 
+# The same of what is newer than the commit with which results/kernels compares.
+LIMITS = INSTRUCTIONS | {('softpick', '60m'): dict(forward=687, dq=397, dkv=493)}
+
 # Every spec at one shape, every shape with one spec; the rest of the product is in --full.
 CASES = [pytest.param(SPECS[spec], SHAPES[shape], id=f'{spec}-{shape}',
                       marks=() if spec == 'softmax' or shape == '60m'
@@ -126,7 +129,7 @@ def checked(target, note, f, *args, limits=None):
 
 @pytest.mark.parametrize('spec, shape', CASES)
 def test_attention_compiles(target, spec, shape, note):
-  limits = next((limits for (s, sh), limits in INSTRUCTIONS.items()
+  limits = next((limits for (s, sh), limits in LIMITS.items()
                  if (SPECS[s], SHAPES[sh]) == (spec, shape)), None)
   checked(target, note, gradients(spec), *arguments(spec, shape), limits=limits)
 
