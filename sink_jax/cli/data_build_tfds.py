@@ -16,6 +16,7 @@ import sys
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 import sink_jax.data.stdlib  # noqa: F401
 from sink_jax.component import from_string, registry
+from sink_jax.data.chat import ChatJsonl, StdlibChat
 from sink_jax.data.documents import DocumentSource, PackedDataset, Tfds
 from sink_jax.io.progress import Progress
 
@@ -87,6 +88,9 @@ def _lacks(name, why):
 def _of_documents(tfds, name, folder, source):
   if isinstance(source, PackedDataset):
     raise ValueError(f'{source!r} holds chunks, not documents; give the original source.')
+  if isinstance(source, (ChatJsonl, StdlibChat)):
+    raise ValueError(f'{source!r} has conversations, of which a dataset of texts would lose where '
+                     'messages end, and the weights: train on it directly, as data.source.')
   if not (name.isidentifier() and name == name.lower()):
     raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')
 
@@ -109,9 +113,6 @@ def _of_documents(tfds, name, folder, source):
     def _generate_examples(self):
       with Progress('preparing', source.size()) as progress:
         for index, document in enumerate(source.documents()):
-          if document.parts:
-            raise ValueError(f'{source!r} has conversations, of which this would keep the text '
-                             'without the tokens that end messages: name it as data.source.')
           progress.update(document.position, documents=index + 1)
           yield index, {'text': document.text, 'domain': document.domain, 'name': document.name}
 

@@ -7,6 +7,7 @@ import pytest
 
 from sink_jax.cli.data_build_tfds import main, prepare
 from sink_jax.component import from_string
+from sink_jax.data.chat import StdlibChat
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
@@ -36,5 +37,7 @@ def test_errors(tmp_path, capsys):
     prepare('c4/en', str(tmp_path))
   with pytest.raises(ValueError, match='small letters'):
     prepare('My-Set', str(tmp_path), TextFolder(path=str(tmp_path)))
+  with pytest.raises(ValueError, match='StdlibChat.* has conversations'):
+    prepare('mine', str(tmp_path), StdlibChat())
   with pytest.raises(ValueError, match="'mine' cannot be prepared: .*no files like"):
     prepare('mine', str(tmp_path), TextFolder(path=str(tmp_path)))

@@ -105,7 +105,9 @@ def test_killed_at_every_moment_and_resumed(corpus, tmp_path, monkeypatch, kind,
   assert _files(resumed) == _files(whole)
 
 
-def test_workers_make_the_same_files(corpus, tmp_path):
+@pytest.mark.parametrize('kind', ['text', pytest.param('answers', marks=pytest.mark.full)])
+def test_workers_make_the_same_files(corpus, tmp_path, kind):
+  corpus = corpus if kind == 'text' else _answers(corpus, tmp_path / 'chat')
   caches = [_open(corpus, 8, tokenizer=TrainedBpe(vocab_size=300), workers=workers,
                   cache_dir=str(tmp_path / str(workers))) for workers in (0, 2)]
   assert _files(caches[0]) == _files(caches[1])
