@@ -51,7 +51,7 @@ class ChatJsonl(DocumentSource):
     template: 'zephyr', 'chatml', 'plain', or a JSON file with a format for each role, such as
       {"user": "Q: {content}\\n", "assistant": "A: {content}{eos}\\n"}.
     loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or 'answers' alone, each with
-      what ends it.
+      what ends it; a training batch without any answer then has the loss 0 and no gradient.
     long: what becomes of conversations that no chunk can hold whole: 'parts' cuts them at its
       edges, as all text; 'drop' leaves them out. Both are counted.
   """
