@@ -178,6 +178,9 @@ class ModelConfig:
       # By type and not isinstance: JSON has 2.0, -0.0 and true.
       if type(value) is not int and not (value is None and may_be_none):
         raise ValueError(f'model.{name} = {value!r} must be a whole number.')
+    for name in ('parallel_residual', 'tied'):
+      if type(getattr(self, name)) is not bool:
+        raise ValueError(f'model.{name} = {getattr(self, name)!r} must be True or False.')
     for name in _POSITIVE:
       if getattr(self, name) < 1:
         raise ValueError(f'model.{name} must be at least 1, not {getattr(self, name)}.')

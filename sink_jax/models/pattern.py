@@ -8,7 +8,7 @@ from typing import Any
 
 from sink_jax.attention.mask import Mask
 from sink_jax.component import from_string
-from sink_jax.models.config import Experts, Layer, Mamba
+from sink_jax.models.config import LARGEST, MOST, Experts, Layer, Mamba
 
 _SIZES = {'mamba': Mamba, 'experts': Experts}  # what an argument of a Layer is, beside its mask
 
@@ -48,7 +48,7 @@ def _layer(text: str) -> Layer:
         values[name] = from_string(Mask, ast.unparse(value))
       elif name in _SIZES:
         kind = _SIZES[name]
-        values[name] = kind(**{key: ast.literal_eval(x) for key, x in
+        values[name] = kind(**{key: _size(key, ast.literal_eval(x)) for key, x in
                                _arguments(value, kind.__name__).items()})
       else:
         raise ValueError(f'Layer has no argument {name!r}; it takes: mask, mamba, experts')
@@ -56,6 +56,17 @@ def _layer(text: str) -> Layer:
   except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(f'model.pattern: cannot read the block {text[:80]!r} ({error}): {example}, '
                      "and ';' stands between blocks.") from None
+
+
+def _size(name: str, value: Any) -> Any:
+  """The value of an argument of Mamba or Experts, which do not check them."""
+  if name == 'renormalize':
+    if type(value) is not bool:
+      raise ValueError(f'{name} must be True or False, not {value!r}')
+  # Experts are objects in memory each, before a tensor is looked at.
+  elif type(value) is not int or not 1 <= value <= (MOST if name == 'count' else LARGEST):
+    raise ValueError(f'{name} = {str(value)[:50]} cannot be')
+  return value
 
 
 def _arguments(node: ast.expr, name: str) -> Mapping[str, ast.expr]:

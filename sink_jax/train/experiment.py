@@ -176,7 +176,9 @@ class Experiment:
     Raises:
       ValueError: the tokenizer's vocabulary exceeds the model's, or a value is none of a model.
     """
-    assert self.sizes_are_known, 'the sizes are those of init.source, see start.with_sizes'
+    if not self.sizes_are_known:
+      raise ValueError(f'the sizes of the model are those of init.source = {self.init.source!r}, '
+                       'which has not been looked at: set them here.')
     return self.model.model_config(self.attention, vocab_size, input_features, output_features)
 
   def model_before_data(self) -> ModelConfig:

@@ -82,8 +82,11 @@ def test_an_older_config_has_the_components_that_it_does_not_name():
              if name != 'value' and (name, text) != ('temperature', 'Fixed()')}
     read = from_dict(config | {'attention': older}).attention
     assert (read.temperature, read.value) == (temperature, PlainValue())
-    model = {key: value for key, value in config['model'].items() if key != 'linear'}
-    assert with_components(config | {'attention': older, 'model': model}) == config | {
+    younger = ('linear', 'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim',
+               'tied')
+    model = {key: value for key, value in config['model'].items() if key not in younger}
+    rest = {key: value for key, value in config.items() if key != 'init'}
+    assert with_components(rest | {'attention': older, 'model': model}) == config | {
         'attention': attention}
 
 
@@ -104,6 +107,18 @@ def test_the_options_of_a_model_are_the_fields_that_a_config_can_set():
   keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention'}
   options = {f.name for f in dataclasses.fields(ModelOptions)}
   assert options == keys | {'size'} == set(base.get_config().model)
+
+
+@pytest.mark.parametrize('text, words', [
+    ('', "cannot read the block ''.*Layer"), ('Layer(window=4)', "no argument 'window'.*mask, "),
+    ('Layer(); Window()', 'it is no Layer'), ('Layer(mask=Windw())', 'Did you mean Window'),
+    ('Layer(experts=Experts(count=2))', 'active'), ('Layer(experts=2)', 'it is no Experts'),
+    ("Layer(mamba=Mamba(inner='8', state=2, conv=2, rank=1))", 'inner = 8 cannot be'),
+    ('Layer(experts=Experts(count=9999, active=1))', 'count = 9999 cannot be'),
+    ('Layer(); Layer(); Layer()', 'multiple of the 3 blocks')])
+def test_a_pattern_that_cannot_be_is_explained(text, words):
+  with pytest.raises(ValueError, match=words):
+    from_dict(runs.config(model__pattern=text))
 
 
 def test_differences_name_the_key_and_leave_cadences_out():
