@@ -119,8 +119,11 @@ def _jobs(trials: Mapping[str, Trial], root: AnyPath) -> dict[str, PreparedRun]:
     try:
       if trial.config and not has_ended(root / name, trial.config):
         job = prepare_run(trial.config, root / name, opened, open_source)
-        if not job.experiment.init.distill:  # a group's program reads no second model
-          jobs[name] = job
+        if job.experiment.init.distill:
+          print(f'Alone: {name} (a group reads no second model, which init.distill is about)',
+                file=sys.stderr)
+          continue
+        jobs[name] = job
     except Exception:  # `run_trial` meets the same error, and reports it
       continue
   return jobs

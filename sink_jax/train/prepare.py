@@ -30,7 +30,8 @@ from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_p
 from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.optimizer import kept_arrays
 from sink_jax.train.sharding import make_mesh
-from sink_jax.train.start import OpenSource, Source, Start, check_data, find_start, start_of
+from sink_jax.train.source_data import check_before_data, check_data
+from sink_jax.train.start import OpenSource, Source, Start, find_start, start_of
 from sink_jax.train.step import batch_layout, make_validation_step
 
 
@@ -101,6 +102,8 @@ def _prepare_here(config: Mapping[str, Any], workdir: str | AnyPath,
   # One process reads the workdir; `on_all_processes` makes its error known to the others.
   if is_first():
     runs.check_unlocked(workdir, config)
+  if source is not None:
+    check_before_data(source, experiment.data)
   data = opener(experiment.data)
   if source is not None:
     check_data(source, data)

@@ -8,7 +8,6 @@ its sizes where the config leaves them empty, and its parameters.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -18,8 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.data.dataset import Dataset
-from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -32,20 +29,13 @@ from sink_jax.train.distillation import Distillation
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.init_options import InitOptions
 from sink_jax.train.model_options import ModelOptions
-from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
+from sink_jax.train.multihost import broadcast_from_process0, on_all_processes
 
 # Keys of `model` that say how a model is initialised or computed, and not what it is.
 _NOT_THE_MODEL = ('size', 'init', 'dtype', 'implementation', 'remat', 'unroll')
 _MODEL_KEYS = tuple(f.name for f in dataclasses.fields(ModelOptions)
                     if f.name not in _NOT_THE_MODEL)
 _FILLED = ('init.step', 'init.hash', *(f'model.{key}' for key in _MODEL_KEYS))
-# Two tokenizers are the same one if they make the same ids of this: words, code, numbers, spaces,
-# line ends, other scripts, symbols, and names of special tokens, which are text here.
-_SAMPLE = ('The quick brown fox  jumps over\tthe "lazy" dog\'s back; 3.14159 - 2024/07/31!\r\n\n'
-           'def f(x):\n    return x**2 != {"a": [None, True]}  # déjà vu, naïve façade\n'
-           'Съешь же ещё этих мягких булок. 敏捷的棕色狐狸。 こんにちは 안녕하세요 مرحبا 😀 ½µΩ\n'
-           '<s> <|endoftext|>')
-_log = logging.getLogger('sink_jax')
 
 
 class Encodes(Protocol):
@@ -206,10 +196,8 @@ def opened(init: InitOptions, open_source: OpenSource) -> Source:
   try:
     source = open_source(init.source, init.step)
   except ValueError as error:
-    if init.hash is None:
-      raise
-    raise ValueError(f'init.source = {init.source!r}, with the hash {init.hash}, cannot be opened: '
-                     f'{error}') from None
+    known = '' if init.hash is None else f', with the hash {init.hash},'
+    raise ValueError(f'init.source = {init.source!r}{known} cannot be opened: {error}') from None
   if init.hash is not None and (found := source.digest()) != init.hash:
     at = lambda step: '' if step is None else f' at step {step}'
     raise ValueError(
@@ -277,44 +265,3 @@ def _written(model: ModelConfig) -> dict[str, Any]:
 def _texts(model: ModelConfig) -> dict[str, str]:
   """The fields of a model that a config has as texts."""
   return {'pattern': pattern_text(model.pattern), 'biases': ', '.join(model.biases)}
-
-
-def check_data(source: Source, data: Dataset) -> None:
-  """Checks that a source reads what the data are; logs it where that cannot be known.
-
-  Raises:
-    ValueError: the tokenizers differ, or the vocabularies; names both.
-  """
-  encoder, where = data.encoder, f'init.source = {source.name!r}'
-  if source.of_text is not None and source.of_text != (encoder is not None):
-    kinds = ['a task that makes its own tokens', 'text']
-    raise ValueError(f'{where} is a model of {kinds[source.of_text]}, and the data are '
-                     f'{kinds[encoder is not None]}: train it on data of its kind.')
-  for name in ('input_features', 'output_features'):
-    if getattr(data, name) != getattr(source.model, name):
-      raise ValueError(f'{where} has {name} = {getattr(source.model, name)}, and the data have '
-                       f'{getattr(data, name)}: train it on data of its own.')
-  if data.vocab_size > source.model.vocab_size:
-    raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
-                     f'{data.vocab_size}: use the tokenizer of the source.')
-  if encoder is None:
-    return
-  if source.tokenizer is None:
-    if is_first():
-      _log.warning(f'{where} has no tokenizer: whether it is that of the data cannot be checked')
-    return
-  _check_ids(where, encoder, source.tokenizer, _SAMPLE)
-
-
-def _check_ids(where: str, encoder: Encoder, other: Encodes, text: str) -> None:
-  here, there = encoder.encode(text).tolist(), other.encode(text).tolist()
-  if here == there:
-    return
-  first = next((i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]),
-               min(len(here), len(there)))
-  shown = lambda ids: f'{ids[first:first + 4]} ({len(ids)} in all)'
-  raise ValueError(
-      f'{where} has another tokenizer than the data: of {text[:20]!r}... data.tokenizer makes '
-      f'{shown(here)} from token {first + 1} on, that of the source {shown(there)}. Use the '
-      "source's, such as data.tokenizer = \"HuggingFace(path='FOLDER')\" with the folder of its "
-      'tokenizer.json (of a run: WORKDIR/tokenizer).')

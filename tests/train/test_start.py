@@ -1,7 +1,6 @@
 """Training from a checkpoint: what it begins with, resumes with, and refuses."""
 
 import dataclasses
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained import source
 from sink_jax.pretrained.export import export_workdir
 from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.cost import cost_of
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import distillation, loop
@@ -23,6 +24,7 @@ from sink_jax.train.checksums import saved_steps, step_folder
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.outcome import Interrupted
+from sink_jax.train.prepare import prepare_run
 from sink_jax.train.run_dir import read_config
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.start import parameter_paths, with_sizes
@@ -81,6 +83,8 @@ def test_a_run_begins_where_its_source_ended(first, text, tmp_path):
   assert saved['init']['step'] == 4 and len(saved['init']['hash']) == 64
   assert saved['model'] | {'size': 'tiny'} == read_config(first)['model'] | dict(
       layers=2, heads=4, d_model=16, ffn_hidden=24)
+  # Sweeps know the size, and so what a trial costs, before it begins.
+  assert cost_of(fine(first, text)).parameters == sj.parameter_count(sj.load_run(first).config)
   # Killed before its first checkpoint it begins with its source again.
   shutil.rmtree(tmp_path / 'run' / 'checkpoints')
   rows = runs.rows(tmp_path / 'run')
@@ -152,9 +156,9 @@ def test_a_source_that_is_gone_or_changed_stops_a_run_that_needs_it(whole, first
     (dict(model__pattern='Layer(mask=Window(size=4)); Layer()'), 'model.pattern'),
     (dict(data__tokenizer='TrainedBpe(vocab_size=258)'), 'another tokenizer'),
     (dict(data__tokenizer='TrainedBpe(vocab_size=270)'), '258 tokens, and the data have 2'),
-    (dict(data__source='BigramBackcopy(length=16)'), 'a model of text, and the data are a task'),
     (dict(init__train='new'), "train = 'new'.*nothing would be trained"),
-    (dict(init__source='not/a/model/here'), 'neither a folder nor a known model'),
+    (dict(init__source='not/a/model/here'), "init.source = 'not/a/model/here' cannot be opened: "
+     '.*neither a folder nor a known model'),
     (dict(init__hash='0' * 64), 'has changed: .*0000'),
     (dict(init__keep='state'), 'init.keep.*choices: params'),
     (dict(init__train='norms'), 'init.train.*choices: all, new, attention'),
@@ -164,6 +168,18 @@ def test_what_is_refused(first, text, tmp_path, changes, words):
   with pytest.raises(ValueError, match=f'(?s){words}'):
     go(fine(first, text, **changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+def test_what_is_refused_before_the_data_are_opened(first, text, tmp_path):
+  other = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, '</s>': 1}, 'a'))
+  other.add_special_tokens(['</s>'])
+  other.save(str(tmp_path / 'tokenizer.json'))
+  for changes, words in (
+      (dict(data__source='BigramBackcopy(length=16)'), 'a model of text, and the data are a task'),
+      (dict(data__tokenizer=f'HuggingFace(path={str(tmp_path)!r})'), 'another tokenizer')):
+    with pytest.raises(ValueError, match=words):
+      prepare_run(fine(first, text, **changes), tmp_path / 'run', lambda _: pytest.fail('opened'),
+                  source.open_source)
 
 
 def as_imported(there, **changes):
