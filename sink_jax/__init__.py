@@ -29,6 +29,8 @@ _EXPORTS = {
     'sink_jax.models.kv_cache': ['CachePolicy'],
     'sink_jax.models.config': ['ModelConfig'],
     'sink_jax.models.run': ['Run'],
+    'sink_jax.models.graft': ['graft'],
+    'sink_jax.models.graft_report': ['GraftReport'],
     'sink_jax.models.record': ['Record', 'RecordOptions'],
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],

@@ -22,8 +22,8 @@ from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.first_token import first_token_chain
+from sink_jax.models.graft import learned_bias, without_bias
 from sink_jax.models.record import RecordOptions
-from sink_jax.models.removal import learned_bias, without_bias
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_run
 from sink_jax.train.experiment import Experiment, from_dict

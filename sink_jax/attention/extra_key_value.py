@@ -68,6 +68,10 @@ class ExtraKeyValue(Component):
     """The parameters of one layer, by name."""
     return {}
 
+  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
+    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    return {} if self == before else None
+
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     """k* of every query head, before the feature map; None where the logit ignores the query."""
     return None
@@ -172,6 +176,10 @@ class KVBias(ExtraKeyValue):
     shape = (1 if self.shared else dims.heads, dims.head_dim)
     return {'key': Param(shape, 'bias'), 'value': Param(shape, 'bias')}
 
+  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
+    # The k* that is there stays, and keeps its value of zero.
+    return {'value': 0.0} if before == KBias(shared=self.shared) else super().start_like(before)
+
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['key'], (dims.heads, dims.head_dim))
 
@@ -190,6 +198,9 @@ class VBias(ExtraKeyValue):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'value': Param((1 if self.shared else dims.heads, dims.head_dim), 'bias')}
+
+  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
+    return {'value': 0.0} if before == NoBias() else super().start_like(before)
 
   def output_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))

@@ -43,6 +43,10 @@ class HeadOutput(Component):
     """The parameters of one layer, by name."""
     return {}
 
+  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
+    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    return {} if self == before else None
+
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     """The width of the block's input as far as parameters and heads show it, or None."""
     return None
@@ -135,6 +139,17 @@ class HeadGate(HeadOutput):
     bias = {} if self.opening is None else {'bias': Param((self._gates(dims),), 'zeros')}
     return {'kernel': kernel} | bias
 
+  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
+    if before != PlainOutput():
+      return super().start_like(before)
+    # scale act(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
+    share = 1 / self.scale if self.act == 'sigmoid' else 2 / self.scale - 1
+    if self.opening is None:
+      return {'kernel': 0.0} if math.isclose(share, 0.5) else None
+    if not 0 < share < 1:
+      return None
+    return {'kernel': 0.0, 'bias': _logit(share) - _logit(self.opening)}
+
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     if self.source == 'input':
       return params['kernel'].shape[0] if 'kernel' in params else None
@@ -160,12 +175,17 @@ class HeadGate(HeadOutput):
     z_BxLxHxG = z.reshape(*o_BxLxHxDh.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:
       bias_HxG = params['bias'].reshape(heads, -1)
-      z_BxLxHxG = z_BxLxHxG + (math.log(self.opening / (1 - self.opening)) + bias_HxG)
+      z_BxLxHxG = z_BxLxHxG + (_logit(self.opening) + bias_HxG)
     return o_BxLxHxDh.astype(jnp.float32) * (self.scale * _ACTIVATIONS[self.act](z_BxLxHxG))
 
   def _gates(self, dims: Dims) -> int:
     """Gates of one token."""
     return dims.heads
+
+
+def _logit(share: float) -> float:
+  """The inverse of the sigmoid."""
+  return math.log(share / (1 - share))
 
 
 @dataclasses.dataclass(frozen=True)

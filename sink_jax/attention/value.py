@@ -27,6 +27,10 @@ class Value(Component):
     """The parameters of one layer, by name."""
     return {}
 
+  def start_like(self, before: Value) -> dict[str, float] | None:
+    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    return {} if self == before else None
+
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
     """The values that attention mixes, in their dtype.
@@ -54,6 +58,9 @@ class ValueScale(Value):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'scale': Param((dims.kv_heads,), 'ones')}
+
+  def start_like(self, before: Value) -> dict[str, float] | None:
+    return {'scale': 1.0} if before == PlainValue() else super().start_like(before)
 
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
@@ -88,6 +95,11 @@ class ValueResidual(Value):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'own': Param((), self.own), 'first': Param((), self.first)} if self.learned else {}
+
+  def start_like(self, before: Value) -> dict[str, float] | None:
+    if before != PlainValue() or not self.learned:
+      return super().start_like(before)
+    return {'own': 1.0, 'first': 0.0}
 
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:

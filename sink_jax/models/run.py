@@ -18,6 +18,7 @@ from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import generate
+from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.layers import apply
 from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, RecordOptions
@@ -67,6 +68,7 @@ class Run:
   training run (S, T), None otherwise. folder: the folder that it was loaded from.
   first_token: the id that every sequence of its training began with, None where they differed.
   read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
+  graft: what `sink_jax.graft` changed of the model, None of one as it was trained.
   """
 
   config: ModelConfig
@@ -79,6 +81,7 @@ class Run:
   first_token: int | None = None
   read_tokenizer: Callable[[Run], RunTokenizer] | None = dataclasses.field(
       default=None, repr=False)
+  graft: GraftReport | None = None
 
   @functools.cached_property
   def tokenizer(self) -> RunTokenizer:

@@ -1,0 +1,226 @@
+"""Models with another attention, norm or sink token than they were trained with."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.models.config import Layer, Mamba
+from sink_jax.models.graft import graft_to, learned_bias, without_bias
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.models.transformer import Transformer, init_params
+from tests.random_params import random_params
+
+TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
+TEXT = np.random.default_rng(0).integers(0, 11, (2, 10))
+TOKENS = TEXT[:, :-1]  # as many as the loss of a text has inputs, for which one program serves
+
+
+def run(**options):
+  config = sj.ModelConfig(**TINY | options)
+  return sj.Run(config, random_params(config), name='biased', step=3)
+
+
+def biased(kv_bias):
+  return dict(attention=sj.AttentionSpec(kv_bias=kv_bias))
+
+
+@pytest.mark.parametrize('options', [
+    biased('KBias()'), biased("KBias(value='first')"), biased('KVBias(shared=True)'),
+    biased('VBias()'), biased('SinkLogit()'), dict(sink_tokens=1),
+    biased('VBias()') | dict(sink_tokens=1),
+    # Blocks that differ, as those of gpt-oss: their parameters lie one level deeper.
+    biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer()))], ids=str)
+def test_the_rest_is_a_model_without_it(options):
+  full = run(**options)
+  bare = without_bias(full)
+  plain = sj.ModelConfig(**TINY, pattern=full.config.pattern)
+  assert bare.config == plain and (bare.name, bare.step) == ('biased', 3)
+  shapes = jax.tree.map(lambda x: x.shape, bare.params)
+  assert shapes == jax.tree.map(lambda x: x.shape, parameter_shapes(plain))
+  # What is left is what was there: this is the plain model with the other's parameters.
+  theirs = dict(jax.tree_util.tree_leaves_with_path(full.params))
+  for path, x in jax.tree_util.tree_leaves_with_path(bare.params):
+    assert x is theirs.pop(path)
+  assert theirs and all('kv_bias' in str(path) or 'sink_tokens' in str(path) for path in theirs)
+
+
+def test_a_value_bias_of_zero_can_go():
+  full = run(**biased('VBias()'))
+  assert np.abs(without_bias(full).logits(TOKENS) - full.logits(TOKENS)).max() > 0.1
+  full.params['blocks']['attention']['kv_bias_value'] *= 0
+  np.testing.assert_array_equal(without_bias(full).logits(TOKENS), full.logits(TOKENS))
+
+
+@pytest.mark.parametrize('options', [
+    biased('KBias()'), biased('KVBias(shared=True)'), dict(sink_tokens=1)], ids=str)
+def test_its_attention_goes_to_the_tokens(options):
+  # In the first block, where both models see the same: shares of one without the slot's share.
+  full = run(**options)
+  first = lambda r: np.asarray(r.record(TOKENS, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT)[0]
+  tokens = first(full)
+  assert tokens.sum(-1).max() < 1
+  np.testing.assert_allclose(first(without_bias(full)), tokens / tokens.sum(-1, keepdims=True),
+                             rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_removed_is_said_in_words():
+  said = lambda **options: learned_bias(sj.ModelConfig(**TINY | options))
+  assert said() == ''
+  assert said(**biased('KVBias()')) == 'the key and value biases k* and v*'
+  assert said(sink_tokens=3) == 'the 3 learned sink tokens x*'
+  assert said(sink_tokens=1, **biased('VBias()')) == (
+      'the learned sink token x* and the value bias v*')
+
+
+def test_a_model_without_a_bias_is_refused():
+  with pytest.raises(ValueError, match='no bias'):
+    without_bias(run())
+
+
+def leaves(params):
+  return {'/'.join(key.key for key in path): np.asarray(x)
+          for path, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def grafted(full, attention, **options):
+  return sj.graft(full, attention=attention, tokens=TEXT, **options)
+
+
+def bits(r, tokens):
+  return np.asarray(Transformer(r.config).apply({'params': r.params}, tokens))
+
+
+WINDOWS = (Layer(mask=sj.Window(size=4)), Layer())
+HYBRID = (Layer(mamba=Mamba(inner=8, state=4, conv=3, rank=2)), Layer())
+
+
+@pytest.mark.parametrize('options, attention, new', [
+    ({}, {'head': 'HeadGate(scale=2)'}, ['head_kernel']),
+    (dict(pattern=WINDOWS), {'value': 'ValueScale()'}, ['value_scale'] * 2),
+    ({}, {'value': 'ValueResidual()', 'head': "ElementGate(source='value', scale=2, opening=0.5)"},
+     ['head_bias', 'head_kernel', 'value_first', 'value_own']),
+    (dict(pattern=HYBRID), {'kv_bias': 'VBias()'}, ['kv_bias_value']),
+    (biased('KBias()'), {'kv_bias': 'KVBias()'}, ['kv_bias_value'])], ids=str)
+def test_what_starts_like_the_source_changes_no_logit(options, attention, new, capsys):
+  full = run(implementation='reference', kv_heads=2, **options)
+  other = grafted(full, attention)
+  report = other.graft
+  assert str(report) in capsys.readouterr().out
+  assert report.exact and [path.split('/')[-1] for path in report.new] == new
+  assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)  # compiled
+  np.testing.assert_allclose(other.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
+  with jax.disable_jit():
+    np.testing.assert_array_equal(bits(other, TOKENS[:, :5]), bits(full, TOKENS[:, :5]))
+
+
+@pytest.mark.parametrize('head, opens', [
+    ("HeadGate(act='ns_sigmoid', scale=1.25)", False), ('HeadGate()', False), ('HeadNorm()', False),
+    ("HeadGate(source='slice', opening=0.3)", False), ("HeadGate(source='slice', scale=2)", True),
+    ("ElementGate(source='value', scale=4, opening=0.3)", True),
+    ("HeadGate(source='slice', act='ns_sigmoid', scale=1.25, opening=0.3)", True)])
+def test_gates_start_at_one_where_they_can(head, opens):
+  # Without a bias a gate of other numbers is at one nowhere for all tokens.
+  gate = sj.AttentionSpec(head=head).head
+  start = gate.start_like(sj.PlainOutput())
+  assert (start is not None) == opens and gate.start_like(sj.HeadNorm(eps=0.1)) is None
+  if opens:
+    params = {name: np.full(p.shape, start[name], np.float32)
+              for name, p in gate.params(sj.Dims(4, 4, 2)).items()}
+    o, x = np.random.default_rng(0).standard_normal((2, 1, 3, 4, 2), np.float32)
+    np.testing.assert_allclose(gate.output(o, x, x.reshape(1, 3, 8), params), o, rtol=1e-6)
+
+
+def test_a_sink_logit_starts_below_the_rows_of_its_head():
+  full = run(pattern=WINDOWS, kv_heads=2)
+  # Nothing goes from attention to the next block, so that both read what the source's do.
+  for block in full.params['blocks'].values():
+    block['attention']['out']['kernel'] *= 0
+  maps = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0).record(
+      TEXT, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
+  # Of a row with the sum e^l the tokens keep e^l / (e^l + e^logit).
+  kept = np.asarray(maps, np.float64).sum(-1)
+  np.testing.assert_allclose(np.log(kept / (1 - kept)).mean((1, 3)), 2, atol=1e-4)
+
+
+def test_a_far_sink_logit_changes_nothing_and_a_near_one_little():
+  full = run(kv_heads=2)
+  far = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-30.0)
+  np.testing.assert_allclose(far.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
+  near = grafted(full, {'kv_bias': 'SinkLogit()'})
+  difference = np.abs(near.logits(TOKENS) - full.logits(TOKENS)).max()
+  assert 1e-5 < difference < 0.1 and not near.graft.exact
+  at_zero = grafted(full, {'kv_bias': 'SinkLogit()'}, start='random')
+  assert not at_zero.params['blocks']['attention']['kv_bias_logit'].any()
+
+
+def next_token_loss(r):
+  """Mean cross-entropy of the next tokens, from logits, in NumPy."""
+  logits = np.asarray(r.logits(TEXT[:, :-1]), np.float64)
+  shares = np.exp(logits - logits.max(-1, keepdims=True))
+  shares /= shares.sum(-1, keepdims=True)
+  return -np.log(np.take_along_axis(shares, TEXT[:, 1:, None], -1)).mean()
+
+
+@pytest.mark.parametrize('changes, new, removed', [
+    (dict(sink_tokens=1), ['sink_tokens'], []),
+    (dict(attention={'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}),
+     ['blocks/attention/kv_bias_key'], []),
+    (dict(attention={'kv_bias': 'ZeroSink()'}), [], []),
+    (dict(norm='layernorm'), ['blocks/norm1/bias', 'blocks/norm2/bias', 'final_norm/bias'], []),
+    # The gain is one number where it was a vector.
+    (dict(norm='single'), *[['blocks/norm1/gain', 'blocks/norm2/gain', 'final_norm/gain']] * 2),
+    (dict(attention={'head': 'HeadGate()'}, start='random'), ['blocks/attention/head_kernel'], [])],
+    ids=str)
+def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, new, removed):
+  full = run()
+  other = sj.graft(full, tokens=TEXT, seed=3, **changes)
+  report = other.graft
+  assert (list(report.new), list(report.removed), report.exact) == (new, removed, False)
+  fresh, theirs = leaves(init_params(other.config, 3)), leaves(full.params)
+  for path, x in leaves(other.params).items():
+    np.testing.assert_array_equal(x, fresh[path] if path in new else theirs[path], path)
+  assert report.loss_before == pytest.approx(next_token_loss(full), rel=1e-6)
+  assert report.loss_after == pytest.approx(next_token_loss(other), rel=1e-6)
+  assert abs(report.loss_after - report.loss_before) > 1e-3
+  assert f'{report.loss_after:.4f} nats' in str(report)
+
+
+def test_a_removal_is_a_graft():
+  full = dataclasses.replace(run(**biased('KVBias()')), probe_tokens=TEXT)
+  bare = sj.graft(full, attention=sj.AttentionSpec())
+  assert bare.graft.removed == ('blocks/attention/kv_bias_key', 'blocks/attention/kv_bias_value')
+  assert jax.tree.all(jax.tree.map(lambda x, y: x is y, bare.params, without_bias(full).params))
+  assert bare.graft.loss_after == pytest.approx(next_token_loss(without_bias(full)), rel=1e-6)
+  assert without_bias(bare_with_graft := sj.graft(bare, sink_tokens=1)).graft is None
+  assert bare_with_graft.graft.new == ('sink_tokens',)
+
+
+@pytest.mark.parametrize('options, changes, words', [
+    ({}, {}, "changes nothing.*HeadGate"),
+    ({}, dict(attention={'head': 'PlainOutput()'}, norm='rmsnorm'), 'changes nothing'),
+    (dict(pattern=(Layer(mask=sj.Window(size=4)),)), dict(attention={'mask': 'Window(size=8)'}),
+     'every block of the pattern has a mask'),
+    ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'; choices: .*head"),
+    ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
+    (dict(pattern=HYBRID), dict(attention={'value': 'ValueResidual()'}), 'Mamba mixer'),
+    ({}, dict(sink_tokens=1, start='zero'), "start = 'zero'; choices: identity, random"),
+    ({}, dict(sink_tokens=1, offset=math.nan), 'offset = nan must be finite'),
+    ({}, dict(sink_tokens=1, tokens=None), 'no probe inputs.*tokens=.*sj.tokenize'),
+    ({}, dict(sink_tokens=1, tokens=TEXT[0]), r'shape \(S, T\)'),
+    ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'from 0 to 10')], ids=str)
+def test_grafts_without_meaning_are_refused(options, changes, words):
+  config = sj.ModelConfig(**TINY | options)
+  with pytest.raises(ValueError, match=words):  # before the parameters are looked at
+    sj.graft(sj.Run(config, {}), **{'tokens': TEXT} | changes)
+
+
+def test_a_graft_keeps_the_shapes_that_are_there():
+  full, gated = run(), {'attention': sj.AttentionSpec(head='HeadGate()')}
+  for name, value in (('heads', 2), ('d_model', 32), ('tied', True), ('norm_location', 'post')):
+    config = dataclasses.replace(full.config, **gated | {name: value})
+    with pytest.raises(ValueError, match=f'model.{name} is .* cannot become {value!r}.*scratch'):
+      graft_to(full, config, tokens=TEXT)
