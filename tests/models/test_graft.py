@@ -134,6 +134,7 @@ def test_gates_start_at_one_where_they_can(head, opens):
     np.testing.assert_allclose(gate.output(o, x, x.reshape(1, 3, 8), params), o, rtol=1e-6)
 
 
+@pytest.mark.typed
 def test_a_sink_logit_starts_below_the_rows_of_its_head():
   full = run(pattern=WINDOWS, kv_heads=2)
   # Nothing goes from attention to the next block, so that both read what the source's do.
