@@ -34,11 +34,15 @@ def get_config(name: str = '') -> ConfigDict:
   config.init = ConfigDict()
   config.init.source = ''  # a workdir, or a folder or name as load_pretrained takes it; '': none
   config.init.keep = 'params'  # of the source; the optimizer starts fresh
+  # '': attention, norm and sink tokens are the source's. Those of the config take their place with
+  # identity (new parameters start where the function is the same, if they can) or random.
+  config.init.graft = ''
   config.init.train = 'all'  # what updates change: all, new (the source lacks it), attention
   config.init.distill = 0.0  # so much of the divergence KL(source || model) beside the loss
   # As they were found when the run began; where set, another step or hash of the source is refused.
   config.init.step = config_dict.placeholder(int)
   config.init.hash = config_dict.placeholder(str)
+  config.init.new = config_dict.placeholder(str)  # parameters that a graft has added
 
   config.model = ConfigDict()
   # tiny, 60m, 1b, 7b, 13b, or with init.source that of the source. The next keys override it where

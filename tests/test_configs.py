@@ -44,7 +44,8 @@ def test_names_are_unique_and_fit_a_folder():
   assert all(re.fullmatch(r'[a-z0-9.-]+', name) for name in names)  # they name folders
   assert set(paper.TRIALS) == {
       name for path in FILES
-      if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline', 'remedies')
+      if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline', 'remedies',
+                           'graft')
       for name in trials_of(path)}
 
 
@@ -78,7 +79,8 @@ def traced(model, length):
 
 
 def model_of(config):
-  experiment = from_dict(config)
+  # A trial that begins with another run has that one's sizes: here those of its budget.
+  experiment = from_dict(config | {'init': base.get_config().to_dict()['init']})
   source = experiment.data.source
   vocabulary = getattr(source, 'vocab_size', None) or 50432
   return experiment, experiment.model_config(vocabulary)
@@ -198,6 +200,21 @@ def test_desk_has_the_papers_trials_and_begins_with_the_claims_that_carry_the_pa
   for name in ('optimizer', 'steps', 'batch_size'):
     assert getattr(chosen, name) == getattr(default, name)
   assert chosen.data == default.data
+
+
+def test_grafts_begin_with_the_default_run_and_take_its_steps():
+  trials = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'})
+  default = paper.get_config('default,budget=desk').to_dict()
+  continued = trials['continued'].config
+  assert continued | {name: default[name] for name in ('init', 'label')} == default
+  assert {trial.config['init']['source'] for trial in trials.values()} == {'runs/desk/default'}
+  assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == [
+      'continued']
+  # The source is recorded with the run, and no other budget.
+  given = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'}, [1], {'init.source': 'runs/mine'})
+  config = given['graft-gate-seed-1'].config
+  assert (config['init']['source'], config['label']['budget']) == ('runs/mine', 'desk')
+  assert not given['graft-gate-seed-1'].overridden
 
 
 def test_a_budget_says_what_it_cannot_express():

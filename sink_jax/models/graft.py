@@ -107,6 +107,19 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
       _loss(run, batch), _loss(after, batch)))
 
 
+def new_parameters(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
+  """Paths of the parameters that a graft from one model to the other adds.
+
+  One whose shape changes is among them.
+
+  Raises:
+    ValueError: as `graft_to` does of the two.
+  """
+  _changes(before, after)
+  new = _shapes(after).items() - _shapes(before).items()
+  return tuple(sorted('/'.join(path) for path, _ in new))
+
+
 def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
   parts = [] if not config.sink_tokens else ['the learned sink token x*'] if (

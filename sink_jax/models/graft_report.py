@@ -26,6 +26,11 @@ class GraftReport:
   loss_before: float | None
   loss_after: float | None
 
+  def row(self) -> dict[str, str | float | None]:
+    """The fields as texts and numbers, of the metrics of a run."""
+    fields = dataclasses.asdict(self)
+    return {name: ', '.join(x) if isinstance(x, tuple) else x for name, x in fields.items()}
+
   def __str__(self) -> str:
     names = lambda label, paths: f'; {label}: {", ".join(paths)}' if paths else ''
     loss = 'not measured of continuous inputs'

@@ -16,10 +16,10 @@ from sink_jax.train.old_keys import hint
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
 # Keys that change neither the model nor its training, so that a label need not name them. The data
-# of a run are recorded with the run.
+# of a run are recorded with the run, and so is the source that it begins with.
 _NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'data.domain_weights',
-            'model.vocab_size', 'model.implementation', 'model.remat', 'model.unroll',
-            'loss_logits', 'microbatches', 'gradient_reduction',
+            'init.source', 'model.vocab_size', 'model.implementation', 'model.remat',
+            'model.unroll', 'loss_logits', 'microbatches', 'gradient_reduction',
             'probe.every', 'validation.every', 'validation.batches')
 
 

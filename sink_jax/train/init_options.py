@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from sink_jax.models.graft import STARTS
+
 CHOICES = {
     'keep': ('params',),
+    'graft': ('', *STARTS),
     'train': ('all', 'new', 'attention'),
 }
 
@@ -18,6 +21,8 @@ class InitOptions:
   source: the workdir of a run, or a folder or name as `load_pretrained` takes it; '' for none.
     Of a run it is the newest good checkpoint.
   keep: what is taken of the source: 'params'. The optimizer starts fresh, at step 0.
+  graft: '' where attention, norm and sink tokens have to be the source's. Otherwise those of the
+    config take their place, and parameters that the source lacks start as `sink_jax.graft` says.
   train: the parameters that an update changes: 'all'; 'new', those that the source has not; or
     'attention', those of the attention of all blocks, and the new ones. The optimizer neither
     keeps nor decays anything of the others.
@@ -25,7 +30,7 @@ class InitOptions:
     in nats, beside the cross-entropy.
   step: of a source that is a run, None otherwise. hash: SHA-256 of the source's files. Both are
     empty in the config of a run that begins, unless a source of another hash is to be refused, and
-    then as they were found.
+    then as they were found. new: paths of the parameters that a graft has added, likewise.
 
   Raises:
     ValueError: an unknown choice, or an option that needs a source where there is none.
@@ -33,10 +38,12 @@ class InitOptions:
 
   source: str = ''
   keep: str = 'params'
+  graft: str = ''
   train: str = 'all'
   distill: float = 0.0
   step: int | None = None
   hash: str | None = None
+  new: str | None = None
 
   def __post_init__(self):
     for name, allowed in CHOICES.items():
@@ -44,14 +51,16 @@ class InitOptions:
         raise ValueError(f'init.{name} = {getattr(self, name)!r}; choices: {", ".join(allowed)}.')
     if type(self.source) is not str:
       raise ValueError(f'init.source = {self.source!r} must be a folder or the name of a model.')
-    for name, kind in (('step', int), ('hash', str)):
+    for name, kind in (('step', int), ('hash', str), ('new', str)):
       if getattr(self, name) is not None and type(getattr(self, name)) is not kind:
         raise ValueError(f'init.{name} = {getattr(self, name)!r} must be '
                          f'{"a whole number" if kind is int else "a text"}, or empty.')
     if not 0 <= self.distill < math.inf:  # NaN fails every comparison
       raise ValueError(f'init.distill must be >= 0 and finite, not {self.distill}.')
+    if self.new is not None and not self.graft:
+      raise ValueError(f'init.new = {self.new!r} names what init.graft has added: leave it empty.')
     if not self.source:
-      for name in ('train', 'distill', 'step', 'hash'):
+      for name in ('graft', 'train', 'distill', 'step', 'hash', 'new'):
         if getattr(self, name) != getattr(InitOptions, name):
           raise ValueError(f'init.{name} = {getattr(self, name)!r} is for runs that begin with the '
                            'parameters of another model: name it by init.source.')

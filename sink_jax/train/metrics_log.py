@@ -24,11 +24,11 @@ class MetricsWriter:
   """Writes `metrics.jsonl` and TensorBoard events of a workdir, in the first process.
 
   Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train',
-  'valid' and 'probe'. Opened at a step, it first drops lines beyond it, and those that are not
-  as they were written, so that a resumed run leaves the same file as one that was never
-  interrupted. In an object store the file is written anew twice a minute, and TensorBoard's at
-  each `flush`. In the other processes of a job every method does nothing: metrics are the same in
-  all, and two writers would damage the file.
+  'valid' and 'probe', and 'graft' of a run that begins with one. Opened at a step, it first drops
+  lines beyond it, and those that are not as they were written, so that a resumed run leaves the
+  same file as one that was never interrupted. In an object store the file is written anew twice a
+  minute, and TensorBoard's at each `flush`. In the other processes of a job every method does
+  nothing: metrics are the same in all, and two writers would damage the file.
 
   whole_from, remark: of the rows that were there, see `record.SettledMetrics`.
   """
@@ -140,7 +140,7 @@ def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[s
   """The events of a run in order; lines that a kill or a fault made unreadable are left out.
 
   Args:
-    kind: 'train', 'valid' or 'probe'; None for all of them.
+    kind: 'train', 'valid', 'probe' or 'graft'; None for all of them.
   """
   return [row for _, row in read_rows(to_path(workdir) / 'metrics.jsonl')
           if kind in (None, row['kind'])]

@@ -16,6 +16,7 @@ from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.io.paths import AnyPath
+from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.run import Run
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
@@ -72,6 +73,7 @@ class Recorder:
     self.name, self.start, self.sink_1 = name, 0, 'n/a'
     self._run, self._lock, self._wait_for_file_check = run, lock, wait_for_file_check
     self._experiment = run.experiment
+    self._graft: GraftReport | None = None
     self._checkpoints = Checkpoints(lock.workdir, run.experiment.checkpoints_kept)
 
   def restore(self) -> TrainState:
@@ -81,7 +83,9 @@ class Recorder:
     for remark in self._checkpoints.damaged:
       _warn_once(remark)
     if state is None and self._run.start is not None:
-      state = state_of_params(self._run.start.params(mesh), model, optimizer, mesh)
+      params, self._graft = self._run.start.params(mesh, model, self._run.probe_tokens,
+                                                   self._experiment.seed)
+      state = state_of_params(params, model, optimizer, mesh)
     elif state is None:
       state = init_state(model, optimizer, self._experiment.seed, mesh)
     self.start = int(state.step)
@@ -119,7 +123,10 @@ class Recorder:
         yield
 
   def begin(self, state: TrainState) -> None:
-    """Evaluates the state before the first step."""
+    """Evaluates the state before the first step, and writes what a graft has done to it."""
+    if self._graft is not None:
+      _warn_once(str(self._graft))
+      self._metrics.write('graft', 0, self._graft.row())
     self._evaluate(0, state)
 
   def due(self, step: int) -> bool:

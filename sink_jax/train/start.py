@@ -20,7 +20,10 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.graft import GRAFTED, graft_to, new_parameters
+from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.pattern import pattern_text
+from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.train import run_dir as runs
 from sink_jax.train.checksums import saved_steps
@@ -35,7 +38,7 @@ from sink_jax.train.multihost import broadcast_from_process0, on_all_processes
 _NOT_THE_MODEL = ('size', 'init', 'dtype', 'implementation', 'remat', 'unroll')
 _MODEL_KEYS = tuple(f.name for f in dataclasses.fields(ModelOptions)
                     if f.name not in _NOT_THE_MODEL)
-_FILLED = ('init.step', 'init.hash', *(f'model.{key}' for key in _MODEL_KEYS))
+_FILLED = ('init.step', 'init.hash', 'init.new', *(f'model.{key}' for key in _MODEL_KEYS))
 
 
 class Encodes(Protocol):
@@ -81,15 +84,29 @@ class Start:
   new: tuple[str, ...]
   open: Callable[[], Source]
 
-  def params(self, mesh: Mesh) -> ParamTree:
-    """The parameters of the run before its first step, float32, laid out over a mesh.
+  def params(self, mesh: Mesh, model: ModelConfig, batch: np.ndarray, seed: int,
+             ) -> tuple[ParamTree, GraftReport | None]:
+    """The parameters of the run before its first step, float32, and what a graft has done to them.
 
-    All processes of a job call it.
+    Those of the source are laid out over the mesh, new ones lie on all of its devices. All
+    processes of a job call it.
+
+    Args:
+      model: of the run. batch: on which a graft is measured, and its sink logits are put below the
+        sums of rows. seed: of new parameters.
 
     Raises:
       ValueError: the source is gone, has changed or is damaged; names it.
     """
-    return self.source_params(mesh)
+    params = self.source_params(mesh)
+    if not self.options.graft:
+      return params, None
+    # As the run computes, but for what a forward pass alone does not need.
+    after = dataclasses.replace(model, implementation=None, remat='none', unroll=1)
+    before = dataclasses.replace(after, **{name: getattr(self.model, name) for name in GRAFTED})
+    grafted = graft_to(Run(before, params, self.options.source), after, start=self.options.graft,
+                       tokens=batch, seed=seed)
+    return grafted.params, grafted.graft
 
   def source_params(self, mesh: Mesh) -> ParamTree:
     """The parameters of the source, as `params`: those of `model`."""
@@ -182,8 +199,7 @@ def start_of(experiment: Experiment, model: ModelConfig, source: Source | None,
                      'task has no tokens. Use init.distill = 0.')
   # Where the source is not looked at again, the run is the same model.
   there = source.model if source else model
-  known = set(parameter_paths(there))
-  new = tuple(path for path in parameter_paths(model) if path not in known)
+  new = tuple(init.new.split(', ')) if init.new else ()
   return Start(init, there, new, lambda: source or opened(init, open_source))
 
 
@@ -215,12 +231,18 @@ def with_sizes(config: Mapping[str, Any], source: Source, digest: str | None = N
     ValueError: a key that the config sets is not as the source has it; lists all, with the values
       of both and the options that make them equal.
   """
-  _check_same(from_dict(config), source)
+  experiment = from_dict(config)
+  _check_same(experiment, source)
   there = _written(source.model)
   model = {key: there.get(key) if value is None and key in _MODEL_KEYS else value
            for key, value in config['model'].items()}
   init = config['init'] | {'step': source.step, 'hash': digest}
-  return dict(config, model=model, init=init)
+  config = dict(config, model=model, init=init)
+  if experiment.init.graft:
+    target = dataclasses.replace(source.model, attention=experiment.attention,
+                                 norm=model['norm'], sink_tokens=model['sink_tokens'])
+    init['new'] = ', '.join(new_parameters(source.model, target))
+  return config
 
 
 def _check_same(experiment: Experiment, source: Source) -> None:
@@ -232,17 +254,22 @@ def _check_same(experiment: Experiment, source: Source) -> None:
       options.append(shlex.quote(f'--config.{key}={text}'))
 
   texts = _texts(source.model)
+  grafted = GRAFTED if experiment.init.graft else ()
   for key in _MODEL_KEYS:
-    if (here := getattr(experiment.model, key)) is not None:
+    if key not in grafted and (here := getattr(experiment.model, key)) is not None:
       there = _value(source.model, key)
       compare(f'model.{key}', here, there, texts.get(key, there))
-  for field in dataclasses.fields(AttentionSpec):
+  for field in dataclasses.fields(AttentionSpec) if not grafted else ():
     there = getattr(source.model.attention, field.name)
     compare(f'attention.{field.name}', getattr(experiment.attention, field.name), there, there)
+  # What a graft changes, and no other key.
+  of_graft = all(line.startswith(('attention.', 'model.norm:', 'model.sink_tokens:'))
+                 for line in lines)
+  hint = '\nTo give it the config\'s, add\n  --config.init.graft=identity' if of_graft else ''
   if lines:
     raise ValueError(f'init.source = {source.name!r} is another model than the config\'s:\n  '
                      + '\n  '.join(lines) + '\nTo train what the source is, add\n  '
-                     + ' '.join(options))
+                     + ' '.join(options) + hint)
 
 
 def _value(model: ModelConfig, key: str) -> Any:

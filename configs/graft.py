@@ -1,0 +1,37 @@
+"""Another attention for the default run, which is trained on with it: does the sink move?
+
+  python -m sink_jax.sweep --config=configs/desk.py --only=default --seeds=0 --workdir=runs/desk
+  python -m sink_jax.sweep --config=configs/graft.py --budget=desk --seeds=0 \\
+    --set=init.source=runs/desk/default-seed-0 --workdir=runs/graft
+
+A trial begins with the parameters of `init.source`, by default runs/BUDGET/default, and takes as
+many steps as that has had, with a schedule of its own; `continued` is the default itself, trained
+on for as long. A variant from scratch is to be given the steps of both: --config=configs/remedies.py
+--only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --set=steps=8000. A seed is of the
+order of the data and of new parameters alone, so that every seed takes a default run of its own.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import budget
+
+
+def _graft(start: str = 'identity', **components: str) -> dict[str, str]:
+  return {'init.graft': start} | {f'attention.{name}': value for name, value in components.items()}
+
+
+TRIALS = {
+    'continued': {},
+    'graft-gate': _graft(head='HeadGate(scale=2.0)'),  # gates that start at one
+    'graft-gate-random': _graft('random', head='HeadGate()'),  # as published: they start around 1/2
+    'graft-sink-logit': _graft(kv_bias='SinkLogit()'),
+    'graft-k-bias': _graft(kv_bias='KBias()'),
+    'graft-k-bias-window': _graft(kv_bias='KBias()', mask='Window(size=512)'),
+    'graft-zero-sink': _graft(kv_bias='ZeroSink()'),
+}
+
+
+def get_config(argument: str = '') -> ConfigDict:
+  config = budget.config(TRIALS, argument)
+  config.init.source = f'runs/{config.label.budget}/default'
+  return config

@@ -1,0 +1,98 @@
+"""Training with another attention than the source's: what starts where, and what moves."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.pretrained.source import open_source
+from sink_jax.train import loop
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.run_dir import read_config
+from sink_jax.train.start import parameter_paths
+from tests.train import runs
+
+QUIET = dict(steps=4, checkpoint_every=10, probe__every=0, validation__every=0)
+GATE = 'HeadGate(scale=2.0)'
+
+
+def go(config, workdir):
+  return loop.train(config, workdir, show_progress=False, open_source=open_source)
+
+
+@pytest.fixture(scope='module')
+def first(tmp_path_factory):
+  """The workdir of the run that others begin with."""
+  workdir = tmp_path_factory.mktemp('first') / 'run'
+  go(runs.config(**QUIET), workdir)
+  return workdir
+
+
+def grafted(first, **changes):
+  return runs.config(**QUIET | dict(seed=1, init__source=str(first), init__graft='identity')
+                     | changes)
+
+
+def moved(before, after):
+  """{path: norm of the change} of the parameters that are not what they were."""
+  pairs = zip(parameter_paths(after.config), jax.tree.leaves(before.params),
+              jax.tree.leaves(after.params), strict=True)
+  return {path: np.linalg.norm(a - b) for path, a, b in pairs if np.any(a != b)}
+
+
+def test_gates_begin_with_the_sources_loss_and_alone_are_trained(first, tmp_path, caplog):
+  source, workdir = tmp_path / 'source', tmp_path / 'run'
+  shutil.copytree(first, source)
+  config = grafted(source, steps=20, attention__head=GATE, init__train='new')
+  after = go(config, workdir)
+  last, begun = runs.rows(first, 'valid')[-1], runs.rows(workdir, 'valid')[0]
+  assert (last['step'], begun['step']) == (4, 0)
+  assert begun['valid'] == pytest.approx(last['valid'], rel=1e-6)
+  row, = read_metrics(workdir, 'graft')
+  assert (row['step'], row['exact'], row['new']) == (0, True, 'blocks/attention/head_kernel')
+  assert row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-6)
+  assert 'attention.head: PlainOutput() -> HeadGate(' in caplog.text
+  before = sj.graft(sj.load_run(source), attention={'head': GATE})
+  changes = moved(before, after)
+  assert list(changes) == ['blocks/attention/head_kernel'] and changes.popitem()[1] > 0.01
+  # What is new is a part of the run, which goes on without its source.
+  assert read_config(workdir)['init']['new'] == row['new']
+  rows = runs.rows(workdir)
+  shutil.rmtree(source)
+  shutil.rmtree(workdir / 'checkpoints' / '20')
+  again = go(config, workdir)
+  assert runs.rows(workdir) == rows and not moved(after, again)
+
+
+def test_a_graft_that_changes_the_function_says_by_how_much(first, tmp_path):
+  attention = {'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}
+  go(grafted(first, steps=20, init__graft='random', **{
+      f'attention__{name}': value for name, value in attention.items()}), tmp_path)
+  row, = read_metrics(tmp_path, 'graft')
+  after = sj.load_run(tmp_path)
+  before = sj.graft(sj.load_run(first), attention=attention, tokens=after.probe_tokens, seed=1,
+                    start='random')
+  changes = moved(before, after)
+  assert set(changes) == set(parameter_paths(after.config)) and min(changes.values()) > 0.01
+  loss = lambda r: -np.mean(np.take_along_axis(np.asarray(jax.nn.log_softmax(
+      r.logits(after.probe_tokens[:, :-1])), np.float64), after.probe_tokens[:, 1:, None], -1))
+  assert row['loss_after'] == pytest.approx(loss(before), rel=1e-6)
+  assert row['loss_before'] == pytest.approx(loss(sj.load_run(first)), rel=1e-6)
+  assert abs(row['loss_after'] - row['loss_before']) > 1e-3 and not row['exact']
+
+
+@pytest.mark.parametrize('changes, words', [
+    (dict(init__graft='', attention__head=GATE, model__sink_tokens=1),
+     r'model.sink_tokens: 1 in the config, 0 .*attention.head: .*init.graft=identity'),
+    (dict(attention__head=GATE, model__heads=2), 'model.heads: 2 in the config, 4 in the source'),
+    ({}, 'The graft changes nothing'),
+    (dict(attention__kv_bias='ZeroSink()', init__train='new'), 'nothing would be trained'),
+    (dict(init__source='', attention__head=GATE), "init.graft = 'identity'.*init.source"),
+    (dict(init__graft='zero'), "init.graft = 'zero'; choices: .*identity, random")], ids=str)
+def test_what_is_refused(first, tmp_path, changes, words):
+  with pytest.raises(ValueError, match=f'(?s){words}') as error:
+    go(grafted(first, **changes), tmp_path / 'run')
+  assert ('init.graft=' in str(error.value)) == (changes.get('init__graft') == '')
+  assert not (tmp_path / 'run').exists()
