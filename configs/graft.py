@@ -33,5 +33,6 @@ TRIALS = {
 
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument)
-  config.init.source = f'runs/{config.label.budget}/default'
+  name = config.to_dict()['label']['budget']
+  config.update_from_flattened_dict({'init.source': f'runs/{name}/default'})
   return config

@@ -33,6 +33,7 @@ from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.init_options import InitOptions
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.multihost import broadcast_from_process0, on_all_processes
+from sink_jax.train.sharding import laid_out
 
 # Keys of `model` that say how a model is initialised or computed, and not what it is.
 _NOT_THE_MODEL = ('size', 'init', 'dtype', 'implementation', 'remat', 'unroll')
@@ -88,8 +89,7 @@ class Start:
              ) -> tuple[ParamTree, GraftReport | None]:
     """The parameters of the run before its first step, float32, and what a graft has done to them.
 
-    Those of the source are laid out over the mesh, new ones lie on all of its devices. All
-    processes of a job call it.
+    They are laid out over a mesh. All processes of a job call it.
 
     Args:
       model: of the run. batch: on which a graft is measured, and its sink logits are put below the
@@ -106,7 +106,7 @@ class Start:
     before = dataclasses.replace(after, **{name: getattr(self.model, name) for name in GRAFTED})
     grafted = graft_to(Run(before, params, self.options.source), after, start=self.options.graft,
                        tokens=batch, seed=seed)
-    return grafted.params, grafted.graft
+    return laid_out(mesh, grafted.params), grafted.graft  # new ones lie on every device as a whole
 
   def source_params(self, mesh: Mesh) -> ParamTree:
     """The parameters of the source, as `params`: those of `model`."""
