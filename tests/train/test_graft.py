@@ -8,6 +8,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.pretrained.source import open_source
+from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.trials import Trial
 from sink_jax.train import loop
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.run_dir import read_config
@@ -96,3 +98,24 @@ def test_what_is_refused(first, tmp_path, changes, words):
     go(grafted(first, **changes), tmp_path / 'run')
   assert ('init.graft=' in str(error.value)) == (changes.get('init__graft') == '')
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.full
+def test_devices_and_groups_graft_as_one_device_does_alone(first, tmp_path):
+  sections = dict(attention__kv_bias='SinkLogit()', attention__head=GATE, init__train='attention')
+  config = lambda seed: grafted(first, seed=seed, **sections)
+  go(config(1), tmp_path / 'alone')
+  process = runs.start(tmp_path / 'mesh', devices=8, **QUIET, **sections, **{
+      'init.source': str(first), 'init.graft': 'identity', 'seed': 1, 'mesh.fsdp': 2,
+      'mesh.tensor': 2})
+  errors = process.communicate(timeout=300)[1]
+  assert process.returncode == 0 and 'not usable' not in errors, errors  # laid out for the state
+  trials = {str(seed): Trial(str(seed), config(seed)) for seed in (0, 1)}
+  assert dict(run_batched(trials, tmp_path / 'group')) == dict.fromkeys('01', 'done')
+  assert list((tmp_path / 'group').glob('*.group.json'))
+  numbers = lambda row: {key: x for key, x in row.items() if not isinstance(x, str)}
+  for other in ('mesh', 'group/1'):
+    for kind in ('graft', 'train'):
+      for here, there in zip(runs.rows(tmp_path / other, kind),
+                             runs.rows(tmp_path / 'alone', kind), strict=True):
+        assert numbers(here) == pytest.approx(numbers(there), rel=1e-5)
