@@ -28,8 +28,9 @@ class GraftReport:
 
   def row(self) -> dict[str, str | float | None]:
     """The fields as texts and numbers, of the metrics of a run."""
-    fields = dataclasses.asdict(self)
-    return {name: ', '.join(x) if isinstance(x, tuple) else x for name, x in fields.items()}
+    return dataclasses.asdict(self) | {
+        'changed': '; '.join(self.changed), 'new': ', '.join(self.new),
+        'removed': ', '.join(self.removed)}
 
   def __str__(self) -> str:
     names = lambda label, paths: f'; {label}: {", ".join(paths)}' if paths else ''
