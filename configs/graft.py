@@ -6,9 +6,13 @@
 
 A trial begins with the parameters of `init.source`, by default runs/BUDGET/default, and takes as
 many steps as that has had, with a schedule of its own; `continued` is the default itself, trained
-on for as long. A variant from scratch is to be given the steps of both: --config=configs/remedies.py
---only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --set=steps=8000. A seed is of the
-order of the data and of new parameters alone, so that every seed takes a default run of its own.
+on for as long. A variant from scratch is to be given the steps of both:
+
+  python -m sink_jax.sweep --config=configs/remedies.py --seeds=0 --set=steps=8000 \\
+    --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
+
+A seed is of the order of the data and of new parameters alone, so that every seed takes a default
+run of its own.
 """
 
 from ml_collections import ConfigDict
