@@ -124,8 +124,8 @@ def streaming_llm(run, inputs, size, sinks, positions):
 @pytest.mark.parametrize('position', ['Rope()', 'Alibi()', 'Relative()'])
 @pytest.mark.parametrize('positions', ['cache', 'text'])
 @pytest.mark.parametrize('size,sinks,first', [
-    (5, 2, 1), pytest.param(5, 2, 5, marks=pytest.mark.full), (6, 0, 3),
-    pytest.param(4, 3, 1, marks=pytest.mark.full)])
+    (5, 2, 1), *(pytest.param(*sizes, marks=pytest.mark.full)
+                 for sizes in ((5, 2, 5), (6, 0, 3), (4, 3, 1)))])
 def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, sinks, first):
   run = model(layers=1, attention=sj.AttentionSpec(position=position))
   expected = streaming_llm(run, np.asarray(tokens()), size, sinks, positions)[:, first - 1:]
