@@ -45,7 +45,7 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
   if protocol not in protocols:
     raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(protocols)}.')
   result = base.get_config()
-  result.update_from_flattened_dict(_PAPER_DATA | protocols[protocol])
+  result.update_from_flattened_dict(_PAPER_DATA | dict(protocols[protocol]))
   result = base.trial(trials, name, result)
   values = result.to_dict()
   if protocol == 'released':

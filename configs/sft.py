@@ -18,15 +18,15 @@ tokens; one epoch. It names the platform, alignment-handbook, and nothing more. 
 recipe (zephyr-7b-beta/sft/config_full.yaml) are: a warm-up of 10 % of the steps, bfloat16, the
 zephyr template, a loss of all tokens, questions too; and from the defaults of the trainer that
 reads it: AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, a cosine down to 0. How
-many steps an epoch has depends on the tokenizer, and is written nowhere: 2,200 steps are 288 million
-tokens. `python -m sink_jax.data.build` prints how many there are, for --set=steps and
+many steps an epoch has depends on the tokenizer, and is written nowhere: 2,200 steps are 288
+million tokens. `python -m sink_jax.data.build` prints how many there are, for --set=steps and
 --set=optimizer.warmup_steps. data/ultrachat holds ultrachat_200k as .jsonl files.
 
 The budgets `desk` and `smoke` take the default run and the sigmoid run of that budget, with their
 sizes, sequences and batches; the text is `StdlibChat`, for 300 steps, less than an epoch, and the
 learning rate is the paper's share of the pre-training one, 2e-5 of 4e-4. Protocol `paper` counts
-all tokens in the loss, `answers` those of answers alone. Every step is logged, since the page judges
-single steps.
+all tokens in the loss, `answers` those of answers alone. Every step is logged, since the page
+judges single steps. The tokenizer is the one that lies in the workdir of the run to begin with.
 
 `sft-unstable` is no model of the paper: it is sft-softmax with 1,000 times the learning rate, which
 the criteria of the page have to find unstable before they say anything of the others.
@@ -92,11 +92,11 @@ _BUDGETS = {
 
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, protocols=PROTOCOLS)
-  label = config.label
-  if label.budget not in _BUDGETS:
-    raise ValueError(f'Fine-tuning has no budget {label.budget!r}. Choices: '
+  label = config.to_dict()['label']
+  if label['budget'] not in _BUDGETS:
+    raise ValueError(f'Fine-tuning has no budget {label["budget"]!r}. Choices: '
                      f'{", ".join(_BUDGETS)}.')
-  changes, softmax, sigmoid = _BUDGETS[label.budget]
-  config.update_from_flattened_dict(changes(_LOSS[label.protocol]) | {
-      'init.source': sigmoid if label.trial == 'sft-sigmoid' else softmax})
+  changes, softmax, sigmoid = _BUDGETS[label['budget']]
+  config.update_from_flattened_dict(changes(_LOSS[label['protocol']]) | {
+      'init.source': sigmoid if label['trial'] == 'sft-sigmoid' else softmax})
   return config
