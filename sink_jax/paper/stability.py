@@ -51,8 +51,9 @@ class Issues:
   level: Sequence[int] = ()
 
   @property
-  def any(self) -> bool:
-    return bool(self.not_finite or self.gradient or self.loss or self.level)
+  def steps(self) -> list[int]:
+    """The steps with an issue, whichever it is."""
+    return sorted({*self.not_finite, *self.gradient, *self.loss, *self.level})
 
 
 def issues(loss: Sequence[float | None], grad_norm: Sequence[float | None], warmup: int) -> Issues:

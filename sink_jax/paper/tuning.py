@@ -24,6 +24,7 @@ TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
           PLANTED: 'planted unstable run'}
 COMMAND = 'python -m sink_jax.sweep --config=configs/sft.py'
 _ENDED = ('done', 'diverged')
+FULL = 'full'  # the budget that has the paper's models
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
 SIMILAR, DIFFERENT, UNDECIDED = 'similar', 'different', 'undecided'
 _ALIKE = 0.9  # confidence of the interval that has to lie within the margin
@@ -74,8 +75,9 @@ class TunedRun:
 
   @property
   def judged(self) -> int:
-    """How many of its steps are judged by all criteria."""
-    return len(judged_steps(len(self.loss), self.warmup))
+    """How many of its steps are judged by all criteria, or are not finite."""
+    return len({*judged_steps(len(self.loss), self.warmup),
+                *(self.issues.not_finite if self.issues else ())})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Tuning:
   """The runs of a budget and protocol.
 
   rules: the budget whose rules apply. mixed: settings in which the runs must not differ, and do.
+  trained: with what code and on what machines.
   """
 
   name: str
@@ -135,6 +138,7 @@ class Tuning:
   runs: Sequence[TunedRun]
   differences: Sequence[Difference]
   mixed: Sequence[str]
+  trained: Sequence[str]
 
   def of(self, trial: str) -> list[TunedRun]:
     return [run for run in self.runs if run.trial == trial]
@@ -147,7 +151,7 @@ class Tuning:
   def able(self) -> bool | None:
     """Whether the criteria find the planted run unstable; None before one has ended."""
     planted = [run for run in self.of(PLANTED) if run.ended and run.issues is not None]
-    return all(run.issues.any for run in planted if run.issues) if planted else None
+    return all(run.issues.steps for run in planted if run.issues) if planted else None
 
 
 def is_fine_tuned(run: RunRecord) -> bool:
@@ -156,14 +160,18 @@ def is_fine_tuned(run: RunRecord) -> bool:
 
 
 def tuned_groups(runs: Iterable[RunRecord]) -> list[Group]:
-  """The runs of configs/sft.py by budget and protocol; [] where there is none."""
+  """The runs of configs/sft.py by budget and protocol, the paper's first; [] where none is."""
   found: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
   for run in filter(is_fine_tuned, runs):
     key = run.label.budget, run.label.protocol or 'paper'
     found.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
   return [Group(*key, {trial: tuple(sorted(trials[trial], key=seed_and_name))
                        for trial in TRIALS if trial in trials})
-          for key, trials in sorted(found.items())]
+          for key, trials in sorted(found.items(), key=lambda item: _rank(*item[0]))]
+
+
+def _rank(budget: str, protocol: str) -> tuple[bool, str, bool, str]:
+  return not budget.startswith(FULL), budget, protocol != 'paper', protocol
 
 
 def tuning_of(group: Group) -> Tuning:
@@ -176,7 +184,9 @@ def tuning_of(group: Group) -> Tuning:
   differences = [] if mixed else [
       found for key in MEASURES
       if (found := difference(key, by_trial[SOFTMAX], by_trial[SIGMOID]))]
-  return Tuning(group.name, group.rules, group.protocol, runs, differences, mixed)
+  trained = {f'{run.origin.code or "unknown code"}, '
+             f'on {run.origin.hardware or "an unknown machine"}' for run in records}
+  return Tuning(group.name, group.rules, group.protocol, runs, differences, mixed, sorted(trained))
 
 
 def difference(key: str, softmax: Mapping[int, TunedRun], sigmoid: Mapping[int, TunedRun]

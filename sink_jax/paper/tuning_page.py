@@ -37,6 +37,7 @@ TITLE = 'Fine-tuning (Figure 30)'
 CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
            'over seeds and stretches of steps.')
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
+_BYTES = 200_000  # of the pictures on the page
 METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
     f'{CRITERIA["loss"]}; or, {CRITERIA["level"]}. They have to find a planted unstable run, '
@@ -68,6 +69,11 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
   # Of numbers as report.json has them, so that a reader of it can make every sentence again.
   found = [rounded(finite(tuning_of(group))) for group in groups]
+  pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
+              for group in groups}
+  pngs = {picture.file: drawing.panels(picture) for of in pictures.values() for picture in of}
+  # The files beside the page keep their full size; only the copies in it are made smaller.
+  small = drawing.shrunk(pngs, _BYTES)
   out.mkdir(parents=True, exist_ok=True)
   page = Parts(TITLE)
   page.items([sentences(tuning)[0] for tuning in found])
@@ -75,15 +81,16 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
-    for picture in filter(None, (_figure_30(group), _planted(group))):
-      png = drawing.panels(picture)
-      write_atomically(out / picture.file, png)
-      page.picture(picture.file, png, f'{picture.name}. {CAPTION}')
+    for picture in pictures[tuning.name]:
+      page.picture(picture.file, small[picture.file], f'{picture.name}. {CAPTION}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
+    page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
     if tuning.missing:
       page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
                 f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
+  for name, png in pngs.items():
+    write_atomically(out / name, png)
   write_atomically(out / 'report.json', to_json({
       'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
   write_atomically(out / 'report.md', page.markdown())

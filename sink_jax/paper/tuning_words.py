@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from sink_jax.paper.tuning import (
+  FULL,
   MEASURES,
   PLANTED,
   SIGMOID,
@@ -15,8 +16,8 @@ from sink_jax.paper.tuning import (
   TunedRun,
   Tuning,
 )
+from sink_jax.report.markup import upper
 
-_TESTS = 'full'  # the budget that has the paper's models
 TOO_SMALL = "too small to test the paper's sentence, which is about 1B models"
 UNABLE = 'no verdict: the criteria are not able to tell'
 STABLE, UNSTABLE = 'no stability issue by these criteria', 'a stability issue'
@@ -25,7 +26,7 @@ STABLE, UNSTABLE = 'no stability issue by these criteria', 'a stability issue'
 def verdict(tuning: Tuning) -> str:
   """The verdict on "no stability issue", in words."""
   models = [run for trial in (SOFTMAX, SIGMOID) for run in tuning.of(trial)]
-  if tuning.rules != _TESTS:
+  if tuning.rules != FULL:
     return TOO_SMALL
   if tuning.mixed:
     return f'no verdict: the runs differ in {", ".join(tuning.mixed)}'
@@ -37,13 +38,17 @@ def verdict(tuning: Tuning) -> str:
     return f'{UNABLE}, since {PLANTED} has not been run to its end'
   if not tuning.able:
     return UNABLE
-  unstable = [run for run in tuning.of(SIGMOID) if run.issues and run.issues.any]
+  unstable = [run for run in tuning.of(SIGMOID) if run.issues and run.issues.steps]
   return f'{UNSTABLE}: {", ".join(_named(run) for run in unstable)}' if unstable else STABLE
 
 
 def sentences(tuning: Tuning) -> list[str]:
   """What was found, all of it from the values of the `Tuning`."""
-  lines = [f'{tuning.name}: {verdict(tuning)}.', _control(tuning)]
+  steps = [f'{TRIALS[trial]} {sum(len(run.issues.steps) for run in runs if run.issues)} of '
+           f'{sum(run.judged for run in runs):,}' for trial in TRIALS
+           if (runs := [run for run in tuning.of(trial) if run.issues is not None])]
+  lines = [f'{tuning.name}: {verdict(tuning)}. Steps with an issue, of those judged: '
+           f'{", ".join(steps) or "none judged"}.', _control(tuning)]
   if tuning.mixed:
     lines.append(f'The runs differ in more than they are about: {", ".join(tuning.mixed)}. They '
                  'are not compared.')
@@ -75,8 +80,8 @@ def _control(tuning: Tuning) -> str:
 def _counted(tuning: Tuning, trial: str) -> str:
   runs = [run for run in tuning.of(trial) if run.issues is not None]
   if not runs:
-    return f'{TRIALS[trial]}: nothing to judge.'
-  return f'{TRIALS[trial]}, {_seeds(runs)}: {_issues_in_words(runs)}.'
+    return f'{upper(TRIALS[trial])}: nothing to judge.'
+  return f'{upper(TRIALS[trial])}, {_seeds(runs)}: {_issues_in_words(runs)}.'
 
 
 def _issues_in_words(runs: Sequence[TunedRun]) -> str:
@@ -108,7 +113,7 @@ def _signs(runs: Sequence[TunedRun]) -> str:
            for key, name in (('sink_1', f'Sink_1{star} in %'),
                              ('hidden_ratio', 'largest hidden norm ratio'),
                              ('value_ratio', 'least value norm ratio'))]
-  return f'{TRIALS[runs[0].trial]} (n = {len(pairs)}): {"; ".join(words)}.'
+  return f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
 
 
 def _range(values: Sequence[float | None]) -> str:

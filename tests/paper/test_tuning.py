@@ -71,7 +71,7 @@ def test_a_run_that_is_bad_from_the_first_steps_on_is_found_by_its_level():
   loss, grad = curves(2)
   loss[3:] += 2.0
   of = found(loss, grad)
-  assert (of.not_finite, of.gradient, of.loss) == ([], [], []) and of.any
+  assert (of.not_finite, of.gradient, of.loss) == ([], [], []) and of.steps == of.level
   expected = [step for step in range(51, STEPS + 1)
               if (pair := robust(loss[step - 51:step - 1])) and pair[0] > loss[0] + 5 * pair[1]]
   assert of.level == expected and len(expected) > 200
