@@ -30,7 +30,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.checkpoint_every = 1_000  # steps; 0: only after the last one
   config.checkpoints_kept = 2  # the newest ones
 
-  # Parameters of another model to begin with, in the place of those that the seed draws.
+  # Parameters of another model to begin with, in the place of those that the seed draws. In
+  # init.source {seed} is the seed of the run, and beside it in data.tokenizer {seed} and {source}.
   config.init = ConfigDict()
   config.init.source = ''  # a workdir, or a folder or name as load_pretrained takes it; '': none
   config.init.keep = 'params'  # of the source; the optimizer starts fresh

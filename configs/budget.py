@@ -26,10 +26,12 @@ PROTOCOLS = {
 }
 
 
-def config(trials: base.Trials, argument: str, default: str = 'full') -> ConfigDict:
+def config(trials: base.Trials, argument: str, default: str = 'full',
+           protocols: base.Trials = PROTOCOLS) -> ConfigDict:
   """The config that e.g. 'window-32,budget=smoke,protocol=released' names.
 
-  default: the budget where none is given; the protocol is 'paper' then.
+  default: the budget where none is given; the protocol is 'paper' then. protocols: what each
+  changes, of a file with protocols of its own.
 
   Raises:
     ValueError: unknown trial, option, budget or protocol; lists the choices.
@@ -40,10 +42,10 @@ def config(trials: base.Trials, argument: str, default: str = 'full') -> ConfigD
   budget, protocol = given.pop('budget', default), given.pop('protocol', 'paper')
   if given:
     raise ValueError(f'Unknown option {next(iter(given))!r}. Choices: budget, protocol.')
-  if protocol not in PROTOCOLS:
-    raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(PROTOCOLS)}.')
+  if protocol not in protocols:
+    raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(protocols)}.')
   result = base.get_config()
-  result.update_from_flattened_dict(_PAPER_DATA | PROTOCOLS[protocol])
+  result.update_from_flattened_dict(_PAPER_DATA | dict(protocols[protocol]))
   result = base.trial(trials, name, result)
   values = result.to_dict()
   if protocol == 'released':

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, budget, desk, paper
+from configs import base, budget, desk, paper, sft
 from sink_jax.data.dataset import open_data
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.stdlib import splits_by_name
@@ -21,7 +21,7 @@ from sink_jax.models.transformer import Transformer
 from sink_jax.paper.all_claims import trials_of as trials_of_claims
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.trials import load_trials
-from sink_jax.train.experiment import NotExpressible, from_dict
+from sink_jax.train.experiment import NotExpressible, differences, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 NOT_TABLES = {'__init__', 'base', 'budget', 'desk'}  # desk: the paper's, at a budget of its own
@@ -45,7 +45,7 @@ def test_names_are_unique_and_fit_a_folder():
   assert set(paper.TRIALS) == {
       name for path in FILES
       if path.stem not in ('paper', 'quickstart', 'synthetic', 'emergence', 'baseline', 'remedies',
-                           'graft')
+                           'graft', 'sft')
       for name in trials_of(path)}
 
 
@@ -295,6 +295,31 @@ def test_data_amounts_limit_what_is_seen(text, name):
 def test_batch_sizes_are_in_the_batch(text, name):
   experiment, (batch,) = batches(text, name, 1)
   assert batch.tokens.shape == (int(name.split('-')[1]) // 32, 64)
+
+
+def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_rate():
+  trials = load_trials(CONFIGS / 'sft.py', {'budget': 'desk', 'protocol': 'answers'}, [1, 2])
+  assert list(trials)[2:4] == ['sft-sigmoid-seed-1', 'sft-sigmoid-seed-2']
+  for kind, name in (('default', 'sft-softmax'), ('sigmoid', 'sft-sigmoid')):
+    config, pretrained = trials[f'{name}-seed-2'].config, from_dict(
+        desk.get_config(kind).to_dict())
+    assert config['init']['source'] == f'runs/desk/{kind}-seed-2'
+    assert config['data']['tokenizer'] == (
+        f"HuggingFace(path='runs/desk/{kind}-seed-2/tokenizer/tokenizer.json')")
+    tuned = from_dict(config)
+    assert tuned.data.source.answers_only and tuned.log_every == 1
+    assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
+    assert tuned.model_config(512) == pretrained.model_config(512)
+    assert (tuned.data.context, tuned.data.interventions, tuned.batch_size) == (
+        pretrained.data.context, pretrained.data.interventions, pretrained.batch_size)
+  unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
+  assert differences(unstable, softmax) == ['optimizer.learning_rate: 1.0 -> 0.001']
+  full = from_dict(sft.get_config('sft-softmax').to_dict())
+  assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)
+  assert (full.batch_size, full.data.context, full.optimizer.learning_rate) == (64, 2048, 2e-5)
+  assert full.optimizer.warmup_steps == 0.1 * full.steps and not full.data.source.answers_only
+  with pytest.raises(ValueError, match="no budget 'tenth'.*full, desk, smoke"):
+    sft.get_config('sft-softmax,budget=tenth')
 
 
 def test_base_documents_every_key():

@@ -11,6 +11,8 @@ from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
+from sink_jax.paper.tuning import is_fine_tuned
+from sink_jax.paper.tuning_page import tuning_report
 from sink_jax.remedies.page import leaderboard
 from sink_jax.remedies.step_times import COMMAND, FILE, StepTime, StepTimes
 from sink_jax.report.comparison import as_text as comparison_text
@@ -18,7 +20,7 @@ from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
-_OF_RUNS = ('baseline', 'leaderboard')  # reports of the runs of one config file
+_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard')  # reports of the runs of one config file
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
@@ -30,9 +32,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     out: the folder to write to.
     runs: a folder of runs; None where there are analyses alone.
     analyses: files, and folders of files, that analyses of published models wrote.
-    kind: 'baseline' (the search of configs/baseline.py), 'leaderboard' (the remedies of
-      configs/remedies.py), 'paper' or 'runs'; None for 'paper' where a run is one of its trials,
-      there is no run, or there are analyses, and for 'runs' otherwise.
+    kind: 'baseline' (the search of configs/baseline.py), 'fine-tuning' (configs/sft.py),
+      'leaderboard' (the remedies of configs/remedies.py), 'paper' or 'runs'; None for 'paper' where
+      a run is one of its trials, there is no run, or there are analyses, and for 'runs' otherwise.
     maps: whether a comparison draws attention maps; it does by default.
 
   Raises:
@@ -53,9 +55,11 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
       raise ValueError('--maps is for a comparison of runs, --kind=runs: leave it out.')
     if kind == 'baseline':
       return baseline_report(records, out)
+    if kind == 'fine-tuning':
+      return tuning_report(records, out)
     return leaderboard(records, out, _step_times(to_path(runs)) if runs else StepTimes())
   of_paper = bool(analyses) or not records or any(
-      is_of_the_paper(run) or is_synthetic(run) for run in records)
+      is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
   if (kind or ('paper' if of_paper else 'runs')) == 'paper':
     if maps is not None:
       raise ValueError('--maps is for a comparison of runs, --kind=runs; this is a report of the '

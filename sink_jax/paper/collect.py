@@ -17,7 +17,7 @@ SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper do
 _UNDER_WAY = ('running', 'interrupted')
 # Settings that may differ between runs that are averaged: they change where, in what order and how
 # exactly a step is computed, not what it means.
-_FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
+FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
          'microbatches', 'gradient_reduction', *RESUMABLE)
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
@@ -103,7 +103,7 @@ class Group:
     if trial == 'default' or not runs or not defaults:
       return False
     mine, its = (members[0].known_setup.settings for members in (runs, defaults))
-    return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in _FREE)
+    return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in FREE)
 
   def not_done(self, trial: str) -> str:
     """The runs of a trial that are not done, in words; '' if all are."""
@@ -198,7 +198,7 @@ def _differing(runs: Iterable[RunRecord]) -> list[str]:
   if len(known) < 2:
     return []
   _, different = differing_settings(known)
-  keys = {key for settings in different.values() for key in settings} - set(_FREE)
+  keys = {key for settings in different.values() for key in settings} - set(FREE)
   contents = {run.text.content for run in known if run.text and run.text.content}
   return [*sorted(keys), *(['the content of their data'] if len(contents) > 1 else [])]
 
@@ -214,7 +214,7 @@ def _strange(trial: str, run: RunRecord, default: RunRecord, varied: tuple[str, 
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
   mine, its = run.known_setup.settings, default.known_setup.settings
   shared = _SHARED if not varied else [
-      key for key in {**its, **mine} if key not in _FREE and not key.startswith(varied)]
+      key for key in {**its, **mine} if key not in FREE and not key.startswith(varied)]
   for key in shared:
     if key not in swept and mine.get(key) != its.get(key):
       yield f'{key} {mine.get(key)} instead of {its.get(key)}'

@@ -92,7 +92,7 @@ def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
   until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure.trials:
     runs = group.measured(trial)
-    losses.append(series(trial, runs, lambda run: _thinned(until(_losses(run)), _FEW)))
+    losses.append(series(trial, runs, lambda run: thinned(until(_losses(run)), _FEW)))
     rates.append(series(trial, runs, lambda run: until(_sink_points(run))))
     drawn += [trial] if losses[-1] or rates[-1] else []
   panels = [_panel('training loss, means over stretches', 'step', _LOSS, losses),
@@ -221,10 +221,10 @@ def _losses(run: RunRecord) -> list[tuple[float, float]]:
 
 
 def _train_points(run: RunRecord) -> list[tuple[float, float]]:
-  return _thinned(_losses(run), _POINTS)
+  return thinned(_losses(run), _POINTS)
 
 
-def _thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
   """Means over stretches of steps, so that there are at most so many of them."""
   # Every stretch stands at its last step, so that the curve ends where the run does.
   size = -(-len(points) // most) or 1

@@ -37,6 +37,8 @@ from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
+from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
+from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
 from sink_jax.report.records import RunRecord
 from sink_jax.train.provenance import provenance
@@ -81,7 +83,8 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
   path of this machine.
   """
   groups = groups_of(runs)
-  figures, pictures = _figures(groups, analysed)
+  tuned = tuned_groups(runs)
+  figures, pictures = _figures(groups, tuned, analysed)
   orders = event_orders(groups)
   pictures |= {order.picture.file: drawing.panels(order.picture) for order in orders}
   axis = synthetic.section(runs)
@@ -114,7 +117,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       runs={run.name: _run_summary(run) for run in runs},
       analyses=analysed.files,
       other_runs=[run.name for run in runs
-                  if not is_of_the_paper(run) and not is_synthetic(run)],
+                  if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
   )
   # Last, so that pages and JSON show the same numbers and no text escapes.
   return rounded(finite(without_paths(report))), pictures
@@ -187,7 +190,7 @@ def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim
                      verdicts or [nothing])
 
 
-def _figures(groups: Sequence[Group], analysed: Analysed
+def _figures(groups: Sequence[Group], tuned: Sequence[Group], analysed: Analysed
              ) -> tuple[list[Figure], dict[str, bytes]]:
   """Every figure of the paper with its pictures, and the PNGs by file name."""
   figures, pngs = [], {}
@@ -208,14 +211,17 @@ def _figures(groups: Sequence[Group], analysed: Analysed
         # The analyses.json of its run has the map; a report would be many times as large with it.
         panels = [dataclasses.replace(panel, map_TxT=None) for panel in picture.panels]
         pictures.append(dataclasses.replace(picture, panels=panels))
+    elif figure.needs == 'fine-tuning':
+      pictures = tuned_pictures(tuned)
+      pngs |= {picture.file: drawing.panels(picture) for picture in pictures}
     figures.append(Figure(figure, pictures, status or _figure_status(figure, pictures, groups)))
   return figures, pngs
 
 
 def _figure_status(figure: PaperFigure, pictures: Sequence[Picture], groups: Sequence[Group]
                    ) -> str:
-  if figure.needs == 'fine-tuning':
-    return 'not run: there is no config for fine-tuning the 1B models'
+  if figure.needs == 'fine-tuning' and not pictures:
+    return f'not run: {COMMAND} --workdir=runs/sft/paper'
   if figure.kind == 'schematic':
     return 'no data: a schematic'
   if pictures:

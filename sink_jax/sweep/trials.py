@@ -13,6 +13,7 @@ from typing import Any
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
 from sink_jax.train.old_keys import hint
+from sink_jax.train.placeholders import filled_in
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
 # Keys that change neither the model nor its training, so that a label need not name them. The data
@@ -77,7 +78,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       if config.label.budget and changes_of_all:
         config.label.budget += f' with {changes_of_all}'
       config = config.to_dict()
-      from_dict(config)
+      from_dict(filled_in(config))  # of any seed; what is wrong with it is wrong for all
     except NotExpressible as error:
       # The trial stays in the table with its reason, so that its absence from the results is
       # explained.
@@ -140,12 +141,13 @@ def _load(path: Path) -> ModuleType:
 
 def _for_seeds(trial: Trial, seeds: Iterable[int] | None) -> dict[str, Trial]:
   """The trial, or one like it for every seed, by name."""
+  of = lambda config: config and filled_in(config)
   if seeds is None:
-    return {trial.name: trial}
+    return {trial.name: dataclasses.replace(trial, config=of(trial.config))}
   named = {}
   for seed in seeds:
     name = f'{trial.name}-seed-{seed}'
-    config = trial.config and dict(trial.config, seed=seed)
+    config = of(trial.config and dict(trial.config, seed=seed))
     named[name] = dataclasses.replace(trial, name=name, config=config)
   return named
 

@@ -29,6 +29,7 @@ from sink_jax.train.experiment import Experiment, from_dict, resolved
 from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
 from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.optimizer import kept_arrays
+from sink_jax.train.placeholders import filled_in
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.source_data import check_before_data, check_data
 from sink_jax.train.start import OpenSource, Source, Start, find_start, start_of
@@ -75,7 +76,7 @@ def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
   Raises:
     ValueError: as `train` does.
   """
-  config = with_components(with_update_rule(config))
+  config = filled_in(with_components(with_update_rule(config)))
   config, source = find_start(config, workdir, open_source)
   run = on_all_processes(lambda: _prepare_here(config, workdir, opener, source))
   start = start_of(run.experiment, run.model, source, open_source)

@@ -12,7 +12,8 @@ have six significant digits, and a report of them can be made again digit by dig
 
 Stored are of each run its status, its config as differences from the first run's, what reports read
 of data.json, analyses.json, all rows of validation, the training losses and the median throughput,
-the first and the last row of the probe as they are, and between them the curves that reports draw.
+the first and the last row of the probe as they are, and between them the curves that reports draw;
+of fine-tuning (configs/sft.py) gradient norms too.
 A map of attention, which is only looked at, has three digits.
 
 With --ends, which suffices for the leaderboard, each run has the last row of each kind alone, and
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from sink_jax.paper.report import without_paths
+from sink_jax.paper.tuning import is_fine_tuned
 from sink_jax.remedies.step_times import FILE
 from sink_jax.report.jsontext import finite, from_json, mapped, rounded
 from sink_jax.report.probe_record import Curves
@@ -127,13 +129,15 @@ def _run(folder: Path, record: RunRecord, config: Mapping[str, Any] | None,
 def _metrics(rows: list[dict[str, Any]], record: RunRecord) -> dict[str, Any]:
   plain = lambda row: {key: value for key, value in row.items() if key != 'kind'}
   train = [row for row in rows if row['kind'] == 'train']
-  rates = [row['tokens_per_second'] for row in train if row.get('tokens_per_second')]
+  rates = [rate for row in train if isinstance(rate := row.get('tokens_per_second'), float)]
   kept = {'valid': [plain(row) for row in rows if row['kind'] == 'valid'],
           'train': {'step': [row['step'] for row in train],
                     'loss': [row.get('loss') for row in train],
                     # Of an even number the upper one, as reports take it.
                     'tokens_per_second': statistics.median_high(rates) if rates else None},
           'probe': None}
+  if is_fine_tuned(record):
+    kept['train']['grad_norm'] = [row.get('grad_norm') for row in train]
   if record.probe:
     curves = record.probe.curves
     whole = {row['step']: plain(row) for row in rows if row['kind'] == 'probe'}
@@ -159,8 +163,9 @@ def _ends(run: dict[str, Any]) -> dict[str, Any]:
 def _rows(run: Mapping[str, Any]) -> list[dict[str, Any]]:
   """The rows of metrics.jsonl, those of a kind together."""
   train, probe = run['train'], run['probe']
-  rows = [{'kind': 'train', 'step': step, 'loss': loss}
-          for step, loss in zip(train['step'], train['loss'])]
+  keys = ('step', 'loss', 'grad_norm') if 'grad_norm' in train else ('step', 'loss')
+  rows = [{'kind': 'train', **dict(zip(keys, values))}
+          for values in zip(*(train[key] for key in keys))]
   if rows and train['tokens_per_second']:
     rows[-1]['tokens_per_second'] = train['tokens_per_second']
   rows += [{'kind': 'valid', **row} for row in run['valid']]

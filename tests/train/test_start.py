@@ -91,15 +91,16 @@ def test_a_run_begins_where_its_source_ended(first, text, tmp_path):
   rows = runs.rows(tmp_path / 'run')
   go(fine(first, text), tmp_path / 'run')
   assert runs.rows(tmp_path / 'run') == rows
-  # The export of the source is another folder of the same parameters.
-  export_workdir(first, tmp_path / 'exported')
-  go(fine(tmp_path / 'exported', text), tmp_path / 'other')
+  # The export of the source is another folder of the same parameters, here that of a seed.
+  export_workdir(first, tmp_path / 'exported-1')
+  go(fine(tmp_path / 'exported-{seed}', text), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
-  assert read_config(tmp_path / 'other')['init']['step'] is None
+  init = read_config(tmp_path / 'other')['init']
+  assert (init['step'], init['source']) == (None, str(tmp_path / 'exported-1'))
   # A run with a checkpoint goes on without its source.
-  shutil.rmtree(tmp_path / 'exported')
+  shutil.rmtree(tmp_path / 'exported-1')
   shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '4')
-  go(fine(tmp_path / 'exported', text), tmp_path / 'other')
+  go(fine(tmp_path / 'exported-{seed}', text), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
 
 
@@ -181,6 +182,8 @@ def test_a_source_that_is_gone_or_changed_stops_a_run_that_needs_it(whole, first
     (dict(init__source='not/a/model/here'), "init.source = 'not/a/model/here' cannot be opened: "
      '.*neither a folder nor a known model'),
     (dict(init__hash='0' * 64), 'has changed: .*0000'),
+    (dict(init__source='runs/{name}'), r"init.source = 'runs/\{name\}': \{name\} .*\{seed\}\."),
+    (dict(data__tokenizer="HuggingFace(path='{}')"), r'data.tokenizer = .*\{seed\}, \{source\}\.'),
     (dict(init__keep='state'), 'init.keep.*choices: params'),
     (dict(init__train='norms'), 'init.train.*choices: all, new, attention'),
     (dict(init__distill=-1.0), 'init.distill must be >= 0'),
