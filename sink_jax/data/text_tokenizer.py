@@ -39,14 +39,15 @@ class TextTokenizer:
     prefix: the ids that are put before every text; none, or one BOS, in all models of the paper.
     name: the name of the file, for messages and protocols.
     bos_in_texts: whether the BOS is an ordinary token, which the text may hold as well.
+    eos_ids: the ids that end a text, of which a model may have several; () where none is known.
   """
 
   def __init__(self, encode: Callable[[str], Ids], decode: Callable[[list[int]], str],
                *, vocab_size: int, bos_id: int | None, prefix: Sequence[int], name: str,
-               bos_in_texts: bool = False):
+               bos_in_texts: bool = False, eos_ids: Sequence[int] = ()):
     self._encode, self._decode = encode, decode
     self.vocab_size, self.bos_id, self.name = vocab_size, bos_id, name
-    self.bos_in_texts = bos_in_texts
+    self.bos_in_texts, self.eos_ids = bos_in_texts, tuple(eos_ids)
     self.prefix = tuple(int(i) for i in prefix)
 
   @classmethod
@@ -96,7 +97,8 @@ class TextTokenizer:
     ordinary = (bos_id is not None and _content(settings.get('bos_token')) is None
                 and not _is_special(tokenizer, bos_id))
     return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
-               name=str(file), bos_in_texts=ordinary)
+               name=str(file), bos_in_texts=ordinary,
+               eos_ids=_eos_ids(folder, tokenizer, settings))
 
   @classmethod
   def from_encoder(cls, encoder: Encoder, bos: bool = False,
@@ -111,7 +113,8 @@ class TextTokenizer:
     return cls(encoder.encode, encoder.decode, vocab_size=encoder.vocab_size, bos_id=bos_id,
                prefix=[bos_id] if bos or first_token is not None else [],
                name='the tokenizer of the run',
-               bos_in_texts=bos_id not in (encoder.bos_id, encoder.eos_id, encoder.pad_id))
+               bos_in_texts=bos_id not in (encoder.bos_id, encoder.eos_id, encoder.pad_id),
+               eos_ids=[encoder.eos_id])
 
   def encode(self, text: str, special: bool = False) -> np.ndarray:
     """The ids of a text (T,), int32.
@@ -230,6 +233,23 @@ def _bos_id(folder: Path, file: Path, tokenizer: tokenizers.Tokenizer, settings:
   bos_id = _object(folder / 'config.json').get('bos_token_id')
   known = type(bos_id) is int and 0 <= bos_id < 2**32 and tokenizer.id_to_token(bos_id) is not None
   return bos_id if known else None
+
+
+def _eos_ids(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> list[int]:
+  """The `eos_token` of the tokenizer, and the `eos_token_id` that transformers generates with.
+
+  The latter is a number or a list of them: a chat model ends an answer with a token of its own.
+  """
+  name = _content(settings.get('eos_token'))
+  ids = [] if name is None else [tokenizer.token_to_id(name)]
+  for file in ('generation_config.json', 'config.json'):
+    given = _object(folder / file).get('eos_token_id')
+    if given is not None:
+      ids += given if isinstance(given, list) else [given]
+      break
+  # A file is from elsewhere: what is no id of this tokenizer ends no text.
+  return list(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < 2**32
+                            and tokenizer.id_to_token(i) is not None))
 
 
 def _is_special(tokenizer: tokenizers.Tokenizer, id_: int) -> bool:

@@ -95,6 +95,18 @@ def test_where_the_bos_is_named(tmp_path):
   assert TextTokenizer.from_folder(path).bos_id is None
 
 
+def test_what_ends_a_text_is_named_by_the_tokenizer_and_by_the_model(tmp_path):
+  path = folder(tmp_path, byte_level(), None)
+  ends = lambda: TextTokenizer.from_folder(path).eos_ids
+  assert ends() == ()
+  (path / 'config.json').write_text('{"eos_token_id": 3}')
+  assert ends() == (3,)
+  (path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')
+  # A chat model has several, and what it is generated with outranks its config; 10**6 is no token.
+  (path / 'generation_config.json').write_text('{"eos_token_id": [5, 1, 1000000, "x"]}')
+  assert ends() == (1, 5)
+
+
 def test_gpt2_s_older_layout(tmp_path):
   own = byte_level(special=('<|endoftext|>',))
   own.model.save(str(tmp_path))  # vocab.json, merges.txt
