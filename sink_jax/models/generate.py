@@ -24,6 +24,8 @@ from sink_jax.models.precision import precise
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
 _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 _SCORED = 512  # tokens that are scored in one call
+# Caches of texts of different lengths are a multiple of so many tokens, to share a program.
+_CACHE_STEP = 64
 
 Tokens = Integer[AnyArray, 'S T'] | Sequence
 # Logits (S, V) of the last token that was read, and the state after it.
@@ -84,6 +86,48 @@ def generate(run: Model, tokens: Tokens, length: int, **options,
   return np.concatenate(list(stream(run, tokens, length, **options)), 1)
 
 
+def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
+                 temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
+                 chunk: int = _CHUNK) -> Iterator[list[Integer[np.ndarray, 'n']]]:
+  """Continues S texts of different lengths by `length` tokens or more, in pieces.
+
+  What all texts have is read at once, and the rest of the longer ones token after token, beside
+  the tokens that the shorter ones already generate. So there is no padding before a text, and
+  every token has the position that it has alone. The texts are read as they are: unlike `stream`,
+  this puts no first token of the run before them.
+
+  Args:
+    texts: token ids, one or more of each.
+    temperature, top_k, seed: as in `stream`.
+    chunk: tokens between two transfers to the host.
+
+  Returns:
+    An iterator of S arrays with the new tokens of each text. A shorter text gets its first ones
+    earlier, and more than `length` in the end; who has enough of all of them stops asking.
+
+  Raises:
+    ValueError: no text, an empty one, ids out of the vocabulary, or more tokens than the model has
+      learned positions for.
+  """
+  counts = np.asarray([len(text) for text in texts], np.int32)
+  if length < 1 or not counts.size or counts.min() < 1:
+    raise ValueError(f'length = {length} must be at least 1, and so must the tokens of each text.')
+  _checked(run, [np.concatenate([np.asarray(text) for text in texts])])
+  # The three leading bits of the shortest length: at most a fifth of it is read token by token,
+  # and all lengths from 2^n to 2^(n+1) share four programs.
+  unit = 1 << max(0, int(counts.min()).bit_length() - 3)
+  at_once = int(counts.min()) // unit * unit
+  total = int(counts.max()) + length
+  policy = CachePolicy(-(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP)
+  check_policy(run.config, policy, total, at_once)
+  steps = -(-(total - at_once) // chunk) * chunk
+  given_SxT = np.zeros((len(counts), at_once + steps), np.int32)
+  for row, text in zip(given_SxT, texts, strict=True):
+    row[:len(text)] = text
+  return _pieces_of_texts(run, given_SxT, counts, at_once, policy,
+                          (float(temperature), top_k), seed, chunk)
+
+
 def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
@@ -115,6 +159,19 @@ def _pieces(run: Model, tokens: jax.Array, length: int, policy: CachePolicy,
     state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
                              state, key, start)
     yield np.asarray(piece)[:, :count]
+
+
+def _pieces_of_texts(run: Model, given_SxT: np.ndarray, counts_S: np.ndarray, at_once: int,
+                     policy: CachePolicy, sampling: tuple[float, int | None], seed: int,
+                     chunk: int) -> Iterator[list[np.ndarray]]:
+  mesh = mesh_of(run.params)
+  state = _begin(run.config, mesh, policy, run.params, jnp.asarray(given_SxT[:, :at_once]))
+  key = jax.random.key(seed)
+  for start in range(at_once, given_SxT.shape[1], chunk):
+    state, piece = _continue_texts(run.config, mesh, policy, sampling, run.params, state, key,
+                                   start, given_SxT[:, start:start + chunk], counts_S)
+    # The first tokens of a piece may still be those of the text itself.
+    yield [row[max(0, count - start):] for row, count in zip(np.asarray(piece), counts_S)]
 
 
 def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.ndarray]:
@@ -151,6 +208,25 @@ def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
 
   with mesh_context(mesh), precise(config.dtype):
     state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
+  return state, tokens_TxS.T
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+def _continue_texts(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
+                    sampling: tuple[float, int | None], params: ParamTree, state: _Carry,
+                    key: jax.Array, start: int | jax.Array, given_SxT: jax.Array,
+                    counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
+  """Tokens (S, T) from position `start` on: those of the texts, and then the model's."""
+  def step(carry, at):
+    position, given_S = at
+    logits, decode_state = carry
+    made_S = _sample(logits, *sampling, jax.random.fold_in(key, position))
+    token_S = jnp.where(position < counts_S, given_S, made_S)
+    return decode_step(config, params, token_S, policy, decode_state), token_S
+
+  with mesh_context(mesh), precise(config.dtype):
+    positions = start + jnp.arange(given_SxT.shape[1])
+    state, tokens_TxS = jax.lax.scan(step, state, (positions, given_SxT.T))
   return state, tokens_TxS.T
 
 
