@@ -1,25 +1,22 @@
-"""HellaSwag by lm-evaluation-harness on a model in JAX: no torch, no server.
+"""A model in JAX as lm-evaluation-harness asks for one: no torch, no server.
 
-The harness brings the task, its prompts and its scores; this file answers how probable a text is.
-lm_eval is an optional package, so it is imported in the functions that need it.
+The harness brings the tasks, their prompts and their scores; this file answers how probable a text
+is, and hands what is to be generated to `lm_eval_generation`. lm_eval is an optional package, so it
+is imported in the function that needs it.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.analyses.interface import Result
+from sink_jax.analyses.lm_eval_generation import generated, settings
+from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.run import Run
@@ -27,80 +24,53 @@ from sink_jax.models.run import Run
 _TOKENS_AT_A_TIME = 2048  # whose logits are in memory: 400 MB with GPT-2's vocabulary
 _SAY_EVERY = 2000  # endings
 _SHORTEST = 32  # tokens; batches are padded to this or to a power of two above it
+_LONGEST = 2048  # tokens of a context where nothing bounds it, as in the harness
 
 
-def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none', file: str = '',
-                       limit: int | None = None, batch_size: int | None = None,
-                       say: Callable[[str], None] = lambda line: None) -> Result:
-  """Measures the accuracy of HellaSwag, zero-shot.
+def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
+                   batch_size: int | None = None, max_length: int | None = None,
+                   say: Callable[[str], None] = lambda line: None) -> Any:
+  """Returns the model as an `lm_eval.api.model.LM`.
 
   Args:
     run: the model.
     tokenizer: of the model.
-    bos: how every context begins: 'none', 'tokenizer' (as it begins a text) or 'force' (one
-      BOS). The harness of the paper's time had none.
-    file: a local .jsonl with ctx_a, ctx_b, activity_label, endings and label in each line, as
-      the authors publish it; '' downloads the validation split.
-    limit: how many questions; None for all.
-    batch_size: sequences at a time; by default as many as 2,048 tokens.
+    bos: how every context begins: 'none', 'tokenizer' (as it begins a text) or 'force' (one BOS).
+    batch_size: sequences at a time; by default as many as fit a fixed number of tokens.
+    max_length: tokens that the model reads at most. Longer contexts lose their beginning, and a
+      text whose rolling log-likelihood is asked for is read in windows of so many. None for the
+      model's learned positions, and where there are none for 2,048 in rolling windows and
+      generation, while `loglikelihood` reads texts of any length.
     say: is called with a line of progress.
 
-  Returns:
-    acc: in percent, by the log-likelihood of an ending. acc_norm: in percent, by the log-likelihood
-    over the number of characters. acc_stderr, acc_norm_stderr: their standard errors. questions:
-    how many. harness: its version.
-
   Raises:
-    ValueError: lm_eval is not installed, or the questions cannot be read or downloaded.
+    ValueError: lm_eval is not installed, there is no BOS where one is asked for, or the model sees
+      tokens after the one that it predicts.
   """
-  lm_eval = _lm_eval()
-  logging.getLogger('lm_eval').setLevel(logging.ERROR)
-  if file and not Path(file).expanduser().is_file():
-    raise ValueError(f'--hellaswag={file}: no such file.')
-  try:
-    task = _task(lm_eval, Path(file).expanduser().resolve() if file else None)
-  except Exception as error:  # of the harness, of datasets, of the network: types of their own
-    raise ValueError(
-        f'HellaSwag cannot be read ({" ".join(str(error).split())[:300]}). Without a connection, '
-        'download its validation file elsewhere and give it as --hellaswag=FILE.jsonl.') from error
-  model = language_model(run, tokenizer, bos=bos, batch_size=batch_size, say=say)
-  # Without a seed of torch, which the harness would have to import for it.
-  evaluated = lm_eval.simple_evaluate(
-      model=model, tasks=[task], limit=limit, num_fewshot=0, bootstrap_iters=0,
-      log_samples=False, torch_random_seed=None)
-  scores = evaluated['results']['hellaswag']
-  percent = lambda key: 100 * float(scores[key])
-  questions = evaluated['n-samples']['hellaswag']['effective']
-  # As the harness's `mean_stderr` computes it from a sample; with bootstrap_iters=0 it states none.
-  error = lambda p: 100 * float(np.sqrt(p * (1 - p) / max(1, questions - 1)))
-  return {'acc': percent('acc,none'), 'acc_norm': percent('acc_norm,none'),
-          'acc_stderr': error(scores['acc,none']),
-          'acc_norm_stderr': error(scores['acc_norm,none']),
-          'questions': questions, 'harness': lm_eval.__version__}
-
-
-def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
-                   batch_size: int | None = None,
-                   say: Callable[[str], None] = lambda line: None) -> Any:
-  """Returns the model as an `lm_eval.api.model.LM` that answers `loglikelihood`.
-
-  Texts longer than learned positions lose their beginning. The arguments are those of
-  `hellaswag_accuracy`.
-
-  Raises:
-    ValueError: lm_eval is not installed, or there is no BOS where one is asked for.
-  """
-  _lm_eval()
+  imported()
   tokenizer.with_prefix([], bos)  # refuses a BOS that there is not, before the questions are read
+  _check_causal(run)
   from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]  optional
+  from lm_eval.utils import (  # pyright: ignore[reportMissingImports]  optional
+      get_rolling_token_windows, make_disjoint_window)
+  window = max_length or learned_positions(run) or _LONGEST
 
   class Model(TemplateLM):
-    """Only what multiple-choice tasks ask for."""
+    """What tasks of every kind ask for: log-likelihoods, rolling ones, and texts."""
 
     @property
     def eot_token_id(self):
-      """The token that takes the place of an empty context."""
-      return 0 if tokenizer.bos_id is None else tokenizer.bos_id
+      """The token that stands before a text without a context: BOS, else EOS."""
+      first = tokenizer.eos_ids[:1] if tokenizer.bos_id is None else (tokenizer.bos_id,)
+      if not first:
+        raise ValueError(f'{tokenizer.name} has neither BOS nor EOS, and a text without a context '
+                         'needs one of them before it: name a bos_token in tokenizer_config.json.')
+      return first[0]
+
+    @property
+    def max_length(self):
+      """Tokens of a rolling window."""
+      return window
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
       """Ids of a text."""
@@ -108,22 +78,60 @@ def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
       return ids if add_special_tokens is False else tokenizer.with_prefix(ids, bos).tolist()
 
     def _loglikelihood_tokens(self, requests, **kwargs):
-      return loglikelihoods(run, [(context, ending) for _, context, ending in requests],
-                            batch_size=batch_size, say=say)
+      # A context of spaces alone has moved to the ending as a whole, which then has none before it.
+      pairs = [(context or [self.prefix_token_id], ending) for _, context, ending in requests]
+      return loglikelihoods(run, pairs, batch_size=batch_size, max_length=max_length, say=say)
 
     def loglikelihood_rolling(self, requests, **kwargs):
-      """Not needed by HellaSwag."""
-      raise NotImplementedError('HellaSwag needs `loglikelihood` alone.')
+      """Log-likelihoods of whole texts, each token scored once.
+
+      A window predicts its tokens from those before them in the window; the last one begins so
+      early that it is full. The first token is predicted from BOS, which is not scored itself.
+      """
+      pairs, owners = [], []
+      for number, request in enumerate(requests):
+        ids = self.tok_encode(request.args[0], add_special_tokens=False)
+        # `context_len` of 1: the fewest windows.
+        for inputs_and_targets in get_rolling_token_windows(
+            ids, self.prefix_token_id, max_seq_len=window, context_len=1):
+          pairs.append(make_disjoint_window(inputs_and_targets))
+          owners.append(number)
+      totals = [0.0] * len(requests)
+      scored = loglikelihoods(run, pairs, batch_size=batch_size, max_length=max_length, say=say)
+      for number, (total, _) in zip(owners, scored, strict=True):
+        totals[number] += total
+      return totals
 
     def generate_until(self, requests, **kwargs):
-      """Not needed by HellaSwag."""
-      raise NotImplementedError('HellaSwag needs `loglikelihood` alone.')
+      """Continuations, each up to its stop sequences, its number of tokens or an EOS."""
+      asked = []
+      for context, arguments in (request.args for request in requests):
+        wanted = settings(arguments, window)
+        ids = self.tok_encode(context)[-(window - wanted.tokens):]
+        asked.append((ids or [self.prefix_token_id], wanted))
+      return generated(run, tokenizer, asked, batch_size=batch_size, say=say)
 
   return Model()
 
 
+def learned_positions(run: Run) -> int | None:
+  """How many tokens a model has positions for; None where there is no such number."""
+  return getattr(run.config.attention.position, 'max_length', None)
+
+
+def _check_causal(run: Run) -> None:
+  """Raises a ValueError where a mask shows text after the token that is predicted from it."""
+  config = run.config
+  for layer in config.pattern:
+    mask = config.attention_of(layer).mask
+    # Learned sink tokens are the first positions of a prefix, and no text.
+    if not layer.mamba and (mask.prefix or 0) > config.sink_tokens + 1:
+      raise ValueError(f'{run.name or "the model"}: {mask} shows a token what comes after it, so '
+                       'that its probabilities of a text mean nothing: a causal mask is needed.')
+
+
 def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], *,
-                   batch_size: int | None = None,
+                   batch_size: int | None = None, max_length: int | None = None,
                    say: Callable[[str], None] = lambda line: None) -> list[tuple[float, bool]]:
   """Computes the log-probability of every ending after its context.
 
@@ -134,20 +142,26 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], *,
     run: the model.
     pairs: token ids (context, ending), of which neither is empty.
     batch_size: texts at a time; by default as many as 2,048 tokens.
+    max_length: tokens that the model reads at most, of longer texts the last ones; None for the
+      model's learned positions, or no limit where it has none.
     say: is called with a line of progress.
 
   Returns:
     For every pair the log-probability in nats, and whether the ending is the greedy one.
 
   Raises:
-    ValueError: a log-probability is not finite.
+    ValueError: an ending is longer than what the model reads, or a log-probability is not finite.
   """
-  most = getattr(run.config.attention.position, 'max_length', None)
+  most = max_length or learned_positions(run)
   rows = [(context + ending, len(ending)) for context, ending in pairs]
   if most:
+    longest = max((count for _, count in rows), default=0)
+    if longest > most:
+      raise ValueError(f'{run.name or "the model"} reads {most} tokens at most, and is to score an '
+                       f'ending of {longest}: take a larger --max_length, or another model.')
     # A model with `most` positions reads as many tokens and predicts as many, so a text may have
     # one token more.
-    rows = [(ids[-most - 1:], min(count, most)) for ids, count in rows]
+    rows = [(ids[-most - 1:], count) for ids, count in rows]
   order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
   results: list[tuple[float, bool]] = [(math.nan, False)] * len(rows)
   start, said = 0, 0
@@ -173,7 +187,7 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], *,
     start += size
     if start >= min(said + _SAY_EVERY, len(order)):
       said = start
-      say(f'{run.name}: HellaSwag, {min(start, len(order))} of {len(order)} endings')
+      say(f'{run.name}: {min(start, len(order))} of {len(order)} log-likelihoods')
   return results
 
 
@@ -186,34 +200,3 @@ def _scores(logits_BxTxV, targets_BxT, counted_BxT):
   # Positions that do not count add nothing to a sum, and must not make an ending less than greedy.
   return (jnp.where(counted_BxT, log_BxT, 0).sum(-1),
           jnp.where(counted_BxT, greedy_BxT, True).all(-1))
-
-
-def _task(lm_eval: ModuleType, file: Path | None):
-  """The harness's task, with its questions read; from a file where one is given."""
-  from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  optional
-  folder_of_task = Path(str(lm_eval.__file__)).parent / 'tasks' / 'hellaswag'
-  if file is None:
-    # The folder of this one task: the default would index the tasks of the whole harness.
-    return _only(TaskManager(include_path=str(folder_of_task), include_defaults=False))
-  with tempfile.TemporaryDirectory() as folder:
-    # The harness's own task, so that prompts and scores stay its own, with other questions. The
-    # file has validation questions alone, while the task also names a split for training.
-    changes = {'include': str(folder_of_task / 'hellaswag.yaml'), 'task': 'hellaswag',
-               'dataset_path': 'json',
-               'dataset_kwargs': {'data_files': {'validation': str(file)}},
-               'training_split': None}
-    Path(folder, 'hellaswag.yaml').write_text(json.dumps(changes))  # JSON is YAML
-    return _only(TaskManager(include_path=folder, include_defaults=False))
-
-
-def _only(manager):
-  return manager.load(['hellaswag'])['tasks']['hellaswag']
-
-
-def _lm_eval() -> ModuleType:
-  try:
-    import lm_eval  # pyright: ignore[reportMissingImports]  optional
-  except ImportError as error:
-    raise ValueError(f'HellaSwag needs lm-evaluation-harness ({error}): pip install '
-                     'lm_eval, or sink_jax[evaluation].') from None
-  return lm_eval

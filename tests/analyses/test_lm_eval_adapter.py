@@ -1,19 +1,25 @@
-"""HellaSwag: probabilities of endings against NumPy, and the task itself where lm_eval is there."""
+"""Probabilities and texts for lm-evaluation-harness against NumPy, and its tasks where it is there."""
 
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses import hellaswag, lm_eval_adapter
-from sink_jax.analyses.lm_eval_adapter import hellaswag_accuracy, language_model, loglikelihoods
+from sink_jax.analyses import hellaswag, lm_eval_adapter, lm_eval_package, lm_eval_tasks
+from sink_jax.analyses.hellaswag import hellaswag_accuracy
+from sink_jax.analyses.lm_eval_adapter import language_model, loglikelihoods
+from sink_jax.analyses.lm_eval_generation import Settings, generated, settings
+from sink_jax.analyses.lm_eval_tasks import TaskOptions, context_length, evaluate, find_tasks
+from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.data.inputs import random_tokens
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from tests.analyses.small import check_png, options, small_run
+from tests.train.runs import ROOT
 
 TOKENIZER = TextTokenizer.from_encoder(ByteEncoder(), bos=True)
 
@@ -45,14 +51,20 @@ def test_texts_longer_than_learned_positions_lose_their_beginning():
   context, ending = [0, 1, 2, 3, 4, 0, 1], [2, 3]
   found = loglikelihoods(run, [(context, ending)])[0]
   assert found[0] == pytest.approx(expected(run, context[-5:], ending)[0], rel=1e-5)
+  with pytest.raises(ValueError, match='6 tokens at most, and is to score an ending of 7'):
+    loglikelihoods(run, [([0], [1] * 7)])
 
 
 def test_a_harness_that_is_not_installed(monkeypatch):
   monkeypatch.setitem(sys.modules, 'lm_eval', None)
-  with pytest.raises(ValueError, match='pip install lm_eval'):
+  with pytest.raises(ValueError, match=r"pip install 'sink_jax\[evaluation\]'"):
     hellaswag_accuracy(small_run(), TOKENIZER)
   with pytest.raises(ValueError, match='no tokenizer'):
     hellaswag.measure(small_run(), random_tokens(13, length=4), options())
+  for version in ('0.4.9.1', '0.5.0'):
+    monkeypatch.setitem(sys.modules, 'lm_eval', SimpleNamespace(__version__=version))
+    with pytest.raises(ValueError, match=f'{version} has another interface: pip'):
+      lm_eval_package.imported()
 
 
 def test_the_picture(tmp_path):
@@ -126,3 +138,172 @@ def test_answers_of_a_model_that_computes_no_numbers():
   run = dataclasses.replace(run, params=run.params | {'embed': run.params['embed'] * np.nan})
   with pytest.raises(ValueError, match=r'log-probability of an ending .* its parameter embed\[0\]'):
     lm_eval_adapter.loglikelihoods(run, [([1, 2], [3])])
+
+
+# Learned positions: a token in a wrong place of a window, or of a batch, is another token.
+BYTES = dict(vocab_size=258, attention=sj.AttentionSpec(position=sj.Learned(max_length=32)))
+STORED = ROOT / 'tests/analyses/lm_eval_task'
+
+
+def padded_logits(run, ids):
+  """float64 logits of a text, which is filled up on the right by what it cannot see."""
+  filled = [*ids, *[7] * (32 - len(ids))]
+  return np.asarray(run.logits([filled]), np.float64)[0, :len(ids)]
+
+
+def log_probability(run, context, ending):
+  """Of an ending after at most 32 tokens: log p of each of its tokens, summed in float64."""
+  ids = (context + ending)[-33:]
+  logits = padded_logits(run, ids[:-1])[-len(ending):]
+  return (logits[range(len(ending)), ending] - np.log(np.exp(logits).sum(-1))).sum()
+
+
+def greedy(run, ids, count):
+  """Continues a text by one token after the other, the whole of it read each time."""
+  ids = list(ids)
+  for _ in range(count):
+    ids.append(int(padded_logits(run, ids)[-1].argmax()))
+  return ids[-count:]
+
+
+def test_texts_end_where_they_are_told_to():
+  """Batches of texts of different lengths, each against the text alone."""
+  run = small_run(**BYTES)
+  random = np.random.default_rng(0)
+  prompts = [random.integers(2, 258, n).tolist() for n in (1, 5, 13, 6, 20)]
+  made = [greedy(run, ids, 8) for ids in prompts]
+  # The ids are their own letters, so that every text of the model is one.
+  letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
+  tokenizer = TextTokenizer(lambda text: [], letters, vocab_size=258, bos_id=0, prefix=(),
+                            name='letters')
+  asked = [(ids, Settings(8)) for ids in prompts]
+  assert generated(run, tokenizer, asked, batch_size=2) == list(map(letters, made))
+  # A stop that is not there, one of two letters, and the earlier one of two; fewer tokens.
+  asked = [(prompts[0], Settings(8, ('zz', letters(made[0][3:5])))),
+           (prompts[1], Settings(8, (letters(made[1][6:7]), letters(made[1][2:3])))),
+           (prompts[2], Settings(3)), (prompts[3], Settings(8, ('zz',)))]
+  wanted = [letters(made[0]).split(letters(made[0][3:5]))[0],
+            letters(made[1][:made[1].index(made[1][2])]), letters(made[2][:3]), letters(made[3])]
+  found = generated(run, tokenizer, asked)
+  assert found[0] == wanted[0] and found[2:] == wanted[2:]
+  assert found[1] in (wanted[1], letters(made[1][:made[1].index(made[1][6])]))
+  tokenizer.eos_ids = (made[3][4],)
+  assert generated(run, tokenizer, asked[3:]) == [letters(made[3][:made[3].index(made[3][4])])]
+  with pytest.raises(ValueError, match='33 tokens exceed the 32 learned positions'):
+    generated(run, tokenizer, [([1] * 25, Settings(8))])
+
+
+def test_samples_are_repeated_and_differ_from_batch_to_batch():
+  run = small_run(**BYTES)
+  asked = [([3, 4], Settings(6, (), 1.0, 40))] * 2
+  found = generated(run, TOKENIZER, asked, batch_size=1)
+  assert found == generated(run, TOKENIZER, asked, batch_size=1) and found[0] != found[1]
+
+
+def test_log_likelihoods_of_the_harness_are_those_of_numpy(monkeypatch):
+  """Of a stored task: shorter and longer than the context, without a context, without a text."""
+  pytest.importorskip('lm_eval')
+  run = small_run(**BYTES)
+  rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
+  request = lambda *args: SimpleNamespace(args=args)
+  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  for batch_size in (None, 2):
+    model = language_model(run, TOKENIZER, batch_size=batch_size)
+    pairs = [(row['context'], f' {row["ending"]}') for row in rows] + [('  ', 'spaces')]
+    found = model.loglikelihood([request(*pair) for pair in pairs], disable_tqdm=True)
+    for (context, ending), (total, _) in zip(pairs, found, strict=True):
+      if not context.strip():  # BOS takes the place of a context
+        context, before = '', [TOKENIZER.bos_id]
+        ending = ending if ending != 'spaces' else '  spaces'
+      else:
+        before = bytes_of(context)
+      assert total == pytest.approx(log_probability(run, before, bytes_of(ending)), rel=1e-5)
+    found = model.loglikelihood_rolling([request(row['text']) for row in rows])
+    assert found[-1] == 0 and max(len(bytes_of(row['text'])) for row in rows) > 3 * 32
+    for row, total in zip(rows, found, strict=True):
+      assert total == pytest.approx(rolling(run, bytes_of(row['text'])), rel=1e-5)
+
+
+def rolling(run, ids, window=32):
+  """By the words of the harness: full windows, each token once, the last window full as well."""
+  total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
+  for start in range(window, len(ids), window):
+    end = min(start + window, len(ids))
+    # As many tokens are read as fit, and the last of them predicts the end.
+    total += log_probability(run, ids[end - window - 1:start], ids[start:end])
+  return total
+
+
+def test_a_stored_task(monkeypatch, tmp_path):
+  lm_eval = pytest.importorskip('lm_eval')
+  monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+  monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path))
+  monkeypatch.chdir(ROOT)  # the tasks name their data from here
+  run = small_run(**BYTES)
+  model = LoadedModel(run, TOKENIZER)
+  files = [str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation')]
+  found = evaluate(model, find_tasks(files), TaskOptions(bos='none'))
+  rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
+  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  totals = [log_probability(run, bytes_of(row['context']) or [0], bytes_of(row['ending']))
+            for row in rows]
+  texts = [bytes_of(row['text']) for row in rows]
+  metrics = {row['metric']: row for row in found['metrics']}
+  assert np.log(metrics['perplexity']['value']) == pytest.approx(-np.mean(totals), rel=1e-5)
+  assert metrics['bits_per_byte']['value'] == pytest.approx(
+      -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5)
+  assert metrics['bits_per_byte']['stderr'] is None and metrics['acc']['stderr'] == 0
+  assert metrics['perplexity']['stderr'] > 0 and not metrics['perplexity']['higher_is_better']
+  assert {row['samples'] for row in found['metrics']} == {5}
+  assert found['options']['tasks'][0] == 'ending.yaml' and found['options']['max_length'] == 32
+  assert found['harness']['version'] == lm_eval.__version__
+  table = lm_eval_tasks.rows(found['metrics'])
+  assert len(table) == 5 and len({len(row) for row in table}) == 1
+  # `limit` asks the first questions alone; the task of texts asks for more than fits a window of 8.
+  found = evaluate(model, find_tasks(files[:1]), TaskOptions(bos='none', limit=2, batch_size=1))
+  assert np.log(found['metrics'][0]['value']) == pytest.approx(-np.mean(totals[:2]), rel=1e-5)
+  with pytest.raises(ValueError, match='stored_generation: .* 8 tokens .* reads 8 '):
+    evaluate(model, find_tasks(files[2:]), TaskOptions(max_length=8))
+  with pytest.raises(ValueError, match='--max_length=33: 33 tokens exceed the 32 learned'):
+    evaluate(model, find_tasks(files), TaskOptions(max_length=33))
+  with pytest.raises(ValueError, match='small: no tokenizer for text'):
+    evaluate(LoadedModel(run), find_tasks(files), TaskOptions())
+  with pytest.raises(ValueError, match='--tasks=none.yaml: no such file'):
+    find_tasks([*files, 'none.yaml'])
+  (tmp_path / 'empty.yaml').write_text('task: stored_nothing\ndataset_path: json\n')
+  with pytest.raises(ValueError, match='empty.yaml cannot be read'):
+    evaluate(model, find_tasks([str(tmp_path / 'empty.yaml')]), TaskOptions())
+
+
+@pytest.mark.full
+def test_a_task_that_is_not_there():
+  """The index of all tasks of the harness takes seconds."""
+  pytest.importorskip('lm_eval')
+  with pytest.raises(ValueError, match='no such task. Did you mean hellaswag'):
+    find_tasks(['helaswag'])
+  assert {'arc_easy', 'arc_challenge'} <= set(find_tasks(['arc_*']).names)
+
+
+def test_what_a_task_asks_of_its_texts():
+  pytest.importorskip('lm_eval')
+  read = lambda **arguments: settings(arguments, 1024)
+  assert read() == Settings(256) and settings({}, 32) == Settings(16)
+  assert read(until='a', do_sample=False, top_p=0.9, num_beams=1) == Settings(256, ('a',))
+  assert read(until=['a', ''], max_new_tokens=9) == Settings(9, ('a',))
+  assert read(do_sample=True, top_k=5, top_p=1.0) == Settings(256, (), 1.0, 5)
+  assert read(temperature=0.5) == Settings(256, (), 0.5)
+  for arguments, words in (({'num_beams': 4}, 'num_beams = 4'), ({'max_gen_toks': 1024}, '1024'),
+                           ({'do_sample': True, 'top_p': 0.9}, 'top_p = 0.9')):
+    with pytest.raises(ValueError, match=words):
+      read(**arguments)
+
+
+def test_options_and_models_that_cannot_be_scored():
+  for name, value in (('limit', 0), ('batch_size', 0), ('num_fewshot', -1), ('max_length', 1),
+                      ('bos', 'maybe'), ('dtype', 'float16')):
+    with pytest.raises(ValueError, match=f'--{name}={value}'):
+      TaskOptions(**{name: value})
+  run = small_run(attention=sj.AttentionSpec(mask=sj.Prefix(length=4)))
+  assert context_length(run) == 2048 and context_length(small_run(**BYTES)) == 32
+  with pytest.raises(ValueError, match='shows a token what comes after it'):
+    lm_eval_adapter._check_causal(run)
