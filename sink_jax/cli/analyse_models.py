@@ -49,7 +49,7 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str],
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
            if has_models else ('length', 'epsilons'))  # of check_all
   options = analysis.options(takes, **given)
-  folder = _made(out)
+  folder = made_folder(out)
   numbers, picture = folder / f'{name}.json', folder / f'{name}.png'
   # After every model: hours of work are not lost where a later model ends the process.
   write = lambda results, failures: write_atomically(
@@ -64,12 +64,16 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str],
   if not results:
     return f'{analysis.figure}: no results', [numbers], failures
   analysis.module.draw(results, picture)
-  text = f'{analysis.figure}: {analysis.line}\n{_columns(analysis.module.rows(results))}'
+  text = f'{analysis.figure}: {analysis.line}\n{columns(analysis.module.rows(results))}'
   return text, [numbers, picture], failures
 
 
-def _made(out: str | AnyPath | None) -> AnyPath:
-  """Makes the folder to write to, and tries to write, before work that may take hours."""
+def made_folder(out: str | AnyPath | None) -> AnyPath:
+  """Makes the folder to write to, and tries to write, before work that may take hours.
+
+  Raises:
+    ValueError: it is not named, or cannot be written to.
+  """
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
   folder = to_path(out)
@@ -95,7 +99,7 @@ def _record(analysis: Analysis, results: list[Result], failures: list[Failure]) 
           'results': results, 'failed': failures}
 
 
-def _columns(rows: list[list[str]]) -> str:
+def columns(rows: list[list[str]]) -> str:
   """A table for a terminal: the first column to the left, numbers to the right."""
   widths = [max(map(len, column)) for column in zip(*rows)]
   return '\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])

@@ -20,6 +20,7 @@ COMMANDS = {
     'report': 'compares runs, or puts them beside the paper',
     'evaluate': 'probes a run or a published model for attention sinks',
     'analyses': 'carries out an analysis of the paper on models',
+    'lm_eval': 'scores a model on tasks of lm-evaluation-harness',
     'generate': 'continues a text',
     'export': 'writes a run as a checkpoint that transformers loads',
     'plan': 'predicts the memory and the speed of a run on TPUs',

@@ -135,6 +135,15 @@ def test_options_that_nothing_reads_are_refused(tmp_path):
           (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
           (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
           (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
+      'sink_jax.cli.lm_eval': [
+          ([], 'either --checkpoint or --workdir'), (['--checkpoint=a', '--workdir=b'], 'either'),
+          (['--workdir=a', '--fsdp=2'], '--fsdp is for published models'),
+          (['--checkpoint=a', '--limit=0'], '--limit=0 must be at least 1'),
+          (['--checkpoint=a', '--num_fewshot=-1'], '--num_fewshot=-1'),
+          (['--checkpoint=a', '--batch_size=many'], 'flag --batch_size=many'),
+          (['--checkpoint=a', '--bos=maybe'], '--bos=maybe: choose'),
+          (['--checkpoint=a'], '--out is needed'),
+          (['--checkpoint=a', f'--out={tmp_path}'], 'holds runs: name a new folder')],
       'sink_jax.cli.report': [
           ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
   }
@@ -156,7 +165,7 @@ def test_help_ends_well_and_imports_no_jax():
       'train': '--config', 'sweep': 'dry_run', 'evaluate': f'<{"|".join(inputs.KINDS)}>',
       'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
       'benchmark': 'train_step', 'generate': f'<{"|".join(POSITIONS)}>',
-      'export': f'<{"|".join(DTYPES)}>', 'data.build': '--valid_fraction',
+      'export': f'<{"|".join(DTYPES)}>', 'lm_eval': '--num_fewshot', 'data.build': '--valid_fraction',
       'data.build_tfds': '--data_dir'}
   look = ('import runpy, sys\n'
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
@@ -174,6 +183,16 @@ def test_help_ends_well_and_imports_no_jax():
     assert (process.returncode, err.strip()) == (0, 'False'), (name, err)
     assert ''.join(wanted[name].split()) in ''.join(out.split()), (name, out)
     assert f'sink_jax.{name}' in out, out
+
+
+def test_scores_without_the_harness_end_in_one_line_before_jax():
+  script = ('import sys\nsys.modules["lm_eval"] = None\nfrom sink_jax.cli import entry\n'
+            'sys.argv = ["sink_jax", "lm_eval", "--checkpoint=a"]\n'
+            'try: entry.main()\nfinally: print("jax" in sys.modules)')
+  done = subprocess.run([sys.executable, '-P', '-c', script], text=True, capture_output=True,
+                        env=dict(os.environ, PYTHONPATH=str(ROOT)))
+  assert (done.returncode, done.stdout.strip(), done.stderr.count('\n')) == (1, 'False', 1)
+  assert re.match(r"error: .*pip install 'sink_jax\[evaluation\]'", done.stderr)
 
 
 def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
