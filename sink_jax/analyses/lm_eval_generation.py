@@ -82,20 +82,20 @@ def generated(run: Run, tokenizer: TextTokenizer, asked: Sequence[tuple[list[int
   Returns:
     The continuations, in the order of `asked`.
   """
-  sampling = lambda i: (asked[i][1].temperature, asked[i][1].top_k or 0)
+  kind = lambda i: (asked[i][1].tokens, asked[i][1].temperature, asked[i][1].top_k or 0)
   # Texts of one batch are sampled alike, and are of similar lengths.
-  order = sorted(range(len(asked)), key=lambda i: (*sampling(i), -len(asked[i][0])))
+  order = sorted(range(len(asked)), key=lambda i: (*kind(i), -len(asked[i][0])))
   results, done, batches = [''] * len(asked), 0, itertools.count()
-  for (temperature, top_k), group in itertools.groupby(order, sampling):
+  for (tokens, _, _), group in itertools.groupby(order, kind):
     alike = list(group)
     # The first text is the longest, so all batches of its size fit, and share a program.
-    room = len(asked[alike[0]][0]) + max(asked[i][1].tokens for i in alike)
+    room = len(asked[alike[0]][0]) + tokens
     size = min(batch_size or max(1, _TOKENS_AT_A_TIME // room), len(alike))
     for batch in (alike[start:start + size] for start in range(0, len(alike), size)):
       # The last batch is filled up with its first text.
       texts = [asked[i] for i in batch + batch[:1] * (size - len(batch))]
       # A batch has a seed of its own: a task may ask for one text several times.
-      written = _batch(run, tokenizer, texts, temperature, top_k or None, next(batches))
+      written = _batch(run, tokenizer, texts, next(batches))
       for i, text in zip(batch, written):
         results[i] = text
       done += len(batch)
@@ -104,13 +104,13 @@ def generated(run: Run, tokenizer: TextTokenizer, asked: Sequence[tuple[list[int
 
 
 def _batch(run: Run, tokenizer: TextTokenizer, texts: Sequence[tuple[list[int], Settings]],
-           temperature: float, top_k: int | None, seed: int) -> list[str]:
-  """The continuations of texts that are sampled alike."""
-  length = max(wanted.tokens for _, wanted in texts)
+           seed: int) -> list[str]:
+  """The continuations of texts whose settings differ in `until` alone."""
+  alike = texts[0][1]
   made: list[list[int]] = [[] for _ in texts]
   written: list[str | None] = [None] * len(texts)
-  for pieces in stream_texts(run, [ids for ids, _ in texts], length, temperature=temperature,
-                             top_k=top_k, seed=seed):
+  for pieces in stream_texts(run, [ids for ids, _ in texts], alike.tokens,
+                             temperature=alike.temperature, top_k=alike.top_k, seed=seed):
     for row, piece in enumerate(pieces):
       if written[row] is None:
         made[row] += piece.tolist()

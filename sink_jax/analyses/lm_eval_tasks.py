@@ -71,14 +71,16 @@ class Tasks:
   manager: Any
 
 
-def find_tasks(names: Sequence[str]) -> Tasks:
+def find_tasks(names: Sequence[str], include_path: str | None = None) -> Tasks:
   """Finds tasks by their names; nothing is downloaded.
 
   Args:
     names: of tasks, groups or tags of the harness, patterns such as 'mmlu_*', or YAML files.
+    include_path: a folder with more of them, as the harness's option of this name.
 
   Raises:
-    ValueError: there is no such task, with the nearest name; or lm_eval is not installed.
+    ValueError: there is no such task, with the nearest name, or no such folder; or lm_eval is not
+      installed.
   """
   imported()
   logging.getLogger('lm_eval').setLevel(logging.ERROR)
@@ -86,9 +88,12 @@ def find_tasks(names: Sequence[str]) -> Tasks:
   if not names:
     raise ValueError('--tasks is needed: names of tasks of lm-evaluation-harness, separated by '
                      'commas, or YAML files, such as --tasks=lambada_openai,hellaswag.')
+  if include_path is not None and not Path(include_path).expanduser().is_dir():
+    raise ValueError(f'--include_path={include_path}: no such folder.')
   is_file = lambda name: name.endswith(('.yaml', '.yml'))
   # The index of the harness's own tasks takes seconds, and files need none.
-  manager = TaskManager(include_defaults=not all(map(is_file, names)))
+  manager = TaskManager(include_path=include_path and Path(include_path).expanduser(),
+                        include_defaults=not all(map(is_file, names)))
   found: list[str] = []
   for name in names:
     if is_file(name):
@@ -101,8 +106,8 @@ def find_tasks(names: Sequence[str]) -> Tasks:
       close = nearest(name, manager.all_tasks)
       hint = f' Did you mean {close}?' if close else ''
       raise ValueError(f'--tasks={name}: lm-evaluation-harness {imported().__version__} has no '
-                       f'such task.{hint} Its own `lm-eval ls tasks` lists all; a task of your own is '
-                       'given as its YAML file.')
+                       f'such task.{hint} `lm-eval ls tasks` lists all; a task of your own is given '
+                       'as its YAML file, or by --include_path=FOLDER.')
     found += matched
   return Tasks(tuple(dict.fromkeys(found)), manager)
 

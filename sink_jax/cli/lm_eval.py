@@ -24,6 +24,8 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a training run instea
 _TASKS = flags.DEFINE_list(
     'tasks', [], "Of lm-evaluation-harness, separated by commas: tasks, groups, patterns such as "
     "'mmlu_*', or YAML files.")
+_INCLUDE_PATH = flags.DEFINE_string('include_path', None,
+                                    'A folder with tasks and groups of your own.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to, a new or an empty one.')
 _NUM_FEWSHOT = flags.DEFINE_integer(
     'num_fewshot', None, 'Examples before each question. Default: what the task says.')
@@ -81,7 +83,7 @@ def _score():
                         dtype=_DTYPE.value)
   # What takes milliseconds comes first, then the index of tasks, and the model last.
   folder = new_folder(_OUT.value)
-  tasks = find_tasks(_TASKS.value)
+  tasks = find_tasks(_TASKS.value, _INCLUDE_PATH.value)
   compile_cache.enable()
   if checkpoint is not None:
     model = LoadedModel.of_checkpoint(checkpoint, options.dtype, _FSDP.value)

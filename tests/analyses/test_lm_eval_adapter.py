@@ -1,6 +1,8 @@
-"""Probabilities and texts for lm-evaluation-harness against NumPy, and its tasks where it is there."""
+"""lm-evaluation-harness: probabilities and texts against NumPy, and its tasks where it is there."""
 
 import dataclasses
+import inspect
+import itertools
 import json
 import sys
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.data.inputs import random_tokens
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from tests.analyses import lm_eval_stub
 from tests.analyses.small import check_png, options, small_run
 from tests.train.runs import ROOT
 
@@ -178,17 +181,20 @@ def test_texts_end_where_they_are_told_to():
                             name='letters')
   asked = [(ids, Settings(8)) for ids in prompts]
   assert generated(run, tokenizer, asked, batch_size=2) == list(map(letters, made))
-  # A stop that is not there, one of two letters, and the earlier one of two; fewer tokens.
+  # A stop of two letters, the earlier one of two, fewer tokens, and a stop that is not there.
+  assert len(set(made[0][:5])) == 5 and len(set(made[1][:7])) == 7  # so that a stop comes once
   asked = [(prompts[0], Settings(8, ('zz', letters(made[0][3:5])))),
            (prompts[1], Settings(8, (letters(made[1][6:7]), letters(made[1][2:3])))),
            (prompts[2], Settings(3)), (prompts[3], Settings(8, ('zz',)))]
-  wanted = [letters(made[0]).split(letters(made[0][3:5]))[0],
-            letters(made[1][:made[1].index(made[1][2])]), letters(made[2][:3]), letters(made[3])]
-  found = generated(run, tokenizer, asked)
-  assert found[0] == wanted[0] and found[2:] == wanted[2:]
-  assert found[1] in (wanted[1], letters(made[1][:made[1].index(made[1][6])]))
+  assert generated(run, tokenizer, asked) == [
+      letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
+  assert made[3].index(made[3][4]) == 4
   tokenizer.eos_ids = (made[3][4],)
-  assert generated(run, tokenizer, asked[3:]) == [letters(made[3][:made[3].index(made[3][4])])]
+  assert generated(run, tokenizer, asked[3:]) == [letters(made[3][:4])]
+  # What is asked of one text takes no room from another: both fill the learned positions.
+  longest = random.integers(2, 258, 30).tolist()
+  assert generated(run, tokenizer, [(longest, Settings(2)), (prompts[4], Settings(12))]) == [
+      letters(greedy(run, longest, 2)), letters(greedy(run, prompts[4], 12))]
   with pytest.raises(ValueError, match='33 tokens exceed the 32 learned positions'):
     generated(run, tokenizer, [([1] * 25, Settings(8))])
 
@@ -200,9 +206,13 @@ def test_samples_are_repeated_and_differ_from_batch_to_batch():
   assert found == generated(run, TOKENIZER, asked, batch_size=1) and found[0] != found[1]
 
 
-def test_log_likelihoods_of_the_harness_are_those_of_numpy(monkeypatch):
+@pytest.mark.parametrize('stubbed', [True, False])
+def test_log_likelihoods_of_the_harness_are_those_of_numpy(stubbed, monkeypatch):
   """Of a stored task: shorter and longer than the context, without a context, without a text."""
-  pytest.importorskip('lm_eval')
+  if stubbed:
+    lm_eval_stub.install(monkeypatch)
+  else:
+    pytest.importorskip('lm_eval')
   run = small_run(**BYTES)
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
   request = lambda *args: SimpleNamespace(args=args)
@@ -222,6 +232,25 @@ def test_log_likelihoods_of_the_harness_are_those_of_numpy(monkeypatch):
     assert found[-1] == 0 and max(len(bytes_of(row['text'])) for row in rows) > 3 * 32
     for row, total in zip(rows, found, strict=True):
       assert total == pytest.approx(rolling(run, bytes_of(row['text'])), rel=1e-5)
+
+
+def test_the_stub_is_as_the_harness():
+  pytest.importorskip('lm_eval')
+  from lm_eval import utils
+  from lm_eval.api.model import TemplateLM
+
+  for name in ('get_rolling_token_windows', 'make_disjoint_window'):
+    parameters = lambda module: list(inspect.signature(getattr(module, name)).parameters)
+    assert parameters(lm_eval_stub) == parameters(utils)
+  for name in ('loglikelihood', '_encode_pair'):
+    parameters = lambda cls: list(inspect.signature(getattr(cls, name)).parameters)
+    assert parameters(lm_eval_stub.TemplateLM) == parameters(TemplateLM)
+  for count, window in itertools.product(range(12), range(1, 6)):
+    own, theirs = (
+        list(map(module.make_disjoint_window, module.get_rolling_token_windows(
+            list(range(count)), -1, max_seq_len=window, context_len=1)))
+        for module in (lm_eval_stub, utils))
+    assert own == theirs
 
 
 def rolling(run, ids, window=32):
@@ -270,6 +299,8 @@ def test_a_stored_task(monkeypatch, tmp_path):
     evaluate(LoadedModel(run), find_tasks(files), TaskOptions())
   with pytest.raises(ValueError, match='--tasks=none.yaml: no such file'):
     find_tasks([*files, 'none.yaml'])
+  with pytest.raises(ValueError, match='--include_path=none: no such folder'):
+    find_tasks(files, 'none')
   (tmp_path / 'empty.yaml').write_text('task: stored_nothing\ndataset_path: json\n')
   with pytest.raises(ValueError, match='empty.yaml cannot be read'):
     evaluate(model, find_tasks([str(tmp_path / 'empty.yaml')]), TaskOptions())
