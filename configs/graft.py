@@ -1,18 +1,14 @@
 """Another attention for the default run, which is trained on with it: does the sink move?
 
-  python -m sink_jax.sweep --config=configs/desk.py --only=default --seeds=0 --workdir=runs/desk
-  python -m sink_jax.sweep --config=configs/graft.py --budget=desk --seeds=0 \\
-    --set=init.source=runs/desk/default-seed-0 --workdir=runs/graft
+  python -m sink_jax.sweep --config=configs/desk.py --only=default --seeds=1,2,3 --workdir=runs/desk
+  python -m sink_jax.sweep --config=configs/graft.py --budget=desk --seeds=1,2,3 --workdir=runs/graft
 
-A trial begins with the parameters of `init.source`, by default runs/BUDGET/default, and takes as
-many steps as that has had, with a schedule of its own; `continued` is the default itself, trained
-on for as long. A variant from scratch is to be given the steps of both:
+A trial begins with the parameters of the default run of its seed, runs/BUDGET/default-seed-SEED,
+and takes as many steps as that has had, with a schedule of its own; `continued` is the default
+itself, trained on for as long. A variant from scratch is to be given the steps of both:
 
-  python -m sink_jax.sweep --config=configs/remedies.py --seeds=0 --set=steps=8000 \\
+  python -m sink_jax.sweep --config=configs/remedies.py --seeds=1,2,3 --set=steps=8000 \\
     --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
-
-A seed is of the order of the data and of new parameters alone, so that every seed takes a default
-run of its own.
 """
 
 from ml_collections import ConfigDict
@@ -38,5 +34,5 @@ TRIALS = {
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument)
   name = config.to_dict()['label']['budget']
-  config.update_from_flattened_dict({'init.source': f'runs/{name}/default'})
+  config.update_from_flattened_dict({'init.source': f'runs/{name}/default-seed-{{seed}}'})
   return config

@@ -207,7 +207,8 @@ def test_grafts_begin_with_the_default_run_and_take_its_steps():
   default = paper.get_config('default,budget=desk').to_dict()
   continued = trials['continued'].config
   assert continued | {name: default[name] for name in ('init', 'label')} == default
-  assert {trial.config['init']['source'] for trial in trials.values()} == {'runs/desk/default'}
+  assert {trial.config['init']['source'] for trial in trials.values()} == {
+      'runs/desk/default-seed-0'}
   assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == [
       'continued']
   # The source is recorded with the run, and no other budget.
