@@ -18,7 +18,6 @@ from sink_jax.benchmark import (
   sweep,
   table,
   train_step,
-  trials,
 )
 from sink_jax.benchmark.checks import passed
 from sink_jax.benchmark.records import CorrectnessRow, Document
@@ -99,6 +98,9 @@ def _group(options: argparse.Namespace, save: Save) -> Document:
 
 
 def _trials(options: argparse.Namespace, save: Save) -> Document:
+  # It reads configs, and so needs the packages of the data room, which no other benchmark does.
+  from sink_jax.benchmark import trials
+
   return trials.run(options.configs, options.only, options.seconds, options.seed, options.limit,
                     save)
 
