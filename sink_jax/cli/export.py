@@ -1,7 +1,8 @@
 """python -m sink_jax.export --workdir=runs/quickstart/text-softmax --out=exported
 
-Writes a trained run as a checkpoint that transformers loads (LLaMA, or Mistral with a
-window): config.json, model.safetensors, and its tokenizer where that can be written.
+Writes a trained run as a checkpoint that transformers loads: config.json, model.safetensors, and
+its tokenizer where that can be written. The class is the first that computes what the run does;
+the reason is printed, and --as names another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from sink_jax.cli import command
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights.')
+_AS = flags.DEFINE_string(
+    'as', None, 'The class that it must be, such as qwen3; by default the first that can hold the '
+    'run.')
 
 command.answer_help(__name__)  # the imports below take seconds
 
@@ -29,7 +33,8 @@ def main(argv: Sequence[str]) -> None:
   try:
     command.no_arguments(argv)
     assert _WORKDIR.value is not None and _OUT.value is not None  # absl requires both
-    for line in export_workdir(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value):
+    for line in export_workdir(_WORKDIR.value, _OUT.value, dtype=_DTYPE.value,
+                               target=_AS.value):
       print(line)
   except (ValueError, CheckpointError, OSError) as error:
     command.stop(error)
