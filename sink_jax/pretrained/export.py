@@ -60,7 +60,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   model = folded(run.config, _leaves(run))
   chosen, reason = choose(model.config, run.config, target)
   hf = (common_keys(model.config, chosen, dtype=dtype, context=context)
-        | chosen.keys(model.config) | {'bos_token_id': run.first_token})
+        | chosen.keys(model.config, context) | {'bos_token_id': run.first_token})
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
   if present := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:

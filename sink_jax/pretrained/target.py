@@ -61,8 +61,8 @@ class Target(Protocol):
     """What keeps a model from being one of this class; empty where it is one."""
     ...
 
-  def keys(self, config: ModelConfig) -> dict[str, Any]:
-    """The keys of config.json that are not among `common_keys`."""
+  def keys(self, config: ModelConfig, context: int) -> dict[str, Any]:
+    """The keys of config.json that are not among `common_keys`; context: the longest sequence."""
     ...
 
   def tensors(self, config: ModelConfig) -> dict[str, WrittenTensor]:

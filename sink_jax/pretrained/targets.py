@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sink_jax.models.config import ModelConfig
-from sink_jax.pretrained import to_llama, to_mistral, to_qwen3
+from sink_jax.pretrained import to_granite_swa, to_llama, to_mistral, to_qwen3, to_qwen3_next
 from sink_jax.pretrained.target import Refusal, Target
 
 # In the order in which they are tried: first those that most programs serve.
-_MODULES: tuple[Target, ...] = (to_llama, to_mistral, to_qwen3)
+_MODULES: tuple[Target, ...] = (to_llama, to_mistral, to_qwen3, to_granite_swa, to_qwen3_next)
 TARGETS: dict[str, Target] = {target.NAME: target for target in _MODULES}
 
 

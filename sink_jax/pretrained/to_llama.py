@@ -17,7 +17,7 @@ def refusals(config: ModelConfig) -> list[Refusal]:
   return target.refusals(config, masks='causal', biases=('attention', 'ffn'))
 
 
-def keys(config: ModelConfig) -> dict[str, Any]:
+def keys(config: ModelConfig, context: int) -> dict[str, Any]:
   """The keys of config.json that are LLaMA's own."""
   return target.rotary_keys(config) | {'attention_bias': 'qkv' in config.biases,
                                        'mlp_bias': 'ffn' in config.biases}

@@ -17,7 +17,7 @@ def refusals(config: ModelConfig) -> list[Refusal]:
   return target.refusals(config, masks='window')
 
 
-def keys(config: ModelConfig) -> dict[str, Any]:
+def keys(config: ModelConfig, context: int) -> dict[str, Any]:
   """The keys of config.json that are Mistral's own."""
   return target.rotary_keys(config) | {'sliding_window': target.window_of(config)}
 

@@ -19,7 +19,7 @@ def refusals(config: ModelConfig) -> list[Refusal]:
                          qk_norm=QKNorm(eps=config.norm_eps))
 
 
-def keys(config: ModelConfig) -> dict[str, Any]:
+def keys(config: ModelConfig, context: int) -> dict[str, Any]:
   """The keys of config.json that are Qwen3's own."""
   window = target.window_of(config)
   # `layer_types` says it all; versions without it take the blocks from `max_window_layers` on.

@@ -3,6 +3,8 @@
 import numpy as np
 
 import sink_jax as sj
+from sink_jax.attention.mask import Window
+from sink_jax.models.config import Layer
 from tests.random_params import random_params
 
 TINY = dict(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=40, vocab_size=64,
@@ -26,6 +28,18 @@ CASES = {
     'v_bias': ('llama', {}, dict(kv_bias='VBias()')),
     'v_bias_shared': ('llama', dict(biases=('out', 'ffn')), dict(
         kv_bias='VBias(shared=True)', normalizer='RowSum(scale=0.5)', value='ValueScale()')),
+    'sink_logit': ('granite_swa', dict(head_dim=12), dict(
+        kv_bias='SinkLogit()', position='Rope(base=100.0)')),
+    'sink_logit_windows': ('granite_swa', dict(
+        layers=4, tied=True, biases=('qkv', 'out', 'ffn'),
+        pattern=(Layer(mask=Window(size=5)), Layer())), dict(kv_bias='SinkLogit()')),
+    'sink_logit_nope': ('granite_swa', {}, dict(
+        kv_bias='SinkLogit()', position='Nope()', mask='Window(size=5)', value='ValueScale()')),
+    'off_by_one': ('granite_swa', {}, dict(kv_bias='ZeroSink(n=3.0)')),
+    'element_gate': ('qwen3_next', dict(head_dim=12), dict(
+        qk_norm='QKNorm(eps=0.003)', head='ElementGate(scale=2.0, start="zero")',
+        position='Rope(base=100.0)')),
+    'head_gate': ('qwen3_next', dict(tied=True), dict(qk_norm='QKNorm()', head='HeadGate()')),
 }
 
 

@@ -80,6 +80,64 @@ def test_a_v_bias_of_each_head(export):
   assert not folder.hf['mlp_bias']
 
 
+@pytest.mark.parametrize('case, base, kinds, window, theta', [
+    ('sink_logit', 100.0, ['full'] * 2, 64, [100.0] * 2),
+    ('sink_logit_windows', 10000.0, ['sliding', 'full'] * 2, 5, [10000.0] * 4),
+    ('sink_logit_nope', 10000.0, ['sliding'] * 2, 5, [0] * 2)])
+def test_sink_logits(export, case, base, kinds, window, theta):
+  folder = export(case)
+  hf, config = folder.hf, folder.run.config
+  assert hf['layer_types'] == [f'{kind}_attention' for kind in kinds]
+  assert hf['sliding_window'] == window and hf['layer_rope_theta'] == theta
+  assert hf['rope_parameters'] == {'rope_type': 'default', 'rope_theta': base}
+  # None may be left to the class, whose defaults are those of a published model.
+  assert hf['attention_multiplier'] == 1 / np.sqrt(config.dims.head_dim)
+  assert [hf[f'{name}_multiplier'] for name in ('embedding', 'residual')] == [1, 1]
+  assert hf['logits_scaling'] == 1 and hf['tie_word_embeddings'] == config.tied
+  assert hf['bos_token_id'] is None and hf['eos_token_id'] is None
+  assert hf['attention_bias'] == hf['mlp_bias'] == bool(config.biases)
+  if len(config.pattern) == 1:
+    np.testing.assert_array_equal(folder.stored('sinks'), *folder.params('kv_bias_logit'))
+    return
+  for layer in range(4):  # two blocks of each kind, which are kept apart
+    blocks = folder.run.params['blocks'][f'layer{layer % 2}']['attention']
+    np.testing.assert_array_equal(
+        folder.checkpoint.read(f'model.layers.{layer}.self_attn.sinks'),
+        blocks['kv_bias_logit'][layer // 2])
+
+
+def test_off_by_one_is_a_sink_logit(export):
+  folder = export('off_by_one')
+  assert_same(folder.stored('sinks'), np.full(4, np.log(3.0)))
+  assert 'ZeroSink(n=3.0): it is the sink logit log 3' in folder.notes
+
+
+def test_gates_stand_beside_the_queries_of_their_heads(export):
+  folder = export('element_gate')
+  query, gate, out, gain = folder.params('query', 'head_kernel', 'out', 'qk_norm_query_gain')
+  rows = [x.T[12 * h:12 * h + 12] for h in range(4) for x in (query, gate)]
+  np.testing.assert_array_equal(folder.stored('q_proj.weight'), np.concatenate(rows))
+  assert_same(folder.stored('o_proj.weight'), 2 * out.T)
+  assert_same(folder.stored('q_norm.weight'), gain - 1)
+  for name, *path in (('norm', 'final_norm'), (f'layers.{LAYER}.input_layernorm', 'norm1'),
+                      (f'layers.{LAYER}.post_attention_layernorm', 'norm2')):
+    tree = folder.run.params[path[0]] if name == 'norm' else folder.run.params['blocks'][path[0]]
+    expected = np.asarray(tree['gain'], np.float64) - 1
+    assert_same(folder.checkpoint.read(f'model.{name}.weight'),
+                expected if name == 'norm' else expected[LAYER])
+  hf = folder.hf
+  assert hf['layer_types'] == ['full_attention'] * 2 and hf['mlp_only_layers'] == [0, 1]
+  assert hf['partial_rotary_factor'] == 1 and hf['head_dim'] == 12
+
+
+def test_a_gate_of_heads_is_one_of_channels(export):
+  folder = export('head_gate')
+  gate, = folder.params('head_kernel')
+  stored = folder.stored('q_proj.weight').reshape(4, 2, 8, 32)[:, 1]
+  np.testing.assert_array_equal(stored, np.repeat(gate.T[:, None], 8, 1))
+  assert 'attention.head = HeadGate(' in folder.notes
+
+
 def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
   _, run = exported_cases.case_of('qk_norm')
   with pytest.raises(ValueError, match=r'--as=llama cannot hold.*attention.qk_norm = QKNorm\(eps='
@@ -87,4 +145,22 @@ def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
     export_checkpoint(run, tmp_path / 'out', target='llama')
   with pytest.raises(ValueError, match='--as=bert: no such class; choices: llama, mistral, qwen3'):
     export_checkpoint(run, tmp_path / 'out', target='bert')
+  gate, norm = 'ElementGate()', 'QKNorm()'
+  for components, message in (
+      # Each part has a class, and none has all: the classes that lack least are named.
+      (dict(head=gate), r'llama has no attention.head = ElementGate\(.*qwen3_next has no '
+                        r'attention.qk_norm = NoQKNorm\(\)'),
+      (dict(kv_bias='SinkLogit()', qk_norm=norm), 'qwen3 has no attention.kv_bias = SinkLogit'),
+      # The gate would multiply v*, which a bias of the output is added after.
+      (dict(kv_bias='VBias()', qk_norm=norm, head=gate), 'attention.kv_bias = VBias'),
+      (dict(head='ElementGate(opening=0.25)', qk_norm=norm), 'attention.head = ElementGate'),
+      (dict(head='ElementGate(act="ns_sigmoid")', qk_norm=norm), 'ns_sigmoid'),
+      (dict(kv_bias='KBias()'), r'have NoBias\(\) \(llama.*SinkLogit\(\) \(granite_swa'),
+      (dict(kv_bias='SinkLogit()', position='Rope(factor=2.0)'), 'granite_swa has no '
+       'attention.position.*of factor 1')):
+    with pytest.raises(ValueError, match=f'no counterpart.*{message}|{message}.*no counterpart'):
+      export_checkpoint(exported_cases.run_of({}, **components), tmp_path / 'out')
+  with pytest.raises(ValueError, match='--as=qwen3 cannot hold.*; nor can another class'):
+    export_checkpoint(exported_cases.run_of({}, kv_bias='KBias()'), tmp_path / 'out',
+                      target='qwen3')
   assert not (tmp_path / 'out').exists()
