@@ -16,11 +16,14 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from sink_jax.data.dataset import DataConfig
+from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.paths import to_local_path, to_path
 from sink_jax.models.run import Run
 from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
 from sink_jax.pretrained.folds import folded
 from sink_jax.pretrained.load import load_run, run_encoder
+from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
 from sink_jax.pretrained.targets import choose
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
@@ -39,7 +42,7 @@ class Exported(NamedTuple):
 
 def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'float32',
                       context: int = 2048, target: str | None = None,
-                      shard_bytes: int = 5 * 10**9) -> Exported:
+                      sink_id: int | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
   """Writes config.json and the weights of a model.
 
   Args:
@@ -47,6 +50,8 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
     target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
+    sink_id: a token that training never held as input, which becomes the learned sink token of a
+      run that has one. Inputs of the checkpoint begin with it.
     shard_bytes: weights above this size go into several files of at most this size (a
       larger tensor into a file of its own), with an index.
 
@@ -57,10 +62,13 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
   # Every option is checked before the first file is written.
-  model = folded(run.config, _leaves(run))
+  if run.config.sink_tokens == 1 and not 0 <= (sink_id or 0) < run.config.vocab_size:
+    raise ValueError(f'sink_id = {sink_id}: the model has {run.config.vocab_size} tokens.')
+  model = folded(run.config, _leaves(run), sink_id)
   chosen, reason = choose(model.config, run.config, target)
   hf = (common_keys(model.config, chosen, dtype=dtype, context=context)
-        | chosen.keys(model.config, context) | {'bos_token_id': run.first_token})
+        | chosen.keys(model.config, context) | {
+            'bos_token_id': sink_id if run.config.sink_tokens else run.first_token})
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
   if present := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:
@@ -133,13 +141,43 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
   folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
   data = from_dict(read_config(to_path(workdir))).data
   run = load_run(workdir)
-  hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target)
+  encoder, no_tokenizer = _encoder(workdir, data)
+  sink_id = None
+  if run.config.sink_tokens == 1:
+    sink_id = _sink_id(encoder, no_tokenizer, data)
+  hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target,
+                                sink_id=sink_id)
   lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}', *notes]
+  if encoder is not None:
+    try:
+      ids = write_tokenizer(encoder, folder, context=data.context, bos=data.bos,
+                            first_token=run.first_token, sink_token=sink_id)
+      write_object(folder / 'config.json', hf | ids)
+      return [*lines, f'{folder / "tokenizer.json"}: {encoder.vocab_size} tokens']
+    except (ValueError, OSError) as error:  # the weights are of use without it
+      no_tokenizer = _one_line(error)
+  return [*lines, f'No tokenizer written: {no_tokenizer}']
+
+
+def _encoder(workdir: str | os.PathLike, data: DataConfig) -> tuple[Encoder | None, str]:
+  """(encoder of a run, '') or (None, why there is none)."""
   try:
-    encoder = run_encoder(workdir, data)
-    ids = write_tokenizer(encoder, folder, context=data.context, bos=data.bos,
-                          first_token=run.first_token)
-  except (ValueError, OSError) as error:  # the weights are of use without it
-    return [*lines, f'No tokenizer written: {" ".join(str(error).split())}']
-  write_object(folder / 'config.json', hf | ids)
-  return [*lines, f'{folder / "tokenizer.json"}: {encoder.vocab_size} tokens']
+    return run_encoder(workdir, data), ''
+  except (ValueError, OSError) as error:
+    return None, _one_line(error)
+
+
+def _sink_id(encoder: Encoder | None, no_tokenizer: str, data: DataConfig) -> int:
+  """The token that a learned sink token becomes; raises a ValueError where there is none."""
+  try:
+    if encoder is None:
+      raise ValueError(no_tokenizer.rstrip('.'))
+    return unused_token(encoder, data)
+  except ValueError as error:
+    raise ValueError(
+        'model.sink_tokens = 1 would be the embedding of a token that training never had as '
+        f'input, and there is none: {error}. sink_jax.load_run reads the run as it is.') from None
+
+
+def _one_line(error: Exception) -> str:
+  return ' '.join(str(error).split())

@@ -34,13 +34,42 @@ class Folded(NamedTuple):
   notes: tuple[str, ...] = ()
 
 
-def folded(config: ModelConfig, leaves: Leaves) -> Folded:
-  """The model without the components that can be folded into weights."""
-  model = Folded(config, leaves)
+def folded(config: ModelConfig, leaves: Leaves, sink_id: int | None = None) -> Folded:
+  """The model without the components that can be folded into weights.
+
+  Args:
+    sink_id: a token that training never held as input, which becomes the learned sink token.
+  """
+  model = _sink_token(Folded(config, leaves), sink_id)
   # The V bias comes first: no normaliser scales it, so its W_O is that of the run.
   for fold in (_value_bias, _row_scale, _zero_sink, _value_scale, _qk_eps, _gate):
     model = fold(model)
   return model
+
+
+def _sink_token(model: Folded, sink_id: int | None) -> Folded:
+  """The learned sink token as the row of the embedding of a token that no text has.
+
+  A sequence then begins with this token. The unembedding stays as it is, so the logits do, too.
+  """
+  config = model.config
+  if config.sink_tokens != 1 or sink_id is None or config.embedding_dim:
+    return model
+
+  def read(path: str, index: tuple[int, ...]) -> np.ndarray:
+    if path == 'embed':
+      table = np.array(model.leaves('embed', ()))
+      table[sink_id] = model.leaves('sink_tokens', ())[0]
+      return table
+    if path == 'unembed/kernel' and config.tied:
+      return model.leaves('embed', ()).T
+    return model.leaves(path, index)
+
+  note = (f'model.sink_tokens = 1: it is the embedding of token {sink_id}, with which every text '
+          'begins')
+  if config.tied:
+    note += '; the unembedding is written apart, as it was'
+  return Folded(dataclasses.replace(config, sink_tokens=0, tied=False), read, (note,))
 
 
 def _value_bias(model: Folded) -> Folded:

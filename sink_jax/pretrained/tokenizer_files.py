@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,8 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
 
 
 def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int, bos: bool,
-                    first_token: int | None = None) -> dict[str, int]:
+                    first_token: int | None = None, sink_token: int | None = None,
+                    ) -> dict[str, int]:
   """Writes tokenizer.json and tokenizer_config.json; returns the ids for config.json.
 
   A text gets the ids that the encoder gives it, with one exception: the name of a special
@@ -65,6 +67,8 @@ def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int
     context: the longest sequence in tokens.
     bos: whether documents began with BOS.
     first_token: the token that every sequence of the training began with; it is then the BOS.
+    sink_token: the token that takes the place of a learned sink token; it is then the BOS, and
+      stands before the first token, or the BOS of the documents.
 
   Raises:
     ValueError: the tokenizer has no token of this id.
@@ -79,38 +83,48 @@ def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int
   # These overwrite the ids of config.json, which transformers generates with.
   ids = {'bos_token_id': encoder.bos_id, 'eos_token_id': encoder.eos_id,
          'pad_token_id': encoder.pad_id}
+  begin = [encoder.bos_id] if bos else []
   if first_token is not None:
-    ids['bos_token_id'] = first_token
-    if first_token == encoder.pad_id:  # padding is masked out, and what comes first must not be
+    begin = [first_token]
+  if sink_token is not None:
+    begin = [sink_token, *begin]
+  if first_token is not None or sink_token is not None:
+    ids['bos_token_id'] = begin[0]
+    if encoder.pad_id in begin:  # padding is masked out, and what comes first must not be
       ids['pad_token_id'] = encoder.eos_id
-  if first_token is not None or bos and whole.post_processor is None:
+  if first_token is not None or sink_token is not None or bos and whole.post_processor is None:
     # A file that has a post-processor says itself which BOS it adds.
-    whole.post_processor = _template(whole, ids['bos_token_id'])
+    whole.post_processor = _template(whole, begin)
     whole.save(str(path))
   names = {key.removesuffix('_id'): whole.id_to_token(id_) for key, id_ in ids.items()}
   about = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': context,
            'add_bos_token': bos or first_token is not None,
            'clean_up_tokenization_spaces': False, **names}
-  if first_token is not None and first_token not in whole.get_added_tokens_decoder():
+  if sink_token is not None:
+    del about['add_bos_token']  # with it a program would add the BOS alone
+  elif first_token is not None and first_token not in whole.get_added_tokens_decoder():
     # transformers cuts what is named here out of every text that holds it: the template will do.
     del about['bos_token'], about['add_bos_token']
   write_object(Path(folder, 'tokenizer_config.json'), about)
   return ids
 
 
-def _template(tokenizer: tokenizers.Tokenizer, first: int) -> PostProcessor:
-  """The post-processor that puts one token before every text.
+def _template(tokenizer: tokenizers.Tokenizer, begin: Sequence[int]) -> PostProcessor:
+  """The post-processor that puts one token or more before every text.
 
   It does not look at the text: where that begins with an ordinary token of the same number,
   other programs make sequences that begin with it twice, and sink_jax ones that begin once.
   """
   from tokenizers.processors import TemplateProcessing
-  name = tokenizer.id_to_token(first)
-  if name is None:
-    raise ValueError(f'the tokenizer has no token {first}, which the run begins with.')
-  # The name itself could be read as a part of the template.
-  return TemplateProcessing(single='first $A', pair='first $A $B', special_tokens=[
-      {'id': 'first', 'ids': [first], 'tokens': [name]}])
+  special = []
+  for i, token in enumerate(begin):
+    name = tokenizer.id_to_token(token)
+    if name is None:
+      raise ValueError(f'the tokenizer has no token {token}, which the run begins with.')
+    # The name itself could be read as a part of the template.
+    special.append({'id': f'first{i}', 'ids': [token], 'tokens': [name]})
+  first = ' '.join(entry['id'] for entry in special)
+  return TemplateProcessing(single=f'{first} $A', pair=f'{first} $A $B', special_tokens=special)
 
 
 def _bytes_tokenizer() -> tokenizers.Tokenizer:

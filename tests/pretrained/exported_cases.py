@@ -17,6 +17,7 @@ def run_of(options, **components):
   return sj.Run(config, random_params(config), 'case', 5)
 
 
+SINK_ID = 3  # of a learned sink token, where a case has one
 # Name: the class, options of the model, components of its attention.
 CASES = {
     'qk_norm': ('qwen3', {}, dict(qk_norm='QKNorm(eps=0.003)')),
@@ -28,6 +29,8 @@ CASES = {
     'v_bias': ('llama', {}, dict(kv_bias='VBias()')),
     'v_bias_shared': ('llama', dict(biases=('out', 'ffn')), dict(
         kv_bias='VBias(shared=True)', normalizer='RowSum(scale=0.5)', value='ValueScale()')),
+    'sink_token': ('llama', dict(tied=True, sink_tokens=1), {}),
+    'sink_token_window': ('mistral', dict(sink_tokens=1), dict(mask='Window(size=5)')),
     'sink_logit': ('granite_swa', dict(head_dim=12), dict(
         kv_bias='SinkLogit()', position='Rope(base=100.0)')),
     'sink_logit_windows': ('granite_swa', dict(
@@ -53,3 +56,9 @@ def tokens_of(run, count=2, length=14):
   """Token ids (count, length), int32."""
   return np.random.default_rng(1).integers(run.config.vocab_size, size=(count, length),
                                            dtype=np.int32)
+
+
+def with_sink(run, tokens):
+  """The tokens as the exported model reads them."""
+  sinks = np.full((len(tokens), run.config.sink_tokens), SINK_ID, np.int32)
+  return np.concatenate([sinks, tokens], 1)

@@ -111,7 +111,8 @@ def spec(**components):
     (dict(combine_heads='add'), "combine_heads = 'add'"), (dict(sink_tokens=1), 'sink_tokens = 1'),
     (dict(biases=('qkv',)), 'biases'), (dict(biases=('unembed',)), 'biases'),
     (dict(biases=('ffn',)) | spec(mask='Window()'), 'mistral has no model.biases'),
-    (dict(pattern=(Layer(mask=Window(size=2)), Layer(), Layer())), 'pattern'), (dict(embedding_dim=8), 'embedding_dim = 8'),
+    (dict(pattern=(Layer(mask=Window(size=2)), Layer(), Layer())), 'pattern'),
+    (dict(embedding_dim=8), 'embedding_dim = 8'),
     (dict(parallel_residual=True), 'parallel_residual'),
     (dict(vocab_size=0, input_features=4, output_features=4), 'input_features = 4')])
 def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, part):

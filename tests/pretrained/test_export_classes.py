@@ -1,12 +1,24 @@
 """What the folder of an exported run holds: the class, its keys, and numbers that were folded."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
-from sink_jax.pretrained.export import export_checkpoint
+from sink_jax.data.dataset import DataConfig
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.token_edits import FixedToken, RandomTokens
+from sink_jax.data.tokenizer import ByteEncoder, Bytes
+from sink_jax.pretrained.export import export_checkpoint, export_workdir
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.sink_token import unused_token
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
+from sink_jax.train.loop import train
 from tests.pretrained import exported_cases
+from tests.train import runs
 
 LAYER = 1
 
@@ -23,7 +35,8 @@ class Folder:
 
   def __init__(self, case, folder):
     target, self.run = exported_cases.case_of(case)
-    self.hf, notes = export_checkpoint(self.run, folder, context=64)
+    self.hf, notes = export_checkpoint(self.run, folder, context=64,
+                                       sink_id=exported_cases.SINK_ID)
     assert self.hf['model_type'] == target
     self.notes, self.checkpoint = '\n'.join(notes), Checkpoint(folder)
 
@@ -136,6 +149,87 @@ def test_a_gate_of_heads_is_one_of_channels(export):
   stored = folder.stored('q_proj.weight').reshape(4, 2, 8, 32)[:, 1]
   np.testing.assert_array_equal(stored, np.repeat(gate.T[:, None], 8, 1))
   assert 'attention.head = HeadGate(' in folder.notes
+
+
+def test_a_learned_sink_token_is_the_embedding_of_an_unused_token(export, tmp_path):
+  folder = export('sink_token')
+  run, token = folder.run, exported_cases.SINK_ID
+  table = np.array(run.params['embed'])
+  # The model was tied: its unembedding keeps the row that the sink token takes in the embedding.
+  np.testing.assert_array_equal(folder.checkpoint.read('lm_head.weight'), table)
+  table[token] = run.params['sink_tokens'][0]
+  np.testing.assert_array_equal(folder.checkpoint.read('model.embed_tokens.weight'), table)
+  assert folder.hf['bos_token_id'] == token and not folder.hf['tie_word_embeddings']
+  tokens = exported_cases.tokens_of(run)
+  expected = np.asarray(run.logits(tokens))
+  actual = sj.load_pretrained(tmp_path).logits(exported_cases.with_sink(run, tokens))[:, 1:]
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+  for options in (dict(sink_tokens=1), dict(sink_tokens=2)):  # without a token for it; several
+    with pytest.raises(ValueError, match='model.sink_tokens = . has no counterpart'):
+      export_checkpoint(exported_cases.run_of(options), tmp_path / 'out',
+                        sink_id=None if options['sink_tokens'] == 1 else token)
+
+
+@pytest.mark.parametrize('edits, bos, expected', [
+    ((), False, 1), ((FixedToken(position=4, token=7),), False, 1),
+    ((FixedToken(position=4, token=1),), False, 'FixedToken.*writes 1, 0 ends documents'),
+    ((RandomTokens(),), True, r'RandomTokens.*writes 1\)'),
+    ((RandomTokens(below=1),), False, 1)])
+def test_the_token_that_training_never_held(edits, bos, expected):
+  data = DataConfig(tokenizer=Bytes(), interventions=edits, bos=bos)
+  if expected == 1:
+    assert unused_token(ByteEncoder(), data) == 1
+    return
+  with pytest.raises(ValueError, match=expected):
+    unused_token(ByteEncoder(), data)
+
+
+@pytest.mark.parametrize('bos, first_token, begin', [
+    (False, None, [1]), (True, None, [1, 0]), (False, 70, [1, 70])])
+def test_a_sink_token_stands_before_all_that_texts_begin_with(tmp_path, bos, first_token, begin):
+  ids = write_tokenizer(ByteEncoder(), tmp_path, context=32, bos=bos, first_token=first_token,
+                        sink_token=1)
+  assert ids == dict(bos_token_id=1, eos_token_id=0, pad_token_id=0)
+  whole = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  text = ByteEncoder().encode('ab').tolist()
+  assert whole.encode('ab').ids == [*begin, *text]
+  back = TextTokenizer.from_folder(tmp_path)
+  assert back.prefix == tuple(begin) and back.bos_id == 1
+  assert back.encode('ab', special=True).tolist() == [*begin, *text]
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run of texts with a learned sink token."""
+  folder = tmp_path_factory.mktemp('sink') / 'run'
+  train(runs.config(steps=1, checkpoint_every=0, model__sink_tokens=1, data__context=16,
+                    data__source='Stdlib(max_files=6)', data__tokenizer='Bytes()'),
+        folder, show_progress=False)
+  return folder
+
+
+def test_a_run_with_a_sink_token_is_exported_with_its_tokenizer(workdir, tmp_path):
+  lines = export_workdir(workdir, tmp_path / 'out')
+  assert lines[1:3] == [
+      'LlamaForCausalLM: the first class that is tried',
+      'model.sink_tokens = 1: it is the embedding of token 1, with which every text begins']
+  run, back = sj.load_run(workdir), sj.load_pretrained(tmp_path / 'out')
+  tokens = sj.tokenize(back, ['def f(x):', 'return x + 1'], length=9)
+  assert (tokens[:, 0] == 1).all() and back.bos == 'tokenizer'
+  expected = np.asarray(run.logits(tokens[:, 1:]))
+  np.testing.assert_allclose(back.logits(tokens)[:, 1:], expected,
+                             rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def test_a_sink_token_without_an_unused_token_is_refused(workdir, tmp_path):
+  copy = tmp_path / 'run'
+  shutil.copytree(workdir, copy)
+  config = json.loads((copy / 'config.json').read_text())
+  config['data']['interventions'] = 'FixedToken(position=2, token=1)'
+  (copy / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(ValueError, match='model.sink_tokens = 1 would be.*FixedToken.*load_run'):
+    export_workdir(copy, tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
 
 
 def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
