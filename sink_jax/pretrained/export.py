@@ -23,6 +23,7 @@ from sink_jax.models.run import Run
 from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
 from sink_jax.pretrained.folds import folded
 from sink_jax.pretrained.load import load_run, run_encoder
+from sink_jax.pretrained.model_card import model_card
 from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
 from sink_jax.pretrained.targets import choose
@@ -46,7 +47,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   """Writes config.json and the weights of a model.
 
   Args:
-    folder: it is made where it does not exist, and must hold neither a checkpoint nor a run.
+    folder: it is made where it does not exist, and must be empty.
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
     target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
@@ -71,7 +72,8 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
             'bos_token_id': sink_id if run.config.sink_tokens else run.first_token})
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
-  if present := [p.name for kind in ('config.json', '*.safetensors*') for p in folder.glob(kind)]:
+  if present := [p.name for kind in ('config.json', '*.safetensors*', '*')
+                 for p in sorted(folder.glob(kind))]:
     raise ValueError(f'{folder} already holds {present[0]}: choose another folder, or empty it.')
   folder.mkdir(parents=True, exist_ok=True)
   table = chosen.tensors(model.config)
@@ -129,7 +131,9 @@ def _tensors(table: dict[str, WrittenTensor], names: list[str], leaves: Leaves, 
 
 def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
                    dtype: str = 'float32', target: str | None = None) -> list[str]:
-  """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
+  """Writes the model of a run, a card of it and, where possible, its tokenizer.
+
+  Returns lines to print.
 
   Args:
     dtype, target: see `export_checkpoint`.
@@ -147,6 +151,8 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     sink_id = _sink_id(encoder, no_tokenizer, data)
   hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target,
                                 sink_id=sink_id)
+  card = model_card(workdir, run.step, hf, notes)
+  (folder / 'README.md').write_text(card, encoding='utf-8')
   lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}', *notes]
   if encoder is not None:
     try:

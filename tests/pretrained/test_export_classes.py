@@ -17,6 +17,7 @@ from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.loop import train
+from sink_jax.train.run_dir import read_status
 from tests.pretrained import exported_cases
 from tests.train import runs
 
@@ -219,6 +220,30 @@ def test_a_run_with_a_sink_token_is_exported_with_its_tokenizer(workdir, tmp_pat
   expected = np.asarray(run.logits(tokens[:, 1:]))
   np.testing.assert_allclose(back.logits(tokens)[:, 1:], expected,
                              rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def test_the_card_of_a_run(workdir, tmp_path):
+  export_workdir(workdir, tmp_path / 'out')
+  card = (tmp_path / 'out' / 'README.md').read_text()
+  header, title, text = card.split('\n\n', 2)
+  assert header.startswith('---\nlibrary_name: transformers') and title == '# run'
+  config = json.loads(text[text.index('```json') + 7:text.rindex('```')])
+  assert config == json.loads((workdir / 'config.json').read_text())
+  assert f'- trained with: {read_status(workdir)["code"]}' in text
+  row = runs.rows(workdir, 'probe')[-1]
+  assert f'Probed at step 1: Sink_1 = {row["sink_1"]:.4g} % of heads (epsilon = 0.3).' in text
+  assert f'learned sink token: {row["sink_bias_slot"]:.4g} %' in text
+  for kind, name, blocks in (('value', 'values', 2), ('key', 'keys', 2),
+                             ('hidden', 'hidden states', 3)):
+    numbers = row[f'{kind}_ratio']
+    assert len(numbers) == blocks
+    assert f'- {name}: {", ".join(f"{x:.4g}" for x in numbers)}\n' in text
+  with pytest.raises(ValueError, match='out already holds'):
+    export_workdir(workdir, tmp_path / 'out')
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'notes.txt').touch()
+  with pytest.raises(ValueError, match='other already holds notes.txt: choose another'):
+    export_workdir(workdir, tmp_path / 'other')
 
 
 def test_a_sink_token_without_an_unused_token_is_refused(workdir, tmp_path):
