@@ -18,8 +18,8 @@ Runs the tests on the CPU. Paths among the arguments start at the repository.
                      that are not here: TPUs (v5e, v5p, v6e, v7x) and an NVIDIA GPU (h200).
                      Their compilers are installed beside the environment (1.3 GB), once
   --compile=v5e,h200 the same for these only
-  --parity           instead of the tests, compares the importers of open models with
-                     transformers, on new random weights. It and PyTorch are installed beside
+  --parity           instead of the tests, compares the importers of open models, and exported
+                     runs, with transformers, on new random weights. It and PyTorch are installed beside
                      the environment (1.3 GB; with PyTorch's CUDA packages, which pip takes
                      on some platforms, several), once
   --slurm            instead of the tests, starts a SLURM of one node here, runs a job there that

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sink_jax.evaluate.sinks import EPSILON
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.provenance import code
 from sink_jax.train.run_dir import read_config, read_status
@@ -35,7 +35,7 @@ def model_card(workdir: str | os.PathLike, step: int | None, hf: dict[str, Any],
       json.dumps(read_config(folder), indent=2, ensure_ascii=False), '```', ''])
 
 
-def _probe(workdir: os.PathLike, step: int | None) -> list[str]:
+def _probe(workdir: AnyPath, step: int | None) -> list[str]:
   """The section on attention sinks: the last probe up to the step."""
   rows = [row for row in read_metrics(workdir, 'probe') if step is None or row['step'] <= step]
   title = ['## Attention sinks', '']
