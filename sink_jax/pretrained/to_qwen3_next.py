@@ -6,12 +6,13 @@ gains of all its norms are stored minus one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sink_jax.attention.head import ElementGate
+from sink_jax.attention.head import ElementGate, PlainOutput
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import qwen3, target
@@ -39,7 +40,8 @@ def keys(config: ModelConfig, context: int) -> dict[str, Any]:
 
 def tensors(config: ModelConfig) -> dict[str, WrittenTensor]:
   """Every tensor of the checkpoint, by name."""
-  plain = target.written(qwen3.stored_tensors({}, config))
+  plain = target.written(qwen3.stored_tensors({}, dataclasses.replace(
+      config, attention=dataclasses.replace(config.attention, head=PlainOutput()))))
   table = {name: WrittenTensor(tensor.shape, _minus_one(tensor.make))
            if name.endswith('norm.weight') else tensor for name, tensor in plain.items()}
   for layer in range(config.layers):
