@@ -8,6 +8,7 @@ import math
 from sink_jax.arguments import explained
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.param import Dims
+from sink_jax.attention.position import Nope, Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
@@ -73,12 +74,19 @@ class Layer:
   """The differences of one block of a repeating pattern from the others.
 
   mask: takes the place of the attention's mask. mamba: sizes of a mixer that takes the place of
-  attention. experts: a mixture that takes the place of the one feed-forward network.
+  attention. experts: a mixture that takes the place of the one feed-forward network. position:
+  takes the place of the attention's position encoding, a rotary one or none in both places.
   """
 
   mask: Mask | None = None
   mamba: Mamba | None = None
   experts: Experts | None = None
+  position: Position | None = None
+
+  def __repr__(self) -> str:
+    # Without a position as it was before there were any: the texts of stored configs are compared.
+    names = ['mask', 'mamba', 'experts'] + ['position'] * (self.position is not None)
+    return f'Layer({", ".join(f"{name}={getattr(self, name)!r}" for name in names)})'
 
 
 @explained
@@ -89,7 +97,8 @@ class ModelConfig:
   vocab_size: 0 for a model of continuous inputs, whose sizes are then
     input_features and output_features.
   head_dim: dimensions of a head; by default d_model / heads.
-  pattern: the blocks of one period, which repeats; layers is a multiple of its length.
+  pattern: the blocks of one period, which repeats; layers is a multiple of its length. They may
+    differ in masks, rotary encodings, mixers and experts, see `Layer`.
   ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu',
     'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
   norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
@@ -204,6 +213,11 @@ class ModelConfig:
     if all(layer.mamba for layer in self.pattern):
       raise ValueError('model.pattern has no block with attention, so there are no sinks to look '
                        'for.')
+    for layer in self.pattern:
+      if layer.position is not None and not all(isinstance(position, (Rope, Nope)) for position in
+                                                (layer.position, self.attention.position)):
+        raise ValueError(f'model.pattern: {layer} in a model with {self.attention.position}: '
+                         'blocks differ in rotary encodings, Rope() and its kinds, or Nope().')
     if self.parallel_residual and self.norm_location != 'pre':
       raise ValueError("model.parallel_residual needs model.norm_location = 'pre'.")
     if self.linear != 'plain' and any(layer.mamba or layer.experts for layer in self.pattern):
@@ -274,10 +288,10 @@ class ModelConfig:
     return 1 / math.sqrt(2 * self.layers)
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
-    """The attention of a block of the pattern, with the block's mask."""
-    if layer.mask is None:
-      return self.attention
-    return dataclasses.replace(self.attention, mask=layer.mask)
+    """The attention of a block of the pattern, with the block's mask and position encoding."""
+    own = {name: value for name, value in (('mask', layer.mask), ('position', layer.position))
+           if value is not None}
+    return dataclasses.replace(self.attention, **own) if own else self.attention
 
   @property
   def periods_per_turn(self) -> int:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from sink_jax.attention.mask import Mask
+from sink_jax.attention.position import Position
 from sink_jax.component import from_string
 from sink_jax.models.config import LARGEST, MOST, Experts, Layer, Mamba
 
-_SIZES = {'mamba': Mamba, 'experts': Experts}  # what an argument of a Layer is, beside its mask
+# What the arguments of a Layer are.
+_COMPONENTS = {'mask': Mask, 'position': Position}
+_SIZES = {'mamba': Mamba, 'experts': Experts}
 
 
 def pattern_text(pattern: tuple[Layer, ...]) -> str:
@@ -44,14 +47,15 @@ def _layer(text: str) -> Layer:
     for name, value in arguments.items():
       if isinstance(value, ast.Constant) and value.value is None:
         continue
-      if name == 'mask':
-        values[name] = from_string(Mask, ast.unparse(value))
+      if name in _COMPONENTS:
+        values[name] = from_string(_COMPONENTS[name], ast.unparse(value))
       elif name in _SIZES:
         kind = _SIZES[name]
         values[name] = kind(**{key: _size(key, ast.literal_eval(x)) for key, x in
                                _arguments(value, kind.__name__).items()})
       else:
-        raise ValueError(f'Layer has no argument {name!r}; it takes: mask, mamba, experts')
+        raise ValueError(f'Layer has no argument {name!r}; it takes: mask, mamba, experts, '
+                         'position')
     return Layer(**values)
   except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(f'model.pattern: cannot read the block {text[:80]!r} ({error}): {example}, '

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sink_jax.models.config import ModelConfig
-from sink_jax.pretrained import gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt, qwen3
+from sink_jax.pretrained import (
+  gpt2,
+  gpt_neox,
+  gpt_oss,
+  granite_swa,
+  jamba,
+  llama,
+  mistral,
+  opt,
+  qwen3,
+)
 from sink_jax.pretrained.stored_tensors import StoredTensor
 
 
@@ -40,7 +50,8 @@ class Family(Protocol):
     ...
 
 
-_MODULES: tuple[Family, ...] = (gpt2, gpt_neox, gpt_oss, jamba, llama, mistral, opt, qwen3)
+_MODULES: tuple[Family, ...] = (gpt2, gpt_neox, gpt_oss, granite_swa, jamba, llama, mistral, opt,
+                               qwen3)
 FAMILIES: dict[str, Family] = {
     model_type: family for family in _MODULES for model_type in family.MODEL_TYPES}
 

@@ -18,7 +18,7 @@ from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask, Window
 from sink_jax.attention.normalizer import RowSum
-from sink_jax.attention.position import Nope, Rope
+from sink_jax.attention.position import Nope, Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.temperature import Fixed
@@ -95,6 +95,12 @@ def masks_of(config: ModelConfig) -> list[Mask]:
   return [config.attention_of(pattern[i % len(pattern)]).mask for i in range(config.layers)]
 
 
+def positions_of(config: ModelConfig) -> list[Position]:
+  """The position encoding of every block."""
+  pattern = config.pattern
+  return [config.attention_of(pattern[i % len(pattern)]).position for i in range(config.layers)]
+
+
 def layer_types(config: ModelConfig) -> list[str]:
   """The entry of config.json that says which blocks have a window."""
   return ['full_attention' if mask.window is None else 'sliding_attention'
@@ -116,7 +122,7 @@ def refusals(config: ModelConfig, *, masks: str, biases: Sequence[str] = (),
     masks: 'causal' or 'window' for all blocks, or 'any' for blocks with and without one window.
     biases: 'attention' and 'ffn', where the class has biases there.
     kv_bias, qk_norm, head: what its attention has.
-    nope: whether it has blocks without positions.
+    nope: whether each block has a rotary encoding of its own, or none.
     scaled: whether its rotary encoding may be interpolated.
   """
   spec, found = config.attention, list[Refusal]()
@@ -142,12 +148,7 @@ def refusals(config: ModelConfig, *, masks: str, biases: Sequence[str] = (),
     found.append(Refusal('model.pattern', 'blocks of attention and one feed-forward network'))
   else:
     found += _mask_refusals(config, masks)
-  position = spec.position
-  # `type`, since Llama3Rope and YarnRope are Ropes with other frequencies.
-  rotary = type(position) is Rope and position.fraction == 1 and (scaled or position.factor == 1)
-  if not rotary and not (nope and position == Nope()):
-    found.append(Refusal('attention.position', 'Rope() of all channels'
-                         + ('' if scaled else ' and of factor 1') + (' or Nope()' if nope else '')))
+  found += _position_refusals(config, nope, scaled)
   # `attention_bias` of config.json stands for q, k, v and the output together.
   given = set(config.biases)
   allowed = {'qkv', 'out'} if 'attention' in biases else set[str]()
@@ -157,6 +158,21 @@ def refusals(config: ModelConfig, *, masks: str, biases: Sequence[str] = (),
         {'attention': "those of 'qkv' and 'out' together", 'ffn': "those of 'ffn'"}[group]
         for group in biases) or 'none'))
   return found
+
+
+def _position_refusals(config: ModelConfig, nope: bool, scaled: bool) -> list[Refusal]:
+  """What keeps the encodings of positions from being those of a class; see `refusals`."""
+  own = set(positions_of(config))
+  # `type`, since Llama3Rope and YarnRope are Ropes with other frequencies.
+  rotary = {position for position in own if type(position) is Rope and position.fraction == 1
+            and (scaled or position.factor == 1)}
+  if nope:  # such a class has an encoding for each block
+    alike = own <= {Nope(), *rotary}
+    wanted = 'Rope() of all channels and of factor 1, or Nope()'
+  else:
+    alike, wanted = len(own) == 1 and own == rotary, 'Rope() of all channels, in all blocks'
+  name = 'attention.position' if len(own) == 1 else 'model.pattern'
+  return [] if alike else [Refusal(name, wanted)]
 
 
 def _mask_refusals(config: ModelConfig, masks: str) -> list[Refusal]:

@@ -14,8 +14,7 @@ from typing import Any
 from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.position import Rope
 from sink_jax.models.config import ModelConfig
-from sink_jax.pretrained import llama, target
-from sink_jax.pretrained.stored_tensors import block, vector
+from sink_jax.pretrained import granite_swa, target
 from sink_jax.pretrained.target import Refusal, WrittenTensor
 
 NAME = 'granite_swa'
@@ -31,11 +30,12 @@ def refusals(config: ModelConfig) -> list[Refusal]:
 
 def keys(config: ModelConfig, context: int) -> dict[str, Any]:
   """The keys of config.json that are GraniteSWA's own."""
-  position = config.attention.position
-  base = position.base if isinstance(position, Rope) else 0
+  # 0: a block without positions.
+  bases = [position.base if isinstance(position, Rope) else 0
+           for position in target.positions_of(config)]
   return {
-      'rope_parameters': {'rope_type': 'default', 'rope_theta': base or _UNUSED_BASE},
-      'layer_rope_theta': [base] * config.layers,  # 0: a block without positions
+      'rope_parameters': {'rope_type': 'default', 'rope_theta': max(bases) or _UNUSED_BASE},
+      'layer_rope_theta': bases,
       'layer_types': target.layer_types(config),
       # A number also where no block has a window: the class makes the mask of one in any case.
       'sliding_window': target.window_of(config) or context,
@@ -46,9 +46,4 @@ def keys(config: ModelConfig, context: int) -> dict[str, Any]:
 
 def tensors(config: ModelConfig) -> dict[str, WrittenTensor]:
   """Every tensor of the checkpoint, by name."""
-  table = llama.stored_tensors({}, config)
-  for layer in range(config.layers):
-    path, i = block(config, layer)
-    table[f'model.layers.{layer}.self_attn.sinks'] = vector(
-        f'{path}/attention/kv_bias_logit', (i,), config.heads)
-  return target.written(table)
+  return target.written(granite_swa.unscaled_tensors(config))

@@ -69,7 +69,8 @@ def decoded(run, inputs, policy, first):
     dict(layers=4, attention=sj.AttentionSpec(value='ValueResidual()'), pattern=(
         Layer(), Layer(mamba=MAMBA))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
-         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer())),
+         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)),
+                  Layer(position=sj.Nope()))),
 ], ids=str)
 @pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.full), 5])
 def test_decoding_equals_the_forward_pass(options, first):

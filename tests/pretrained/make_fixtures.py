@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.granite_swa import modeling_granite_swa
 
 SEQUENCES, LENGTH = 2, 14
 # Far larger than usual, so that a norm without it, or with another one, is found out.
@@ -148,6 +149,12 @@ CASES = {
         sliding_window=4, max_window_layers=1, max_position_embeddings=1024, rope_parameters=dict(
             rope_type='yarn', rope_theta=20.0, factor=4.0, beta_fast=16.0, beta_slow=2.0,
             original_max_position_embeddings=256)), 'bfloat16', qwen3_as_published),
+    'granite_swa': ('granite_swa', LLAMA | dict(
+        num_hidden_layers=4, num_key_value_heads=2, sliding_window=4, tie_word_embeddings=True,
+        attention_bias=True, mlp_bias=True, embedding_multiplier=3.0, attention_multiplier=0.2,
+        residual_multiplier=0.5, logits_scaling=2.0,
+        layer_types=['full_attention', 'sliding_attention'] * 2,
+        layer_rope_theta=[0, 100.0, 1000.0, 100.0]), 'bfloat16', unedited),
     'gpt_oss': ('gpt_oss', LLAMA | MOE | dict(
         head_dim=8, intermediate_size=24, num_local_experts=4, sliding_window=4,
         rope_parameters=dict(
@@ -160,6 +167,21 @@ CASES = {
             truncate=False, original_max_position_embeddings=32)),
                       'bfloat16', gpt_oss_as_published),
 }
+
+
+def with_sink_share(attention):
+  """GraniteSWA's attention, which returns the weights of softmax, with those that act on values."""
+  def wrapped(module, query, key, value, mask, scaling, **options):
+    out, weights = attention(module, query, key, value, mask, scaling, **options)
+    keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ keys.mT * scaling + (0 if mask is None else mask)
+    total = torch.logaddexp(scores.logsumexp(-1), module.sinks[:, None])
+    return out, (scores - total[..., None]).exp()
+  return wrapped
+
+
+modeling_granite_swa.eager_attention_forward = with_sink_share(
+    modeling_granite_swa.eager_attention_forward)
 
 
 def draw(name, x, generator):

@@ -22,7 +22,7 @@ from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.files import INDEX, Checkpoint
-from sink_jax.pretrained.target import masks_of
+from sink_jax.pretrained.target import masks_of, positions_of
 from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
 from sink_jax.train.loop import train
 from tests.random_params import random_params
@@ -44,16 +44,20 @@ def run_of(**options):
     dict(biases=('qkv', 'out', 'ffn')),
     dict(biases=('qkv', 'out'), attention=sj.AttentionSpec(qk_norm='QKNorm(eps=1e-5)')),
     dict(attention=sj.AttentionSpec(qk_norm='QKNorm(eps=1e-5)', mask='Window(size=4)'),
-         pattern=(Layer(mask=Causal()), Layer(), Layer()))],
-    ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases', 'qwen3', 'qwen3_window'])
+         pattern=(Layer(mask=Causal()), Layer(), Layer())),
+    dict(biases=('qkv', 'out', 'ffn'), tied=True, attention=sj.AttentionSpec(
+        kv_bias='SinkLogit()', position='Nope()'), pattern=(
+            Layer(), Layer(mask=Window(size=4)), Layer(position=sj.Rope(base=500.0))))],
+    ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases', 'qwen3', 'qwen3_window', 'granite_swa'])
 def test_an_exported_run_comes_back(tmp_path, options):
   run = run_of(**options)
   hf = export_checkpoint(run, tmp_path / 'out', context=32).hf
   assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
   assert hf['max_position_embeddings'] == 32
   back = sj.load_pretrained(tmp_path / 'out')
-  # The importer gives a pattern the mask of its first block, and overrides it in the others.
+  # The importer gives a pattern what its first block has, and overrides it in the others.
   assert masks_of(back.config) == masks_of(run.config)
+  assert positions_of(back.config) == positions_of(run.config)
   if len(run.config.pattern) == 1:
     assert back.config == run.config
   jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
@@ -112,6 +116,7 @@ def spec(**components):
     (dict(biases=('qkv',)), 'biases'), (dict(biases=('unembed',)), 'biases'),
     (dict(biases=('ffn',)) | spec(mask='Window()'), 'mistral has no model.biases'),
     (dict(pattern=(Layer(mask=Window(size=2)), Layer(), Layer())), 'pattern'),
+    (dict(pattern=(Layer(position=sj.Rope(base=5.0)), Layer(), Layer())), 'pattern'),
     (dict(embedding_dim=8), 'embedding_dim = 8'),
     (dict(parallel_residual=True), 'parallel_residual'),
     (dict(vocab_size=0, input_features=4, output_features=4), 'input_features = 4')])

@@ -26,6 +26,9 @@ def read(case, **changes):
     ('opt', '_remove_final_layer_norm', True),
     ('opt', 'layer_norm_elementwise_affine', False),
     ('opt', 'activation_function', 'gelu_10'),
+    ('granite_swa', 'layer_rope_theta', [100.0] * 3),
+    ('granite_swa', 'layer_rope_theta', [0.0, -1.0, 100.0, 100.0]),
+    ('granite_swa', 'residual_multiplier', 0),
     ('jamba', 'hidden_act', 'gelu'),
     ('jamba', 'mamba_inner_layernorms', False),
     ('jamba', 'sliding_window', 5),
@@ -49,6 +52,9 @@ def test_what_is_left_out_has_the_default_of_the_family():
   assert (rope.base, rope.fraction) == (10000.0, 0.25)
   assert read('gpt2', activation_function='gelu_pytorch_tanh').ffn == 'gelu_tanh'
   assert read('opt', enable_bias=False).biases == ()
+  granite = read('granite_swa', layer_types=None, layer_rope_theta=None)
+  assert [layer.mask is None for layer in granite.pattern] == [True, False, False, False]
+  assert {layer.position for layer in granite.pattern} == {None}
 
 
 @pytest.mark.parametrize('key, value', [

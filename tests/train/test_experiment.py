@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from configs import base, quickstart
+from sink_jax.attention.position import Rope
 from sink_jax.attention.temperature import Fixed, Llama4
 from sink_jax.attention.value import PlainValue
 from sink_jax.component import from_string, registry
@@ -15,6 +16,7 @@ from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.pattern import pattern_from_text, pattern_text
 from sink_jax.train.experiment import differences, from_dict, resolved
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import with_components, with_update_rule
@@ -112,6 +114,7 @@ def test_the_options_of_a_model_are_the_fields_that_a_config_can_set():
 @pytest.mark.parametrize('text, words', [
     ('', "cannot read the block ''.*Layer"), ('Layer(window=4)', "no argument 'window'.*mask, "),
     ('Layer(); Window()', 'it is no Layer'), ('Layer(mask=Windw())', 'Did you mean Window'),
+    ('Layer(position=Alibi()); Layer()', 'blocks differ in rotary encodings'),
     ('Layer(experts=Experts(count=2))', 'active'), ('Layer(experts=2)', 'it is no Experts'),
     ("Layer(mamba=Mamba(inner='8', state=2, conv=2, rank=1))", 'inner = 8 cannot be'),
     ('Layer(experts=Experts(count=9999, active=1))', 'count = 9999 cannot be'),
@@ -119,6 +122,16 @@ def test_the_options_of_a_model_are_the_fields_that_a_config_can_set():
 def test_a_pattern_that_cannot_be_is_explained(text, words):
   with pytest.raises(ValueError, match=words):
     from_dict(runs.config(model__pattern=text))
+
+
+def test_a_block_has_an_encoding_of_positions_of_its_own():
+  text = 'Layer(mask=None, mamba=None, experts=None, position=Rope(base=5.0)); Layer()'
+  config = from_dict(runs.config(model__pattern=text, model__vocab_size=8)).model_config()
+  assert config.attention_of(config.pattern[0]).position == Rope(base=5.0)
+  assert config.attention_of(config.pattern[1]) == config.attention
+  assert pattern_from_text(pattern_text(config.pattern)) == config.pattern
+  # A block without one is written as in the configs of older runs.
+  assert pattern_text(config.pattern[1:]) == 'Layer(mask=None, mamba=None, experts=None)'
 
 
 def test_differences_name_the_key_and_leave_cadences_out():
