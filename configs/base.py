@@ -58,7 +58,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.model.vocab_size = config_dict.placeholder(int)  # empty: the tokenizer's
   config.model.input_features = config_dict.placeholder(int)  # of tasks without tokens
   config.model.output_features = config_dict.placeholder(int)
-  # Blocks that differ, one period: 'Layer(mask=Window(size=128)); Layer()'. Empty: all are alike.
+  # Blocks that differ, one period: 'Layer(mask=Window(size=128)); Layer(position=Nope())'. Empty:
+  # all are alike.
   config.model.pattern = config_dict.placeholder(str)
   config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11)
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, single, dyt, none

@@ -43,6 +43,8 @@ def proposition_number(config: ModelConfig) -> int:
           bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
       f'{spec.temperature} multiplies the queries whose norms the bound of rotary positions has':
           isinstance(spec.position, Rope) and not isinstance(spec.temperature, Fixed),
+      'blocks have encodings of positions of their own':
+          any(layer.position is not None for layer in config.pattern),
       'blocks with a Mamba mixer remember how many tokens came before':
           len(config.attention_layers) < config.layers}
   reason = '; '.join(text for text, applies in reasons.items() if applies)

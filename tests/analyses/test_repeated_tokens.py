@@ -155,6 +155,7 @@ def test_large_scores_make_the_bound_say_nothing():
     (dict(sink_tokens=1), 'sink token'),
     (dict(attention=sj.AttentionSpec(feature_map='Mlp()')), 'Mlp'),
     (dict(attention=sj.AttentionSpec(temperature='LogLength()')), 'multiplies the queries'),
+    (dict(pattern=(Layer(), Layer(position=sj.Nope()))), 'positions of their own'),
     (dict(pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 1)))), 'Mamba')])
 def test_models_of_which_no_proposition_speaks(changes, words):
   config = sj.sized('tiny', vocab_size=11, **changes)
