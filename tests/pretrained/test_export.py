@@ -48,7 +48,8 @@ def run_of(**options):
     dict(biases=('qkv', 'out', 'ffn'), tied=True, attention=sj.AttentionSpec(
         kv_bias='SinkLogit()', position='Nope()'), pattern=(
             Layer(), Layer(mask=Window(size=4)), Layer(position=sj.Rope(base=500.0))))],
-    ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases', 'qwen3', 'qwen3_window', 'granite_swa'])
+    ids=['llama', 'grouped', 'tied', 'mistral', 'linear', 'biases', 'qwen3', 'qwen3_window',
+         'granite_swa'])
 def test_an_exported_run_comes_back(tmp_path, options):
   run = run_of(**options)
   hf = export_checkpoint(run, tmp_path / 'out', context=32).hf
