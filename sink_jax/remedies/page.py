@@ -24,7 +24,7 @@ from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 TITLE = 'Remedies against attention sinks'
-_BYTES = 256  # any vocabulary does: parameters are shown as differences
+_BYTES = 256  # where the config names no vocabulary; any does, as differences are shown
 _STEP = 'time of a step, times softmax'
 
 
@@ -154,8 +154,10 @@ def _column(variant: Variant, name: str) -> str:
 
 def _parameters(variant: Variant) -> int | None:
   run = next((run for run in variant.runs if run.setup is not None), None)
-  return None if run is None else parameter_count(
-      run.known_setup.experiment.model_config(_BYTES))
+  if run is None:
+    return None
+  experiment = run.known_setup.experiment
+  return parameter_count(experiment.model_config(experiment.model.vocab_size or _BYTES))
 
 
 def _rankings(task: Task) -> Iterator[tuple[str, list[str], list[list[str]]]]:
