@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.curves import losses, series, sink_points, thinned
+from sink_jax.paper.metrics import MetricSummary
 from sink_jax.paper.pictures import SeedPanel, TrainedPicture
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
@@ -21,7 +23,7 @@ from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 TITLE = 'Another attention for a trained model'
-_POINTS = 40  # of a training loss, of which each is a mean over a stretch of steps
+_POINTS = 50  # of a training loss, of which each is a mean over a stretch of steps
 _BYTES = 300_000  # of the pictures on the page
 _WORDS = {grafts.LOWER: 'lower with', grafts.HIGHER: 'higher with',
           SAME: 'without a difference with', UNDECIDED: 'undecided with',
@@ -32,12 +34,14 @@ METHOD = (
     'variant from scratch at the steps of both. Loss at step 0: on the inputs of the probe; the '
     'function is kept where the model computes the same by construction. Sink_1 before: of the '
     'default, before any further step. Steps: to the first probe from which on Sink_1 stays below '
-    'half of that. "Lower" and "higher": the interval of the mean difference, at '
-    f"{100 * CONFIDENCE:g} % divided among the grafts by Holm's method, lies beyond the margin, "
+    'half of that; under a window few queries see the first token at all. "Lower" and "higher": '
+    f'the interval of the mean difference, at {100 * CONFIDENCE:g} % divided among the grafts by '
+    "Holm's method, lies beyond the margin, "
     f'{SINK.margin:g} points of Sink_1 or {LOSS.margin:g} nats of the validation loss; "no '
     'difference": the whole 90 % interval lies inside it. The sink has moved to the extra key '
-    f'where Sink_1 is lower and Sink_* lies above {SINK.present:g} %. Variances are joined with '
-    'those of the other trials. Margins and rules are those of the leaderboard.')
+    f'where Sink_1 is lower and the whole interval of Sink_* lies above {SINK.present:g} %. '
+    'Variances are joined with those of the other trials. Margins and rules are those of the '
+    'leaderboard.')
 _CAPTIONS = {
     'sink.png': f'Sink_1 of each graft and of {CONTINUED}, every seed as a thin line; dashed: '
                 'Sink_* of the extra key; dotted: half of what the default had.',
@@ -54,7 +58,8 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   """
   found = grafts.grafts_of(runs)
   group, words, page = found.group, answer(found), Parts(TITLE)
-  page.paragraph(words)
+  page.paragraph(words[0])
+  page.items(words[1:])
   pictures = {picture.file: drawing.panels(picture) for picture in _pictures(found)}
   # The files beside the page keep their full size; only the copies in it are made smaller.
   for name, png in drawing.shrunk(pictures, _BYTES).items():
@@ -89,11 +94,26 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
       'moved': found.moved, 'beside_continued': records(found.continued),
       'beside_scratch': records(found.scratch), 'misfits': found.misfits, 'not_run': missing}
   page.write(to_path(out), rounded(finite(record)), pictures)
-  return words
+  return '\n'.join(words)
 
 
-def answer(found: Grafts) -> str:
-  """Does the sink move, how many steps and what loss does it cost? All of it from the numbers."""
+def answer(found: Grafts) -> list[str]:
+  """Does the sink move, how many steps and what loss does it cost? First in short."""
+  judged = {name: of for name, of in found.continued.items() if of[SINK.key].verdict != NOT_JUDGED}
+  lower = [name for name, of in judged.items() if of[SINK.key].verdict == grafts.LOWER]
+  costs = [cell.mean for name in lower if (cell := found.summary(name, 'steps'))]
+  after = f' (below half of before from step {min(costs):,.0f} to {max(costs):,.0f} on)' if (
+      costs and max(costs) < math.inf) else ''
+  loss = [of[LOSS.key].verdict for of in judged.values()]
+  ends = [f'{words} {loss.count(verdict)}' for verdict, words in _WORDS.items() if verdict in loss]
+  first = (f'Beside further training alone, Sink_1 ends lower with {len(lower)} of {len(judged)} '
+           f'grafts that can be judged{after}. Of these grafts the loss is {", ".join(ends)}.')
+  return [first if judged else 'No graft can be judged beside further training alone.',
+          *_details(found)]
+
+
+def _details(found: Grafts) -> list[str]:
+  """The numbers of that answer, graft by graft."""
   group, begun = found.group, [name for name in GRAFTS if found.group.runs(name)]
   steps = {run.setup.steps for name in begun for run in group.runs(name) if run.setup}
   lines = [f'{len(begun)} of {len(GRAFTS)} grafts onto the default run were begun at {group.name}, '
@@ -106,24 +126,25 @@ def answer(found: Grafts) -> str:
                  'where it is trained on for as long without a graft.')
     if before.mean < (SINK.present or 0):
       lines.append(f'Below {SINK.present:g} % there is no sink that could move.')
-    lines.append('Does the sink move? Beside that, Sink_1 ends '
+    lines.append('Beside that, Sink_1 ends '
                  f'{_found(found.continued, SINK.key)}.')
-  if found.moved:
-    lines.append(f'It has moved to the extra key of {listed(found.moved)}.')
-  costs = [f'{text if text.startswith("never") else f"from step {text} on"} with {name}'
-           for name in begun if (cost := found.summary(name, 'steps')) and (text := cost.text())]
-  if costs:
-    lines.append(f'How many steps? It stays below half of before {"; ".join(costs)}.')
+  if keys := [f'{cell.text(" %")} with {name}' for name in begun
+              if (cell := found.summary(name, 'extra_key_end'))]:
+    lines.append(f'The extra key ends with a Sink_* of {"; ".join(keys)}; the sink has moved there '
+                 f'with {listed(found.moved) if found.moved else "none beyond doubt"}.')
+  if costs := [f'{_from(cell)} with {name}' for name in begun
+               if (cell := found.summary(name, 'steps'))]:
+    lines.append(f'Sink_1 stays below half of before {"; ".join(costs)}.')
   ends = ((name, *(found.summary(name, key) for key in ('loss_before', 'loss_after')))
           for name in begun)
   if changes := [f'{b.mean - a.mean:+.3f} with {name}' for name, a, b in ends if a and b]:
-    lines.append(f'What loss? At step 0 a graft changes it by {", ".join(changes)}.')
+    lines.append(f'At step 0 a graft changes the loss by {", ".join(changes)}.')
   scratch = {name: of for name, of in found.scratch.items() if GRAFTS[name]}
-  lines.append(f'At the end, beside the default that was trained on, it is '
-               f'{_found(found.continued, LOSS.key)}. Beside the same variant from scratch, at the '
-               f'steps of both, it is {_found(scratch, LOSS.key)}; and Sink_1 is '
-               f'{_found(scratch, SINK.key)}.')
-  return ' '.join(lines)
+  lines += [f'Beside the default that was trained on, the loss ends '
+            f'{_found(found.continued, LOSS.key)}.',
+            f'Beside the same variant from scratch, at the steps of both, the loss ends '
+            f'{_found(scratch, LOSS.key)}; and Sink_1 {_found(scratch, SINK.key)}.']
+  return lines
 
 
 def _found(standings: Standings, key: str) -> str:
@@ -137,6 +158,16 @@ def _found(standings: Standings, key: str) -> str:
       nowhere = verdict == NOT_JUDGED and len(names) == len(standings)
       parts.append(f'{words} {"any" if nowhere else listed(names)}')
   return '; '.join(parts)
+
+
+def _from(steps: MetricSummary) -> str:
+  """'from step 233 (100 to 400) on', or 'never'."""
+  words, text = steps.text(), steps.metric.text
+  if words.startswith('never'):
+    return words
+  least, most = min(steps.values), max(steps.values)
+  ends = f' ({text(least)} to {text(most)})' if least < most else ''
+  return f'from step {text(steps.mean)}{ends} on'
 
 
 def _comparison(standings: Standings) -> tuple[list[str], list[list[str]]]:
@@ -167,14 +198,14 @@ def _pictures(found: Grafts) -> list[TrainedPicture]:
     return thinned([(step, x - its[step]) for step, x in losses(run) if step in its], _POINTS)
 
   pictures = []
-  for file, y, points, levels, shown in (
-      ('sink.png', 'Sink_1 in % of heads', sink_points, half, (CONTINUED,)),
-      ('loss.png', f'training loss minus that of {CONTINUED}', loss, [0.0], ())):
+  for file, y, points, dashed, levels in (
+      ('sink.png', 'Sink_1 in % of heads', sink_points, extra_key, half),
+      ('loss.png', 'loss minus that of the default', loss, None, [])):
     panels = []
     for name in filter(group.runs, GRAFTS):
-      trials = {trial: group.measured(trial) for trial in (*shown, name)}
+      trials = {trial: group.measured(trial) for trial in (CONTINUED, name)}
       means = [series(trial, runs, points) for trial, runs in trials.items()]
-      means += [series(name, trials[name], extra_key, dashed=True)] if shown else []
+      means += [series(name, trials[name], dashed, dashed=True)] if dashed else []
       seeds = [series(trial, [run], points) for trial, runs in trials.items() for run in runs]
       panels.append(SeedPanel(name, 'step', y, [line for line in means if line],
                               seeds=[line for line in seeds if line], levels=levels))

@@ -213,8 +213,10 @@ def _standing(axis: Axis, name: str, other: str, group: Group, misfits: Mapping[
       reasons.append(f'{trial}: {misfits[trial]}')
     elif gone:
       reasons.append(f'{trial}: {gone} of {len(group.runs(trial))} runs diverged')
-    elif len(values) < MIN_SEEDS:
-      reasons.append(f'{trial}: {group.status(trial)}')
+    elif len(values) < MIN_SEEDS and (left := group.not_done(trial)):
+      reasons.append(f'{trial}: {left}')
+  if len(values) < MIN_SEEDS:
+    reasons = reasons or [f'{len(values)} of {MIN_SEEDS} seeds']
   it = spread.interval(axis.metric, (other, name), list(values.values())) if values else None
   ends = (it.mean, it.low, it.high) if it else (None, None, None)
   return Standing(axis, values, *ends, len(values), NOT_JUDGED if reasons else UNDECIDED,
