@@ -9,6 +9,7 @@ itself, trained on for as long. A variant from scratch is to be given the steps 
 
   python -m sink_jax.sweep --config=configs/remedies.py --seeds=1,2,3 --set=steps=8000 \\
     --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
+  python -m sink_jax.report --kind=graft --runs=runs/graft --out=results/graft
 """
 
 from ml_collections import ConfigDict

@@ -13,6 +13,7 @@ from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
 from sink_jax.paper.tuning import is_fine_tuned
 from sink_jax.paper.tuning_page import tuning_report
+from sink_jax.remedies.graft_page import graft_report
 from sink_jax.remedies.page import leaderboard
 from sink_jax.remedies.step_times import COMMAND, FILE, StepTime, StepTimes
 from sink_jax.report.comparison import as_text as comparison_text
@@ -20,7 +21,7 @@ from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
-_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard')  # reports of the runs of one config file
+_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard', 'graft')  # reports of the runs of one config file
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
@@ -33,8 +34,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     runs: a folder of runs; None where there are analyses alone.
     analyses: files, and folders of files, that analyses of published models wrote.
     kind: 'baseline' (the search of configs/baseline.py), 'fine-tuning' (configs/sft.py),
-      'leaderboard' (the remedies of configs/remedies.py), 'paper' or 'runs'; None for 'paper' where
-      a run is one of its trials, there is no run, or there are analyses, and for 'runs' otherwise.
+      'leaderboard' (the remedies of configs/remedies.py), 'graft' (configs/graft.py), 'paper' or
+      'runs'; None for 'paper' where a run is one of its trials, there is no run, or there are
+      analyses, and for 'runs' otherwise.
     maps: whether a comparison draws attention maps; it does by default.
 
   Raises:
@@ -57,6 +59,8 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
       return baseline_report(records, out)
     if kind == 'fine-tuning':
       return tuning_report(records, out)
+    if kind == 'graft':
+      return graft_report(records, out)
     return leaderboard(records, out, _step_times(to_path(runs)) if runs else StepTimes())
   of_paper = bool(analyses) or not records or any(
       is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)

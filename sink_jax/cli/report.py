@@ -22,10 +22,10 @@ _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
 _MAPS = flags.DEFINE_bool(
     'maps', None, 'In a comparison: load the checkpoints and draw maps. Default: yes.')
 _KIND = flags.DEFINE_enum(
-    'kind', None, ['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard'],
+    'kind', None, ['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'],
     'A report of the paper, a comparison of runs, what the search of configs/baseline.py found, the '
-    'fine-tuning of configs/sft.py (Figure 30), or the remedies of configs/remedies.py beside '
-    'softmax. By default '
+    'fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py beside '
+    'softmax, or the grafts of configs/graft.py beside training on and from scratch. By default '
     'that of the paper where a run is one of its trials at a budget or of the synthetic axis, '
     'there is no run yet, or --analyses is given.')
 

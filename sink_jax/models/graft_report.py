@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,13 @@ class GraftReport:
     return dataclasses.asdict(self) | {
         'changed': '; '.join(self.changed), 'new': ', '.join(self.new),
         'removed': ', '.join(self.removed)}
+
+  @classmethod
+  def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
+    """The report that has this row. Raises KeyError where a field is missing."""
+    parts = lambda key, mark: tuple(filter(None, row[key].split(mark)))
+    return cls(parts('changed', '; '), parts('new', ', '), parts('removed', ', '), row['start'],
+               row['exact'], row['loss_before'], row['loss_after'])
 
   def __str__(self) -> str:
     names = lambda label, paths: f'; {label}: {", ".join(paths)}' if paths else ''

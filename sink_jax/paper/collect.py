@@ -90,7 +90,7 @@ class Group:
     strange = {}
     for trial, runs in self.trials.items():
       keys = list(dict.fromkeys(
-          words for run in _readable(runs) for words in _strange(trial, run, default, self.varied)))
+          words for run in _readable(runs) for words in unlike(trial, run, default, self.varied)))
       if own := _differing(runs):
         keys.append(f'its runs differ in {", ".join(own)}')
       if keys:
@@ -207,9 +207,12 @@ def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
   return [run for run in runs if run.readable]
 
 
-def _strange(trial: str, run: RunRecord, default: RunRecord, varied: tuple[str, ...]
-             ) -> Iterator[str]:
-  """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's."""
+def unlike(trial: str, run: RunRecord, default: RunRecord, varied: tuple[str, ...]
+           ) -> Iterator[str]:
+  """'data.source Stdlib() instead of Jsonl(...)' for all that should be the default's.
+
+  varied: as of `Group`. Both runs have to be readable.
+  """
   # A trial differs from the default in what its name begins with, and in nothing else here.
   swept = next((keys for start, keys in _SWEPT.items() if trial.startswith(start)), ())
   mine, its = run.known_setup.settings, default.known_setup.settings

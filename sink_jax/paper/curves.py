@@ -78,24 +78,24 @@ def _dynamics(figure: PaperFigure, group: Group) -> _Drawn:
   runs = group.measured(trial)
   lines = [series('training loss', runs, _train_points),
            series('validation loss', runs, _valid_points),
-           series('Sink_1', runs, _sink_points, 'right', dashed=True)]
+           series('Sink_1', runs, sink_points, 'right', dashed=True)]
   return _Drawn([_panel(trial, 'step', _LOSS, lines, _SINK)],
                 _absent(group, figure, [trial] if any(lines) else []))
 
 
 def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
   """The losses above, Sink_1 below, as long as the default run took."""
-  losses, rates, drawn = [], [], []
+  courses, rates, drawn = [], [], []
   default = group.measured('default')
   # The trials with small rates take more steps; the first ones are what is compared.
   end = default[0].known_setup.steps if default else math.inf
   until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure.trials:
     runs = group.measured(trial)
-    losses.append(series(trial, runs, lambda run: thinned(until(_losses(run)), _FEW)))
-    rates.append(series(trial, runs, lambda run: until(_sink_points(run))))
-    drawn += [trial] if losses[-1] or rates[-1] else []
-  panels = [_panel('training loss, means over stretches', 'step', _LOSS, losses),
+    courses.append(series(trial, runs, lambda run: thinned(until(losses(run)), _FEW)))
+    rates.append(series(trial, runs, lambda run: until(sink_points(run))))
+    drawn += [trial] if courses[-1] or rates[-1] else []
+  panels = [_panel('training loss, means over stretches', 'step', _LOSS, courses),
             _panel('Sink_1', 'step', _SINK, rates)]
   note = f'Shown up to step {end:,}, the last of the default run.' if default else ''
   return _Drawn(panels, _absent(group, figure, drawn), note, across=1)
@@ -213,7 +213,7 @@ def _valid_points(run: RunRecord) -> list[_Point]:
   return list(zip(run.valid_course.get('step', ()), run.valid_course.get('valid', ())))
 
 
-def _losses(run: RunRecord) -> list[tuple[float, float]]:
+def losses(run: RunRecord) -> list[tuple[float, float]]:
   """(step, training loss) of the logged steps whose loss is finite."""
   return [(step, loss) for step, loss in zip(run.train_course.get('step', ()),
                                              run.train_course.get('loss', ()))
@@ -221,7 +221,7 @@ def _losses(run: RunRecord) -> list[tuple[float, float]]:
 
 
 def _train_points(run: RunRecord) -> list[tuple[float, float]]:
-  return thinned(_losses(run), _POINTS)
+  return thinned(losses(run), _POINTS)
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
@@ -232,7 +232,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[floa
   return [(stretch[-1][0], statistics.fmean(loss for _, loss in stretch)) for stretch in stretches]
 
 
-def _sink_points(run: RunRecord) -> list[tuple[int, float]]:
+def sink_points(run: RunRecord) -> list[tuple[int, float]]:
   return list(zip(run.probe.curves.step, run.probe.curves.sink_1)) if run.probe else []
 
 

@@ -100,7 +100,7 @@ class MetricSummary:
     """'18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores."""
     # Behind the number and not behind its range, which the table shows as small print.
     star = ('*' if self.proxy else '') + unit
-    if self.mean == math.inf and min(self.values) < math.inf:
+    if self.mean == math.inf and len(self.values) > 1:
       never = self.values.count(math.inf)
       return f'never in {never} of {len(self.values)}{star}'
     words = self.metric.text(self.mean) + star

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
@@ -29,7 +28,7 @@ from sink_jax.paper.tuning import (
   tuning_of,
 )
 from sink_jax.paper.tuning_words import sentences, verdict
-from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.jsontext import finite, rounded
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -63,7 +62,7 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: none of the runs is of configs/sft.py.
     OSError: `out` cannot be written.
   """
-  groups, out = tuned_groups(runs), to_path(out)
+  groups = tuned_groups(runs)
   if not groups:
     raise ValueError(f'no run of configs/sft.py is there. To train them: {COMMAND} --budget=desk '
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
@@ -74,7 +73,6 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   pngs = {picture.file: drawing.panels(picture) for of in pictures.values() for picture in of}
   # The files beside the page keep their full size; only the copies in it are made smaller.
   small = drawing.shrunk(pngs, _BYTES)
-  out.mkdir(parents=True, exist_ok=True)
   page = Parts(TITLE)
   page.items([sentences(tuning)[0] for tuning in found])
   page.paragraph(METHOD)
@@ -89,12 +87,8 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
       page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
                 f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
-  for name, png in pngs.items():
-    write_atomically(out / name, png)
-  write_atomically(out / 'report.json', to_json({
-      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
-  write_atomically(out / 'report.md', page.markdown())
-  write_atomically(out / 'index.html', page.html())
+  page.write(to_path(out), {
+      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}, pngs)
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 

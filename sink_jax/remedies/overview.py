@@ -48,7 +48,7 @@ def overall(tasks: Sequence[Task]) -> str:
   if not found:
     return 'No variant was found to lessen the sink on the first token.'
   return ('The sink on the first token is removed, moved to an extra key or reduced, of the tasks '
-          f'on which that could be judged, by {_and(found)}.')
+          f'on which that could be judged, by {listed(found)}.')
 
 
 def answer(task: Task) -> str:
@@ -73,7 +73,7 @@ def _of_axis(axis: Axis, task: Task) -> str:
   by_verdict = {verdict: [variant.name for variant in task.variants
                           if variant.standings[axis.key].verdict == verdict]
                 for verdict in (*_EFFECTS, SAME, UNDECIDED, NOT_JUDGED)}
-  found = [f'{_WORDS[verdict]} {_and(names)}' for verdict in _EFFECTS
+  found = [f'{_WORDS[verdict]} {listed(names)}' for verdict in _EFFECTS
            if (names := by_verdict[verdict])]
   rest = [f'{len(names)} {words}' for verdict, words in (
       (SAME, 'without a difference'), (UNDECIDED, 'undecided'), (NOT_JUDGED, 'not judged'))
@@ -82,7 +82,8 @@ def _of_axis(axis: Axis, task: Task) -> str:
   return f'{_SUBJECT[axis.key]} is {", ".join(found) or "changed by none"}{others}.'
 
 
-def _and(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+  """'a, b and c'."""
   return names[0] if len(names) == 1 else f'{", ".join(names[:-1])} and {names[-1]}'
 
 

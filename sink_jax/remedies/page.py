@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper.metrics import METRICS, metric_summary
@@ -19,7 +18,7 @@ from sink_jax.remedies.picture import CAPTION, UNITS, differences
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
 from sink_jax.report import markup
-from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.jsontext import finite, rounded
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -39,8 +38,7 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     ValueError: none of them is among the runs.
     OSError: `out` cannot be written.
   """
-  tasks, out = [task_of(group) for group in groups(runs)], to_path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  tasks = [task_of(group) for group in groups(runs)]
   answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
   picture, page = differences(tasks), Parts(TITLE)
   page.items(answers)
@@ -65,14 +63,11 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     for key, names in not_begun(tasks).items():
       page.paragraph(f'{TASKS[key]}, not run: {", ".join(names)}. To train them:')
       page.code(missing[key])
-  write_atomically(out / 'differences.png', picture)
-  write_atomically(out / 'report.json', to_json(rounded(finite({
+  page.write(to_path(out), rounded(finite({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
       'steps_timed': times.measured, 'not_run': {
           key: {'variants': list(names), 'command': missing[key]}
-          for key, names in not_begun(tasks).items()}}))))
-  write_atomically(out / 'report.md', page.markdown())
-  write_atomically(out / 'index.html', page.html())
+          for key, names in not_begun(tasks).items()}})), {'differences.png': picture})
   return '\n'.join(answers)
 
 
@@ -102,7 +97,7 @@ def sentences(task: Task) -> list[str]:
     words = [f'{verdict} ({", ".join(names)})' for verdict, names in sorted(found.items())]
     power = task.power[axis.key]
     shown = '' if power is None else (
-        f' The smallest difference that these seeds can show is {_difference(axis, power)}.')
+        f' The smallest difference that these seeds can show is {difference(axis, power)}.')
     lines.append(f'{start}; {"; ".join(words) or "no other variant was run"}.{shown}')
   return lines
 
@@ -112,21 +107,22 @@ def _seeds(axis: Axis, variant: Variant) -> str:
   return metric.text() if metric else variant.status
 
 
-def _difference(axis: Axis, value: float) -> str:
+def difference(axis: Axis, value: float) -> str:
   """A difference on the scale of the metric: points, nats, or the factor between two ratios."""
   if METRICS[axis.metric].unit == 'ratio':
     return f'x {math.exp(value):.2f}'
   return f'{value:+.3f}' if axis.key == 'loss' else f'{value:+.1f}'
 
 
-def _interval(axis: Axis, standing: Standing) -> str:
+def interval(axis: Axis, standing: Standing) -> str:
+  """The difference with its interval and seeds; without a difference the reason."""
   if standing.difference is None:
     return standing.reason
-  words = _difference(axis, standing.difference)
+  words = difference(axis, standing.difference)
   if standing.low is None or standing.high is None:
     return words
-  return (f'{words} ({_difference(axis, standing.low)} to '
-          f'{_difference(axis, standing.high)}, n = {standing.n})')
+  return (f'{words} ({difference(axis, standing.low)} to '
+          f'{difference(axis, standing.high)}, n = {standing.n})')
 
 
 def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
@@ -168,7 +164,7 @@ def _rankings(task: Task) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     standings = [(variant, variant.standings[axis.key]) for variant in task.variants]
     known = [pair for pair in standings if pair[1].difference is not None]
     known.sort(key=lambda pair: pair[1].difference or 0.0, reverse=axis.small)
-    rows = [[variant.name, _interval(axis, standing), standing.verdict, standing.reason]
+    rows = [[variant.name, interval(axis, standing), standing.verdict, standing.reason]
             for variant, standing in (*known, *(p for p in standings if p not in known))]
     yield (f'{axis.heading}, by the difference from softmax',
            ['variant', 'difference (interval)', 'verdict', 'because'], rows)
@@ -186,12 +182,16 @@ def _findings(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
   return head, rows
 
 
+def standing_record(it: Standing) -> dict[str, Any]:
+  """A standing as report.json has it."""
+  return {'values': list(it.values.values()), 'seeds': list(it.values),
+          'difference': it.difference, 'low': it.low, 'high': it.high, 'n': it.n,
+          'verdict': it.verdict, 'reason': it.reason}
+
+
 def _record(task: Task, times: StepTimes) -> dict[str, Any]:
   def of(variant: Variant) -> dict[str, Any]:
-    standings = {key: {'values': list(it.values.values()), 'seeds': list(it.values),
-                       'difference': it.difference, 'low': it.low, 'high': it.high, 'n': it.n,
-                       'verdict': it.verdict, 'reason': it.reason}
-                 for key, it in variant.standings.items()}
+    standings = {key: standing_record(it) for key, it in variant.standings.items()}
     time = times.ratios.get((task.key, variant.name))
     return {'variant': variant.name, 'status': variant.status, 'axes': standings,
             'columns': {name: [COLUMNS[name](run) for run in variant.runs

@@ -33,6 +33,7 @@ _VARIED = ('attention.', 'model.norm', 'model.init', 'model.linear', 'model.sink
 # Trials of the paper at that budget are variants as well, and need not be trained twice.
 _OF_THE_PAPER = {_DEFAULT: SOFTMAX, **{name: name for name in (
     'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid', 'sigmoid-normalized')}}
+Pair = tuple[tuple[str, str], Sequence[float]]  # two trials, and their differences seed by seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Standing:
   """A variant on an axis of a task.
 
   Attributes:
-    values: {seed: on the scale of the metric}.
+    values: {seed: on the scale of the metric}; of two trials that are compared (`grafts`), their
+      differences.
     difference: mean difference from softmax over the seeds that both have, on that scale.
     low, high: the ends of its interval; None where no spread is known.
     n: seeds that both have.
@@ -146,13 +148,14 @@ def _spread_of_alike(group: Group) -> Spread:
       name: runs for name, runs in group.trials.items() if name not in group.incomparable}))
 
 
-def _values(axis: Axis, runs: Sequence[RunRecord]) -> dict[int, float]:
+def values_of(axis: Axis, runs: Sequence[RunRecord]) -> dict[int, float]:
+  """{seed: on the scale of the metric} of the runs that have it."""
   summary = metric_summary(axis.metric, runs)
   return dict(summary.by_seed) if summary else {}
 
 
 def _of_softmax(axis: Axis, runs: Sequence[RunRecord]) -> Standing:
-  values = _values(axis, runs)
+  values = values_of(axis, runs)
   return Standing(axis, values, None, None, None, len(values), '')
 
 
@@ -163,7 +166,7 @@ def _closed(axis: Axis, group: Group, spread: Spread) -> str:
   if axis.present is None:
     return ''
   softmax = group.done(_DEFAULT)
-  values = list(_values(axis, softmax).values())
+  values = list(values_of(axis, softmax).values())
   if len(values) < MIN_SEEDS:
     return f'softmax has {len(values)} of {MIN_SEEDS} seeds'
   metric = METRICS[axis.metric]
@@ -179,7 +182,7 @@ def _closed(axis: Axis, group: Group, spread: Spread) -> str:
 
 def _measured(axis: Axis, name: str, group: Group, spread: Spread, closed: str) -> Standing:
   """The difference from softmax with its interval, and why it gets no verdict, if it gets none."""
-  mine, its = (_values(axis, group.done(trial)) for trial in (name, _DEFAULT))
+  mine, its = (values_of(axis, group.done(trial)) for trial in (name, _DEFAULT))
   seeds = sorted(mine.keys() & its.keys())
   diverged = sum(run.status == 'diverged' for run in group.runs(name))
   if strange := group.incomparable.get(name):
@@ -205,34 +208,43 @@ def _measured(axis: Axis, name: str, group: Group, spread: Spread, closed: str) 
 def _decided(axis: Axis, found: Mapping[str, Standing], group: Group, spread: Spread,
              softmax: Sequence[RunRecord]) -> dict[str, Standing]:
   """The same with verdicts; Holm's method keeps the chance of a false one over the variants."""
-  its = _values(axis, softmax)
-  differences = {name: [standing.values[seed] - its[seed]
-                        for seed in sorted(standing.values.keys() & its.keys())]
-                 for name, standing in found.items() if standing.verdict == UNDECIDED}
-  chances = {name: _chance_beyond_margin(axis, name, values, spread)
-             for name, values in differences.items()}
+  its = values_of(axis, softmax)
+  pairs = {name: ((_DEFAULT, name), [standing.values[seed] - its[seed]
+                                     for seed in sorted(standing.values.keys() & its.keys())])
+           for name, standing in found.items() if standing.verdict == UNDECIDED}
   decided = dict(found)
-  allowed = True
-  for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
-    share = (1 - CONFIDENCE) / (len(chances) - rank)
-    # Once a variant is not decided, none with a larger chance is.
-    allowed = allowed and chances[name] <= share
-    if allowed:
-      verdict = _effect(axis, name, group, spread, softmax, found[name], share)
-    else:
-      verdict = _no_effect(axis, name, differences[name], spread)
+  for name, share in holm(axis, pairs, spread).items():
+    verdict = (no_effect(axis, pairs[name], spread) if share is None else
+               _effect(axis, name, group, spread, softmax, found[name], share))
     decided[name] = dataclasses.replace(found[name], verdict=verdict)
   return decided
 
 
-def _chance_beyond_margin(axis: Axis, name: str, differences: Sequence[float], spread: Spread
-                          ) -> float:
+def holm(axis: Axis, pairs: Mapping[str, Pair], spread: Spread) -> dict[str, float | None]:
+  """Which pairs differ by more than the margin, by Holm's method over all of them.
+
+  Returns:
+    {name: the chance of a false verdict that is its share; None where it gets no verdict}.
+  """
+  chances = {name: _chance_beyond_margin(axis, pair, spread) for name, pair in pairs.items()}
+  shares: dict[str, float | None] = {}
+  allowed = True
+  for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+    share = (1 - CONFIDENCE) / (len(chances) - rank)
+    # Once a pair is not decided, none with a larger chance is.
+    allowed = allowed and chances[name] <= share
+    shares[name] = share if allowed else None
+  return shares
+
+
+def _chance_beyond_margin(axis: Axis, pair: Pair, spread: Spread) -> float:
   """The chance of so large a mean difference if the truth were just within the margin."""
+  trials, differences = pair
   mean = statistics.fmean(differences)
   if abs(mean) <= axis.margin:
     return 1.0
   edge = axis.margin if mean > 0 else -axis.margin
-  return spread.chance(axis.metric, (_DEFAULT, name), differences, edge)
+  return spread.chance(axis.metric, trials, differences, edge)
 
 
 def _effect(axis: Axis, name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord],
@@ -251,10 +263,10 @@ def _effect(axis: Axis, name: str, group: Group, spread: Spread, softmax: Sequen
   beyond = mean > level if axis.small else mean < level
   if not beyond or spread.chance(axis.metric, (name,), values, level) > share:
     return words
-  return MOVES if axis.metric == 'sink_1' and _moved(name, group, spread, softmax) else REMOVES
+  return MOVES if axis.metric == 'sink_1' and moved(name, group, spread, softmax) else REMOVES
 
 
-def _moved(name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord]) -> bool:
+def moved(name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord]) -> bool:
   """Does the extra key have what the first token has lost, beyond its null?"""
   summary = metric_summary(EXTRA_KEY, group.done(name))
   if summary is None or len(summary.by_seed) < MIN_SEEDS:
@@ -265,16 +277,16 @@ def _moved(name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord]
   return spread.interval(EXTRA_KEY, (name,), list(summary.by_seed.values())).above(level)
 
 
-def _no_effect(axis: Axis, name: str, differences: Sequence[float], spread: Spread) -> str:
+def no_effect(axis: Axis, pair: Pair, spread: Spread) -> str:
   """'no difference' where the whole interval of two one-sided tests lies within the margin."""
-  interval = spread.interval(axis.metric, (_DEFAULT, name), differences, confidence=_EQUIVALENT)
+  interval = spread.interval(axis.metric, *pair, confidence=_EQUIVALENT)
   inside = interval.above(-axis.margin) and interval.below(axis.margin)
   return SAME if inside else UNDECIDED
 
 
 def _power(axis: Axis, group: Group, spread: Spread) -> float | None:
   """The difference that lies as far from the margin as an interval without own spread is wide."""
-  n = len(_values(axis, group.done(_DEFAULT)))
+  n = len(values_of(axis, group.done(_DEFAULT)))
   if n < MIN_SEEDS:
     return None
   others = max(1, len(group.trials) - 1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import AnyPath
 from sink_jax.report import markup
+from sink_jax.report.jsontext import to_json
 
 
 class Parts:
@@ -48,6 +52,15 @@ class Parts:
 
   def html(self) -> str:
     return markup.document(self._title, [*self._html, '</article>'])
+
+  def write(self, out: AnyPath, record: Any, pictures: Mapping[str, bytes]) -> None:
+    """Writes both forms to a folder, the record as report.json, and the pictures by name."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, png in pictures.items():
+      write_atomically(out / name, png)
+    write_atomically(out / 'report.json', to_json(record))
+    write_atomically(out / 'report.md', self.markdown())
+    write_atomically(out / 'index.html', self.html())
 
   def _add(self, lines: Sequence[str], html: str) -> None:
     self._markdown += [*lines, '']

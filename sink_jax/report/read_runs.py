@@ -13,6 +13,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
+from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import finite
 from sink_jax.report.probe_record import (
   EMERGENCE_LEVEL,
@@ -89,6 +90,8 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
     run = dataclasses.replace(run, losses={
         key: value for key, value in valid[-1].items() if key not in ('kind', 'step')})
   try:
+    if grafts := of_kind('graft'):
+      run = dataclasses.replace(run, graft=GraftReport.from_row(grafts[-1]))
     # A row with None for these was measured while activations were not finite.
     probed = [row for row in of_kind('probe')
               if None not in (row['largest_importance'], *row['value_ratio'])]
@@ -96,7 +99,7 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     what = f'has no {error}' if isinstance(error, KeyError) else f'cannot be read: {error}'
     return dataclasses.replace(run, status='unreadable',
-                               error=f'metrics.jsonl: a row of the probe {what}')
+                               error=f'metrics.jsonl: a row of the probe or of a graft {what}')
 
 
 def describe_attention(experiment: Experiment) -> str:

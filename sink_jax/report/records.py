@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.data.stdlib import splits_by_name
+from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
 
@@ -89,7 +90,7 @@ class RunRecord:
   analyses.json. losses: {validation set: nats per token} at the last evaluation.
 
   setup is None without a readable config, text before the data were opened, losses and probe
-  before the first row of each.
+  before the first row of each, graft of a run that does not begin with one.
   """
 
   name: str
@@ -109,6 +110,7 @@ class RunRecord:
   text: TextAmount | None = None
   losses: Mapping[str, float | None] | None = None
   probe: ProbeRecord | None = None
+  graft: GraftReport | None = None
 
   @property
   def readable(self) -> bool:
@@ -150,7 +152,8 @@ class RunRecord:
     # Keys of a group that is not known are left out, as runs without it have never had them.
     groups = [self.setup and self.setup.as_dict(), self.text and dataclasses.asdict(self.text),
               None if self.losses is None else {'losses': self.losses},
-              self.probe and self.probe.as_dict()]
+              self.probe and self.probe.as_dict(),
+              None if self.graft is None else {'graft': self.graft.row()}]
     record = {
         'name': self.name,
         'label': dataclasses.asdict(self.label),

@@ -13,7 +13,7 @@ have six significant digits, and a report of them can be made again digit by dig
 Stored are of each run its status, its config as differences from the first run's, what reports read
 of data.json, analyses.json, all rows of validation, the training losses and the median throughput,
 the first and the last row of the probe as they are, and between them the curves that reports draw;
-of fine-tuning (configs/sft.py) gradient norms too.
+of fine-tuning (configs/sft.py) gradient norms too, and of a graft the row that says what it did.
 A map of attention, which is only looked at, has three digits.
 
 With --ends, which suffices for the leaderboard, each run has the last row of each kind alone, and
@@ -136,6 +136,8 @@ def _metrics(rows: list[dict[str, Any]], record: RunRecord) -> dict[str, Any]:
                     # Of an even number the upper one, as reports take it.
                     'tokens_per_second': statistics.median_high(rates) if rates else None},
           'probe': None}
+  if grafts := [plain(row) for row in rows if row['kind'] == 'graft']:
+    kept['graft'] = grafts[-1]
   if is_fine_tuned(record):
     kept['train']['grad_norm'] = [row.get('grad_norm') for row in train]
   if record.probe:
@@ -169,6 +171,8 @@ def _rows(run: Mapping[str, Any]) -> list[dict[str, Any]]:
   if rows and train['tokens_per_second']:
     rows[-1]['tokens_per_second'] = train['tokens_per_second']
   rows += [{'kind': 'valid', **row} for row in run['valid']]
+  if 'graft' in run:
+    rows.append({'kind': 'graft', **run['graft']})
   if probe:
     curves = Curves(**probe['curves'])
     # A run that has ended at its first probe has one row, which is the first and the last.

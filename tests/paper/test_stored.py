@@ -31,7 +31,8 @@ TRIALS = ('default', 'lr-2e-4', 'lr-8e-4', 'k-bias', 'sink-token', 'post-norm', 
           'window-32', 'data-50m', 'sigmoid', 'identity')
 
 # Reports of one config's runs, by a key that the paper's report.json does not have.
-_OF_ONE_CONFIG = {'tuned': 'fine-tuning', 'criteria': 'baseline', 'tasks': 'leaderboard'}
+_OF_ONE_CONFIG = {'tuned': 'fine-tuning', 'criteria': 'baseline', 'tasks': 'leaderboard',
+                  'grafts': 'graft'}
 
 
 @pytest.fixture
