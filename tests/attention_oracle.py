@@ -61,7 +61,8 @@ def attention(spec, q, k, v, params, x=None, first=None):
         if extra.key is not None:  # it passes the feature map like any other key
           logit = qi @ phi(extra.key) / math.sqrt(dh)
         if logit is not None:
-          sims.append(f(logit))
+          uncapped = type(spec.similarity).__name__ == 'CappedExp' and extra.key is None
+          sims.append(math.exp(logit) if uncapped else f(logit))
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
         zi = z(sims)
@@ -76,7 +77,7 @@ def attention(spec, q, k, v, params, x=None, first=None):
         # The weights of softpick, whose similarities may be beyond any eps.
         size = np.abs(row if clipped or softpick else sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
-        softmax = type(spec.similarity).__name__ == 'Exp' and not clipped
+        softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
         shares = size / (size.sum() + (0 if softmax else 1e-8))
         weights[b, h, i, where] = row[:len(where)]
         proxy[b, h, i, where] = shares[:len(where)]

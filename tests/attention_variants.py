@@ -42,6 +42,9 @@ _MASKS = {
 _elu_plus_one = lambda s: s + 1 if s > 0 else math.exp(s)
 _SIMILARITIES = {
     'Exp': Variant(lambda f, s: math.exp(s)),
+    # Of the score of a key; what is no product with one is a term of its own, exp(s).
+    'CappedExp': Variant(lambda f, s: math.exp(f.cap * math.tanh(s / f.cap)),
+                         (sj.CappedExp(cap=1.5),)),
     'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s - f.bias)), (sj.Sigmoid(bias=-2.0),)),
     'Relu': Variant(lambda f, s: max(s, 0)),
     'SquaredRelu': Variant(lambda f, s: max(s, 0) ** 2),

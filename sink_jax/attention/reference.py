@@ -59,7 +59,7 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_
     slopes_H = jnp.asarray(spec.position.slopes(q_BxLxHxDh.shape[2]))
     g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
     s = s + slopes_H[:, None, None] * g_LxT
-  return s
+  return spec.similarity.limited(s)
 
 
 def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,

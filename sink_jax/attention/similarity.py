@@ -25,6 +25,15 @@ class Similarity(Component):
   # values by one function of the score and sums another.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
 
+  @property
+  def limit(self) -> float | None:
+    """c where scores of keys are replaced by c tanh(s / c) before anything else; or None."""
+    return None
+
+  def limited(self, s: jax.Array, scale: float = 1.0) -> jax.Array:
+    """Scores of keys, in units of 1 / scale, as f takes them: the same ones without a limit."""
+    return s if self.limit is None else jnp.tanh(s * (scale / self.limit)) * (self.limit / scale)
+
   def __call__(self, s: jax.Array) -> jax.Array:
     """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
     raise NotImplementedError
@@ -38,6 +47,32 @@ class Exp(Similarity):
 
   def __call__(self, s: jax.Array) -> jax.Array:
     return jnp.exp(s)
+
+
+@dataclasses.dataclass(frozen=True)
+class CappedExp(Similarity):
+  """f(s) = exp(c tanh(s / c)), c = cap: softmax of scores that cannot leave (-c, c).
+
+  It is the soft cap of the attention logits of Gemma 2 (arXiv:2408.00118, Section 2), with
+  c = 50 there. The cap acts on the scores of keys, a learned k* among them; a logit that is no
+  product with a key, as SinkLogit's, stays as it is.
+  """
+
+  cap: float = 50.0
+
+  kind = 'exponential'
+
+  def __post_init__(self):
+    if not 0 < self.cap < math.inf:
+      raise ValueError(f'{self}: cap must be above 0 and finite; 50 is usual, and Exp() is without '
+                       'a cap.')
+
+  @property
+  def limit(self) -> float:
+    return self.cap
+
+  def __call__(self, s: jax.Array) -> jax.Array:
+    return jnp.exp(self.limited(s))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -239,7 +239,7 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
   # The precision of the tokens' scores, which compete with this one in the same row.
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
-  return product / math.sqrt(head_dim)
+  return spec.similarity.limited(product / math.sqrt(head_dim))
 
 
 def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:
