@@ -81,14 +81,21 @@ _FEATURE_MAPS = {
 }
 
 
-# qk_norm: a query or key x, given the parameters; kind is 'query' or 'key'.
-def _rms(norm, x, params, kind):
-  return x / math.sqrt(np.mean(x ** 2) + norm.eps) * params[f'{kind}_gain']
+# qk_norm: the query or key of head h, of those x (H, Dh) of all heads, given the parameters; kind is
+# 'query' or 'key'.
+def _rms(norm, x, h, params, kind):
+  return x[h] / math.sqrt(np.mean(x[h] ** 2) + norm.eps) * params[f'{kind}_gain']
+
+
+def _rms_of_all(norm, x, h, params, kind):
+  whole = np.concatenate(x)
+  return x[h] / math.sqrt(whole @ whole / len(whole) + norm.eps) * params[f'{kind}_gain'][h]
 
 
 _QK_NORMS = {
-    'NoQKNorm': Variant(lambda norm, x, params, kind: x),
+    'NoQKNorm': Variant(lambda norm, x, h, params, kind: x[h]),
     'QKNorm': Variant(_rms),
+    'ProjectionQKNorm': Variant(_rms_of_all),
 }
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.param import soft_cap
 from sink_jax.component import Component
 
 
@@ -26,13 +27,9 @@ class Similarity(Component):
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
 
   @property
-  def limit(self) -> float | None:
-    """c where scores of keys are replaced by c tanh(s / c) before anything else; or None."""
-    return None
-
-  def limited(self, s: jax.Array, scale: float = 1.0) -> jax.Array:
-    """Scores of keys, in units of 1 / scale, as f takes them: the same ones without a limit."""
-    return s if self.limit is None else jnp.tanh(s * (scale / self.limit)) * (self.limit / scale)
+  def limit(self) -> float:
+    """c where scores of keys become c tanh(s / c) before rows are taken of them; 0 for none."""
+    return 0.0
 
   def __call__(self, s: jax.Array) -> jax.Array:
     """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
@@ -72,7 +69,7 @@ class CappedExp(Similarity):
     return self.cap
 
   def __call__(self, s: jax.Array) -> jax.Array:
-    return jnp.exp(self.limited(s))
+    return jnp.exp(soft_cap(s, self.cap))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import AbsSum, Normalizer, RowSum
-from sink_jax.attention.param import AnyArray, Dims, Param
+from sink_jax.attention.param import AnyArray, Dims, Param, soft_cap
 from sink_jax.attention.position import Position, Positions, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
@@ -239,7 +239,7 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
   # The precision of the tokens' scores, which compete with this one in the same row.
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
-  return spec.similarity.limited(product / math.sqrt(head_dim))
+  return soft_cap(product / math.sqrt(head_dim), spec.similarity.limit)
 
 
 def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:

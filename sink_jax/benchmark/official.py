@@ -28,7 +28,7 @@ from sink_jax.attention.spec import (
 
 def covers(spec: AttentionSpec) -> bool:
   """Whether the official code has it: neither softpick nor a cap, gates or norms of heads."""
-  return (spec.similarity.kind != 'rectified' and spec.similarity.limit is None
+  return (spec.similarity.kind != 'rectified' and not spec.similarity.limit
           and type(spec.head) is PlainOutput)
 
 

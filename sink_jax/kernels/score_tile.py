@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.param import soft_cap, soft_cap_slope
 from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, MASKED, Exact
@@ -61,7 +62,7 @@ class ScoreTile:
     if self.spec.position.has_bias:
       # Divided by the scale, as `arithmetic` multiplies the whole score by it.
       product = product + slope / self.scale * self.spec.position.distance_bias(i - j)
-    return self.spec.similarity.limited(product, self.scale)
+    return soft_cap(product, self.spec.similarity.limit, self.scale)
 
   def keep(self, i: jax.Array, j: jax.Array) -> jax.Array:
     """Which scores count; padding sees nothing and is seen by nobody."""
@@ -152,8 +153,8 @@ class ScoreTile:
       if power != 1:
         ds = ds + self._exp(keep, s, rows[2], power) * rows[3]
       if limit := self.spec.similarity.limit:
-        # The derivative 1 - tanh^2 of the limited score, by which the product gets its cotangent.
-        ds = ds * (1 - (s * (self.scale / limit)) ** 2)
+        # So far it is the cotangent of the limited score; that of the product goes by the slope.
+        ds = ds * soft_cap_slope(s, limit, self.scale)
       return p, ds
     f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
     if power:  # no similarity changes the number of keys
