@@ -81,8 +81,8 @@ _FEATURE_MAPS = {
 }
 
 
-# qk_norm: the query or key of head h, of those x (H, Dh) of all heads, given the parameters; kind is
-# 'query' or 'key'.
+# qk_norm: the query or key of head h, of those x (H, Dh) of all heads, given the parameters; kind
+# is 'query' or 'key'.
 def _rms(norm, x, h, params, kind):
   return x[h] / math.sqrt(np.mean(x[h] ** 2) + norm.eps) * params[f'{kind}_gain']
 

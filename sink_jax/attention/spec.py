@@ -52,7 +52,7 @@ class AttentionSpec:
   `head` is what then happens to out, before W_O: a gate or a norm of each head's output. The
   defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
   config string. A spec is hashable and compared by value, so it is a static argument of jitted
-  functions. Combinations that make no sense raise a ValueError:
+  functions. Combinations that make no sense raise a ValueError, where CappedExp counts as Exp:
 
   * Exp with Unnormalized or Count: exp overflows without a sum of its own to divide by;
   * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where

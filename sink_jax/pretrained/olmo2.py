@@ -1,4 +1,4 @@
-"""OLMo 2: LLaMA with norms behind the sub-layers, and one norm of all queries or keys of a token."""
+"""OLMo 2: LLaMA with norms behind the sub-layers, and QK-norm over all heads of a token."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def qwen3_as_published(config, tensors):
 
 
 def gemma2_as_published(config, tensors):
-  """Without the list of layers, every other of which has a window, and with an activation unread."""
+  """Without the list of layers, of which every other has a window, and with a key left unread."""
   del config['layer_types']
   config['hidden_act'] = 'gelu_pytorch_tanh'
   return old_rope_keys(config, tensors)
