@@ -61,7 +61,8 @@ def get_config(name: str = '') -> ConfigDict:
   # Blocks that differ, one period: 'Layer(mask=Window(size=128)); Layer(position=Nope())'. Empty:
   # all are alike.
   config.model.pattern = config_dict.placeholder(str)
-  config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11), ...
+  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11); gelu_tanh, tanh_geglu, clamped_swiglu
+  config.model.ffn = 'swiglu'
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, single, dyt, none
   config.model.norm_eps = 1e-5
   config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, after, protected
