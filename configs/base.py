@@ -61,14 +61,16 @@ def get_config(name: str = '') -> ConfigDict:
   # Blocks that differ, one period: 'Layer(mask=Window(size=128)); Layer(position=Nope())'. Empty:
   # all are alike.
   config.model.pattern = config_dict.placeholder(str)
-  config.model.ffn = 'swiglu'  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11)
+  # relu, gelu, swish, reglu, geglu, swiglu, none (Table 11); gelu_tanh, tanh_geglu, clamped_swiglu
+  config.model.ffn = 'swiglu'
   config.model.norm = 'rmsnorm'  # rmsnorm, layernorm, single, dyt, none
   config.model.norm_eps = 1e-5
-  config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, protected
+  config.model.norm_location = 'pre'  # pre (Eq. 2), post (Eq. 3), sandwich, after, protected
   config.model.parallel_residual = config_dict.placeholder(bool)  # empty: one after the other
   config.model.biases = config_dict.placeholder(str)  # 'qkv, out, ffn, unembed'; empty: none
   config.model.embedding_dim = config_dict.placeholder(int)  # of projected embeddings
   config.model.tied = config_dict.placeholder(bool)  # whether the unembedding is the embedding
+  config.model.logit_cap = config_dict.placeholder(float)  # c of c tanh(logits / c); empty: none
   config.model.linear = 'plain'  # of blocks: plain, sigma_reparam
   config.model.combine_heads = 'concat'  # concat, add (Table 12 left)
   config.model.sink_tokens = 0  # learned tokens before every sequence (Table 4); several: registers

@@ -36,8 +36,8 @@ def attention(spec, q, k, v, params, x=None, first=None):
   weights = np.zeros((batch, heads, length, length))
   proxy, extra_proxy = np.zeros_like(weights), np.zeros((batch, heads, length))
 
-  def transformed(x, t, kind, factor=1.0):
-    return phi(position.rotate(spec.position, factor * norm(x, of('qk_norm'), kind), t))
+  def transformed(x_HxDh, h, t, kind, factor=1.0):
+    return phi(position.rotate(spec.position, factor * norm(x_HxDh, h, of('qk_norm'), kind), t))
 
   def value_at(b, t, head):
     return mixed(v[b, t, head], None if first is None else first[b, t, head], head, of('value'))
@@ -48,12 +48,12 @@ def attention(spec, q, k, v, params, x=None, first=None):
       for i in range(length):
         keys = sum(visible(i, j) for j in range(length))
         factor = temperature(i, h, keys, of('temperature'))
-        qi = transformed(q[b, i, h], i, 'query', factor)
+        qi = transformed(q[b, i], h, i, 'query', factor)
         sims, values, where = [], [], []
         for j in range(length):
           if not visible(i, j):
             continue
-          s = qi @ transformed(k[b, j, h // group], j, 'key') / math.sqrt(dh)
+          s = qi @ transformed(k[b, j], h // group, j, 'key') / math.sqrt(dh)
           sims.append(f(s + position.bias(spec.position, h, heads, i - j)))
           values.append(value_at(b, j, h // group))
           where.append(j)
@@ -61,7 +61,8 @@ def attention(spec, q, k, v, params, x=None, first=None):
         if extra.key is not None:  # it passes the feature map like any other key
           logit = qi @ phi(extra.key) / math.sqrt(dh)
         if logit is not None:
-          sims.append(f(logit))
+          uncapped = type(spec.similarity).__name__ == 'CappedExp' and extra.key is None
+          sims.append(math.exp(logit) if uncapped else f(logit))
           values.append(np.broadcast_to(extra.value, dh))
         sims = np.array(sims)
         zi = z(sims)
@@ -76,7 +77,7 @@ def attention(spec, q, k, v, params, x=None, first=None):
         # The weights of softpick, whose similarities may be beyond any eps.
         size = np.abs(row if clipped or softpick else sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
-        softmax = type(spec.similarity).__name__ == 'Exp' and not clipped
+        softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
         shares = size / (size.sum() + (0 if softmax else 1e-8))
         weights[b, h, i, where] = row[:len(where)]
         proxy[b, h, i, where] = shares[:len(where)]

@@ -42,6 +42,9 @@ _MASKS = {
 _elu_plus_one = lambda s: s + 1 if s > 0 else math.exp(s)
 _SIMILARITIES = {
     'Exp': Variant(lambda f, s: math.exp(s)),
+    # Of the score of a key; what is no product with one is a term of its own, exp(s).
+    'CappedExp': Variant(lambda f, s: math.exp(f.cap * math.tanh(s / f.cap)),
+                         (sj.CappedExp(cap=1.5),)),
     'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s - f.bias)), (sj.Sigmoid(bias=-2.0),)),
     'Relu': Variant(lambda f, s: max(s, 0)),
     'SquaredRelu': Variant(lambda f, s: max(s, 0) ** 2),
@@ -78,14 +81,21 @@ _FEATURE_MAPS = {
 }
 
 
-# qk_norm: a query or key x, given the parameters; kind is 'query' or 'key'.
-def _rms(norm, x, params, kind):
-  return x / math.sqrt(np.mean(x ** 2) + norm.eps) * params[f'{kind}_gain']
+# qk_norm: the query or key of head h, of those x (H, Dh) of all heads, given the parameters; kind
+# is 'query' or 'key'.
+def _rms(norm, x, h, params, kind):
+  return x[h] / math.sqrt(np.mean(x[h] ** 2) + norm.eps) * params[f'{kind}_gain']
+
+
+def _rms_of_all(norm, x, h, params, kind):
+  whole = np.concatenate(x)
+  return x[h] / math.sqrt(whole @ whole / len(whole) + norm.eps) * params[f'{kind}_gain'][h]
 
 
 _QK_NORMS = {
-    'NoQKNorm': Variant(lambda norm, x, params, kind: x),
+    'NoQKNorm': Variant(lambda norm, x, h, params, kind: x[h]),
     'QKNorm': Variant(_rms),
+    'ProjectionQKNorm': Variant(_rms_of_all),
 }
 
 

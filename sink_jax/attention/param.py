@@ -40,9 +40,20 @@ class Param:
   init: str | float
 
 
-def rms_norm(x: jax.Array, gain: AnyArray, eps: float) -> jax.Array:
-  """x / sqrt(mean(x^2) + eps) * gain over the last axis, in float32."""
+def rms_norm(x: jax.Array, gain: AnyArray, eps: float,
+             axis: int | tuple[int, ...] = -1) -> jax.Array:
+  """x / sqrt(mean(x^2) + eps) * gain over the last axis, or these, in float32."""
   # The gain multiplies before the rounding to the dtype of x, once.
   x32 = x.astype(jnp.float32)
-  scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps))
+  scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))
   return (x32 * scale * gain).astype(x.dtype)
+
+
+def soft_cap(x: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
+  """cap tanh(x / cap) of an x in units of 1 / scale, in those units; x itself for a cap of 0."""
+  return jnp.tanh(x * (scale / cap)) * (cap / scale) if cap else x
+
+
+def soft_cap_slope(capped: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
+  """The derivative 1 - tanh(x / cap)^2 of `soft_cap`, given its value; not for a cap of 0."""
+  return 1 - (capped * (scale / cap)) ** 2

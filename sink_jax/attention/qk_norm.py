@@ -48,3 +48,26 @@ class QKNorm(QueryKeyNorm):
 
   def keys(self, k_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
     return rms_norm(k_BxTxHxDh, params['key_gain'], self.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectionQKNorm(QueryKeyNorm):
+  """RMSNorm over all heads of a token together, with a gain for every channel of every head.
+
+  It is the QK-norm of OLMo 2 (arXiv:2501.00656, Section 3.3.2), which norms the output of the
+  projection before it is split into heads: unlike `QKNorm` it keeps the ratios of norms between
+  heads.
+  """
+
+  eps: float = 1e-6
+
+  def params(self, dims: Dims) -> dict[str, Param]:
+    return {'query_gain': Param((dims.heads, dims.head_dim), 'ones'),
+            'key_gain': Param((dims.kv_heads, dims.head_dim), 'ones')}
+
+  def queries(self, q_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
+    # Where devices have some of the heads each, the compiler sums the squares over them.
+    return rms_norm(q_BxTxHxDh, params['query_gain'], self.eps, axis=(-2, -1))
+
+  def keys(self, k_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
+    return rms_norm(k_BxTxHxDh, params['key_gain'], self.eps, axis=(-2, -1))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
 from sink_jax.attention.normalizer import AbsSum
-from sink_jax.attention.param import AnyArray
+from sink_jax.attention.param import AnyArray, soft_cap
 from sink_jax.attention.similarity import exp_less_one
 from sink_jax.attention.spec import (
   AttentionSpec,
@@ -59,7 +59,7 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_
     slopes_H = jnp.asarray(spec.position.slopes(q_BxLxHxDh.shape[2]))
     g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
     s = s + slopes_H[:, None, None] * g_LxT
-  return s
+  return soft_cap(s, spec.similarity.limit)
 
 
 def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,

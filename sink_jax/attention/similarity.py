@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.param import soft_cap
 from sink_jax.component import Component
 
 
@@ -25,6 +26,11 @@ class Similarity(Component):
   # values by one function of the score and sums another.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
 
+  @property
+  def limit(self) -> float:
+    """c where scores of keys become c tanh(s / c) before rows are taken of them; 0 for none."""
+    return 0.0
+
   def __call__(self, s: jax.Array) -> jax.Array:
     """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
     raise NotImplementedError
@@ -38,6 +44,32 @@ class Exp(Similarity):
 
   def __call__(self, s: jax.Array) -> jax.Array:
     return jnp.exp(s)
+
+
+@dataclasses.dataclass(frozen=True)
+class CappedExp(Similarity):
+  """f(s) = exp(c tanh(s / c)), c = cap: softmax of scores that cannot leave (-c, c).
+
+  It is the soft cap of the attention logits of Gemma 2 (arXiv:2408.00118, Section 2), with
+  c = 50 there. The cap acts on the scores of keys, a learned k* among them; a logit that is no
+  product with a key, as SinkLogit's, stays as it is.
+  """
+
+  cap: float = 50.0
+
+  kind = 'exponential'
+
+  def __post_init__(self):
+    if not 0 < self.cap < math.inf:
+      raise ValueError(f'{self}: cap must be above 0 and finite; 50 is usual, and Exp() is without '
+                       'a cap.')
+
+  @property
+  def limit(self) -> float:
+    return self.cap
+
+  def __call__(self, s: jax.Array) -> jax.Array:
+    return jnp.exp(soft_cap(s, self.cap))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from sink_jax.attention.feature_map import FeatureMap, Identity
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import AbsSum, Normalizer, RowSum
-from sink_jax.attention.param import AnyArray, Dims, Param
+from sink_jax.attention.param import AnyArray, Dims, Param, soft_cap
 from sink_jax.attention.position import Position, Positions, Rope
 from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp, Similarity
@@ -52,7 +52,7 @@ class AttentionSpec:
   `head` is what then happens to out, before W_O: a gate or a norm of each head's output. The
   defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
   config string. A spec is hashable and compared by value, so it is a static argument of jitted
-  functions. Combinations that make no sense raise a ValueError:
+  functions. Combinations that make no sense raise a ValueError, where CappedExp counts as Exp:
 
   * Exp with Unnormalized or Count: exp overflows without a sum of its own to divide by;
   * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
@@ -239,7 +239,7 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
   # The precision of the tokens' scores, which compete with this one in the same row.
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
-  return product / math.sqrt(head_dim)
+  return soft_cap(product / math.sqrt(head_dim), spec.similarity.limit)
 
 
 def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:

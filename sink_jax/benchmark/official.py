@@ -27,8 +27,9 @@ from sink_jax.attention.spec import (
 
 
 def covers(spec: AttentionSpec) -> bool:
-  """Whether the official code has it: neither softpick nor gates nor norms of heads."""
-  return spec.similarity.kind != 'rectified' and type(spec.head) is PlainOutput
+  """Whether the official code has it: neither softpick nor a cap, gates or norms of heads."""
+  return (spec.similarity.kind != 'rectified' and not spec.similarity.limit
+          and type(spec.head) is PlainOutput)
 
 
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,

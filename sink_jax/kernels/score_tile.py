@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention.param import soft_cap, soft_cap_slope
 from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, MASKED, Exact
@@ -54,11 +55,14 @@ class ScoreTile:
     return 1 / math.sqrt(self.head_dim)
 
   def scores(self, product: jax.Array, slope: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """q.k + g(i - j) sqrt(Dh) of queries i and keys j, given the slope of the head."""
-    if not self.spec.position.has_bias:
-      return product
-    # Divided by the scale, as `arithmetic` multiplies the whole score by it.
-    return product + slope / self.scale * self.spec.position.distance_bias(i - j)
+    """q.k + g(i - j) sqrt(Dh) of queries i and keys j, given the slope of the head.
+
+    Where the similarity has a limit, the scores are within it.
+    """
+    if self.spec.position.has_bias:
+      # Divided by the scale, as `arithmetic` multiplies the whole score by it.
+      product = product + slope / self.scale * self.spec.position.distance_bias(i - j)
+    return soft_cap(product, self.spec.similarity.limit, self.scale)
 
   def keep(self, i: jax.Array, j: jax.Array) -> jax.Array:
     """Which scores count; padding sees nothing and is seen by nobody."""
@@ -148,6 +152,9 @@ class ScoreTile:
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + self._exp(keep, s, rows[2], power) * rows[3]
+      if limit := self.spec.similarity.limit:
+        # So far it is the cotangent of the limited score; that of the product goes by the slope.
+        ds = ds * soft_cap_slope(s, limit, self.scale)
       return p, ds
     f, df = self.arithmetic.weights_and_slopes(self.spec.similarity, s, self.scale)
     if power:  # no similarity changes the number of keys

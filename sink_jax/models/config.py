@@ -13,7 +13,8 @@ from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.dispatch import check_implementation
 
-FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'swiglu', 'clamped_swiglu', 'none')
+FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
+        'clamped_swiglu', 'none')
 # Bounds of sizes, which are read from files and may be damaged: far above those of any model, and
 # far below what would fill the memory before an error could name the field.
 MOST = 2**12  # layers, experts: a few objects in memory each, before any tensor is looked at
@@ -26,7 +27,7 @@ BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
     'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
-    'norm_location': ('pre', 'post', 'sandwich', 'protected'),
+    'norm_location': ('pre', 'post', 'sandwich', 'after', 'protected'),
     'linear': ('plain', 'sigma_reparam'),
     'combine_heads': ('concat', 'add'),
     'init': ('torch_default', 'tinyllama'),
@@ -99,12 +100,14 @@ class ModelConfig:
   head_dim: dimensions of a head; by default d_model / heads.
   pattern: the blocks of one period, which repeats; layers is a multiple of its length. They may
     differ in masks, rotary encodings, mixers and experts, see `Layer`.
-  ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'swiglu',
-    'clamped_swiglu' (three; the last is gpt-oss's), 'none'.
+  ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
+    'swiglu', 'clamped_swiglu' (three; the last is gpt-oss's), 'none'. Those with 'tanh' have the
+    approximation of GELU by tanh, as Gemma 2 has.
   norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
     Tanh: no norm, but a bounded function in its place) or 'none'; see `Norm`.
   norm_location: 'pre' (Eq. 2), 'post' (Eq. 3, without a final norm), or 'sandwich': a norm in
     front of each sub-layer and one of its output, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118),
+    or 'after': only that of the output, h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1),
     or 'protected': none but the final one, and h + beta f(h), see `branch_scale`.
   parallel_residual: attention and feed-forward network both read the block's input, and
     their outputs are added to it (GPT-NeoX); pre-norm only.
@@ -112,6 +115,7 @@ class ModelConfig:
     in and out), 'unembed'.
   embedding_dim: of token embeddings that are projected to d_model, and back (OPT-350m).
   tied: whether the unembedding is the embedding.
+  logit_cap: c of a soft cap of the logits, c tanh(logits / c) (Gemma 2: 30); 0 for none.
   linear: 'plain', or 'sigma_reparam': the spectral norm of each linear layer of a block is a
     parameter of its own (arXiv:2303.06296), see `models.sigma_reparam`.
   combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
@@ -132,7 +136,7 @@ class ModelConfig:
     bytes each in bfloat16, is kept with
     'none': everything that a gradient needs, as XLA decides; more than with the others;
     'save_matmuls': the block's input, and the outputs of linear layers and attention:
-      2 D + 2 A + 2 K + 2 F (gated; else F), D more with a sandwich, and what a gate of heads
+      2 D + 2 A + 2 K + 2 F (gated; else F), D more with a norm behind, and what a gate of heads
       makes of the block's input; recomputes norms, rotations and activations;
     'save_attention': D + A, and two float32 statistics per head; recomputes all else;
     'blocks': D, the block's input; recomputes the block.
@@ -167,6 +171,7 @@ class ModelConfig:
   biases: tuple[str, ...] = ()
   embedding_dim: int | None = None
   tied: bool = False
+  logit_cap: float = 0.0
   linear: str = 'plain'
   combine_heads: str = 'concat'
   sink_tokens: int = 0
@@ -225,8 +230,11 @@ class ModelConfig:
                        "feed-forward network: use 'plain' with Mamba mixers or experts.")
     if self.norm_location == 'protected':
       self._check_protected()
-    if (self.tied or self.embedding_dim) and not self.vocab_size:
-      raise ValueError('model.tied and model.embedding_dim need a vocabulary.')
+    if (self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size:
+      raise ValueError('model.tied, model.embedding_dim and model.logit_cap need a vocabulary.')
+    if not 0 <= self.logit_cap < math.inf:
+      raise ValueError(f'model.logit_cap = {str(self.logit_cap)[:50]} must be finite and above 0, '
+                       'or 0 for none; 30 is usual.')
     if self.kv_heads is not None and self.kv_heads < 1:
       raise ValueError(f'model.kv_heads must be at least 1, or empty, not {self.kv_heads}.')
     if not 0 < self.norm_eps <= 1:

@@ -49,9 +49,9 @@ def first_token_chain(config: ModelConfig, params: ParamTree, inputs: ArrayLike)
     if config.norm_location == 'pre':
       x = h + o
       h = x + ffn(ln('norm2', h if config.parallel_residual else x))
-    elif config.norm_location == 'sandwich':
+    elif config.norm_location in ('sandwich', 'after'):
       x = h + ln('norm1_after', o)
-      h = x + ln('norm2_after', ffn(ln('norm2', x)))
+      h = x + ln('norm2_after', ffn(ln('norm2', x) if normed else x))
     elif config.norm_location == 'protected':
       x = h + config.branch_scale * o
       h = x + config.branch_scale * ffn(x)

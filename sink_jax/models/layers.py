@@ -22,6 +22,7 @@ _ACTIVATIONS = {
     'gelu': lambda x: jax.nn.gelu(x, approximate=False),
     'geglu': lambda x: jax.nn.gelu(x, approximate=False),
     'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
+    'tanh_geglu': lambda x: jax.nn.gelu(x, approximate=True),
     'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
 }
 _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code

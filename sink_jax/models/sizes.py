@@ -66,7 +66,7 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
   hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
   # A norm after the feed-forward network needs its output again.
-  products = 3 if config.norm_location in ('sandwich', 'post') else 2
+  products = 3 if config.norm_location in ('sandwich', 'after', 'post') else 2
   gates = config.attention.head.products(config.dims)
   whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden + gates),
                   'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]

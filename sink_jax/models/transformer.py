@@ -12,6 +12,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.attention.param import soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
@@ -92,13 +93,14 @@ class Block(nn.Module):
       x = h_BxTxD + o
       before = x + ffn(norm2(h_BxTxD if config.parallel_residual else x))
       out = before
-    elif config.norm_location == 'sandwich':
+    elif config.norm_location in ('sandwich', 'after'):
       after1, after2 = Norm(config, name='norm1_after'), Norm(config, name='norm2_after')
+      sandwich = config.norm_location == 'sandwich'
       o, attention, cache, first = self._mix(
-          norm1(h_BxTxD), record_options, cache, positions, first)
+          norm1(h_BxTxD) if sandwich else h_BxTxD, record_options, cache, positions, first)
       x = h_BxTxD + after1(o)
       # The residual stream itself is not normalised, as in a pre-norm block.
-      out = before = x + after2(ffn(norm2(x)))
+      out = before = x + after2(ffn(norm2(x) if sandwich else x))
     elif config.norm_location == 'protected':
       o, attention, cache, first = self._mix(h_BxTxD, record_options, cache, positions, first)
       x = h_BxTxD + config.branch_scale * o
@@ -175,7 +177,7 @@ class Transformer(nn.Module):
   `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
   (B, T, V). With `record_options` it returns (logits, Record), of the same parameters and the
   same forward pass. With `unembed=False` it returns what the matrix of the unembedding multiplies,
-  (B, T, D), or (B, T, E) where embeddings are projected.
+  (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is then still to come.
 
   With `state` it decodes, and returns (logits of the last token (B, V), state): the tokens begin
   the texts, or, with `positions`, are the next one of each text, after those that the state holds.
@@ -299,10 +301,12 @@ class Transformer(nn.Module):
     config = self.config
     if config.tied:
       assert table_VxE is not None  # the config has a vocabulary
-      return jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(h_BxTxD.dtype),
-                        preferred_element_type=jnp.float32)
-    return Linear(config.vocab_size or config.output_features, config, group='unembed',
-                  out_dtype=jnp.float32, name='unembed')(h_BxTxD)
+      logits = jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(h_BxTxD.dtype),
+                          preferred_element_type=jnp.float32)
+    else:
+      logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
+                      out_dtype=jnp.float32, name='unembed')(h_BxTxD)
+    return soft_cap(logits, config.logit_cap)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import (
+  gemma2,
   gpt2,
   gpt_neox,
   gpt_oss,
@@ -13,6 +14,7 @@ from sink_jax.pretrained import (
   jamba,
   llama,
   mistral,
+  olmo2,
   opt,
   qwen3,
 )
@@ -50,8 +52,8 @@ class Family(Protocol):
     ...
 
 
-_MODULES: tuple[Family, ...] = (gpt2, gpt_neox, gpt_oss, granite_swa, jamba, llama, mistral, opt,
-                               qwen3)
+_MODULES: tuple[Family, ...] = (gemma2, gpt2, gpt_neox, gpt_oss, granite_swa, jamba, llama, mistral,
+                               olmo2, opt, qwen3)
 FAMILIES: dict[str, Family] = {
     model_type: family for family in _MODULES for model_type in family.MODEL_TYPES}
 

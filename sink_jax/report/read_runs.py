@@ -111,6 +111,8 @@ def describe_attention(experiment: Experiment) -> str:
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if spec.similarity.kind == 'exponential' and isinstance(spec.normalizer, RowSum):
     words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
+    if spec.similarity.limit:
+      words += f' of scores capped at {spec.similarity.limit:g}'
   elif spec.normalizer == AbsSum():  # of Softpick alone, whose name says it
     words = name
   elif spec.normalizer.clips:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.attention.param import soft_cap
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import shard_map_batch_heads
@@ -26,6 +27,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 from sink_jax.train.loss import (
+  below_cap,
   chunk_loss,
   default_logits,
   over_chunks,
@@ -64,27 +66,30 @@ def distilled_loss(config: ModelConfig, params: Mapping[str, Any], distillation:
   results: Any = distilled_cross_entropy(  # custom_vjp forgets their type
       *unembedded(config, params),
       *map(jax.lax.stop_gradient, unembedded(distillation.model, source)),
-      batch.targets, weights_BxT, distillation.weight, logits)
+      batch.targets, weights_BxT, distillation.weight, logits,
+      (config.logit_cap, distillation.model.logit_cap))
   objective, loss, kl = results
   return objective, jax.lax.stop_gradient({'loss': loss, 'kl': kl})
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def distilled_cross_entropy(
     h_BxTxD: jax.Array, kernel_DxV: jax.Array, source_BxTxE: jax.Array,
     source_kernel_ExV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array, weight: float,
-    logits: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    logits: int | None = None, caps: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(objective, cross-entropy, divergence), see the head of this file.
 
+  caps: of the logits of the model and of the source, see `loss.cross_entropy`.
   Only the first is differentiable, in h and W: cotangents of the others are ignored.
   """
   return _forward(h_BxTxD, kernel_DxV, source_BxTxE, source_kernel_ExV, targets_BxT, weights_BxT,
-                  weight, logits)[0]
+                  weight, logits, caps)[0]
 
 
 def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, source_BxTxE: jax.Array,
              source_kernel_ExV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array,
-             weight: float, logits: int | None,
+             weight: float, logits: int | None, caps: tuple[float, float],
              ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -92,15 +97,16 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, source_BxTxE: jax.Array,
             kernel: jax.Array, source_kernel: jax.Array) -> tuple[jax.Array, ...]:
     def chunk(h: jax.Array, source: jax.Array, targets: jax.Array, weights: jax.Array,
               ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
-      loss, own, lse = chunk_loss(h, targets, weights, kernel)
-      own = own - lse[..., None]  # log p
-      other = jax.nn.log_softmax(product('bte,ev->btv', source, source_kernel))
+      loss, capped, lse = chunk_loss(h, targets, weights, kernel, caps[0])
+      own = capped - lse[..., None]  # log p
+      other = jax.nn.log_softmax(soft_cap(product('bte,ev->btv', source, source_kernel), caps[1]))
       p, p_source = jnp.exp(own), jnp.exp(other)
       kl = jnp.sum(jnp.sum(p_source * (other - own), -1) * weights)
       # d objective / d logits = w (p - one-hot + weight (p - p_source)), in the dtype of h for the
       # two products after it.
       chosen = jax.nn.one_hot(targets, own.shape[-1], dtype=jnp.float32)
-      dlogits = ((p - chosen + weight * (p - p_source)) * weights[..., None]).astype(h.dtype)
+      dlogits = (p - chosen + weight * (p - p_source)) * weights[..., None]
+      dlogits = below_cap(dlogits, capped, caps[0]).astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, kl, product('btd,btv->dv', h, dlogits)), dh
 
@@ -116,7 +122,8 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, source_BxTxE: jax.Array,
   return (loss + weight * kl, loss, kl), (dh, dkernel)
 
 
-def _backward(weight: float, logits: int | None, gradients: tuple[jax.Array, jax.Array],
+def _backward(weight: float, logits: int | None, caps: tuple[float, float],
+              gradients: tuple[jax.Array, jax.Array],
               cotangents: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
   (dh, dkernel), cotangent = gradients, cotangents[0]
   # None: the source is not trained, and targets and weights come from the data.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sink_jax.attention.param import soft_cap, soft_cap_slope
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import shard_map_batch_heads
@@ -44,13 +45,13 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   outputs = functools.partial(apply, Transformer(config), params, batch.tokens)
   if jnp.issubdtype(batch.targets.dtype, jnp.integer):
     h, kernel = with_unembedding(config, params, outputs(unembed=False))
-    return cross_entropy(h, kernel, batch.targets, weights_BxT, logits)
+    return cross_entropy(h, kernel, batch.targets, weights_BxT, logits, config.logit_cap)
   return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
 
 
 def with_unembedding(config: ModelConfig, params: Mapping[str, Any],
                      h_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(h, W) whose product h W is the logits, of what the unembedding multiplies.
+  """(h, W) whose product h W is the logits, before a cap, of what the unembedding multiplies.
 
   A tied W is the table of embeddings: its gradient adds to that of its rows as inputs. A bias of
   the unembedding is one more row of W, and h has a 1 for it; it is then rounded to the dtype of h,
@@ -81,9 +82,9 @@ def training_weights(weights_BxT: jax.Array | np.ndarray,
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
-                  weights_BxT: jax.Array, logits: int | None = None) -> jax.Array:
+                  weights_BxT: jax.Array, logits: int | None = None, cap: float = 0.0) -> jax.Array:
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
   Every device goes through its own sequences, a few positions of each at a time; the devices
@@ -91,10 +92,11 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   Differentiable in h and W: their gradients are computed along with the loss, so that no
   logits are computed twice.
   logits: most that exist at a time on a device; by default `default_logits` of this platform.
+  cap: of the logits, in whose place there is then cap tanh(h W / cap); 0 for none.
   """
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array]:
-    chunk = lambda h, targets, weights: (chunk_loss(h, targets, weights, kernel)[0], None)
+    chunk = lambda h, targets, weights: (chunk_loss(h, targets, weights, kernel, cap)[0], None)
     return over_chunks(chunk, positions_at_a_time(logits, h, kernel), h, targets, weights)[:1]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
@@ -103,7 +105,7 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
 
 
 def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
-             weights_BxT: jax.Array, most_logits: int | None,
+             weights_BxT: jax.Array, most_logits: int | None, cap: float,
              ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   # Factors are in the dtype of h, bfloat16 for example, and sums of products in float32, as matrix
   # units have them.
@@ -114,9 +116,10 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     def chunk(h: jax.Array, targets: jax.Array,
               weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       # d loss / d logits = w (softmax - one-hot), in the dtype of h for the two products after it.
-      loss, logits, lse = chunk_loss(h, targets, weights, kernel)
+      loss, logits, lse = chunk_loss(h, targets, weights, kernel, cap)
       chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
-      dlogits = ((jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]).astype(h.dtype)
+      dlogits = (jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]
+      dlogits = below_cap(dlogits, logits, cap).astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, product('btd,btv->dv', h, dlogits)), dh
 
@@ -131,7 +134,7 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 
-def _backward(most_logits: int | None, gradients: tuple[jax.Array, jax.Array],
+def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, jax.Array],
               cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
   dh, dkernel = gradients
   # None: targets and weights come from the data, and nothing is trained before them.
@@ -141,15 +144,21 @@ def _backward(most_logits: int | None, gradients: tuple[jax.Array, jax.Array],
 cross_entropy.defvjp(_forward, _backward)
 
 
-def chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array,
-               kernel_DxV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(sum of weighted losses, logits, their logsumexp) of a chunk of positions, float32."""
+def chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array, kernel_DxV: jax.Array,
+               cap: float = 0.0) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(sum of weighted losses, capped logits, their logsumexp) of a chunk of positions, float32."""
   logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
+  logits = soft_cap(logits, cap)
   # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
   # exp overflows.
   lse = jax.nn.logsumexp(logits, -1)
   chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
   return jnp.sum((lse - chosen) * weights), logits, lse
+
+
+def below_cap(dlogits: jax.Array, logits: jax.Array, cap: float) -> jax.Array:
+  """The cotangent of what `soft_cap` took, given that of the logits that came out."""
+  return dlogits * soft_cap_slope(logits, cap) if cap else dlogits
 
 
 def positions_at_a_time(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:

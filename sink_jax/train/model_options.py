@@ -37,6 +37,7 @@ class ModelOptions:
   biases: tuple[str, ...] | None = None
   embedding_dim: int | None = None
   tied: bool | None = None
+  logit_cap: float | None = None
   linear: str | None = None
   combine_heads: str | None = None
   sink_tokens: int | None = None

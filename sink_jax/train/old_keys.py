@@ -13,7 +13,8 @@ _OF_RULE = ('name', 'beta1', 'beta2', 'eps')  # of `optimizer`, before it had a 
 # Components of `attention` that are younger than configs, and what was computed without them.
 _COMPONENTS = {'temperature': 'Fixed()', 'value': 'PlainValue()', 'head': 'PlainOutput()'}
 _OPTIONS = {'linear': 'plain', 'head_dim': None, 'pattern': None, 'parallel_residual': None,
-            'biases': None, 'embedding_dim': None, 'tied': None}  # of `model`, likewise
+            'biases': None, 'embedding_dim': None, 'tied': None,
+            'logit_cap': None}  # of `model`, likewise
 _INIT = {'source': '', 'keep': 'params', 'graft': '', 'train': 'all', 'distill': 0.0, 'step': None,
          'hash': None, 'new': None}
 

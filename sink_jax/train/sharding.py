@@ -13,6 +13,7 @@ paid for with traffic in every block (Rajbhandari et al. 2020).
   | of attention: query, key, value and their biases      | heads, in the outputs  |
   |   out                                                 | heads, in the inputs   |
   |   k*, v* and the logit of the sink                    | heads, if not shared   |
+  |   gains of queries and keys that heads have their own | heads                  |
   |   gates and norms of heads: kernel, bias and gain     | heads, in the outputs  |
   | of feed-forward networks: w1, w2 and their biases     | their outputs          |
   |   w_out                                               | its inputs             |
@@ -48,6 +49,7 @@ _TENSOR = (
     (r'attention/out/kernel', 3, 1),
     (r'attention/kv_bias_(key|value)', 3, 1),
     (r'attention/kv_bias_logit', 2, 1),
+    (r'attention/qk_norm_(query|key)_gain', 3, 1),
     (r'attention/(temperature|value)_scale', 2, 1),
     (r'attention/head_kernel', 3, 2),
     (r'attention/head_bias', 2, 1),

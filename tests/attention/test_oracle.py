@@ -39,8 +39,10 @@ def test_every_pair_of_slot_values():
   without_value = {type(x).__name__ for x in slot_values()['kv_bias']
                    if x.acts_only_through_normalisation}
   assert without_value >= {'KBias', 'SinkLogit', 'ZeroSink', 'PseudoMask'}
-  others = {type(x).__name__ for x in slot_values()['similarity']} - {'Exp'}
-  assert names == {frozenset(('Exp', name)) for name in ('Unnormalized', 'RowSum', 'Count')} | {
+  others = {type(x).__name__ for x in slot_values()['similarity']}
+  others -= {'Exp', 'CappedExp'}
+  assert names == {frozenset((exp, name)) for exp in ('Exp', 'CappedExp')
+                   for name in ('Unnormalized', 'RowSum', 'Count')} | {
       frozenset((name, extra)) for name in ('Unnormalized', 'Count') for extra in without_value} | {
           frozenset((name, extra)) for extra in ('ZeroSink', 'PseudoMask')
           for name in (*others, 'RowSum', 'AbsSum')} | {frozenset(('Prefix', 'PseudoMask'))} | {
@@ -65,6 +67,15 @@ def test_values_of_the_first_block_are_mixed_in(value):
   for other, words in ((spec, 'they have that shape'), (sj.AttentionSpec(), 'leave them out')):
     with pytest.raises(ValueError, match=words):
       sj.attend(other, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
+
+
+def test_a_cap_has_its_slope_in_the_gradient():
+  # The bias and the score of k* are within the cap, too, and powers are sums of their own.
+  spec = sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)', position='Alibi()',
+                          kv_bias='KBias()')
+  check_gradient(spec, 'chunked')
+  with pytest.raises(ValueError, match='cap must be above 0'):
+    sj.CappedExp(cap=0.0)
 
 
 @pytest.mark.full

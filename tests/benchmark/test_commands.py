@@ -14,6 +14,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark import (
   attention,
   baselines,
+  baselines_torch,
   official,
   records,
   sweep,
@@ -309,6 +310,13 @@ def test_the_official_computation_gives_the_same_or_says_why_not(name):
     return
   expected = attend(spec, q, k, v, params, implementation='reference')
   np.testing.assert_allclose(official.attend(spec, q, k, v, params), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_compares_with_softmax_knows_that_a_cap_is_another_operation():
+  capped = AttentionSpec('CappedExp()')
+  assert not any(baseline.covers(capped) for baseline in baselines.BASELINES.values()
+                 if baseline.kind == 'library')
+  assert not official.covers(capped) and not baselines_torch.eager_covers(capped)
 
 
 def test_the_plain_loss_is_the_loss():

@@ -21,6 +21,7 @@ SPECS = {
     'elu': dict(similarity=sj.EluPlusOne(), normalizer=sj.RowSum(eps=1e-8)),
     'identity': dict(similarity=sj.Linear(), normalizer=sj.AbsFloor()),
     'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
+    'capped': dict(similarity=sj.CappedExp()),
     'alibi': dict(position=sj.Alibi()),
     'relative': dict(position=sj.Relative()),
     'window': dict(mask=sj.Window(size=256)),

@@ -79,6 +79,7 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
     dict(norm='single', norm_location='post'),
     dict(norm_location='sandwich', linear='sigma_reparam'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
+    dict(norm_location='after', ffn='tanh_geglu'),
     dict(ffn='relu', norm='dyt'),
     dict(ffn='swish', norm_location='post', combine_heads='add', kv_heads=2,
          attention=sj.AttentionSpec(head="ElementGate(source='value')")),

@@ -64,6 +64,8 @@ def decoded(run, inputs, policy, first):
     dict(parallel_residual=True),
     dict(norm='dyt', norm_location='sandwich', linear='sigma_reparam'),
     dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
+    dict(norm_location='after', logit_cap=2.0, attention=sj.AttentionSpec(
+        'CappedExp(cap=1.5)', qk_norm='ProjectionQKNorm()')),
     dict(layers=4, attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=MAMBA), Layer(experts=Experts(4, 2)))),
     dict(layers=4, attention=sj.AttentionSpec(value='ValueResidual()'), pattern=(

@@ -24,6 +24,8 @@ from tests.random_params import random_params
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
+AFTER = dict(norm_location='after', ffn='tanh_geglu', logit_cap=2.0, attention=sj.AttentionSpec(
+    position='Nope()', qk_norm='ProjectionQKNorm(eps=0.1)'))
 PROTECTED = dict(norm_location='protected', attention=sj.AttentionSpec(
     position='Nope()', qk_norm='QKNorm()'))
 
@@ -72,6 +74,7 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(ffn='none'), -3 * 3 * 16 * 24),
     (dict(norm_location='post'), -16),
     (dict(norm_location='sandwich'), 3 * 2 * 16),
+    (AFTER, 3 * 2 * 16), (AFTER | dict(kv_heads=2), 3 * (16 + 8) - 3 * 2 * 16 * 8),
     (PROTECTED, -3 * 2 * 16 + 3 * 2 * 4),
     (dict(linear='sigma_reparam'), 3 * (7 + 6 * 16 + 24)),
     (dict(norm='layernorm'), 7 * 16),
@@ -132,7 +135,8 @@ def numpy_model(config, params, inputs):
   act = {'relu': lambda x: np.maximum(x, 0), 'gelu': lambda x: x * (1 + erf(x / 2**0.5)) / 2,
          'swish': lambda x: x / (1 + np.exp(-x))}
   act['gelu_tanh'] = lambda x: x / 2 * (1 + np.tanh((2 / math.pi)**0.5 * (x + 0.044715 * x**3)))
-  act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish']}
+  act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish'],
+          'tanh_geglu': act['gelu_tanh']}
 
   def linear(x, own):
     kernel = own['kernel']
@@ -159,6 +163,10 @@ def numpy_model(config, params, inputs):
     if config.attention.qk_norm == sj.QKNorm():
       q, k = (x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * own[f'qk_norm_{gain}']
               for x, gain in ((q, 'query_gain'), (k, 'key_gain')))
+    if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):  # (H, B, T, Dh), one mean for all
+      q, k = (x / np.sqrt((x**2).mean((0, -1), keepdims=True) + config.attention.qk_norm.eps)
+              * own[f'qk_norm_{gain}'][:, None, None] for x, gain in
+              ((q, 'query_gain'), (k, 'key_gain')))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
     s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
     a = np.exp(s - s.max(-1, keepdims=True))
@@ -180,6 +188,9 @@ def numpy_model(config, params, inputs):
     elif config.norm_location == 'sandwich':
       x = ln(attention(ln(h, n1), own['attention']), own['norm1_after']) + h
       h = ln(ffn(ln(x, n2), own.get('ffn')), own['norm2_after']) + x
+    elif config.norm_location == 'after':  # 2501.00656, Eq. 1 and 2
+      x = ln(attention(h, own['attention']), own['norm1_after']) + h
+      h = ln(ffn(x, own.get('ffn')), own['norm2_after']) + x
     elif config.norm_location == 'protected':  # 2405.19279, beta^2 times the sub-layers is one
       x = h + attention(h, own['attention']) / math.sqrt(2 * config.layers)
       h = x + ffn(x, own.get('ffn')) / math.sqrt(2 * config.layers)
@@ -190,7 +201,8 @@ def numpy_model(config, params, inputs):
     h = ln(h, p.get('final_norm'))
   if config.embedding_dim:
     h = linear(h, p['embed_out'])
-  return h @ p['embed'].T if config.tied else linear(h, p['unembed'])
+  logits = h @ p['embed'].T if config.tied else linear(h, p['unembed'])
+  return config.logit_cap * np.tanh(logits / config.logit_cap) if config.logit_cap else logits
 
 
 @pytest.mark.parametrize('options', [
@@ -202,7 +214,7 @@ def numpy_model(config, params, inputs):
     dict(remat='blocks', head='HeadGate()'), dict(implementation='reference'),
     dict(norm_location='post', norm='layernorm', ffn='gelu'),
     dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none'),
-    PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu'),
+    AFTER, PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu'),
     dict(linear='sigma_reparam', biases=('qkv', 'out', 'ffn')),
     dict(linear='sigma_reparam', norm='none', ffn='gelu', combine_heads='add')],
     ids=str)
@@ -234,7 +246,7 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   # The block's seven are recomputed, but for the last, which no gradient needs.
   assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
   # A norm after the network reads the block's last product, which is therefore kept.
-  for after in ('sandwich', 'post'):
+  for after in ('sandwich', 'after', 'post'):
     assert counts(remat='save_matmuls', norm_location=after) == (products, 3)
     assert (kept_bytes(sj.ModelConfig(**TINY, norm_location=after), 'save_matmuls')
             - kept_bytes(sj.ModelConfig(**TINY), 'save_matmuls')) == 4 * 16
@@ -371,6 +383,8 @@ def test_bfloat16_activations_float32_parameters_and_logits():
     (dict(layers=0), 'at least 1'), (dict(implementation='flash'), 'chunked'),
     (dict(vocab_size=0), 'vocab_size'), (dict(sink_tokens=-1), 'between 0 and'),
     (dict(norm_location='sandwich', parallel_residual=True), "norm_location = 'pre'"),
+    (dict(logit_cap=-30.0), 'model.logit_cap = -30.0 must be'),
+    (dict(logit_cap=30.0, vocab_size=0, input_features=2, output_features=2), 'need a vocabulary'),
     (dict(norm_location='protected'), r"qk_norm = 'QKNorm\(\)'"),
     (PROTECTED | dict(init='tinyllama'), "model.init = 'torch_default'"),
     (PROTECTED | dict(pattern=(Layer(), Layer(), Layer(mamba=Mamba(8, 2, 2, 2)))), 'no pattern'),

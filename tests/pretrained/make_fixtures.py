@@ -84,6 +84,13 @@ def qwen3_as_published(config, tensors):
   return old_rope_keys(config, tensors)
 
 
+def gemma2_as_published(config, tensors):
+  """Without the list of layers, of which every other has a window, and with a key left unread."""
+  del config['layer_types']
+  config['hidden_act'] = 'gelu_pytorch_tanh'
+  return old_rope_keys(config, tensors)
+
+
 def gpt_oss_as_published(config, tensors):
   """With 4-bit weights of the experts; their bytes are those of the weights that were drawn."""
   config['quantization_config'] = {'quant_method': 'mxfp4', 'modules_to_not_convert': [
@@ -155,6 +162,16 @@ CASES = {
         residual_multiplier=0.5, logits_scaling=2.0,
         layer_types=['full_attention', 'sliding_attention'] * 2,
         layer_rope_theta=[0, 100.0, 1000.0, 100.0]), 'bfloat16', unedited),
+    'olmo2': ('olmo2', LLAMA | dict(num_key_value_heads=2), 'bfloat16', old_rope_keys),
+    # Caps so low that scores and logits reach them.
+    'gemma2': ('gemma2', LLAMA | dict(
+        num_hidden_layers=4, num_key_value_heads=2, head_dim=12, sliding_window=4,
+        query_pre_attn_scalar=6, attn_logit_softcapping=2.5, final_logit_softcapping=4.0),
+               'bfloat16', gemma2_as_published),
+    'gemma2_uncapped': ('gemma2', LLAMA | dict(
+        num_key_value_heads=4, head_dim=8, attn_logit_softcapping=None,
+        final_logit_softcapping=None, attention_bias=True, tie_word_embeddings=False,
+        layer_types=['full_attention'] * 2), 'float32', unedited),
     'gpt_oss': ('gpt_oss', LLAMA | MOE | dict(
         head_dim=8, intermediate_size=24, num_local_experts=4, sliding_window=4,
         rope_parameters=dict(
@@ -184,13 +201,16 @@ modeling_granite_swa.eager_attention_forward = with_sink_share(
     modeling_granite_swa.eager_attention_forward)
 
 
-def draw(name, x, generator):
-  """Weights whose mistakes show: gains off one, biases off zero, attention far from uniform."""
+def draw(name, x, generator, gains=1):
+  """Weights whose mistakes show: gains off one, biases off zero, attention far from uniform.
+
+  gains: what they lie around; of Gemma it is 0, as it adds one to them.
+  """
   noise = torch.randn(x.shape, generator=generator)
   if name.endswith('A_log'):
     return torch.log(torch.arange(1.0, 1 + x.shape[1])) + 0.2 * noise
   if name.endswith('.D') or x.ndim == 1 and name.endswith('weight'):
-    return 1 + 0.3 * noise
+    return gains + 0.3 * noise
   if name.endswith('dt_proj.bias'):
     return noise - 3  # small steps, as trained ones are
   if name.endswith(('bias', 'sinks')):
@@ -212,7 +232,7 @@ def save(folder, model_type, kwargs, dtype, edit, generator):
   model = AutoModelForCausalLM.from_config(config)
   with torch.no_grad():
     for name, x in model.named_parameters():
-      x.copy_(draw(name, x, generator))
+      x.copy_(draw(name, x, generator, 0 if model_type == 'gemma2' else 1))
   sharded = model_type == 'mistral'
   model.to(getattr(torch, dtype)).save_pretrained(
       folder, max_shard_size='20KB' if sharded else '1GB')

@@ -113,6 +113,7 @@ def spec(**components):
     (dict(norm='layernorm'), "norm = 'layernorm'"), (dict(norm='single'), "norm = 'single'"),
     (dict(linear='sigma_reparam'), "linear = 'sigma_reparam'"),
     (dict(norm_location='post'), "norm_location = 'post'"),
+    (dict(logit_cap=30.0), 'logit_cap = 30.0'), (spec(similarity='CappedExp()'), 'similarity = CappedExp'),
     (dict(combine_heads='add'), "combine_heads = 'add'"), (dict(sink_tokens=1), 'sink_tokens = 1'),
     (dict(biases=('qkv',)), 'biases'), (dict(biases=('unembed',)), 'biases'),
     (dict(biases=('ffn',)) | spec(mask='Window()'), 'mistral has no model.biases'),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import sink_jax as sj
 from sink_jax.pretrained.families import family_for
 
 FIXTURES = Path(__file__).parent / 'fixtures'
@@ -29,6 +30,14 @@ def read(case, **changes):
     ('granite_swa', 'layer_rope_theta', [100.0] * 3),
     ('granite_swa', 'layer_rope_theta', [0.0, -1.0, 100.0, 100.0]),
     ('granite_swa', 'residual_multiplier', 0),
+    ('gemma2', 'hidden_activation', 'gelu'),
+    ('gemma2', 'use_bidirectional_attention', True),
+    ('gemma2', 'query_pre_attn_scalar', 0),
+    ('gemma2', 'final_logit_softcapping', -30.0),
+    ('gemma2', 'attn_logit_softcapping', 'tanh'),
+    ('gemma2', 'rope_scaling', {'type': 'dynamic', 'factor': 2.0}),
+    ('olmo2', 'clip_qkv', 8.0),
+    ('olmo2', 'rope_scaling', {'type': 'dynamic', 'factor': 2.0}),
     ('jamba', 'hidden_act', 'gelu'),
     ('jamba', 'mamba_inner_layernorms', False),
     ('jamba', 'sliding_window', 5),
@@ -55,6 +64,14 @@ def test_what_is_left_out_has_the_default_of_the_family():
   granite = read('granite_swa', layer_types=None, layer_rope_theta=None)
   assert [layer.mask is None for layer in granite.pattern] == [True, False, False, False]
   assert {layer.position for layer in granite.pattern} == {None}
+  hf = json.loads((FIXTURES / 'gemma2' / 'config.json').read_text())
+  for key in ('attn_logit_softcapping', 'final_logit_softcapping', 'tie_word_embeddings',
+              'sliding_window', 'head_dim', 'num_key_value_heads'):
+    hf.pop(key, None)
+  gemma = family_for(hf).model_config(hf)
+  assert (gemma.attention.similarity, gemma.logit_cap) == (sj.CappedExp(cap=50.0), 30.0)
+  assert gemma.tied and (gemma.dims.head_dim, gemma.kv_heads) == (256, None)
+  assert [layer.mask for layer in gemma.pattern] == [sj.Window(size=4096), sj.Causal()]
 
 
 @pytest.mark.parametrize('key, value', [

@@ -73,6 +73,13 @@ def test_softpick_is_called_by_its_name(tmp_path, eps, words):
   assert run.setup.attention == words and run.proxy
 
 
+def test_a_cap_of_scores_is_told(tmp_path):
+  config = copy.deepcopy(TRIALS['text-softmax'])
+  config['attention'] |= {'similarity': 'CappedExp(cap=50.0)'}
+  run = write(tmp_path / 'a', probed=GROWING, config=config)
+  assert run.setup.attention == 'softmax of scores capped at 50'
+
+
 def test_sink_and_no_sink(tmp_path):
   sink, none = write(tmp_path / 'a', probed=GROWING), write(tmp_path / 'b', probed=FLAT)
   assert verdict(sink) == 'sink' and verdict(none) == 'none'

@@ -44,8 +44,11 @@ CASES = {
                  dict(implementation='pallas', norm='dyt', sink_tokens=3)),
     'protected': (dict(qk_norm=sj.QKNorm()),
                   dict(implementation='chunked', norm_location='protected')),
+    'after': (dict(similarity=sj.CappedExp(cap=1.5), qk_norm=sj.ProjectionQKNorm()),
+              dict(implementation='pallas', kv_heads=4, norm_location='after', ffn='tanh_geglu',
+                   logit_cap=2.0, tied=True)),
 }
-MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2}
+MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2, 'after': 2}
 # Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large
 # as the gradients they do not.
 RULES = {'alibi': OrthoAdam(eps=0.1), 'sink': Muon(eps=0.1)}

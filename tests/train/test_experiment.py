@@ -85,7 +85,7 @@ def test_an_older_config_has_the_components_that_it_does_not_name():
     read = from_dict(config | {'attention': older}).attention
     assert (read.temperature, read.value) == (temperature, PlainValue())
     younger = ('linear', 'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim',
-               'tied')
+               'tied', 'logit_cap')
     model = {key: value for key, value in config['model'].items() if key not in younger}
     rest = {key: value for key, value in config.items() if key != 'init'}
     assert with_components(rest | {'attention': older, 'model': model}) == config | {

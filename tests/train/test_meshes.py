@@ -83,6 +83,9 @@ def test_parameters_are_split_by_the_table():
   assert gates['blocks/attention/head_bias'] == (None, 'tensor')
   norms = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(head=sj.HeadNorm()))
   assert norms['blocks/attention/head_gain'] == (None, 'tensor', 'fsdp')
+  norms = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(qk_norm=sj.ProjectionQKNorm()))
+  for gain in ('query_gain', 'key_gain'):
+    assert norms[f'blocks/attention/qk_norm_{gain}'] == (None, 'tensor', 'fsdp')
 
 
 def test_imported_layers_keep_their_layout():

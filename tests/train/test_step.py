@@ -122,7 +122,8 @@ def test_the_loss_needs_no_logits_of_all_positions():
 
 
 @pytest.mark.parametrize('options', [
-    dict(tied=True), dict(embedding_dim=6, tied=True), dict(biases=('out', 'ffn', 'unembed'))],
+    dict(tied=True), dict(embedding_dim=6, tied=True), dict(biases=('out', 'ffn', 'unembed')),
+    dict(tied=True, logit_cap=1.5, norm_location='after')],
     ids=str)
 def test_gradients_of_every_unembedding(options):
   config = small_model(attention=sj.AttentionSpec(position=sj.Nope()), **options)
