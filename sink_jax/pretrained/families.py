@@ -6,14 +6,19 @@ from typing import Any, Protocol
 
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import (
+  falcon,
   gpt2,
   gpt_neox,
   gpt_oss,
+  granite,
   granite_swa,
   jamba,
   llama,
   mistral,
+  mixtral,
   opt,
+  phi3,
+  qwen2,
   qwen3,
 )
 from sink_jax.pretrained.stored_tensors import StoredTensor
@@ -50,8 +55,8 @@ class Family(Protocol):
     ...
 
 
-_MODULES: tuple[Family, ...] = (gpt2, gpt_neox, gpt_oss, granite_swa, jamba, llama, mistral, opt,
-                               qwen3)
+_MODULES: tuple[Family, ...] = (falcon, gpt2, gpt_neox, gpt_oss, granite, granite_swa, jamba, llama,
+                               mistral, mixtral, opt, phi3, qwen2, qwen3)
 FAMILIES: dict[str, Family] = {
     model_type: family for family in _MODULES for model_type in family.MODEL_TYPES}
 

@@ -157,6 +157,27 @@ def test_tensors_that_stand_for_others_and_are_not_finite(tmp_path):
   refused(tmp_path / 'packed', f'the tensor {name}_blocks, with {name}_scales, holds')
 
 
+def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
+  hf = tiny.LLAMA | dict(model_type='mixtral', num_hidden_layers=1, num_local_experts=2,
+                         num_experts_per_tok=1)
+  both = tiny.write(tmp_path / 'both', hf)
+  old, new = 'model.layers.0.block_sparse_moe', 'model.layers.0.mlp'
+  refused(tmp_path / 'both', 'holds 7 tensors that no model of this kind has', old)
+  of_all = lambda matrix: np.stack([both[f'{old}.experts.{e}.{matrix}.weight'] for e in range(2)])
+  both[f'{new}.gate.weight'] = both[f'{old}.gate.weight']
+  both[f'{new}.experts.gate_up_proj'] = np.concatenate([of_all('w1'), of_all('w3')], 1)
+  both[f'{new}.experts.down_proj'] = of_all('w2')
+  apart, fused = ({name: x for name, x in both.items() if other not in name}
+                  for other in (new, old))
+  tiny.write(tmp_path / 'apart', hf, apart)
+  tiny.write(tmp_path / 'fused', hf, fused)
+  jax.tree.map(np.testing.assert_array_equal, *(
+      sj.load_pretrained(tmp_path / layout).params for layout in ('apart', 'fused')))
+  del fused[f'{new}.experts.down_proj']
+  tiny.write(tmp_path / 'lacks', hf, fused)
+  refused(tmp_path / 'lacks', 'lacks 2 tensors', f'{old}.experts.0.w2.weight')
+
+
 def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):
   tiny.write(tmp_path, files=3)
   alive, seen, read = [], [], Checkpoint.read

@@ -80,8 +80,8 @@ def compare_metrics(report, maps_NxSxHxTxT):
 
 
 # These differ from others of their family in what one line of the importer reads.
-VARIATIONS = ('gpt2_inverse_layer', 'gpt_neox_sequential', 'jamba_biases', 'llama_linear',
-              'opt_post_norm')
+VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gpt2_inverse_layer', 'gpt_neox_sequential',
+              'granite', 'jamba_biases', 'llama_linear', 'mixtral_fused', 'opt_post_norm')
 
 
 @pytest.mark.parametrize('case', [
