@@ -11,7 +11,7 @@ from sink_jax.attention.position import YarnRope
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.families import FAMILIES, family_for
+from sink_jax.pretrained.families import FAMILIES, NOT_READ, family_for
 from sink_jax.pretrained.stored_tensors import shortest_period
 from tests.pretrained import tiny
 
@@ -133,6 +133,17 @@ def test_unknown_architectures_list_the_known_ones():
     with pytest.raises(ValueError, match=', '.join(sorted(FAMILIES))):
       family_for(hf)
   assert family_for({'model_type': 'mistral'}) is FAMILIES['mistral']
+
+
+def test_popular_architectures_are_refused_with_the_nearest_one_that_is_read():
+  assert len(NOT_READ) == 11 and not set(NOT_READ) & set(FAMILIES)
+  for kind, (reason, nearest) in NOT_READ.items():
+    assert nearest in FAMILIES
+    for name in (kind, f'{kind}_text'):
+      with pytest.raises(ValueError) as caught:
+        family_for({'model_type': name})
+      assert f'{name!r} is not supported: {reason}. The nearest that is: {nearest}. Sup' in str(
+          caught.value)
 
 
 @pytest.mark.parametrize('kind', FAMILIES)
