@@ -12,9 +12,9 @@ from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
 
 # These hold the weights a second time, in other formats.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
-# Pickled weights are left out, as they are never read. '*.model' and '*.txt' are the files of older
-# kinds of tokenizers.
-_TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.txt']
+# Pickled weights are left out, as they are never read. The others are files of other and
+# older kinds of tokenizers, which errors name.
+_TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
 
 
 @dataclasses.dataclass(frozen=True)
