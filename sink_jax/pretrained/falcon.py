@@ -32,7 +32,9 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   keys.not_quantized(hf)
   keys.only(hf, 'alibi', False, why='the bias of distances is divided by sqrt(Dh) in this family')
   heads, width = keys.size(hf, 'num_attention_heads'), keys.size(hf, 'hidden_size')
-  keys.only(hf, 'head_dim', width // heads, why='hidden_size / num_attention_heads')
+  if keys.head_dim(hf) is not None:
+    raise keys.refused('head_dim', hf['head_dim'], 'a head of this family has hidden_size / '
+                       'num_attention_heads channels')
   parallel = keys.flag(hf, 'parallel_attn', True)
   if _is_new(hf):  # 40B, 180B and 11B; 7B is of the older kind
     kv_heads = keys.optional_size(hf, 'num_kv_heads', None) or heads

@@ -61,9 +61,10 @@ def test_names_are_found_and_downloaded(downloads, text, repo, name):
   kept = list(huggingface_hub.utils.filter_repo_objects(
       ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
        'model.safetensors.index.json', 'tokenizer.model', 'pytorch_model.bin', 'tf_model.h5',
-       'original/model.safetensors', 'consolidated.safetensors'], **options))
+       'qwen.tiktoken', 'original/model.safetensors', 'consolidated.safetensors'], **options))
   assert kept == ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors',
-                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model']
+                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model',
+                  'qwen.tiktoken']
 
 
 @pytest.mark.parametrize('text, repo, revision, name', [

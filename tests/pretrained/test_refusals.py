@@ -23,6 +23,8 @@ def read(case, **changes):
     ('falcon', 'alibi', True),
     ('falcon', 'activation', 'gelu_10'),
     ('falcon', 'num_ln_in_parallel_attn', 2),
+    ('falcon', 'num_attention_heads', 5),
+    ('falcon', 'head_dim', 12),
     ('falcon_grouped', 'num_ln_in_parallel_attn', 3),
     ('falcon_grouped', 'parallel_attn', False),
     ('gpt_neox', 'hidden_act', 'mish'),
