@@ -89,6 +89,20 @@ _BUDGETS = {
     'smoke': (_small, 'runs/smoke/default-seed-{seed}', 'runs/smoke/sigmoid-seed-{seed}'),
 }
 
+_SMALL_RULES = (
+    'model, float32, and sequences: those of the run to begin with, whose tokenizer it has and '
+    'whose fixed token begins every sequence; batches of 16',
+    'text: conversations about the standard library of the Python that runs, in place of UltraChat',
+    f'{_STEPS} steps, in place of an epoch, of which {_WARMUP:.0%} are warm-up',
+    "learning rate: the paper's share of the pre-training one, 2e-5 of 4e-4; no weight decay",
+)
+RULES = {
+    'full': ("everything as the paper states it, and as its platform's recipe where it says "
+             'nothing',),
+    'desk': _SMALL_RULES,
+    'smoke': _SMALL_RULES,
+}
+
 
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, protocols=PROTOCOLS)

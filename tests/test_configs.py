@@ -20,6 +20,8 @@ from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
 from sink_jax.paper.all_claims import trials_of as trials_of_claims
 from sink_jax.paper.budgets import BUDGETS
+from sink_jax.sweep.cost import cost_of
+from sink_jax.sweep.estimate import Estimate, as_text
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.experiment import NotExpressible, differences, from_dict
 
@@ -215,7 +217,16 @@ def test_grafts_begin_with_the_default_run_and_take_its_steps():
   given = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'}, [1], {'init.source': 'runs/mine'})
   config = given['graft-gate-seed-1'].config
   assert (config['init']['source'], config['label']['budget']) == ('runs/mine', 'desk')
-  assert not given['graft-gate-seed-1'].overridden
+  assert not given['graft-gate-seed-1'].overridden and not given['graft-gate-seed-1'].rules
+
+
+def test_the_cost_of_a_run_whose_source_is_missing_names_the_option():
+  config = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'})['continued'].config
+  sizes = dict.fromkeys(('size', 'layers', 'd_model', 'heads', 'ffn_hidden'))
+  config = config | {'init': config['init'] | {'source': 'no/such/run'},
+                     'model': config['model'] | sizes}
+  with pytest.raises(ValueError, match="init.source = 'no/such/run' cannot be opened: .*a folder"):
+    cost_of(config)
 
 
 def test_a_budget_says_what_it_cannot_express():
@@ -314,6 +325,11 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
     assert (tuned.data.context, tuned.data.interventions, tuned.batch_size) == (
         pretrained.data.context, pretrained.data.interventions, pretrained.batch_size)
   unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
+  assert softmax['steps'] == 300 and softmax['optimizer']['warmup_steps'] == 30
+  told, general = (as_text(Estimate({}, {}, '', None, 1), 'desk', rules)
+                   for rules in (trials['sft-softmax-seed-1'].rules, ()))
+  assert '- 300 steps' in told and '10% are warm-up' in told and 'steps times' not in told
+  assert '- steps times 0.2' in general
   assert differences(unstable, softmax) == ['optimizer.learning_rate: 1.0 -> 0.001']
   full = from_dict(sft.get_config('sft-softmax').to_dict())
   assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)

@@ -64,7 +64,7 @@ from sink_jax.pretrained.source import open_source
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import quiet_logs
 from sink_jax.train.sharding import mesh_sizes
-from sink_jax.train.start import with_sizes
+from sink_jax.train.start import opened, with_sizes
 
 
 def main(argv: Sequence[str]) -> None:
@@ -169,7 +169,7 @@ def _job(topology: str) -> Job:
     raise ValueError('init.train and init.distill are not planned: leave them out. A step then '
                      'needs more memory than with the first, and less than with the second.')
   if not experiment.sizes_are_known:
-    experiment = from_dict(with_sizes(config, open_source(experiment.init.source)))
+    experiment = from_dict(with_sizes(config, opened(experiment.init, open_source)))
   model = experiment.model_config(_vocab(experiment))
   mesh = experiment.mesh
   job = Job(experiment.label.trial or experiment.model.size, where, model,

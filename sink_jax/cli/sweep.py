@@ -88,7 +88,9 @@ def main(argv: Sequence[str]) -> None:
     if _LIST.value:
       print('\n'.join(trials))
     elif _DRY_RUN.value:
-      print(estimate.as_text(estimate.estimate_sweep(trials, _PROCESSES.value), _budget(trials)))
+      rules = next((trial.rules for trial in trials.values()), ())  # one budget has one table
+      print(estimate.as_text(estimate.estimate_sweep(trials, _PROCESSES.value), _budget(trials),
+                             rules))
     elif _DATA_ONLY.value:
       _open_data(trials)
     elif not _WORKDIR.value:

@@ -39,8 +39,39 @@ _LISTS = ('messages', 'conversations')
 _LOSSES, _LONG = ('all', 'answers'), ('parts', 'drop')
 
 
+class _Chat(DocumentSource):
+  """A source of conversations; `ChatJsonl` says what its three options are."""
+  abstract = True
+  # Annotated and not declared, as the fields of a subclass have an order of their own.
+  template: str
+  loss: str
+  long: str
+
+  def __post_init__(self) -> None:
+    name = type(self).__name__
+    if self.loss not in _LOSSES:
+      raise ValueError(f"{name}(loss={self.loss!r}): choose 'all' tokens or 'answers' alone.")
+    if self.long not in _LONG:
+      raise ValueError(f"{name}(long={self.long!r}): conversations longer than the context are "
+                       "kept in 'parts', or it is 'drop'.")
+    if not self.template:
+      raise ValueError(f'{name}(template={self.template!r}): choose {", ".join(BUILT_IN)}, or '
+                       'name a JSON file of formats.')
+
+  @property
+  def answers_only(self) -> bool:
+    return self.loss == 'answers'
+
+  @property
+  def drops_long(self) -> bool:
+    return self.long == 'drop'
+
+  def _template(self) -> Template:
+    return load_template(self.template, f'{type(self).__name__}(template=...)')
+
+
 @dataclasses.dataclass(frozen=True)
-class ChatJsonl(DocumentSource):
+class ChatJsonl(_Chat):
   """Conversations, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
   A line has a list `messages` or `conversations` of objects with `role` and `content`, or with
@@ -59,17 +90,6 @@ class ChatJsonl(DocumentSource):
   template: str = 'zephyr'
   loss: str = 'all'
   long: str = 'parts'
-
-  def __post_init__(self) -> None:
-    _check_options(self)
-
-  @property
-  def answers_only(self) -> bool:
-    return self.loss == 'answers'
-
-  @property
-  def drops_long(self) -> bool:
-    return self.long == 'drop'
 
   def documents_from(self, start: int) -> Iterator[Document]:
     template, before = self._template(), 0
@@ -105,12 +125,9 @@ class ChatJsonl(DocumentSource):
   def _files(self) -> list[tuple[str, pathlib.Path]]:
     return jsonl_files(self.path, "ChatJsonl(path='...')")
 
-  def _template(self) -> Template:
-    return load_template(self.template, 'ChatJsonl(template=...)')
-
 
 @dataclasses.dataclass(frozen=True)
-class StdlibChat(DocumentSource):
+class StdlibChat(_Chat):
   """Questions about the running Python's standard library, with answers out of it.
 
   They are made from its definitions and docstrings, see `stdlib_questions`, and are of one domain,
@@ -126,16 +143,8 @@ class StdlibChat(DocumentSource):
   max_files: int = 0
 
   def __post_init__(self) -> None:
-    _check_options(self)
+    super().__post_init__()
     self._library()
-
-  @property
-  def answers_only(self) -> bool:
-    return self.loss == 'answers'
-
-  @property
-  def drops_long(self) -> bool:
-    return self.long == 'drop'
 
   def documents(self) -> Iterator[Document]:
     template = self._template()
@@ -155,21 +164,6 @@ class StdlibChat(DocumentSource):
   def _library(self) -> Stdlib:
     """The modules, a document each."""
     return Stdlib(domains='code', max_files=self.max_files, split='content')
-
-  def _template(self) -> Template:
-    return load_template(self.template, 'StdlibChat(template=...)')
-
-
-def _check_options(source: ChatJsonl | StdlibChat) -> None:
-  name = type(source).__name__
-  if source.loss not in _LOSSES:
-    raise ValueError(f"{name}(loss={source.loss!r}): choose 'all' tokens or 'answers' alone.")
-  if source.long not in _LONG:
-    raise ValueError(f"{name}(long={source.long!r}): conversations longer than the context are "
-                     "kept in 'parts', or it is 'drop'.")
-  if not source.template:
-    raise ValueError(f'{name}(template={source.template!r}): choose {", ".join(BUILT_IN)}, or '
-                     'name a JSON file of formats.')
 
 
 def _messages(record: Any, where: str) -> list[Message]:

@@ -7,7 +7,9 @@ before a text.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sink_jax.data.tokenizer import Encoder
-from sink_jax.data.tokenizer_json import panics_refused
+from sink_jax.data.tokenizer_json import cut, panics_refused
 from sink_jax.io.files import read_text_limited
 
 if TYPE_CHECKING:
   import tokenizers
 
 _REMEDY = 'download the model again'
+_log = logging.getLogger('sink_jax')
 Ids = Sequence[int] | np.ndarray
 BOS = ('none', 'tokenizer', 'force')
 
@@ -51,7 +54,7 @@ class TextTokenizer:
     self.prefix = tuple(int(i) for i in prefix)
 
   @classmethod
-  def from_folder(cls, folder: str | os.PathLike) -> TextTokenizer:
+  def from_folder(cls, folder: str | os.PathLike, limit: int | None = None) -> TextTokenizer:
     """Reads the tokenizer of a Hugging Face checkpoint folder.
 
     It is made of tokenizer.json, or of vocab.json and merges.txt (the older layout of GPT-2 and
@@ -59,6 +62,10 @@ class TextTokenizer:
     post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
     tokenizer_config.json outranks the post-processor, as in the LLaMA-like fast tokenizers of
     transformers 4, with which the models were published; transformers 5 ignores it.
+
+    Args:
+      limit: the tokens that the model has. A tokenizer with more is cut to them, and that is
+        logged: some had tokens added after the training, which the model has no embeddings for.
 
     Raises:
       ValueError: no tokenizer, one in another format, or a damaged file; with the remedy.
@@ -74,6 +81,9 @@ class TextTokenizer:
       tokenizer.no_padding()
       vocab_size = max(tokenizer.get_vocab().values()) + 1
       prefix = _prefix(tokenizer)  # before special tokens are taken for letters
+    if limit is not None and vocab_size > limit:
+      tokenizer = _cut(file, tokenizer, prefix, limit)
+      vocab_size = max(tokenizer.get_vocab().values()) + 1
     tokenizer.encode_special_tokens = True
     bos_id = _bos_id(folder, file, tokenizer, settings, prefix)
     added = settings.get('add_bos_token')
@@ -181,14 +191,53 @@ def _read(folder: Path, settings: dict[str, Any]) -> tuple[Path, tokenizers.Toke
   if vocab.exists() and merges.exists():
     with panics_refused(f'{vocab} is damaged or not a tokenizer: {_REMEDY}'):
       return vocab, _byte_level(vocab, merges, settings)
-  models = sorted(p.name for p in folder.glob('*.model'))
-  if models:
-    raise ValueError(
-        f'{folder / models[0]} is a sentencepiece model, and there is no tokenizer.json beside '
-        'it. Convert it once, where transformers and sentencepiece are installed: python -c '
-        f'"from transformers import AutoTokenizer as T; T.from_pretrained(\'{folder}\')'
-        f'.save_pretrained(\'{folder}\')"')
-  raise ValueError(f'{folder} has no tokenizer.json, nor vocab.json and merges.txt: {_REMEDY}.')
+  raise ValueError(_unread(folder))
+
+
+def _unread(folder: Path) -> str:
+  """Why a folder has no tokenizer that can be read: what kind of file it has, and the remedy."""
+  files = sorted((*folder.glob('*.model'), *folder.glob('*.tiktoken')))
+  if not files:
+    return f'{folder} has no tokenizer.json, nor vocab.json and merges.txt: {_REMEDY}.'
+  file = files[0]
+  kind = 'tiktoken' if file.suffix == '.tiktoken' or _is_tiktoken(file) else 'sentencepiece'
+  convert = ('from transformers import AutoTokenizer as T; '
+             f"T.from_pretrained('{folder}').save_pretrained('{folder}')")
+  if file.suffix == '.tiktoken':  # of which transformers cannot know the pattern of words
+    convert = ('from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; '
+               f"c(ENCODING, '{folder}')")
+  encoding = (", with the model's tiktoken.Encoding, or its name, as ENCODING"
+              if file.suffix == '.tiktoken' else '')
+  return (f'{file} is a {kind} model, and there is no tokenizer.json beside it. Convert it once, '
+          f'where transformers and {kind} are installed{encoding}: python -c "{convert}"')
+
+
+def _is_tiktoken(file: Path) -> bool:
+  """Whether a file is lines of a token in base64 and its rank; sentencepiece has no such lines."""
+  if not file.is_file():
+    return False
+  with open(file, 'rb') as lines:
+    return bool(re.match(rb'[A-Za-z0-9+/]+={0,2} \d+\r?\n', lines.read(1000)))
+
+
+def _cut(file: Path, tokenizer: tokenizers.Tokenizer, prefix: list[int],
+         limit: int) -> tokenizers.Tokenizer:
+  """The tokenizer with the ids that the model has.
+
+  Raises:
+    ValueError: it needs the others, or one of them is in the prefix, which precedes every text.
+  """
+  largest = max(tokenizer.get_vocab().values())
+  about = f'{file} has ids up to {largest}, but the model only has {limit} tokens'
+  remedy = 'use the tokenizer that belongs to the model'
+  if beyond := [id_ for id_ in prefix if id_ >= limit]:
+    raise ValueError(f'{about}, and {beyond[0]} comes before every text: {remedy}.')
+  try:
+    left = cut(tokenizer, limit)
+  except ValueError as error:
+    raise ValueError(f'{about}, and cannot be cut to them, as {error}: {remedy}.') from None
+  _log.warning('%s: it is cut to them', about)
+  return left
 
 
 def _byte_level(vocab: Path, merges: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -225,7 +274,8 @@ def _bos_id(folder: Path, file: Path, tokenizer: tokenizers.Tokenizer, settings:
     bos_id = tokenizer.token_to_id(name)
     if bos_id is None:
       raise ValueError(f'{file} has no token {name!r}, which tokenizer_config.json calls the '
-                       'bos_token: the two files belong to different models.')
+                       'bos_token: the two files belong to different models, or the model has no '
+                       'such token and it was cut.')
     return bos_id
   if prefix or settings.get('bos_token', 0) is None:  # null, not missing: there is no BOS
     return prefix[0] if prefix else None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.gpt2 import activation, layer_norm
 from sink_jax.pretrained.rope import rope
-from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, linear, tied, vector
+from sink_jax.pretrained.stored_tensors import StoredTensor, group_by_group, linear, tied, vector
 
 MODEL_TYPES = ('gpt_neox',)
 PREFIX = 'gpt_neox.'
@@ -67,27 +64,9 @@ def _block(config: ModelConfig, layer: int) -> dict[str, StoredTensor]:
     if group in config.biases:
       tensors[f'{name}.{theirs}.bias'] = vector(f'blocks/{ours}/bias', (layer,), shape[0])
 
-  def all_three(leaf, *shape):
-    return StoredTensor(shape, tuple(
-        # `take` sees a weight as it is stored, (out, in); the device transposes what it picked.
-        LeafPart(f'blocks/attention/{ours}/{leaf}', (layer,), _of_every_head(j, config.heads),
-              transposed=leaf == 'kernel')
-        for j, ours in enumerate(('query', 'key', 'value'))))
-
   name = f'{name}.attention.query_key_value'
-  tensors[f'{name}.weight'] = all_three('kernel', 3 * width, width)
+  path = 'blocks/attention'
+  tensors[f'{name}.weight'] = group_by_group(path, (layer,), 'kernel', config.dims, width)
   if 'qkv' in config.biases:
-    tensors[f'{name}.bias'] = all_three('bias', 3 * width)
+    tensors[f'{name}.bias'] = group_by_group(path, (layer,), 'bias', config.dims)
   return tensors
-
-
-def _of_every_head(j: int, heads: int) -> Callable[[np.ndarray], np.ndarray]:
-  """Takes the queries, keys or values, j = 0, 1 or 2, out of all three.
-
-  Rows are stored head after head, and those of a head as its q, k and v.
-  """
-  def take(x: np.ndarray) -> np.ndarray:
-    # Rows (3 H Dh, ...) as (H, 3, Dh, ...); a bias has no further axes.
-    parts = x.reshape(heads, 3, -1, *x.shape[1:])[:, j]
-    return parts.reshape(-1, *x.shape[1:])
-  return take

@@ -12,9 +12,9 @@ from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
 
 # These hold the weights a second time, in other formats.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
-# Pickled weights are left out, as they are never read. '*.model' and '*.txt' are the files of older
-# kinds of tokenizers.
-_TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.txt']
+# Pickled weights are left out, as they are never read. The others are files of other and
+# older kinds of tokenizers, which errors name.
+_TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,8 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
   Raises:
     ValueError: no such folder or model (with what it may have meant), or it cannot be
-      downloaded: offline, gated, or without safetensors; each with the remedy.
+      downloaded: offline, gated, or without safetensors; each with the remedy. Of what may be
+      either, it says both.
   """
   name = str(path_or_name)
   folder = os.path.expanduser(name)
@@ -119,7 +120,11 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   if known:
     return _downloaded(known.hub, revision or None), known.name + at + revision
   if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', model):
-    return _downloaded(model, revision or None), name
+    try:
+      return _downloaded(model, revision or None), name
+    except ValueError as error:  # a path of two parts looks like a name of the hub
+      raise ValueError(f'there is no folder {name!r} in {os.getcwd()}, and as the name of a model '
+                       f'of the hub: {error}') from error
   raise ValueError(f'{name[:200]!r} is neither a folder nor a known model.{_meant(model)} Give the '
                    "folder of a checkpoint, 'owner/name' of a model on the hub, or one of: "
                    f'{", ".join(MODELS)}.')

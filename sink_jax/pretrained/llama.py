@@ -48,7 +48,8 @@ def llama_like(hf: dict[str, Any], *, kv_heads: int | None = None, head_dim: int
   keys.only(hf, 'hidden_act', 'silu', 'swish')
   heads = keys.size(hf, 'num_attention_heads')
   kv_heads = keys.optional_size(hf, 'num_key_value_heads', kv_heads)
-  options.setdefault('attention', AttentionSpec(position=rope(hf)))
+  if 'attention' not in options:
+    options['attention'] = AttentionSpec(position=rope(hf))
   return ModelConfig(
       layers=keys.size(hf, 'num_hidden_layers'), d_model=keys.size(hf, 'hidden_size'),
       # None, not the number, where keys are not shared: equal models have equal configs.

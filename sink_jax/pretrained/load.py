@@ -194,10 +194,8 @@ def _tokenizer(run: Run) -> TextTokenizer:
   """The tokenizer of a run or a published model, read from its folder; see `Run.tokenizer`."""
   assert run.folder, 'both functions that load a run set its folder'
   if not is_workdir(run.folder):
-    tokenizer = TextTokenizer.from_folder(run.folder)
-  else:
-    data = from_dict(read_config(run.folder)).data
-    tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos,
-                                           run.first_token)
+    return TextTokenizer.from_folder(run.folder, run.config.vocab_size)
+  data = from_dict(read_config(run.folder)).data
+  tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos, run.first_token)
   tokenizer.check_vocabulary(run.config.vocab_size)
   return tokenizer

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
+from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, held
 from sink_jax.train.sharding import state_shardings
 
 _FLOATS = ('F32', 'F16', 'BF16')
@@ -50,6 +50,8 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], sh
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
   # Names, shapes and dtypes are compared first, from the headers alone: a wrong config.json is
   # refused before gigabytes are read.
+  tensors = held(tensors, [name if name in tensors else prefix + name
+                           for name in checkpoint.entries])
   names = match(checkpoint, tensors, prefix, ignored)
   if mesh is None:
     device = SingleDeviceSharding(jax.local_devices()[0])

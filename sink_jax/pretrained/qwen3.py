@@ -16,7 +16,7 @@ import numpy as np
 from sink_jax.attention.head import ElementGate, HeadGate, HeadOutput, PlainOutput
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, windows
 from sink_jax.pretrained.rope import rope
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, block, vector
@@ -32,21 +32,15 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   Raises:
     ValueError: a key is missing, or its value is not supported.
   """
-  layers, window = keys.size(hf, 'num_hidden_layers'), None
-  if keys.flag(hf, 'use_sliding_window', False):
-    window = keys.optional_size(hf, 'sliding_window', 4096)
-  # The layers before this one see everything; without a window all of them do.
-  first = keys.number(hf, 'max_window_layers', 28) if window else layers
-  kinds = ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
-  masks = windows.masks(hf, kinds, window)
+  masks = windows.masks_of_qwen(hf)
   spec = AttentionSpec(position=rope(hf), mask=masks[0],
                        qk_norm=QKNorm(eps=keys.number(hf, 'rms_norm_eps', 1e-6)), head=_head(hf))
   keys.only(hf, 'use_qk_norm', True)
   if spec.head != PlainOutput():
     for key in ('qkv_bias', 'attention_bias'):
       keys.only(hf, key, False, why='the gates would share it')
-  pattern = (Layer(),) if len(masks) == 1 else tuple(Layer(mask=mask) for mask in masks)
-  return llama.llama_like(hf, kv_heads=32, head_dim=128, attention=spec, pattern=pattern,
+  return llama.llama_like(hf, kv_heads=32, head_dim=128, attention=spec,
+                          pattern=windows.pattern(masks),
                           biases=llama.attention_biases(hf))  # `mlp_bias` is no key of Qwen3
 
 

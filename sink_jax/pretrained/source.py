@@ -81,7 +81,7 @@ def _encoder(workdir: AnyPath, experiment: Experiment) -> Encoder | None:
 
 def _text_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
   try:
-    return TextTokenizer.from_folder(checkpoint.folder)
+    return TextTokenizer.from_folder(checkpoint.folder, published_model(checkpoint).vocab_size)
   except ValueError:  # none, or one of a kind that cannot be read: the data have their own
     return None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from sink_jax.attention.param import Dims
 from sink_jax.models.config import ModelConfig
 
 T = TypeVar('T')
@@ -47,6 +48,7 @@ class StoredTensor:
   read_with: full names of tensors read together with it, which have entries of their own.
   copy_of: full name of the tensor that it must equal, as a tied unembedding does.
   combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
+  instead_of: full names of the tensors in whose place a checkpoint may have this one; see `held`.
   """
 
   shape: tuple[int, ...]
@@ -56,6 +58,7 @@ class StoredTensor:
   read_with: tuple[str, ...] = ()
   combine: Callable[..., np.ndarray] = identity
   copy_of: str = ''
+  instead_of: tuple[str, ...] = ()
 
 
 def linear(path: str, index: tuple[int, ...], shape: tuple[int, int]) -> StoredTensor:
@@ -71,6 +74,56 @@ def vector(path: str, index: tuple[int, ...], *shape: int, optional: bool = Fals
 def tied(shape: tuple[int, int], embedding: str) -> StoredTensor:
   """The unembedding (V, D) of a tied model, which a checkpoint may hold a second time."""
   return StoredTensor(shape, optional=True, copy_of=embedding)
+
+
+def beside(*tensors: StoredTensor) -> StoredTensor:
+  """One tensor that holds the rows of several, as fused projections (out, in) do."""
+  parts, first = [], 0
+  for tensor in tensors:
+    rows = slice(first, first := first + tensor.shape[0])
+    parts += [dataclasses.replace(part, take=_of_rows(rows, part.take)) for part in tensor.parts]
+  return StoredTensor((first, *tensors[0].shape[1:]), tuple(parts))
+
+
+def _of_rows(rows: slice, take: Callable[[np.ndarray], np.ndarray],
+             ) -> Callable[[np.ndarray], np.ndarray]:
+  return lambda x: take(x[rows])
+
+
+def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
+                   *inputs: int) -> StoredTensor:
+  """Queries, keys and values of all heads in one tensor, as GPT-NeoX and Falcon store them.
+
+  For each key head come the queries of its group, then the key and the value.
+
+  Args:
+    path: of the attention's leaves. leaf: 'kernel' or 'bias'. inputs: (D,) of a kernel, () of a
+      bias.
+  """
+  group = dims.heads // dims.kv_heads
+
+  def rows(part: slice) -> Callable[[np.ndarray], np.ndarray]:
+    # Rows ((H + 2 Hkv) Dh, ...) as (Hkv, group + 2, Dh, ...); a bias has no further axes.
+    return lambda x: x.reshape(dims.kv_heads, group + 2, dims.head_dim, *inputs)[:, part].reshape(
+        -1, *inputs)
+
+  parts = {'query': slice(group), 'key': slice(group, group + 1), 'value': slice(group + 1, None)}
+  return StoredTensor(((dims.heads + 2 * dims.kv_heads) * dims.head_dim, *inputs), tuple(
+      # `take` sees a weight as it is stored, (out, in); the device transposes what it picked.
+      LeafPart(f'{path}/{ours}/{leaf}', index, rows(part), transposed=leaf == 'kernel')
+      for ours, part in parts.items()))
+
+
+def held(tensors: dict[str, StoredTensor], names: Iterable[str]) -> dict[str, StoredTensor]:
+  """A family's table for a checkpoint with tensors of these full names.
+
+  Where it may hold one tensor in the place of others, either that one or the others are left.
+  """
+  names = set(names)
+  missing = {name for name, tensor in tensors.items() if tensor.instead_of and name not in names}
+  replaced = {other for name, tensor in tensors.items() if name not in missing
+              for other in tensor.instead_of}
+  return {name: tensor for name, tensor in tensors.items() if name not in missing | replaced}
 
 
 def block(config: ModelConfig, layer: int) -> tuple[str, int]:

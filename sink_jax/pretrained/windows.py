@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sink_jax.attention.mask import Causal, Mask, Window
+from sink_jax.models.config import Layer
+from sink_jax.pretrained import keys
 from sink_jax.pretrained.keys import refused, size
 from sink_jax.pretrained.stored_tensors import shortest_period
 
@@ -35,3 +37,44 @@ def masks(hf: dict[str, Any], kinds: list[str], window: int | None) -> tuple[Mas
   # Only the period is kept: the model is a scan over repeated periods of layers.
   return shortest_period([Causal() if kind == 'full_attention' or window is None
                           else Window(size=window) for kind in kinds])
+
+
+def one_mask(hf: dict[str, Any], default: int | None) -> Mask:
+  """The mask of a family whose layers are all alike: a window where there is a `sliding_window`.
+
+  Args:
+    default: the family's window, where config.json has none; None for causal attention.
+
+  Raises:
+    ValueError: a window without size, or `layer_types` of another kind.
+  """
+  window = keys.optional_size(hf, 'sliding_window', default)
+  kind = 'full_attention' if window is None else 'sliding_attention'
+  kinds = [kind] * size(hf, 'num_hidden_layers')
+  # Models with a list of other kinds carry this name, too; transformers would not read it.
+  if hf.get('layer_types') not in (None, kinds):
+    raise refused('layer_types', hf['layer_types'], 'all layers of this family are alike, '
+                  f'here {kind} by sliding_window')
+  # All layers are alike, so the shortest period is one layer long.
+  mask, = masks(hf, kinds, window)
+  return mask
+
+
+def masks_of_qwen(hf: dict[str, Any]) -> tuple[Mask, ...]:
+  """The masks of one period of Qwen2 and Qwen3: a window from one layer on, if there is any.
+
+  Raises:
+    ValueError: as `masks`.
+  """
+  layers, window = size(hf, 'num_hidden_layers'), None
+  if keys.flag(hf, 'use_sliding_window', False):
+    window = keys.optional_size(hf, 'sliding_window', 4096)
+  # The layers before this one see everything; without a window all of them do.
+  first = keys.number(hf, 'max_window_layers', 28) if window else layers
+  return masks(hf, ['sliding_attention' if i >= first else 'full_attention'
+                    for i in range(layers)], window)
+
+
+def pattern(period: tuple[Mask, ...]) -> tuple[Layer, ...]:
+  """The `ModelConfig.pattern` of a period of masks, the first of which is the attention's."""
+  return (Layer(),) if len(period) == 1 else tuple(Layer(mask=mask) for mask in period)

@@ -14,7 +14,7 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.source import open_source
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.provenance import hardware
-from sink_jax.train.start import with_sizes
+from sink_jax.train.start import opened, with_sizes
 from sink_jax.train.throughput import measured_matmul_rate
 
 # The share of the rate on large matrices that a training step is assumed to reach. It matters until
@@ -50,11 +50,15 @@ class Cost:
 def cost_of(config: Mapping[str, Any]) -> Cost:
   """Computes the cost of a config dict; reads no data and asks no device.
 
-  Of a model that `init.source` names its configs are read. A tokenizer that is yet to be trained has an unknown vocabulary, which counts as that of bytes.
+  Of a model that `init.source` names its configs are read. A tokenizer that is yet to be trained
+  has an unknown vocabulary, which counts as that of bytes.
+
+  Raises:
+    ValueError: that model cannot be opened; names the option.
   """
   experiment = from_dict(config)
   if not experiment.sizes_are_known:
-    experiment = from_dict(with_sizes(config, open_source(experiment.init.source)))
+    experiment = from_dict(with_sizes(config, opened(experiment.init, open_source)))
   source, tokenizer = experiment.data.source, experiment.data.tokenizer
   if isinstance(source, SyntheticTask):
     model = experiment.model_config(

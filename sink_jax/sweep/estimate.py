@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.io import compile_cache
@@ -87,8 +87,9 @@ def headline(estimate: Estimate, budget: str | None = None) -> str:
   return '\n'.join(lines)
 
 
-def as_text(estimate: Estimate, budget: str | None = None) -> str:
-  """Lists every trial, the rules of the budget, and the sum."""
+def as_text(estimate: Estimate, budget: str | None = None, rules: Sequence[str] = ()) -> str:
+  """Lists every trial, the rules of the budget (by default the paper's trials' own), and the sum.
+  """
   width = max(map(len, [*estimate.costs, *estimate.reasons, 'trial']))
   lines = [f'{"trial":<{width}}  {"parameters":>13}  {"steps":>7}  {"tokens":>15}  '
            f'{"here":>9}  {REFERENCE[0]:>9}']
@@ -99,8 +100,10 @@ def as_text(estimate: Estimate, budget: str | None = None) -> str:
                  f'{cost.tokens:>15,}  {here:>9}  {reference:>9}')
   lines += [f'{name:<{width}}  not expressible: {reason}'
             for name, reason in estimate.reasons.items()]
-  if budget in BUDGETS:
-    lines += ['', f'Budget {budget}:', *(f'- {rule}' for rule in BUDGETS[budget].rules)]
+  if not rules and budget in BUDGETS:
+    rules = BUDGETS[budget].rules
+  if rules:
+    lines += ['', f'Budget {budget}:', *(f'- {rule}' for rule in rules)]
   return '\n'.join([*lines, '', headline(estimate, budget)])
 
 

@@ -35,6 +35,8 @@ class Trial:
     reason: why there is no config; '' where there is one.
     overridden: keys of the settings that the table of trials sets for this trial, so that with
       the settings it would not be the trial of that name.
+    rules: what its budget changes, in words, where the config file has rules of its own; () where
+      those of `paper.budgets` hold.
   """
 
   name: str
@@ -42,6 +44,7 @@ class Trial:
   label: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reason: str = ''
   overridden: tuple[str, ...] = ()
+  rules: tuple[str, ...] = ()
 
 
 def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
@@ -50,7 +53,8 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   """Reads the trials of a config file, in its order, one for every seed.
 
   Args:
-    path: the file, which has a table TRIALS and a function get_config.
+    path: the file, which has a table TRIALS and a function get_config, and a table RULES of what
+      each budget changes where it does not leave that to `budget.config`.
     options: what get_config takes, such as {'budget': 'smoke', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
     settings: dotted config keys and values as text, the same for all. What changes the
@@ -73,6 +77,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   for name in module.TRIALS:
     try:
       config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
+      rules = tuple(getattr(module, 'RULES', {}).get(config.label.budget, ()))
       for key, value in settings.items():
         _set(config, key, value)
       if config.label.budget and changes_of_all:
@@ -89,7 +94,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     # A setting of a key that all trials have alike changes all of them alike. Of a key in which
     # they differ, it would make this trial another one under its name.
     overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
-    trials |= _for_seeds(Trial(name, config, config['label'], overridden=overridden), seeds)
+    trials |= _for_seeds(Trial(name, config, config['label'], '', overridden, rules), seeds)
   return trials
 
 

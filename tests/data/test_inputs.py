@@ -24,13 +24,13 @@ from sink_jax.data.tokenizer import ByteEncoder
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again'
 
 
-def byte_level(special=('<s>', '</s>'), template=None):
+def byte_level(special=('<s>', '</s>'), template=None, size=300):
   """A byte-level BPE; template: what the post-processor makes of a text, such as '<s> $A'."""
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(
-      vocab_size=300, special_tokens=list(special), show_progress=False,
+      vocab_size=size, special_tokens=list(special), show_progress=False,
       initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
   if template:
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -186,6 +186,8 @@ def test_texts_as_tokens():
 @pytest.mark.parametrize('files, words', [
     ({}, 'has no tokenizer.json.*download'),
     ({'tokenizer.model': 'x'}, 'sentencepiece model.*save_pretrained'),
+    ({'tokenizer.model': 'IQ== 0\nIg== 1\n'}, 'is a tiktoken model.*and tiktoken are .*save_pretr'),
+    ({'qwen.tiktoken': 'IQ== 0\n'}, 'qwen.tiktoken is a tiktoken model.*convert_tiktoken_to_fast'),
     ({'tokenizer.json': '{'}, 'tokenizer.json is damaged'),
     ({'vocab.json': '{', 'merges.txt': ''}, 'vocab.json is damaged'),
     ({'tokenizer.json': None, 'tokenizer_config.json': '['}, 'tokenizer_config.json is damaged'),
@@ -208,6 +210,29 @@ def test_ids_beyond_the_model_s():
   found.check_vocabulary(258)
   with pytest.raises(ValueError, match='ids up to 257.*only has 257 tokens'):
     found.check_vocabulary(257)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_cut(tmp_path, caplog):
+  own = byte_level()
+  size = own.get_vocab_size()
+  for kind, tokens in ((own.add_special_tokens, ['<pad>']), (own.add_tokens, ['fox ju'])):
+    kind(tokens)
+  path = folder(tmp_path, own, BOS)
+  assert size + 1 in TextTokenizer.from_folder(path, size + 2).encode(TEXT) and not caplog.text
+  found = TextTokenizer.from_folder(path, size)
+  assert f'ids up to {size + 1}, but the model only has {size} tokens: it is cut' in caplog.text
+  assert found.encode(TEXT).tolist() == byte_level().encode(TEXT).ids
+  assert (found.vocab_size, found.bos_id) == (size, 0)
+  # BPE makes one merge after another, so one with fewer merges is the beginning of a longer one.
+  shorter = byte_level(size=size - 9)
+  assert TextTokenizer.from_folder(path, size - 9).encode(TEXT).tolist() == shorter.encode(TEXT).ids
+  with pytest.raises(ValueError, match='has 100 tokens, and cannot be cut to them.*the id 100'):
+    TextTokenizer.from_folder(path, 100)
+  own.post_processor = processors.TemplateProcessing(
+      single='<pad> $A', special_tokens=[('<pad>', size)])
+  own.save(str(path / 'tokenizer.json'))
+  with pytest.raises(ValueError, match=f'and {size} comes before every text: use the tokenizer'):
+    TextTokenizer.from_folder(path, size)
 
 
 def test_natural_inputs_are_the_heads_of_documents(tmp_path, corpus):

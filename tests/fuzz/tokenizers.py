@@ -139,6 +139,11 @@ def _run_text(prepared, input, folder):
   tokenizer = TextTokenizer.from_folder(folder)
   tokenizer.decode(tokenizer.encode(_TEXT, special=True))
   tokenizer.check_vocabulary(2**62)
+  try:
+    cut = TextTokenizer.from_folder(folder, tokenizer.vocab_size - 1)
+  except ValueError:  # of a tokenizer that has nothing to be cut, too
+    return
+  assert cut.vocab_size < tokenizer.vocab_size and cut.encode(_TEXT).max() < cut.vocab_size
 
 
 _bases = lambda prepared: prepared

@@ -33,6 +33,8 @@ GPT2 = dict(vocab_size=64, n_embd=32, n_inner=40, n_layer=2, n_head=4, n_positio
             layer_norm_epsilon=EPSILON)
 OPT = dict(vocab_size=64, hidden_size=32, ffn_dim=40, num_hidden_layers=2,
            num_attention_heads=4, max_position_embeddings=16)
+FALCON = dict(vocab_size=64, hidden_size=32, ffn_hidden_size=40, num_hidden_layers=2,
+              num_attention_heads=4, layer_norm_epsilon=EPSILON)
 MOE = dict(num_key_value_heads=2, num_experts_per_tok=2)
 
 
@@ -84,6 +86,13 @@ def qwen3_as_published(config, tensors):
   return old_rope_keys(config, tensors)
 
 
+def phi3_as_published(config, tensors):
+  """With the share of rotated channels beside the other keys, as Phi-4-mini has it."""
+  share = config['rope_parameters'].pop('partial_rotary_factor')
+  config, tensors = old_rope_keys(config, tensors)
+  return config | {'partial_rotary_factor': share}, tensors
+
+
 def gemma2_as_published(config, tensors):
   """Without the list of layers, of which every other has a window, and with a key left unread."""
   del config['layer_types']
@@ -103,6 +112,18 @@ def gpt_oss_as_published(config, tensors):
     tensors[f'{name}_blocks'] = random[:x.numel() // 2].reshape(*groups, 16).clone()
     tensors[f'{name}_scales'] = 122 + random[-x.numel() // 32:].reshape(groups) % 4
   return old_rope_keys(config, tensors)
+
+
+def mixtral_fused(config, tensors):
+  """With the matrices of a layer's experts in two tensors, as transformers 5 computes with them."""
+  for layer in range(config['num_hidden_layers']):
+    old, new = f'model.layers.{layer}.block_sparse_moe', f'model.layers.{layer}.mlp'
+    of_all = lambda matrix: torch.stack([tensors.pop(f'{old}.experts.{e}.{matrix}.weight')
+                                         for e in range(config['num_local_experts'])])
+    tensors[f'{new}.gate.weight'] = tensors.pop(f'{old}.gate.weight')
+    tensors[f'{new}.experts.gate_up_proj'] = torch.cat([of_all('w1'), of_all('w3')], 1)
+    tensors[f'{new}.experts.down_proj'] = of_all('w2')
+  return config, tensors
 
 
 def unedited(config, tensors):
@@ -149,6 +170,28 @@ CASES = {
         hidden_size=16, num_hidden_layers=3, num_experts=1, attn_layer_period=3,
         attn_layer_offset=0, mamba_d_state=6, mamba_d_conv=3, mamba_proj_bias=True,
         mamba_conv_bias=False, tie_word_embeddings=True), 'float32', unedited),
+    'qwen2': ('qwen2', LLAMA | dict(
+        num_key_value_heads=2, tie_word_embeddings=True, use_sliding_window=True,
+        sliding_window=4, max_window_layers=1), 'bfloat16', qwen3_as_published),
+    'phi3': ('phi3', LLAMA | dict(
+        num_key_value_heads=2, sliding_window=5, rope_parameters=dict(
+            rope_type='default', rope_theta=100.0, partial_rotary_factor=0.5)),
+             'bfloat16', phi3_as_published),
+    'mixtral': ('mixtral', LLAMA | MOE | dict(
+        intermediate_size=12, num_local_experts=3, head_dim=12, sliding_window=6),
+                'bfloat16', old_rope_keys),
+    'mixtral_fused': ('mixtral', LLAMA | MOE | dict(intermediate_size=12, num_local_experts=3),
+                      'bfloat16', mixtral_fused),
+    'granite': ('granite', LLAMA | dict(
+        num_key_value_heads=2, attention_bias=True, embedding_multiplier=3.0,
+        attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=2.0),
+                'bfloat16', old_rope_keys),
+    'falcon': ('falcon', FALCON, 'bfloat16', old_rope_keys),
+    'falcon_grouped': ('falcon', FALCON | dict(new_decoder_architecture=True, num_kv_heads=2),
+                       'bfloat16', unedited),
+    'falcon_sequential': ('falcon', FALCON | dict(
+        parallel_attn=False, multi_query=False, bias=True, tie_word_embeddings=False),
+                          'float32', unedited),
     'qwen3': ('qwen3', LLAMA | dict(num_key_value_heads=2, head_dim=12,
                                     tie_word_embeddings=True), 'bfloat16', old_rope_keys),
     'qwen3_window': ('qwen3', LLAMA | dict(
@@ -215,7 +258,8 @@ def draw(name, x, generator, gains=1):
     return noise - 3  # small steps, as trained ones are
   if name.endswith(('bias', 'sinks')):
     return 0.5 * noise
-  if any(word in name for word in ('embed_tokens', 'embed_in', 'embed_positions', 'wte', 'wpe')):
+  if any(word in name for word in ('embed_tokens', 'embed_in', 'embed_positions', 'word_embeddings',
+                                   'wte', 'wpe')):
     return noise
   scale = 1.4
   if name.endswith('experts.gate_up_proj'):

@@ -1,6 +1,7 @@
 """Names of models, what is downloaded, and errors with the remedy."""
 
 import collections
+import os
 
 import huggingface_hub
 import pytest
@@ -60,9 +61,10 @@ def test_names_are_found_and_downloaded(downloads, text, repo, name):
   kept = list(huggingface_hub.utils.filter_repo_objects(
       ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
        'model.safetensors.index.json', 'tokenizer.model', 'pytorch_model.bin', 'tf_model.h5',
-       'original/model.safetensors', 'consolidated.safetensors'], **options))
+       'qwen.tiktoken', 'original/model.safetensors', 'consolidated.safetensors'], **options))
   assert kept == ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors',
-                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model']
+                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model',
+                  'qwen.tiktoken']
 
 
 @pytest.mark.parametrize('text, repo, revision, name', [
@@ -130,8 +132,14 @@ def error_of(cls, text='said no'):
     (RuntimeError('socket'), 'could not be downloaded .socket')])
 def test_downloads_that_fail_say_what_to_do(downloads, error, part):
   downloads.answer = error
-  with pytest.raises(ValueError, match=part):
+  with pytest.raises(ValueError, match=part) as caught:
     hub.resolve('facebook/opt-126m')
+  # It may have been meant as a folder; a name of the catalogue is none.
+  both = f"no folder 'facebook/opt-126m' in {os.getcwd()}, and as the name of a model of the hub: "
+  assert both in str(caught.value)
+  with pytest.raises(ValueError) as caught:
+    hub.resolve('GPT2')
+  assert 'no folder' not in str(caught.value)
 
 
 def test_a_model_of_pickles_only_is_explained(downloads):

@@ -1,4 +1,4 @@
-"""config.json of LLaMA, Mistral, Qwen3 and gpt-oss: what becomes of it, and what is refused."""
+"""config.json of LLaMA and what is built like it: what becomes of it, and what is refused."""
 
 import json
 
@@ -11,7 +11,7 @@ from sink_jax.attention.position import YarnRope
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.families import FAMILIES, family_for
+from sink_jax.pretrained.families import FAMILIES, NOT_READ, family_for
 from sink_jax.pretrained.stored_tensors import shortest_period
 from tests.pretrained import tiny
 
@@ -42,6 +42,19 @@ def test_llama_options():
   other = config('llama', attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
                  head_dim=6, pretraining_tp=2, hidden_act='swish')
   assert other.biases == ('qkv', 'out', 'ffn') and other.tied and other.head_dim == 6
+
+
+def test_what_is_built_like_llama_has_its_own_defaults():
+  absent = dict(num_key_value_heads='missing', rms_norm_eps='missing', num_attention_heads=32,
+                rope_theta='missing', hidden_size=64, num_local_experts=4, num_experts_per_tok=2)
+  made = {kind: config(kind, **absent) for kind in ('qwen2', 'phi3', 'mixtral', 'granite')}
+  assert [(x.dims.kv_heads, x.norm_eps, x.attention.position.base) for x in made.values()] == [
+      (32, 1e-6, 1e4), (32, 1e-5, 1e4), (8, 1e-5, 1e6), (32, 1e-6, 1e4)]
+  assert {x.attention.mask for x in made.values()} == {Causal()}
+  assert made['qwen2'].biases == ('qkv',) and made['granite'].biases == ()
+  assert made['mixtral'].pattern == (Layer(experts=Experts(4, 2, renormalize=True)),)
+  assert config('phi3', sliding_window=2047).attention.mask == Window(size=2047)
+  assert config('phi3', partial_rotary_factor=0.75).attention.position.fraction == 0.75
 
 
 @pytest.mark.parametrize('attention, expected', [(False, ()), (True, ('qkv', 'out'))])
@@ -99,6 +112,12 @@ def test_gpt_oss():
     ('qwen3', dict(headwise_attn_output_gate=True, qkv_bias=True), 'qkv_bias = True'),
     ('qwen3', dict(elementwise_attn_output_gate=1), 'elementwise_attn_output_gate = 1'),
     ('qwen3', dict(use_qk_norm=False), 'use_qk_norm = False'),
+    ('qwen2', dict(rope_scaling={'type': 'mrope'}), 'mrope'),
+    ('phi3', dict(rope_scaling={'type': 'su', 'long_factor': [1.0]}), "type = 'su'.*LongRoPE"),
+    ('phi3', dict(rope_scaling={'rope_type': 'yarn', 'factor': 2.0}), 'LongRoPE'),
+    ('mixtral', dict(num_local_experts=2, num_experts_per_tok=0), 'num_experts_per_tok = 0'),
+    ('mixtral', dict(num_local_experts=2), 'num_experts_per_tok'),
+    ('granite', dict(attention_multiplier=-1), 'attention_multiplier = -1'),
     ('gpt_oss', dict(swiglu_limit=6.0), 'swiglu_limit = 6.0'),
     ('gpt_oss', dict(swiglu_alpha=1.0), 'swiglu_alpha = 1.0'),
     ('gpt_oss', dict(num_local_experts='missing'), 'num_local_experts'),
@@ -114,6 +133,17 @@ def test_unknown_architectures_list_the_known_ones():
     with pytest.raises(ValueError, match=', '.join(sorted(FAMILIES))):
       family_for(hf)
   assert family_for({'model_type': 'mistral'}) is FAMILIES['mistral']
+
+
+def test_popular_architectures_are_refused_with_the_nearest_one_that_is_read():
+  assert len(NOT_READ) == 11 and not set(NOT_READ) & set(FAMILIES)
+  for kind, (reason, nearest) in NOT_READ.items():
+    assert nearest in FAMILIES
+    for name in (kind, f'{kind}_text'):
+      with pytest.raises(ValueError) as caught:
+        family_for({'model_type': name})
+      assert f'{name!r} is not supported: {reason}. The nearest that is: {nearest}. Sup' in str(
+          caught.value)
 
 
 @pytest.mark.parametrize('kind', FAMILIES)

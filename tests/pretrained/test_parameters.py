@@ -10,13 +10,17 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
+from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models import finite
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained import llama, parameters
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.source import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +159,39 @@ def test_tensors_that_stand_for_others_and_are_not_finite(tmp_path):
   arrays[f'{name}_scales'][0, 0, 0] = 255
   tiny.write(tmp_path / 'packed', tiny.GPT_OSS, arrays)
   refused(tmp_path / 'packed', f'the tensor {name}_blocks, with {name}_scales, holds')
+
+
+def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
+  hf = tiny.LLAMA | dict(model_type='mixtral', num_hidden_layers=1, num_local_experts=2,
+                         num_experts_per_tok=1)
+  both = tiny.write(tmp_path / 'both', hf)
+  old, new = 'model.layers.0.block_sparse_moe', 'model.layers.0.mlp'
+  refused(tmp_path / 'both', 'holds 7 tensors that no model of this kind has', old)
+  of_all = lambda matrix: np.stack([both[f'{old}.experts.{e}.{matrix}.weight'] for e in range(2)])
+  both[f'{new}.gate.weight'] = both[f'{old}.gate.weight']
+  both[f'{new}.experts.gate_up_proj'] = np.concatenate([of_all('w1'), of_all('w3')], 1)
+  both[f'{new}.experts.down_proj'] = of_all('w2')
+  apart, fused = ({name: x for name, x in both.items() if other not in name}
+                  for other in (new, old))
+  tiny.write(tmp_path / 'apart', hf, apart)
+  tiny.write(tmp_path / 'fused', hf, fused)
+  jax.tree.map(np.testing.assert_array_equal, *(
+      sj.load_pretrained(tmp_path / layout).params for layout in ('apart', 'fused')))
+  del fused[f'{new}.experts.down_proj']
+  tiny.write(tmp_path / 'lacks', hf, fused)
+  refused(tmp_path / 'lacks', 'lacks 2 tensors', f'{old}.experts.0.w2.weight')
+
+
+def test_the_tokenizer_has_the_ids_that_the_model_has(tmp_path, caplog):
+  tiny.write(tmp_path, tiny.LLAMA | dict(vocab_size=258))
+  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
+  whole = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  whole.add_tokens(['fox'])
+  whole.save(str(tmp_path / 'tokenizer.json'))
+  expected = ByteEncoder().encode('a fox')
+  for read in (sj.load_pretrained(tmp_path).tokenizer, open_source(str(tmp_path)).tokenizer):
+    np.testing.assert_array_equal(read.encode('a fox'), expected)
+  assert caplog.text.count('only has 258 tokens: it is cut to them') == 2
 
 
 def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):

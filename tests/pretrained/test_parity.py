@@ -80,8 +80,9 @@ def compare_metrics(report, maps_NxSxHxTxT):
 
 
 # These differ from others of their family in what one line of the importer reads.
-VARIATIONS = ('gemma2_uncapped', 'gpt2_inverse_layer', 'gpt_neox_sequential', 'jamba_biases',
-              'llama_linear', 'opt_post_norm')
+VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gpt2_inverse_layer',
+              'gpt_neox_sequential', 'granite', 'jamba_biases', 'llama_linear', 'mixtral_fused',
+              'opt_post_norm')
 
 
 @pytest.mark.parametrize('case', [

@@ -21,6 +21,13 @@ def read(case, **changes):
     ('gpt2', 'activation_function', 'gelu_10'),
     ('gpt2', 'n_embd', None),
     ('gpt2', 'quantization_config', {'quant_method': 'gptq'}),
+    ('falcon', 'alibi', True),
+    ('falcon', 'activation', 'gelu_10'),
+    ('falcon', 'num_ln_in_parallel_attn', 2),
+    ('falcon', 'num_attention_heads', 5),
+    ('falcon', 'head_dim', 12),
+    ('falcon_grouped', 'num_ln_in_parallel_attn', 3),
+    ('falcon_grouped', 'parallel_attn', False),
     ('gpt_neox', 'hidden_act', 'mish'),
     ('gpt_neox', 'rope_scaling', {'type': 'dynamic', 'factor': 2.0}),
     ('gpt_neox', 'use_parallel_residual', 'yes'),
@@ -61,6 +68,8 @@ def test_what_is_left_out_has_the_default_of_the_family():
   assert (rope.base, rope.fraction) == (10000.0, 0.25)
   assert read('gpt2', activation_function='gelu_pytorch_tanh').ffn == 'gelu_tanh'
   assert read('opt', enable_bias=False).biases == ()
+  assert read('falcon', ffn_hidden_size=None).ffn_hidden == 4 * 32
+  assert (read('falcon').dims.kv_heads, read('falcon', multi_query=False).dims.kv_heads) == (1, 4)
   granite = read('granite_swa', layer_types=None, layer_rope_theta=None)
   assert [layer.mask is None for layer in granite.pattern] == [True, False, False, False]
   assert {layer.position for layer in granite.pattern} == {None}
