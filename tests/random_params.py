@@ -15,7 +15,7 @@ def random_params(config, seed=0):
 
   def draw(path, leaf):
     x, name = rng.standard_normal(leaf.shape), path[-1].key
-    if name.endswith('kernel'):
+    if name.endswith('kernel') or name.startswith('feature_map'):  # matrices
       x /= math.sqrt(leaf.shape[-2])
     elif name.endswith('gain'):
       x = 1 + 0.3 * x

@@ -2,7 +2,8 @@
 
 Writes a trained run as a checkpoint that transformers loads: config.json, model.safetensors, and
 its tokenizer where that can be written. The class is the first that computes what the run does;
-the reason is printed, and --as names another.
+the reason is printed, and --as names another. A run that has none is written by --as=custom, with
+PyTorch code that transformers loads with trust_remote_code=True; it is slow.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write to.')
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights.')
 _AS = flags.DEFINE_string(
-    'as', None, 'The class that it must be, such as qwen3; by default the first that can hold the '
-    'run.')
+    'as', None, 'The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or '
+    'custom: PyTorch code of its own. By default the first of transformers that can hold the run.')
 
 command.answer_help(__name__)  # the imports below take seconds
 

@@ -3,6 +3,7 @@
 What the class of transformers lacks is folded into weights where that computes the same
 (`folds`); the first class that holds what is left is taken (`targets`). Where there is an importer
 of this class, the tensors to write are those of its table, so an exported run comes back as it was.
+A run that no class holds is written with PyTorch code of its own, if asked (`to_custom`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from sink_jax.data.dataset import DataConfig
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.paths import to_local_path, to_path
 from sink_jax.models.run import Run
+from sink_jax.pretrained import to_custom
 from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
-from sink_jax.pretrained.folds import folded
+from sink_jax.pretrained.folds import Folded, folded, with_plain_linear
 from sink_jax.pretrained.load import load_run, run_encoder
 from sink_jax.pretrained.model_card import model_card
 from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
-from sink_jax.pretrained.targets import choose
+from sink_jax.pretrained.targets import CUSTOM, choose
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.run_dir import read_config
@@ -50,7 +52,8 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     folder: it is made where it does not exist, and must be empty.
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
-    target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
+    target: the class that it must be, a key of `TARGETS`, or 'custom' for PyTorch code of its own
+      beside the weights; None for the first of `TARGETS` that holds it.
     sink_id: a token that training never held as input, which becomes the learned sink token of a
       run that has one. Inputs of the checkpoint begin with it.
     shard_bytes: weights above this size go into several files of at most this size (a
@@ -63,13 +66,18 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   if dtype not in DTYPES:
     raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
   # Every option is checked before the first file is written.
-  if run.config.sink_tokens == 1 and not 0 <= (sink_id or 0) < run.config.vocab_size:
+  if run.config.sink_tokens != 1 or target == to_custom.NAME:
+    sink_id = None
+  elif not 0 <= (sink_id or 0) < run.config.vocab_size:
     raise ValueError(f'sink_id = {sink_id}: the model has {run.config.vocab_size} tokens.')
-  model = folded(run.config, _leaves(run), sink_id)
+  if target == to_custom.NAME:  # its file computes the parts themselves
+    model = with_plain_linear(Folded(run.config, _leaves(run)))
+  else:
+    model = folded(run.config, _leaves(run), sink_id)
   chosen, reason = choose(model.config, run.config, target)
   hf = (common_keys(model.config, chosen, dtype=dtype, context=context)
         | chosen.keys(model.config, context) | {
-            'bos_token_id': sink_id if run.config.sink_tokens else run.first_token})
+            'bos_token_id': run.first_token if sink_id is None else sink_id})
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
   if present := [p.name for kind in ('config.json', '*.safetensors*', '*')
@@ -87,6 +95,8 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     index |= dict.fromkeys(names, file)
   if len(shards) > 1:
     write_object(folder / INDEX, {'metadata': {'total_size': total}, 'weight_map': index})
+  if chosen is CUSTOM:
+    (folder / f'{to_custom.MODULE}.py').write_text(to_custom.code(), encoding='utf-8')
   # Last: a folder without it is not taken for a checkpoint, so an export that is killed is none.
   write_object(folder / 'config.json', hf)
   return Exported(hf, (f'{chosen.ARCHITECTURE}: {reason}', *model.notes))
@@ -124,7 +134,8 @@ def _tensors(table: dict[str, WrittenTensor], names: list[str], leaves: Leaves, 
              ) -> Iterator[tuple[str, np.ndarray]]:
   """The tensors as they are stored."""
   for name in names:
-    x = np.ascontiguousarray(table[name].make(leaves).astype(dtype))
+    # `asarray`, since np.ascontiguousarray gives a scalar an axis.
+    x = np.asarray(table[name].make(leaves), dtype, order='C')
     assert x.shape == tuple(table[name].shape), f'{name}: {x.shape}'
     yield name, x
 
@@ -147,7 +158,7 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
   run = load_run(workdir)
   encoder, no_tokenizer = _encoder(workdir, data)
   sink_id = None
-  if run.config.sink_tokens == 1:
+  if run.config.sink_tokens == 1 and target != to_custom.NAME:
     sink_id = _sink_id(encoder, no_tokenizer, data)
   hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target,
                                 sink_id=sink_id)
@@ -182,7 +193,7 @@ def _sink_id(encoder: Encoder | None, no_tokenizer: str, data: DataConfig) -> in
   except ValueError as error:
     raise ValueError(
         'model.sink_tokens = 1 would be the embedding of a token that training never had as '
-        f'input, and there is none: {error}. sink_jax.load_run reads the run as it is.') from None
+        f'input, and there is none: {error}. --as=custom writes the run as it is.') from None
 
 
 def _one_line(error: Exception) -> str:

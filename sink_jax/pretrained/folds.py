@@ -20,6 +20,7 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.qk_norm import QKNorm
 from sink_jax.attention.value import PlainValue, ValueScale
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.sigma_reparam import VECTOR
 from sink_jax.pretrained.target import Leaves
 
 # A leaf of the same block's attention by its name, such as 'out/kernel', in float64.
@@ -40,11 +41,30 @@ def folded(config: ModelConfig, leaves: Leaves, sink_id: int | None = None) -> F
   Args:
     sink_id: a token that training never held as input, which becomes the learned sink token.
   """
-  model = _sink_token(Folded(config, leaves), sink_id)
+  model = _sink_token(with_plain_linear(Folded(config, leaves)), sink_id)
   # The V bias comes first: no normaliser scales it, so its W_O is that of the run.
   for fold in (_value_bias, _row_scale, _zero_sink, _value_scale, _qk_eps, _gate):
     model = fold(model)
   return model
+
+
+def with_plain_linear(model: Folded) -> Folded:
+  """gamma W / sigma(W) of sigmaReparam, for the vector that training left, as the matrix itself."""
+  config = model.config
+  if config.linear == 'plain':
+    return model
+
+  def read(path: str, index: tuple[int, ...]) -> np.ndarray:
+    layer, _, name = path.rpartition('/')
+    if not path.startswith('blocks/') or name != 'kernel':
+      return model.leaves(path, index)
+    kernel, gamma, vector = (np.asarray(model.leaves(f'{layer}/{leaf}', index), np.float64)
+                             for leaf in ('kernel', 'gamma', VECTOR))
+    return kernel * (gamma / np.linalg.norm(vector @ kernel))
+
+  return Folded(dataclasses.replace(config, linear='plain'), read, (
+      f"model.linear = {config.linear!r}: gamma and sigma(W) are folded into each W",
+      *model.notes))
 
 
 def _sink_token(model: Folded, sink_id: int | None) -> Folded:
@@ -69,7 +89,8 @@ def _sink_token(model: Folded, sink_id: int | None) -> Folded:
           'begins')
   if config.tied:
     note += '; the unembedding is written apart, as it was'
-  return Folded(dataclasses.replace(config, sink_tokens=0, tied=False), read, (note,))
+  return Folded(dataclasses.replace(config, sink_tokens=0, tied=False), read,
+                (*model.notes, note))
 
 
 def _value_bias(model: Folded) -> Folded:

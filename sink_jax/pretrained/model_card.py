@@ -29,10 +29,19 @@ def model_card(workdir: str | os.PathLike, step: int | None, hf: dict[str, Any],
       '---', 'library_name: transformers', 'pipeline_tag: text-generation', 'tags: [sink_jax]',
       '---', '', f'# {folder.name}', '',
       f'A model that was trained with sink_jax, at step {step}, as a `{hf["architectures"][0]}` of '
-      'transformers.', '', *(f'- {note}' for note in notes),
+      f'{_source(hf)}.', '', *(f'- {note}' for note in notes),
       f'- trained with: {trained or "unknown"}', f'- exported with: {code()}', '',
       *_probe(folder, step), '## Config of the training', '', '```json',
       json.dumps(read_config(folder), indent=2, ensure_ascii=False), '```', ''])
+
+
+def _source(hf: dict[str, Any]) -> str:
+  """Where the class is, and how it is loaded."""
+  if 'auto_map' not in hf:
+    return 'transformers'
+  file = hf['auto_map']['AutoModelForCausalLM'].split('.')[0]
+  return (f'{file}.py here, which `AutoModelForCausalLM.from_pretrained(..., '
+          'trust_remote_code=True)` loads; it states the formula and is slow')
 
 
 def _probe(workdir: AnyPath, step: int | None) -> list[str]:

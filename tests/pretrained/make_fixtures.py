@@ -308,16 +308,17 @@ def unpack(folder, out):
 def expected(folder, tokens):
   """What transformers computes in float32 with the files of the folder."""
   model, info = AutoModelForCausalLM.from_pretrained(
-      folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True)
+      folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True,
+      trust_remote_code=any(Path(folder).glob('modeling_*.py')))
   assert not info['missing_keys'] and not info['mismatched_keys'], info
   last = []
-  blocks = next(x for name, x in model.named_modules() if name.endswith(('.layers', '.h')))
+  blocks = next(x for name, x in model.named_modules() if name.split('.')[-1] in ('layers', 'h'))
   blocks[-1].register_forward_hook(lambda module, inputs, output: last.append(
       output[0] if isinstance(output, tuple) else output))
   with torch.no_grad():
     out = model.eval()(tokens, output_hidden_states=True, output_attentions=True,
                        use_cache=False)
-  result = {'tokens': tokens.int(), 'logits': out.logits, 'last_block': last[0]}
+  result = {'tokens': tokens.int(), 'logits': out.logits, 'last_block': last[0].clone()}
   result |= {f'hidden_states.{i}': x for i, x in enumerate(out.hidden_states)}
   result |= {f'attentions.{i}': x for i, x in enumerate(out.attentions)}
   return {name: x.contiguous() for name, x in result.items()}

@@ -111,7 +111,6 @@ def spec(**components):
     (spec(head='ElementGate()'), 'head = ElementGate'),
     (spec(qk_norm='QKNorm(eps=0.0)'), 'qk_norm = QKNorm'), (dict(ffn='gelu'), "ffn = 'gelu'"),
     (dict(norm='layernorm'), "norm = 'layernorm'"), (dict(norm='single'), "norm = 'single'"),
-    (dict(linear='sigma_reparam'), "linear = 'sigma_reparam'"),
     (dict(norm_location='post'), "norm_location = 'post'"),
     (dict(logit_cap=30.0), 'logit_cap = 30.0'), (spec(similarity='CappedExp()'), 'similarity = CappedExp'),
     (dict(combine_heads='add'), "combine_heads = 'add'"), (dict(sink_tokens=1), 'sink_tokens = 1'),

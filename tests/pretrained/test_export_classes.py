@@ -246,15 +246,23 @@ def test_the_card_of_a_run(workdir, tmp_path):
     export_workdir(workdir, tmp_path / 'other')
 
 
-def test_a_sink_token_without_an_unused_token_is_refused(workdir, tmp_path):
+def test_a_sink_token_without_an_unused_token_is_refused_but_for_custom(workdir, tmp_path):
   copy = tmp_path / 'run'
   shutil.copytree(workdir, copy)
   config = json.loads((copy / 'config.json').read_text())
   config['data']['interventions'] = 'FixedToken(position=2, token=1)'
   (copy / 'config.json').write_text(json.dumps(config))
-  with pytest.raises(ValueError, match='model.sink_tokens = 1 would be.*FixedToken.*load_run'):
+  with pytest.raises(ValueError, match='model.sink_tokens = 1 would be.*FixedToken.*--as=custom'):
     export_workdir(copy, tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
+  lines = export_workdir(copy, tmp_path / 'out', target='custom')
+  assert lines[0].endswith('config.json: sink_jax, step 1, float32')
+  assert lines[1:] == ['SinkJaxForCausalLM: as --as says',
+                       f'{tmp_path / "out" / "tokenizer.json"}: 258 tokens']
+  hf = json.loads((tmp_path / 'out' / 'config.json').read_text())
+  assert hf['model']['sink_tokens'] == 1 and hf['eos_token_id'] == 0 and not hf['use_cache']
+  card = (tmp_path / 'out' / 'README.md').read_text()
+  assert 'modeling_sink_jax.py here' in card and 'trust_remote_code=True' in card
 
 
 def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
@@ -280,6 +288,6 @@ def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
     with pytest.raises(ValueError, match=f'no counterpart.*{message}|{message}.*no counterpart'):
       export_checkpoint(exported_cases.run_of({}, **components), tmp_path / 'out')
   with pytest.raises(ValueError, match='--as=qwen3 cannot hold.*; nor can another class'):
-    export_checkpoint(exported_cases.run_of({}, kv_bias='KBias()'), tmp_path / 'out',
+    export_checkpoint(exported_cases.run_of({}, kv_bias='PseudoMask()'), tmp_path / 'out',
                       target='qwen3')
   assert not (tmp_path / 'out').exists()
