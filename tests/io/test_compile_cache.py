@@ -37,7 +37,7 @@ monitoring.register_event_listener(lambda event, **_: seen.update([event]))
 monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.update([event]))
 atexit.register(lambda: print('counted', seen['{MADE}'], seen['{HIT}']))
 import sink_jax.cli.sweep as program
-command.run(program.main)
+command.run(program, sys.argv[1:], 'sweep')
 '''
 
 # The first trial of the quickstart, with fewer steps.
