@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
@@ -66,12 +66,28 @@ class _Option(NamedTuple):
   marks: tuple
 
   @property
+  def is_repeated(self) -> bool:
+    return _REPEATED in self.marks
+
+  @property
   def is_list(self) -> bool:
-    return typing.get_origin(self.type) is tuple and _REPEATED not in self.marks
+    return typing.get_origin(self.type) is tuple and not self.is_repeated
 
   @property
   def is_positional(self) -> bool:
     return _POSITIONAL in self.marks
+
+  @property
+  def wanted(self) -> str:
+    """What values are, for the error where some are not."""
+    inner = typing.get_args(self.type)
+    if not self.is_list:
+      return 'a whole number' if self.type is int else 'a number'
+    if typing.get_origin(inner[0]) is tuple:
+      inner = typing.get_args(inner[0])
+    if Ellipsis in inner:
+      return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
+    return f'{len(inner)} numbers with commas between them'
 
 
 def parse(options: type[_Options], words: Sequence[str], program: str, about: str) -> _Options:
@@ -98,18 +114,16 @@ def parse(options: type[_Options], words: Sequence[str], program: str, about: st
     print(about.strip(), _help(read), sep='\n\n')
     sys.exit(0)
   values, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
+  arguments, positional = [], []
   for name, option in known.items():
     if name in values:
       _check(name, option, values[name])
+      (positional if option.is_positional else arguments).extend(
+          _canonical(name, option, values[name]))
     elif option.required:
       example = re.search(r'^ +(python .*)', about, re.MULTILINE)
       raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
-  arguments, positional = [], []
-  for name, option in known.items():
-    if name in values:
-      words = [*values[name]] if option.is_positional else _canonical(name, option, values[name])
-      (positional if option.is_positional else arguments).extend(words)
   # Without '--' a list would take those that follow it for its own.
   arguments += ['--', *positional] if positional else []
   try:
@@ -141,9 +155,8 @@ def chosen(name: str, commands: Mapping[str, Any]) -> str:
     ValueError: it is not; names the nearest.
   """
   if name not in commands:
-    close = nearest(name, commands)
-    hint = f'did you mean {close}? ' if close and name else ''
-    raise ValueError(f'there is no command {name!r}: {hint}It is one of {", ".join(commands)}.')
+    raise ValueError(f'there is no command {name!r}.{_nearest(name, commands)} It is one of '
+                     f'{", ".join(commands)}.')
   return name
 
 
@@ -188,49 +201,63 @@ def _spelled(words: Sequence[str], known: Mapping[str, _Option],
   """
   values: dict[str, list[str]] = {}
   config_words, positional, left = [], [], list(words)
-  places = [name for name, option in known.items() if option.is_positional]
   while left:
     word = left.pop(0)
-    # A negative number is a value, here of a positional argument, and '-' a file of that name.
-    if not re.match(r'--?[A-Za-z]', word):
-      rest, left = ([word], left) if word != '--' else (left, [])
-      positional += rest
-      continue
-    name, equals, value = word.lstrip('-').partition('=')
-    following = lambda: bool(left) and not re.match(r'--?[A-Za-z]', left[0])
-    if takes_config and name.removeprefix('no').startswith('config.'):
+    if word == '--':
+      positional, left = [*positional, *left], []
+    elif not _is_option(word):
+      positional.append(word)
+    elif takes_config and re.match(r'--?(no)?config\.', word):
       # Whether a key is a switch, which takes no further word, is known once the file is read;
       # a word that is no option can only be its value.
-      config_words += [word, *([left.pop(0)] if not equals and following() else [])]
-      continue
-    name, switched = _name(name, known)
-    option = known[name]
-    if option.type is bool:
-      if equals and (switched is False or value.lower() not in _SWITCH):
-        raise ValueError(f'--{name}={value}: write --{name} or --no{name}.')
-      values[name] = [str(_SWITCH[value.lower()] if equals else switched is not False)]
-      continue
-    if not equals and not left:
-      raise ValueError(f'--{name} is missing its value: write --{name}=VALUE.')
-    taken = [value if equals else left.pop(0)]
-    # Further words are of the list where the command has nothing else to do with them.
-    while option.is_list and not equals and not places and following():
-      taken.append(left.pop(0))
-    if option.is_list:
-      taken = [part.strip() for text in taken for part in text.split(',') if text]
-    # The last counts, except of an option that is meant to be repeated.
-    values[name] = [*values.get(name, ()), *taken] if _REPEATED in option.marks else taken
-  for name in places:
-    if positional:
-      many = known[name].is_list
-      values[name], positional = (positional, []) if many else (positional[:1], positional[1:])
+      config_words.append(word)
+      if '=' not in word and left and not _is_option(left[0]):
+        config_words.append(left.pop(0))
+    else:
+      name, taken = _taken(word, left, known)
+      # The last counts, except of an option that is meant to be repeated.
+      values[name] = [*values.get(name, ()), *taken] if known[name].is_repeated else taken
+  for name, option in known.items():
+    if option.is_positional and positional:
+      end = len(positional) if option.is_list else 1
+      values[name], positional = positional[:end], positional[end:]
   if positional:
     raise ValueError(f'unexpected argument {positional[0]!r}; options are written --name=value.')
   return values, config_words
 
 
-def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool | None]:
-  """The option that a person means, and False where it is switched off.
+def _is_option(word: str) -> bool:
+  # A negative number is a value, and '-' the name of a file.
+  return re.match(r'--?[A-Za-z]', word) is not None
+
+
+def _taken(word: str, left: list[str], known: Mapping[str, _Option]) -> tuple[str, list[str]]:
+  """The name of the option that a word gives, and its values; of those after it, `left` loses them.
+
+  Raises:
+    ValueError: there is no such option, it lacks its value, or is a switch with another value.
+  """
+  text, equals, value = word.lstrip('-').partition('=')
+  name, switched_off = _name(text, known)
+  option = known[name]
+  if option.type is bool:
+    if equals and (switched_off or value.lower() not in _SWITCH):
+      raise ValueError(f'--{text}={value}: write --{name} or --no{name}.')
+    return name, [str(_SWITCH[value.lower()] if equals else not switched_off)]
+  if not equals and not left:
+    raise ValueError(f'--{name} is missing its value: write --{name}=VALUE.')
+  taken = [value if equals else left.pop(0)]
+  if not option.is_list:
+    return name, taken
+  # Further words are of the list where the command has nothing else to do with them.
+  if not equals and not any(other.is_positional for other in known.values()):
+    while left and not _is_option(left[0]):
+      taken.append(left.pop(0))
+  return name, [part.strip() for text in taken for part in text.split(',') if text]
+
+
+def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
+  """The option that a person means, and whether it is a switch that is turned off.
 
   Raises:
     ValueError: there is none; names the nearest.
@@ -238,47 +265,40 @@ def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool | None]:
   options = {name: option for name, option in known.items() if not option.is_positional}
   name = text.replace('-', '_')
   if name in options:
-    return name, None
+    return name, False
   for prefix in ('no_', 'no'):
     positive = name.removeprefix(prefix)
     if name.startswith(prefix) and positive in options and options[positive].type is bool:
-      return positive, False
-  close = nearest(name, options)
-  hint = f' Did you mean --{close}?' if close else ''
-  raise ValueError(f'there is no option --{text}.{hint} --help lists the options.')
+      return positive, True
+  raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
+                   'options.')
+
+
+def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
+  close = nearest(text, choices) if text else None
+  return f' Did you mean {dashes}{close}?' if close else ''
 
 
 def _check(name: str, option: _Option, values: Sequence[str]) -> None:
   """Raises a ValueError that names the option if its type does not take the values."""
   text = f'--{name}={",".join(values)}'
-  if option.spec.choices and option.type is not bool:
-    for value in values:
-      if value not in option.spec.choices:
-        choices = [str(choice) for choice in typing.get_args(option.type)]
-        close = nearest(value, choices) if value else None
-        hint = f' Did you mean {close}?' if close else ''
-        raise ValueError(f'{text}: choose {", ".join(choices)}.{hint}')
-  numbers = typing.get_args(option.type)
+  choices = typing.get_args(option.type) if option.spec.choices else ()
+  for value in values if choices else ():
+    if value not in choices:
+      raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(value, choices)}')
   try:
-    # A fixed number of words, such as two of tuple[int, int], is compared here: tyro takes the
-    # first and leaves the others.
-    if isinstance(option.spec.nargs, int) and len(values) != option.spec.nargs and option.is_list:
+    # tyro takes the first of too many words, and leaves the others.
+    if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:
       raise ValueError
     option.spec.instance_from_str(list(values) if option.is_list else [values[-1]])
   except ValueError:
-    if not option.is_list:
-      what = 'a whole number' if option.type is int else 'a number'
-    elif typing.get_origin(numbers[0]) is tuple:
-      what = f'{len(typing.get_args(numbers[0]))} numbers with commas between them'
-    elif Ellipsis in numbers:
-      what = f'numbers, such as {"0.2,0.3" if float in numbers else "1,3"}'
-    else:
-      what = f'{len(numbers)} numbers with a comma between them'
-    raise ValueError(f'{text}: write {what}.') from None
+    raise ValueError(f'{text}: write {option.wanted}.') from None
 
 
 def _canonical(name: str, option: _Option, values: Sequence[str]) -> list[str]:
   """The words by which tyro reads the values."""
+  if option.is_positional:
+    return list(values)
   if option.type is bool:
     return [f'--{name}' if values == ['True'] else f'--no_{name}']
   if option.is_list:

@@ -184,7 +184,7 @@ def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
     return end.value.code
 
   assert ended('trian') == (
-      "error: there is no command 'trian': did you mean train? It is one of "
+      "error: there is no command 'trian'. Did you mean train? It is one of "
       f'{", ".join(entry.COMMANDS)}.')
   assert ended('--help') == ended('-h') == 0 and ended() == 2
   assert capsys.readouterr().out.count('data.build_tfds') == 3

@@ -74,7 +74,8 @@ def read(line, options=Options):
     ('--parts.mask="Window(size=2)"', {'parts': Parts('Window(size=2)')}),
     ('--out=b --kind runs', {'kind': 'runs', 'out': 'b'}),
     ('--out=-dash --kind=paper', {'kind': 'paper', 'out': '-dash'}),
-    ("--as='two words, a=b'", {'target': 'two words, a=b'}), ('-- --some', {'name': '--some'}),
+    ("--as='two words, a=b'", {'target': 'two words, a=b'}), ('-- --some', {'name': '--some'}), ('--as=', {'target': ''}), ('--as=None', {'target': 'None'}),
+    ('--as -', {'target': '-'}), ('--as --dashes', {'target': '--dashes'}),
 ])
 def test_every_spelling_of_an_option(line, values):
   found = read(f'--out=a {line}')
@@ -105,13 +106,13 @@ def test_words_of_a_config_are_cut_out():
     ('--out=a --noonly', 'there is no option --noonly. ', Options),
     ('--out=a --kind=papr', '--kind=papr: choose runs, paper. Did you mean paper?', Options),
     ('--out=a --maps=perhaps', '--maps=perhaps: write --maps or --nomaps.', Options),
-    ('--out=a --nomaps=true', '--maps=true: write --maps or --nomaps.', Options),
+    ('--out=a --nomaps=true', '--nomaps=true: write --maps or --nomaps.', Options),
     ('--out=a --batch_size=many', '--batch_size=many: write a whole number.', Options),
     ('--out=a --batch_size=1.5', '--batch_size=1.5: write a whole number.', Options),
     ('--out=a --rate=fast', '--rate=fast: write a number.', Options),
     ('--out=a --rate=-1', '--rate=-1 is below 0.', Options),
     ('--out=a --layers=one', '--layers=one: write numbers, such as 1,3.', Options),
-    ('--out=a --tokens=8', '--tokens=8: write 2 numbers with a comma between them.', Options),
+    ('--out=a --tokens=8', '--tokens=8: write 2 numbers with commas between them.', Options),
     ('--shape=1,2,3', '--shape=1,2,3: write 4 numbers with commas between them.', Lists),
     ('--out', '--out is missing its value: write --out=VALUE.', Options),
     ('--out=a one two', "unexpected argument 'two'; options are written --name=value.", Options),
