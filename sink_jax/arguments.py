@@ -79,7 +79,9 @@ def check_least(options: object, **least: int | float) -> None:
 
 
 def _numbers(value):
-  return [number for one in value for number in _numbers(one)] if isinstance(value, tuple) else [value]
+  if not isinstance(value, tuple):
+    return [value]
+  return [number for part in value for number in _numbers(part)]
 
 
 def check_choices(options: object, **choices: Iterable[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,11 +19,11 @@ from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
 
-def run(module: types.ModuleType, words: Sequence[str], name: str) -> NoReturn:
+def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
   """Runs a command and ends the process: with its exit code, or 1 and one line that says why.
 
   Args:
-    module: of the command.
+    module: the command, or a namespace with what a module of a command has.
     words: the command line behind the name of the command.
     name: of the command.
   """
@@ -39,7 +38,7 @@ def run(module: types.ModuleType, words: Sequence[str], name: str) -> NoReturn:
     stop(error)
 
 
-def options_of(module: types.ModuleType, words: Sequence[str], name: str) -> Any:
+def options_of(module: Any, words: Sequence[str], name: str) -> Any:
   """The options that a command line gives a command; see `parser.parse`."""
   program, about = f'python -m sink_jax {name}', module.__doc__ or ''
   if not hasattr(module, 'COMMANDS'):

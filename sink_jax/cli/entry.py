@@ -16,12 +16,12 @@ from typing import NoReturn
 # In the order of a user's day. `python -m sink_jax.NAME` is the same command.
 COMMANDS = {
     'train': 'trains one model',
+    'evaluate': 'probes a run or a published model for attention sinks',
+    'generate': 'continues a text',
     'sweep': 'trains every trial of a config file',
     'report': 'compares runs, or puts them beside the paper',
-    'evaluate': 'probes a run or a published model for attention sinks',
     'analyses': 'carries out an analysis of the paper on models',
     'lm_eval': 'scores a model on tasks of lm-evaluation-harness',
-    'generate': 'continues a text',
     'export': 'writes a run as a checkpoint that transformers loads',
     'plan': 'predicts the memory and the speed of a run on TPUs',
     'benchmark': 'times kernels and training steps on this machine',

@@ -64,7 +64,8 @@ def read(line, options=Options):
     ('--maps', {'maps': True}), ('--nomaps', {'maps': False}), ('--no-maps', {'maps': False}),
     ('--no_maps', {'maps': False}), ('-nomaps', {'maps': False}), ('--maps=false', {'maps': False}),
     ('--maps=True', {'maps': True}), ('--maps=0', {'maps': False}), ('--maps=t', {'maps': True}),
-    ('--noestimate --estimate', {'estimate': True}), ('--maps some', {'maps': True, 'name': 'some'}),
+    ('--noestimate --estimate', {'estimate': True}),
+    ('--maps some', {'maps': True, 'name': 'some'}),
     ('--only=a,b', {'only': ('a', 'b')}), ('--only a,b', {'only': ('a', 'b')}),
     ('--only=a --only=b', {'only': ('b',)}), ('--only=', {'only': ()}),
     ('--only a some', {'only': ('a',), 'name': 'some'}), ('some --only a,b',
@@ -74,7 +75,8 @@ def read(line, options=Options):
     ('--parts.mask="Window(size=2)"', {'parts': Parts('Window(size=2)')}),
     ('--out=b --kind runs', {'kind': 'runs', 'out': 'b'}),
     ('--out=-dash --kind=paper', {'kind': 'paper', 'out': '-dash'}),
-    ("--as='two words, a=b'", {'target': 'two words, a=b'}), ('-- --some', {'name': '--some'}), ('--as=', {'target': ''}), ('--as=None', {'target': 'None'}),
+    ("--as='two words, a=b'", {'target': 'two words, a=b'}), ('-- --some', {'name': '--some'}),
+    ('--as=', {'target': ''}), ('--as=None', {'target': 'None'}),
     ('--as -', {'target': '-'}), ('--as --dashes', {'target': '--dashes'}),
 ])
 def test_every_spelling_of_an_option(line, values):
@@ -146,7 +148,8 @@ LINES = {
     'benchmark train_step --batch 8 16 --attention.mask="Window(size=16)"':
         dict(batch=(8, 16), attention=dict(mask='Window(size=16)')),
     'benchmark show a.json b.json': dict(files=('a.json', 'b.json')),
-    'data.build --workers=8': dict(workers=8), 'data.build --bos --no-eos': dict(bos=True, eos=False),
+    'data.build --workers=8': dict(workers=8),
+    'data.build --bos --no-eos': dict(bos=True, eos=False),
     'evaluate --checkpoint=exported --out=exported-sinks':
         dict(checkpoint='exported', out='exported-sinks'),
     'evaluate --workdir=runs/backcopy': dict(workdir='runs/backcopy'),
@@ -168,9 +171,9 @@ LINES = {
         dict(config='configs/paper.py', budget='smoke', workdir='runs/smoke', processes=2),
     'sweep --config=configs/synthetic.py --seeds=0,1,2 --workdir=runs/synthetic --processes=2':
         dict(config='configs/synthetic.py', seeds=(0, 1, 2), workdir='runs/synthetic', processes=2),
-    'sweep --config=configs/quickstart.py --workdir=runs/q --only=backcopy-softmax,backcopy-sigmoid':
+    'sweep --config=configs/quickstart.py --workdir=runs/q --only=text-softmax,text-k-bias':
         dict(config='configs/quickstart.py', workdir='runs/q',
-             only=('backcopy-softmax', 'backcopy-sigmoid')),
+             only=('text-softmax', 'text-k-bias')),
     'train --config=configs/quickstart.py:text-softmax --workdir=runs/text':
         dict(config='configs/quickstart.py:text-softmax', workdir='runs/text'),
     'train --config=configs/window.py:window-512,budget=smoke --workdir=runs/window':
