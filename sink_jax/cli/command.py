@@ -77,10 +77,12 @@ def say(line: str) -> None:
 
 def quiet_logs() -> None:
   """Sends messages of this package to stderr with their time, and those of libraries nowhere."""
+  import absl.flags
   import absl.logging
 
   from sink_jax.train import loop  # takes seconds
 
+  absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
   absl.logging.use_absl_handler()
   loop.quiet_logs()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import shlex
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import pytest
 import tyro
 
 from sink_jax.cli import command, parser
+from tests.train.runs import ROOT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +192,19 @@ def test_lines_of_earlier_versions_choose_what_they_did(line):
   if 'attention' in values:
     values = values | {'attention': type(found.attention)(**values['attention'])}
   assert found == type(found)(**values)
+
+
+def test_every_command_of_the_documents_is_one():
+  texts = [(ROOT / path).read_text() for path in ('README.md', 'BUILD.md', 'launch/README.md')]
+  texts += [path.read_text() for folder in ('configs', 'results')
+            for path in (ROOT / folder).rglob('*') if path.suffix in ('.py', '.md')]
+  text = '\n'.join(texts).replace('\\\\\n', ' ').replace('\\\n', ' ')
+  lines = set(re.findall(r'^ *python -m sink_jax[. ]([\w.]+ .*?)(?:  +#.*)?$', text, re.MULTILINE))
+  assert len(lines) > 40
+  for line in lines:
+    name, *words = shlex.split(line)
+    module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
+    command.options_of(module, words, name)
 
 
 def test_keys_of_a_config_are_set_as_ml_collections_writes_them():
