@@ -1,4 +1,4 @@
-"""Keyword arguments that a function does not have: the error names the nearest that it has."""
+"""Errors for arguments and options that cannot be: they name the nearest that can."""
 
 from __future__ import annotations
 
@@ -64,3 +64,29 @@ def _message(name, wrong, takes):
   close = nearest(wrong, takes)
   hint = f'; did you mean {close!r}?' if close else '.'
   return f'{name}() has no argument {wrong!r}{hint} It takes: {", ".join(takes) or "none"}.'
+
+
+def check_least(options: object, **least: int | float) -> None:
+  """Raises a ValueError that names the first of these options below its least value.
+
+  None, which is no value, passes; of a tuple, of tuples as well, every number counts.
+  """
+  for name, bound in least.items():
+    value = getattr(options, name)
+    if value is not None and not all(number >= bound for number in _numbers(value)):
+      text = ','.join(map(str, _numbers(value)))
+      raise ValueError(f'--{name}={text} must be at least {bound}.')
+
+
+def _numbers(value):
+  if not isinstance(value, tuple):
+    return [value]
+  return [number for part in value for number in _numbers(part)]
+
+
+def check_choices(options: object, **choices: Iterable[str]) -> None:
+  """Raises a ValueError that names the first of these options with none of its values."""
+  for name, allowed in choices.items():
+    if getattr(options, name) not in allowed:
+      raise ValueError(f'--{name}={getattr(options, name)}: choose '
+                       f'{", ".join(filter(None, allowed))}.')

@@ -16,9 +16,8 @@ from sink_jax.analyses.lm_eval_adapter import language_model, learned_positions
 from sink_jax.analyses.lm_eval_generation import settings
 from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.analyses.options import DTYPES
+from sink_jax.analyses.options import TaskOptions
 from sink_jax.arguments import nearest
-from sink_jax.data.text_tokenizer import BOS
 from sink_jax.models.run import Run
 from sink_jax.pretrained.files import read_object
 from sink_jax.train.run_dir import is_workdir, read_config
@@ -29,38 +28,6 @@ _BOOTSTRAP = 1000
 # Names of the context of published models in their config.json.
 _CONTEXT = ('max_position_embeddings', 'n_positions')
 _FALLBACK = 2048  # tokens, as in the harness
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOptions:
-  """What a person chooses for an evaluation.
-
-  Attributes:
-    num_fewshot: examples before a question; None leaves it to the task. A task that sets 0 itself
-      keeps it, as in the harness.
-    limit: questions of each task; None for all.
-    batch_size: sequences at a time; None for what fits a fixed number of tokens.
-    bos: how contexts begin: 'tokenizer' (as it begins a text), 'none' or 'force' (one BOS).
-    max_length: tokens that the model reads at most; None for the context of its training.
-    dtype: of the activations.
-  """
-
-  num_fewshot: int | None = None
-  limit: int | None = None
-  batch_size: int | None = None
-  bos: str = 'tokenizer'
-  max_length: int | None = None
-  dtype: str = 'float32'
-
-  def __post_init__(self):
-    for name, choices in (('bos', BOS), ('dtype', DTYPES)):
-      if getattr(self, name) not in choices:
-        raise ValueError(f'--{name}={getattr(self, name)}: choose {", ".join(choices)}.')
-    # A window of two tokens is the least in which a text has a context.
-    for name, least in (('num_fewshot', 0), ('limit', 1), ('batch_size', 1), ('max_length', 2)):
-      value = getattr(self, name)
-      if value is not None and value < least:
-        raise ValueError(f'--{name}={value} must be at least {least}.')
 
 
 @dataclasses.dataclass(frozen=True)

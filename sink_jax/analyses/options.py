@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
-from sink_jax.arguments import nearest
+from sink_jax.arguments import check_choices, check_least, nearest
 from sink_jax.data.inputs import BOS, KINDS
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 
 # Of a batch where no batch_size is given, whatever the length of its sequences.
 _TOKENS_AT_A_TIME = 16384
@@ -17,49 +17,66 @@ DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-  """What a person chooses for an analysis; each analysis reads the options that concern it.
+class InputOptions:
+  """What a person chooses for the inputs of a model.
 
   Attributes:
-    inputs: 'natural', 'random' or 'repeat'.
-    source: where text comes from; '' for the documentation in Python's standard library.
-    sequences: S of the inputs.
-    length: T of the inputs.
-    lengths: T of a sweep over lengths, in ascending order.
-    epsilons: thresholds of the sink rate, in ascending order.
-    bos: how sequences begin; '' means 'tokenizer' for text, 'none' for tokens drawn at random.
+    inputs: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
+    source: where text comes from: a folder of .txt files, a .jsonl file, or a source such as
+      Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
+      Python's standard library.
+    sequences: how many.
+    length: tokens of each.
+    bos: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with
+      text) or force (one BOS, whatever it does).
     seed: of tokens drawn at random.
-    layers: blocks from 0; None leaves the choice to the analysis.
-    heads: heads from 0; None likewise.
-    positions: token positions from 1; None likewise.
-    cache_size: tokens that a cache keeps.
-    sinks: how many of them are the first tokens of the text.
-    dtype: of the activations.
-    batch_size: sequences of `length` tokens at a time. Of sequences of another length, as many as
-      have the same number of tokens in all; None for 16,384 tokens. Attention maps and caches are
-      batched by their memory instead.
+    dtype: of parameters and activations: float32 or bfloat16.
     fsdp: devices over which the parameters of a published model are split.
-    hellaswag: a local file with the questions of HellaSwag; '' downloads them.
-    limit: how many questions; None for all.
-    say: is called with a line of progress.
   """
 
   inputs: str = 'natural'
   source: str = ''
   sequences: int = 100
   length: int = 64
-  lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
-  epsilons: tuple[float, ...] = (EPSILON,)
   bos: str = ''
   seed: int = 0
+  dtype: str = 'float32'
+  fsdp: int = 1
+
+  def __post_init__(self):
+    check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
+    # The least length has a token beside the first.
+    check_least(self, sequences=1, length=2, seed=0, fsdp=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(InputOptions):
+  """What a person chooses for an analysis; each analysis reads the options that concern it.
+
+  Attributes:
+    lengths: of a sweep over lengths, such as 16,64,256.
+    epsilons: thresholds of the sink rate, such as 0.2,0.3.
+    layers: blocks from 0; by default those that the analysis chooses.
+    heads: heads from 0; likewise.
+    positions: token positions from 2, to replace or swap; likewise.
+    cache_size: tokens that a cache keeps.
+    sinks: how many of them are the first tokens of the text.
+    batch_size: sequences of `length` tokens at a time. Of sequences of another length, as many as
+      have the same number of tokens in all; by default 16,384 tokens. Attention maps and caches are
+      batched by their memory instead.
+    hellaswag: a local .jsonl with the questions of HellaSwag; by default they are downloaded.
+    limit: how many questions of it; by default all.
+    say: is called with a line of progress.
+  """
+
+  lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
+  epsilons: tuple[float, ...] = (EPSILON,)
   layers: tuple[int, ...] | None = None
   heads: tuple[int, ...] | None = None
   positions: tuple[int, ...] | None = None
   cache_size: int = 64
   sinks: int = 4
-  dtype: str = 'float32'
   batch_size: int | None = None
-  fsdp: int = 1
   hellaswag: str = ''
   limit: int | None = None
   # Not compared: every lambda is a function of its own, and options that differ in nothing else
@@ -67,16 +84,9 @@ class Options:
   say: Callable[[str], None] = dataclasses.field(default=lambda line: None, compare=False)
 
   def __post_init__(self):
-    for name, choices in (('inputs', KINDS), ('bos', ('', *BOS)), ('dtype', DTYPES)):
-      if getattr(self, name) not in choices:
-        raise ValueError(f'--{name}={getattr(self, name)}: choose '
-                         f'{", ".join(filter(None, choices))}.')
-    # The least length has a token beside the first; the least cache a recent token beside a sink.
-    for name, least in (('sequences', 1), ('length', 2), ('batch_size', 1), ('limit', 1),
-                        ('seed', 0), ('cache_size', 2), ('sinks', 1), ('fsdp', 1)):
-      value = getattr(self, name)
-      if value is not None and value < least:
-        raise ValueError(f'--{name}={value} must be at least {least}.')
+    super().__post_init__()
+    # The least cache has a recent token beside a sink.
+    check_least(self, batch_size=1, limit=1, cache_size=2, sinks=1)
     # Position 1 is the one that others take the place of, so positions begin at 2.
     for name, least in (('lengths', 2), ('layers', 0), ('heads', 0), ('positions', 2)):
       values = getattr(self, name)
@@ -136,3 +146,31 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
   if 'seed' in given and kind == 'natural':
     raise ValueError('--seed would change nothing: nothing is drawn at random without '
                      '--inputs=random or --inputs=repeat.')
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+  """What a person chooses for an evaluation on tasks of lm-evaluation-harness.
+
+  Attributes:
+    num_fewshot: examples before a question; by default what the task says. A task that sets 0
+      itself keeps it, as in the harness.
+    limit: questions of each task; by default all.
+    batch_size: sequences at a time; by default what fits a fixed number of tokens.
+    bos: how contexts begin: tokenizer (as it begins a text, or the training of a run did), none or
+      force (one BOS).
+    max_length: tokens that the model reads at most; by default those of its training.
+    dtype: of parameters and activations: float32 or bfloat16.
+  """
+
+  num_fewshot: int | None = None
+  limit: int | None = None
+  batch_size: int | None = None
+  bos: str = 'tokenizer'
+  max_length: int | None = None
+  dtype: str = 'float32'
+
+  def __post_init__(self):
+    check_choices(self, bos=BOS, dtype=DTYPES)
+    # A window of two tokens is the least in which a text has a context.
+    check_least(self, num_fewshot=0, limit=1, batch_size=1, max_length=2)

@@ -27,7 +27,8 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.inputs import Inputs, repeated_token
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.evaluate.sinks import EPSILON, importance
+from sink_jax.evaluate.sinks import importance
+from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import LayerRecord, RecordOptions
 from sink_jax.models.run import Run

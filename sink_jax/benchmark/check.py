@@ -7,7 +7,6 @@ and puts their documents together; it does not use JAX and so leaves the device 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import os
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from sink_jax.benchmark import processes, table
 from sink_jax.benchmark.check_report import PartResult, Report, checks_not_run, head, page
 from sink_jax.benchmark.checks import count_passed, passed
+from sink_jax.benchmark.options import Check
 from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.io.files import remove_temporaries, write_atomically
 from sink_jax.train.provenance import command
@@ -89,7 +89,7 @@ def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
   return [part for part in every if {'all', part.name} & set(names)]
 
 
-def check(out: Path, options: argparse.Namespace) -> int:
+def check(options: Check) -> int:
   """Runs the parts, writes report.json and report.md; returns an exit code.
 
   The time that is left is divided among the parts that are left by their weights, so that the
@@ -99,8 +99,10 @@ def check(out: Path, options: argparse.Namespace) -> int:
   none; 2 where another part failed, the options are wrong, or the reports could not be written;
   0 otherwise.
   """
+  out = Path(options.out)
   try:
-    wanted = chosen(options.parts, options.smoke, options.tolerance)
+    names = [] if options.parts == ('none',) else list(options.parts)
+    wanted = chosen(names, options.smoke, options.tolerance)
     out.mkdir(parents=True, exist_ok=True)
     remove_temporaries(out)  # of a check that was killed while it wrote
   except (ValueError, OSError) as error:

@@ -1,46 +1,55 @@
-"""How commands begin and end: options, config files, --help, and errors in one line."""
+"""How commands begin and end: their options, config files, and errors in one line.
+
+A command is a module with `Options`, a frozen dataclass, and `main`, which takes one. A command of
+several has a table `COMMANDS` of such dataclasses by their names in place of `Options`. What takes
+seconds to import, such as jax, is imported by `main`, so that --help and errors do not wait for it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from absl import app, flags
-
-from sink_jax.cli import entry
+from sink_jax.cli import parser
+from sink_jax.cli.parser import CommandOptions, ConfigOptions
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
 
-def answer_help(name: str) -> None:
-  """Prints the options of a command and ends it with exit code 0 where --help asks for them.
+def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
+  """Runs a command and ends the process: with its exit code, or 1 and one line that says why.
 
-  It is called when the options are defined, before the imports that take seconds.
-
-  name: `__name__` of the module, which answers if it is the command that was started.
+  Args:
+    module: the command, or a namespace with what a module of a command has.
+    words: the command line behind the name of the command.
+    name: of the command.
   """
-  asked = [argument for argument in sys.argv[1:] if argument in entry.HELP]
-  if name == entry.running and asked:
-    known = flags.FLAGS
-    options = known.get_help() if '--helpfull' in asked else known.module_help(name)
-    print(f'{sys.modules[name].__doc__}\nflags:\n{options}')
+  try:
+    sys.exit(module.main(options_of(module, words, name)))
+  except (ValueError, OSError, MemoryError) as error:
+    stop(error)
+  except RuntimeError as error:
+    # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
+    if not type(error).__module__.startswith('sink_jax.'):
+      raise
+    stop(error)
+
+
+def options_of(module: Any, words: Sequence[str], name: str) -> Any:
+  """The options that a command line gives a command; see `parser.parse`."""
+  program, about = f'python -m sink_jax {name}', module.__doc__ or ''
+  if not hasattr(module, 'COMMANDS'):
+    return parser.parse(module.Options, words, program, about)
+  first = words[0] if words else ''
+  lines = {key: options.__doc__.partition('\n')[0] for key, options in module.COMMANDS.items()}
+  if first in parser.HELP:
+    print(f'{about}\n{parser.listing(program, lines)}')
     sys.exit(0)
-
-
-def run(main: Callable[[Sequence[str]], None], config: str | None = None) -> None:
-  """Parses the options and calls main; options that cannot be read are an error of one line.
-
-  config: file that stands in for --config where that is not given.
-  """
-  def parse(arguments):
-    try:
-      return _parsed(arguments, config)
-    except ValueError as error:
-      stop(error)
-
-  app.run(main, flags_parser=parse)
+  options = module.COMMANDS[parser.chosen(first, lines)]
+  return parser.parse(options, words[1:], f'{program} {first}', lines[first])
 
 
 def stop(error: BaseException | str) -> NoReturn:
@@ -48,69 +57,75 @@ def stop(error: BaseException | str) -> NoReturn:
   sys.exit('error: ' + ' '.join(str(error).split()))
 
 
-def no_arguments(argv: Sequence[str]) -> None:
-  """Raises a ValueError if there is anything but options behind the name of the program."""
-  if len(argv) > 1:
-    raise ValueError(f'unexpected argument {argv[1]!r}; options are written --name=value.')
-
-
-def unused(reason: str, *options: flags.FlagHolder) -> None:
+def unused(options: CommandOptions, reason: str, *names: str) -> None:
   """Raises a ValueError if one of these options is given, which nothing would read."""
-  for option in options:
-    if flags.FLAGS[option.name].present:
-      raise ValueError(f'--{option.name} {reason}')
+  for name in names:
+    if name in options.given:
+      raise ValueError(f'--{name} {reason}')
 
 
-def config_argument(arguments: Sequence[str]) -> str | None:
-  """The value of --config in a command line, FILE or FILE:TRIAL; None where it is not given."""
-  for i, argument in enumerate(arguments):
-    name, equals, value = argument.partition('=')
-    if name in ('--config', '-config'):
-      # --config FILE, as two arguments.
-      return value if equals else next(iter(arguments[i + 1:]), '')
-  return None
+def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:
+  """The fields of a dataclass that a person has given; those of `options` derive from it."""
+  fields = {field.name for field in dataclasses.fields(kind)}
+  return {name: getattr(options, name) for name in sorted(options.given & fields)}
 
 
-def _parsed(arguments, config):
-  given = config_argument(arguments)
-  # As if the person had written it: absl reads a config file while it reads the arguments.
-  if given is None and config:
-    given = config
-    arguments = [arguments[0], f'--config={config}', *arguments[1:]]
-  if given is None:
-    # A command that has no --config reads its arguments as they are; one that requires it has put a
-    # validator on it, whose message would not show an example.
-    if 'config' in flags.FLAGS and flags.FLAGS['config'].validators:
-      raise ValueError('--config is missing, such as --config=configs/quickstart.py:text-softmax.')
-    return _read(arguments)
-  path = given.partition(':')[0]
+def say(line: str) -> None:
+  """Prints a line of progress: on stderr, so that stdout holds the result alone."""
+  print(line, file=sys.stderr, flush=True)
+
+
+def quiet_logs() -> None:
+  """Sends messages of this package to stderr with their time, and those of libraries nowhere."""
+  import absl.flags
+  import absl.logging
+
+  from sink_jax.train import loop  # takes seconds
+
+  absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
+  absl.logging.use_absl_handler()
+  loop.quiet_logs()
+
+
+def read_config(path: str, options: ConfigOptions) -> dict[str, Any]:
+  """The config of --config=FILE[:ARGUMENT] with --config.KEY=VALUE, in ml_collections' syntax.
+
+  Raises:
+    ValueError: names the file, or the key, and what is wrong with it.
+  """
+  from absl import flags
+  from ml_collections import config_flags
+
+  file = path.partition(':')[0]
   # Checked here, where the error can be one line that names the file.
-  if not Path(path).is_file():
-    raise ValueError(f'--config={given}: there is no file {path}.')
+  if not Path(file).is_file():
+    raise ValueError(f'--config={path}: there is no file {file}.')
+  words = ['command', f'--config={path}', *options.config_words]
+  known = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', None, '', flag_values=known, sys_argv=words)
   try:
-    with importable_configs(path):
-      others = _read(arguments)
+    with importable_configs(file):
+      _, *others = known(words)
       # A config that met an OSError raises it when it is first touched.
-      getattr(flags.FLAGS['config'].value, 'to_dict', None)
-      return others
+      value: Any = known['config'].value
+      config = value.to_dict()
+  except flags.Error as error:  # of a config file: with a traceback, which ends with the reason
+    reason = str(error).strip().splitlines()[-1]
+    raise ValueError(reason.removeprefix('ValueError: ')) from None
   except ValueError:
     raise
   except Exception as error:  # a config file is somebody's program: anything can be wrong with it
-    options = (argument.lstrip('-').partition('=')[0] for argument in arguments)
-    config_keys = [name.removeprefix('config.') for name in options if name.startswith('config.')]
-    if config_keys and isinstance(error, (AttributeError, KeyError, TypeError)):
+    keys = [word.lstrip('-').partition('=')[0].removeprefix('config.')
+            for word in options.config_words]
+    if keys and isinstance(error, (AttributeError, KeyError, TypeError)):
       while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
       named = str(error.args[0] if error.args else error).rstrip('.')
       raise ValueError(
           f'--config has no such key: {named}. configs/base.py lists all; a budget and a protocol '
           'are parts of the name: --config=configs/window.py:window-32,budget=smoke'
-          + ''.join(dict.fromkeys(map(hint, config_keys)))) from None
-    raise ValueError(f'--config={given}: {type(error).__name__}: {error}') from None
-
-
-def _read(arguments):
-  try:
-    return flags.FLAGS(arguments)
-  except flags.Error as error:  # of a config file: with a traceback, which ends with the reason
-    raise ValueError(str(error).strip().splitlines()[-1].removeprefix('ValueError: ')) from None
+          + ''.join(dict.fromkeys(map(hint, keys)))) from None
+    raise ValueError(f'--config={path}: {type(error).__name__}: {error}') from None
+  if others:
+    raise ValueError(f'unexpected argument {others[0]!r}; options are written --name=value.')
+  return config

@@ -1,24 +1,47 @@
 """Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.
 
-    python -m sink_jax.data.build_tfds --name=lm1b --data_dir=DIR
-    python -m sink_jax.data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
+    python -m sink_jax data.build_tfds --name=lm1b --data_dir=DIR
+    python -m sink_jax data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
 
 Tfds(name='...', data_dir='DIR') then reads it.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import pathlib
 import sys
 
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 import sink_jax.data.stdlib  # noqa: F401
-from sink_jax.component import from_string, registry
+from sink_jax.cli import parser
+from sink_jax.component import from_string
 from sink_jax.data.chat import ChatJsonl, StdlibChat
 from sink_jax.data.documents import DocumentSource, PackedDataset, Tfds
 from sink_jax.io.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(parser.CommandOptions):
+  """The options of a dataset.
+
+  Attributes:
+    name: dataset, dataset/config or dataset:version; a name of your own with --source.
+    data_dir: where datasets are; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+    source: make it of the documents of a source instead, such as Jsonl(path='...'); another name
+      lists them.
+  """
+
+  name: str
+  data_dir: str = ''
+  source: str = ''
+
+
+def main(options: Options) -> None:
+  """Prepares a dataset and prints the source that reads it."""
+  source = from_string(DocumentSource, options.source) if options.source else None
+  print(prepare(options.name, options.data_dir, source))
 
 
 def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None) -> Tfds:
@@ -125,31 +148,3 @@ def _of_documents(tfds, name, folder, source):
     if made_of != repr(source):
       raise ValueError(f'{builder.data_path} was made of {made_of}: use another --name.')
   return builder
-
-
-def main(argv: list[str] | None = None) -> None:
-  """Prepares a dataset and prints the source that reads it."""
-  parser = argparse.ArgumentParser(
-      prog='python -m sink_jax.data.build_tfds',
-      description='Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.')
-  parser.add_argument('--name', required=True,
-                      help='dataset, dataset/config or dataset:version; a name of your own with '
-                           '--source')
-  parser.add_argument('--data_dir', default='',
-                      help='where datasets are (default: $TFDS_DATA_DIR, else '
-                           '~/tensorflow_datasets)')
-  parser.add_argument('--source', default='',
-                      help='make it of the documents of a source instead, such as '
-                           f'"Jsonl(path=\'...\')"; one of: {", ".join(registry(DocumentSource))}')
-  args = parser.parse_args(argv)
-  try:
-    source = from_string(DocumentSource, args.source) if args.source else None
-    print(prepare(args.name, args.data_dir, source))
-  except ValueError as error:
-    parser.exit(2, f'{parser.prog}: {error}\n')
-  except (OSError, MemoryError) as error:
-    parser.exit(1, f'{parser.prog}: {error}\n')
-
-
-def start() -> None:
-  main()

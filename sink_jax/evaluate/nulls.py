@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 
 DRAWS = 500
 _PERCENTILE = 99

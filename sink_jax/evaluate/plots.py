@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.run import ModelInputs, Run
 
 # Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.

@@ -15,7 +15,7 @@ from sink_jax.arguments import explained
 from sink_jax.evaluate import nulls, sinks
 from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
 from sink_jax.evaluate.finite import not_finite
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record, RecordOptions

@@ -18,8 +18,6 @@ from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from sink_jax.arguments import explained
 
-EPSILON = 0.3  # the paper's threshold of a sink
-
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
 _PART = 2**22  # numbers that are summed at a time

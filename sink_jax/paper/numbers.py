@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 
 STEPS, BATCH = 20_000, 512  # of the default run
 LENGTH = 64  # tokens of the inputs of open models

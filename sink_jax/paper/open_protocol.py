@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sink_jax.evaluate.sinks import EPSILON
+from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.paper.analysed import Result, printable
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos
 

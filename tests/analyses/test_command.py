@@ -11,14 +11,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 import sink_jax as sj
 from sink_jax.analyses import domains, hellaswag, norms, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.cli import analyses as command
+from sink_jax.cli import analyse_models as driver
+from sink_jax.cli import analyses, command
 from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.sizes import parameter_count
@@ -252,10 +251,9 @@ def test_only_models_that_fail(tmp_path):
 
 def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys):
   found = {'model': 'big', 'error': 'no memory'}
-  monkeypatch.setattr(command, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
-  with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
-    flags.FLAGS(['analyses'], known_only=True)
-    command.main(['analyses', 'norms'])
+  monkeypatch.setattr(driver, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
+  with pytest.raises(SystemExit) as error:
+    command.run(analyses, ['norms'], 'analyses')
   assert error.value.code == 'error: big: no memory'  # and exit status 1
   assert capsys.readouterr().out == 'table\na.json\n'
 
@@ -265,10 +263,9 @@ def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monk
     raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of\nmemory')
 
   monkeypatch.setattr(norms, 'measure', fails)
-  with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
-    flags.FLAGS(['analyses', f'--checkpoint={checkpoint}', f'--out={tmp_path}', '--inputs=random',
-                 '--length=8', '--sequences=2'])
-    command.main(['analyses', 'norms'])
+  with pytest.raises(SystemExit) as error:
+    command.run(analyses, ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
+                           '--inputs=random', '--length=8', '--sequences=2'], 'analyses')
   assert error.value.code.startswith('error: RESOURCE_EXHAUSTED: out of memory. Where ')
   assert '--batch_size=1' in error.value.code and '\n' not in error.value.code
 

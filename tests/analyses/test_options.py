@@ -68,7 +68,7 @@ def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monke
 
 @pytest.mark.parametrize('name, options, words', [
     ('norms', dict(layers=(98,), heads=(76,), cache_size=3), '--layers would change nothing: norms '
-     'takes --inputs, --source, --sequences, --length, --bos, --seed, --dtype, --batch_size'),
+     'takes --inputs, --source, --sequences, --length, --bos, --seed, --dtype, (--fsdp, )?--batch_size'),
     ('lengths', dict(length=8), '--length would change nothing: lengths takes .*--lengths'),
     ('domains', dict(inputs='random'), '--inputs would change nothing'),
     ('norms', dict(source='Stdlib()', inputs='random'), '--inputs=random reads no text'),

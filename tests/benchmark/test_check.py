@@ -1,6 +1,5 @@
 """The check of one GPU at tiny shapes, and what it makes of results."""
 
-import argparse
 import json
 import os
 import pathlib
@@ -10,11 +9,12 @@ import time
 
 import pytest
 
-from sink_jax.benchmark import check, processes
+from sink_jax.benchmark import check, options, processes
 from sink_jax.benchmark.check_report import PartResult
 from sink_jax.benchmark.records import AttentionRow, Document, TrainStepRow
 from sink_jax.benchmark.targets import targets
 from sink_jax.benchmark.timing import Timing
+from sink_jax.cli import benchmark, command
 
 ROOT = pathlib.Path(__file__).parents[2]
 PARTS = ['correctness', 'train_60m', 'attention', 'loss', 'importance', 'sweep']
@@ -83,7 +83,7 @@ def test_a_failed_correctness_check_gives_an_exit_code(environment, tmp_path):
 
 @pytest.mark.parametrize('names, word', [(['loss', 'speed'], "'speed'"), ([], "'none'")])
 def test_unknown_parts_are_refused(tmp_path, capsys, names, word):
-  assert check.check(tmp_path / 'out', chosen_options(names)) == 2
+  assert check.check(chosen_options(names, tmp_path / 'out')) == 2
   error = capsys.readouterr().err
   assert f'unknown {word}' in error and 'Choices: all, correctness' in error
   assert not list(tmp_path.iterdir())
@@ -91,12 +91,12 @@ def test_unknown_parts_are_refused(tmp_path, capsys, names, word):
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path, capsys):
   (tmp_path / 'out').write_text('')
-  assert check.check(tmp_path / 'out', chosen_options(['all'])) == 2
+  assert check.check(chosen_options(['all'], tmp_path / 'out')) == 2
   assert capsys.readouterr().err.count('\n') == 1
 
 
-def chosen_options(names, limit=30):
-  return argparse.Namespace(smoke=False, tolerance=0, parts=names, limit=limit, seed=0)
+def chosen_options(names, out, limit=30):
+  return options.Check(parts=tuple(names) or ('none',), out=str(out), limit=limit)
 
 
 class Scripted:
@@ -115,7 +115,7 @@ class Scripted:
                             env=os.environ | environment, start_new_session=True)
 
   def __call__(self, limit=30):
-    code = check.check(self.out, chosen_options(['all'], limit))
+    code = check.check(chosen_options(['all'], self.out, limit))
     return code, json.loads((self.out / 'report.json').read_text())
 
 
@@ -248,8 +248,7 @@ def limits(monkeypatch, tmp_path, seconds, names, spent=()):
 
   monkeypatch.setattr(check, '_run', run)
   monkeypatch.setattr(check.time, 'monotonic', lambda: clock[0])
-  check.check(tmp_path, argparse.Namespace(smoke=False, tolerance=0.01, parts=names, limit=seconds,
-                                           seed=0))
+  check.check(chosen_options(names, tmp_path, seconds))
   return found
 
 
@@ -264,12 +263,11 @@ def test_the_time_is_divided_between_the_chosen_parts(monkeypatch, tmp_path):
 
 
 def test_every_part_is_a_command_that_the_command_line_takes():
-  from sink_jax.cli.benchmark import parser
-
   wanted = check.parts(False, 0.01)
   assert [part.name for part in wanted] == [
       'correctness', 'train_60m', 'saved_60m', 'attention', 'train_1b', 'loss', 'importance',
       'sweep']
   assert sum(part.weight for part in wanted) == pytest.approx(1)
   for part in wanted:
-    parser().parse_args([*part.arguments, '--seed=0', '--limit=9', '--json=x'])
+    words = [*part.arguments, '--seed=0', '--limit=9', '--json=x']
+    assert command.options_of(benchmark, words, 'benchmark').limit == 9

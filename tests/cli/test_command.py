@@ -9,28 +9,25 @@ import sys
 import pytest
 
 from configs import quickstart, window
-from sink_jax.cli import entry
+from sink_jax.cli import command, entry, generate, lm_eval, plan, report, sweep
 from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES
 from tests.train.runs import ROOT
 
-# As `python -m sink_jax.train` reads its options, over and over in one process.
+# As `python -m sink_jax train` reads its options, over and over in one process.
 READER = """
-import json, sys
-from absl import flags
-from ml_collections import config_flags
-from sink_jax.cli import command
+import json, sys, types
+from sink_jax.cli import command, train
 
-CONFIG = config_flags.DEFINE_config_file('config', None, '')
-flags.DEFINE_integer('steps', None, '')
-read = lambda argv: print(json.dumps(CONFIG.value.label.trial))
+def read(options):
+  print(json.dumps(command.read_config(options.config, options)['label']['trial']))
+
+module = types.SimpleNamespace(Options=train.Options, main=read, __doc__='')
 for line in sys.stdin:
-  sys.argv = ['program', *json.loads(line)]
-  flags.FLAGS.unparse_flags()
   try:
-    command.run(read)
+    command.run(module, ['--workdir=a', *json.loads(line)], 'train')
   except SystemExit as end:
     if end.code:
       print(json.dumps(end.code))
@@ -51,7 +48,8 @@ def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
   (tmp_path / 'disk.py').write_text('def get_config(): open("/no/such/file")')
   quick = f'--config={ROOT}/configs/quickstart.py'
   cases = [
-      ([f'{quick}:text-k-bias', '--steps=3'], 'text-k-bias'),
+      ([f'{quick}:text-k-bias', '--config.steps=3'], 'text-k-bias'),
+      ([f'{quick}:text-k-bias', '--config.steps', '3', '-noconfig.data.bos'], 'text-k-bias'),
       ([quick], 'error: Name a trial .* Choices: text-softmax, text-sigmoid, '),
       ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Choices: text-softmax, "),
       ([f'--config={ROOT}/configs/base.py:text'], 'error: .*has no trials'),
@@ -60,7 +58,9 @@ def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
       (['--config=' + str(tmp_path / 'disk.py')], 'error: .*/no/such/file'),
       ([f'{quick}:text-softmax', '--config.stepz=1'], "error: --config has no such key: 'stepz'"),
       ([f'{quick}:text-softmax', '--config.steps=many'], 'error: .*config.steps=many'),
-      ([f'{quick}:text-softmax', '--stepz=1'], "error: Unknown command line flag 'stepz'"),
+      ([f'{quick}:text-softmax', '--wrkdir=1'],
+       'error: there is no option --wrkdir. Did you mean --workdir?'),
+      ([f'{quick}:text-softmax', '--config.data.bos', 'x'], "error: unexpected argument 'x'"),
   ]
   found = read(*(line for line, _ in cases), env={'PYTHONPATH': str(ROOT)})
   assert len(found) == len(cases)
@@ -91,81 +91,59 @@ def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
     module.get_config(text)
 
 
-# The commands one after another in one process: JAX is imported once.
-COMMANDS = """
-import importlib, json, sys
-from absl import flags
-from sink_jax.cli import command
-before = set(flags.FLAGS)
-for name, lines in json.load(sys.stdin):
-  module = importlib.import_module(name)
-  for line in lines:
-    sys.argv = [name, *line]
-    flags.FLAGS.unparse_flags()
-    try:
-      command.run(module.main, getattr(module, 'BASE', None))
-    except SystemExit as end:
-      print(json.dumps(end.code))
-  for flag in set(flags.FLAGS) - before - {'help', 'helpfull', 'helpshort', 'helpxml'}:
-    delattr(flags.FLAGS, flag)
-"""
-
-
-def test_options_that_nothing_reads_are_refused(tmp_path):
+def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(lm_eval, 'imported', lambda: None)  # as if the harness were installed
   (tmp_path / 'runs').mkdir()
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
   table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
   cases = {
-      'sink_jax.cli.plan': [
+      plan: [
           ([*table, '--config.steps=3'], '--config is for the plan of one run'),
           ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
           ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
           (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
-          (['--topology=v5e:1x1', '--vocab=0'], 'flag --vocab=0'), ([], '--topology is missing'),
+          (['--topology=v5e:1x1', '--vocab=0'], '--vocab=0 must be at least 1'), ([], '--topology is missing'),
           (['--topology=v5e:1x1', quick], 'Name a trial')],
-      'sink_jax.cli.sweep': [
+      sweep: [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
           ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b')],
-      'sink_jax.cli.generate': [
+      generate: [
           (['--checkpoint=a', '--sinks=2'], '--sinks is for a cache .* --cache_size'),
           (['--checkpoint=a', '--positions=text'], '--positions is for a cache'),
           (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
           (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
           (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
           (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
-      'sink_jax.cli.lm_eval': [
+      lm_eval: [
           ([], 'either --checkpoint or --workdir'), (['--checkpoint=a', '--workdir=b'], 'either'),
           (['--workdir=a', '--fsdp=2'], '--fsdp is for published models'),
           (['--checkpoint=a', '--limit=0'], '--limit=0 must be at least 1'),
           (['--checkpoint=a', '--num_fewshot=-1'], '--num_fewshot=-1'),
-          (['--checkpoint=a', '--batch_size=many'], 'flag --batch_size=many'),
+          (['--checkpoint=a', '--batch_size=many'], '--batch_size=many: write a whole number'),
           (['--checkpoint=a', '--bos=maybe'], '--bos=maybe: choose'),
           (['--checkpoint=a'], '--out is needed'),
           (['--checkpoint=a', f'--out={tmp_path}'], 'holds runs: name a new folder')],
-      'sink_jax.cli.report': [
+      report: [
           ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
   }
-  done = subprocess.run(
-      [sys.executable, '-P', '-c', COMMANDS], text=True, capture_output=True, cwd=tmp_path,
-      env=dict(os.environ, PYTHONPATH=str(ROOT)),
-      input=json.dumps([(name, [line for line, _ in lines]) for name, lines in cases.items()]))
-  assert done.returncode == 0, done.stderr
-  found = list(map(json.loads, done.stdout.splitlines()))
-  wanted = [words for lines in cases.values() for _, words in lines]
-  assert len(found) == len(wanted), found
-  for text, words in zip(found, wanted):
-    assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)
+  for module, lines in cases.items():
+    for line, words in lines:
+      with pytest.raises(SystemExit) as end:
+        command.run(module, line, module.__name__)
+      text = end.value.code
+      assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)
 
 
 def test_help_ends_well_and_imports_no_jax():
   """Every command at once, by its two names; its options offer what the modules behind it know."""
   wanted = {
-      'train': '--config', 'sweep': 'dry_run', 'evaluate': f'<{"|".join(inputs.KINDS)}>',
+      'train': '--config', 'sweep': '--dry_run', 'evaluate': f'{", ".join(inputs.BOS[:1])}',
       'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
-      'benchmark': 'train_step', 'generate': f'<{"|".join(POSITIONS)}>',
-      'export': f'<{"|".join(DTYPES)}>', 'lm_eval': '--num_fewshot', 'data.build': '--valid_fraction',
+      'benchmark': 'train_step', 'generate': f'{{{",".join(POSITIONS)}}}',
+      'export': f'{{{",".join(DTYPES)}}}', 'lm_eval': '--num_fewshot', 'data.build': '--valid_fraction',
       'data.build_tfds': '--data_dir'}
   look = ('import runpy, sys\n'
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
@@ -182,7 +160,10 @@ def test_help_ends_well_and_imports_no_jax():
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err.strip()) == (0, 'False'), (name, err)
     assert ''.join(wanted[name].split()) in ''.join(out.split()), (name, out)
-    assert f'sink_jax.{name}' in out, out
+    # What it does in a sentence, an example, and the options with their defaults.
+    assert re.match(rf'[A-Z][^\n]*\.\n\n    python -m sink_jax {name} [^\n]*-', out), out
+    assert f'usage: python -m sink_jax {name} ' in out and '\x1b' not in out
+    assert "(default: )" not in out and 'None)' not in out, out
 
 
 def test_scores_without_the_harness_end_in_one_line_before_jax():
@@ -203,10 +184,10 @@ def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
     return end.value.code
 
   assert ended('trian') == (
-      "error: there is no command 'trian': did you mean train? It is one of "
+      "error: there is no command 'trian'. Did you mean train? It is one of "
       f'{", ".join(entry.COMMANDS)}.')
-  assert ended('--help') == 0 and ended() == 2
-  assert capsys.readouterr().out.count('data.build_tfds') == 2
+  assert ended('--help') == ended('-h') == 0 and ended() == 2
+  assert capsys.readouterr().out.count('data.build_tfds') == 3
 
 
 def test_every_older_name_of_a_command_starts_it():

@@ -1,5 +1,6 @@
 """A command is the same however it is started: by `sink-jax`, by the package, by its older name."""
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -10,9 +11,11 @@ import tomllib
 import types
 
 import pytest
+import tyro
 
-from sink_jax.cli import command, entry
+from sink_jax.cli import entry
 from sink_jax.train import provenance
+from sink_jax.train.checkpoint import CheckpointError
 from tests.train.runs import ROOT
 
 FORMS = ('script', 'package', 'older')
@@ -51,14 +54,18 @@ def start(form, name):
     sys.exit(console_script().load()())
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  name: tyro.conf.Positional[str]
+  steps: int
+
+
 @pytest.fixture
 def stub(monkeypatch):
-  """Puts a function in the place of a command's `start`."""
-  monkeypatch.setattr(entry, 'running', '')
-
+  """Puts a function in the place of a command's `main`."""
   def put(name, function):
     module = types.ModuleType(f'sink_jax.cli.{name.replace(".", "_")}', 'What it does.')
-    module.start = function
+    module.Options, module.main = Options, function
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
   return put
@@ -73,12 +80,15 @@ def test_every_form_gives_a_command_its_options_and_ends_with_its_code(form, stu
       start(form, name)
     return end.value.code
 
-  options = []
-  assert ends('train', lambda: options.extend(sys.argv[1:])) is None
-  assert options == ['--steps=3', 'more']
-  assert ends('benchmark', lambda: 3) == 3
-  assert ends('data.build', lambda: sys.exit(42)) == 42
-  assert ends('export', lambda: command.stop('no\nrun')) == 'error: no run'
+  found = []
+  assert ends('train', found.append) is None and found == [Options(name='more', steps=3)]
+  assert ends('benchmark', lambda options: 3) == 3
+  assert ends('data.build', lambda options: sys.exit(42)) == 42
+
+  def fails(options):
+    raise CheckpointError('no\nrun')
+
+  assert ends('export', fails) == 'error: no run'
 
 
 @pytest.mark.parametrize('words, recorded', [
@@ -126,24 +136,10 @@ def test_train_and_sweep_answer_signals_before_jax_is_imported(tmp_path):
   words = [[*first, name] for name in ('train', 'sweep')
            for first in ([str(write_script(tmp_path))], ['sink_jax'])]
   words += [['sink_jax.train'], ['sink_jax.sweep']]
-  started = [subprocess.Popen([sys.executable, '-P', '-c', BEFORE_JAX, *line], text=True,
+  options = [f'--config={ROOT}/configs/base.py', f'--workdir={tmp_path}']
+  started = [subprocess.Popen([sys.executable, '-P', '-c', BEFORE_JAX, *line, *options], text=True,
                               stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
              for line in words]
   for line, process in zip(words, started):
     _, err = process.communicate(timeout=120)
     assert err.strip() == '_exit_saved', (line, err)
-
-
-def test_help_is_answered_by_the_command_that_was_started_alone(stub, monkeypatch, capsys):
-  """A program that imports a command, such as a test, has a --help of its own."""
-  stub('train', lambda: None)
-  for asked in entry.HELP:
-    monkeypatch.setattr(sys, 'argv', ['program', asked])
-    for running in ('', 'sink_jax.cli.sweep'):
-      monkeypatch.setattr(entry, 'running', running)
-      command.answer_help('sink_jax.cli.train')
-    assert not capsys.readouterr().out
-    monkeypatch.setattr(entry, 'running', 'sink_jax.cli.train')
-    with pytest.raises(SystemExit) as end:
-      command.answer_help('sink_jax.cli.train')
-    assert end.value.code == 0 and capsys.readouterr().out.startswith('What it does.')

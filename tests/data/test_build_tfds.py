@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from sink_jax.cli.data_build_tfds import main, prepare
+from sink_jax.cli import command, data_build_tfds
+from sink_jax.cli.data_build_tfds import prepare
 from sink_jax.component import from_string
 from sink_jax.data.chat import StdlibChat
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
@@ -15,7 +16,8 @@ from sink_jax.data.tokenizer import Bytes
 
 def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):
   folder = str(tmp_path / 'tfds')
-  main(['--name=mine', '--data_dir', folder, '--source', repr(corpus)])
+  words = ['--name=mine', '--data_dir', folder, '--source', repr(corpus)]
+  data_build_tfds.main(command.options_of(data_build_tfds, words, 'data.build_tfds'))
   source = from_string(DocumentSource, capsys.readouterr().out.splitlines()[-1])
   assert source == Tfds(name='mine', data_dir=folder)
   assert [d.text for d in source.documents()] == [d.text for d in corpus.documents()]
@@ -29,10 +31,10 @@ def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys)
   assert 'tensorflow' not in sys.modules
 
 
-def test_errors(tmp_path, capsys):
-  with pytest.raises(SystemExit) as stop:
-    main(['--name=no_such_set', '--data_dir', str(tmp_path)])
-  assert stop.value.code == 2 and "no dataset 'no_such_set'" in capsys.readouterr().err
+def test_errors(tmp_path):
+  with pytest.raises(SystemExit, match="^error: .*no dataset 'no_such_set'"):
+    command.run(data_build_tfds, ['--name=no_such_set', '--data_dir', str(tmp_path)],
+                'data.build_tfds')
   with pytest.raises(ValueError, match=r"'c4/en' cannot be prepared here: .*Jsonl"):
     prepare('c4/en', str(tmp_path))
   with pytest.raises(ValueError, match='small letters'):

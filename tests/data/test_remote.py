@@ -8,12 +8,12 @@ import shutil
 import pytest
 from etils.epath.testing import mock_epath
 
-from sink_jax.cli.data_build import main
 from sink_jax.data import remote
 from sink_jax.data.documents import Jsonl, PackedDataset
 from sink_jax.data.prepare import open_cache, packed_folder
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.io.build_once import DiskFull
+from tests.data.building import build
 
 _URL = 'gs://bucket/corpora'
 
@@ -104,7 +104,7 @@ def test_an_interrupted_upload_goes_on(corpus, bucket, monkeypatch):
   assert len(written) == len(set(written))
 
 
-def test_errors_name_the_address_and_the_remedy(corpus, bucket, capsys):
+def test_errors_name_the_address_and_the_remedy(corpus, bucket):
   folder, _ = bucket
   there = folder / 'mine'
   shutil.copytree(_open(corpus).folder, there)
@@ -117,9 +117,7 @@ def test_errors_name_the_address_and_the_remedy(corpus, bucket, capsys):
     packed_folder(PackedDataset(path='gs://bucket/none'))
   with pytest.raises(ValueError, match='copy it to this machine first'):
     list(Jsonl(path='gs://bucket/a.jsonl').documents())
-  with pytest.raises(SystemExit):
-    main(['--source', "PackedDataset(path='zz://bucket/none')"])
-  assert 'use gs://bucket/folder' in capsys.readouterr().err
+  assert 'use gs://bucket/folder' in build('--source', "PackedDataset(path='zz://bucket/none')")
 
 
 def test_without_gcsfs_the_pip_line_is_named():

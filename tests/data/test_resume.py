@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-from sink_jax.cli.data_build import main
 from sink_jax.data import cache_builder, encoding, packing
 from sink_jax.data.cache import Cache
 from sink_jax.data.chat import ChatJsonl
@@ -20,6 +19,7 @@ from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.io.build_once import build_once
 from sink_jax.io.files import write_atomically
+from tests.data.building import build
 
 # What builds were before they could be stopped, several processes wide.
 _CONTENT = {(16, False): '3220f2bbf6f5060da36a141cf3be3bf0',
@@ -114,8 +114,8 @@ def test_workers_make_the_same_files(corpus, tmp_path, kind):
 
 
 _SLOW = """
-import signal, sys, time
-from sink_jax.cli import data_build
+import sys, time
+from sink_jax.cli import command, data_build
 from sink_jax.data import cache_builder, encoding
 cache_builder._SECONDS_BETWEEN_COMMITS, encoding._CHARACTERS = -1, 1500
 commit = cache_builder.CacheBuilder._commit
@@ -127,8 +127,7 @@ if 'slow' in sys.argv:
   sys.argv.remove('slow')
   cache_builder.CacheBuilder._commit = slow
 if __name__ == '__main__':
-  signal.signal(signal.SIGTERM, data_build._stop)
-  data_build.main(sys.argv[1:])
+  command.run(data_build, sys.argv[1:], 'data.build')
 """
 
 
@@ -146,7 +145,7 @@ def test_signals(corpus, tmp_path, sign, code, workers):
     assert process.wait() == code
     if code == 42:
       assert 'resumes the build' in process.stderr.read()
-  main(command[3:])  # resumes
+  assert build(*command[3:]) is None  # resumes
   whole = _open(corpus, 8, tokenizer=TrainedBpe(vocab_size=300), cache_dir=str(tmp_path / 'whole'))
   assert _files(_open(corpus, 8, tokenizer=TrainedBpe(vocab_size=300))) == _files(whole)
 
@@ -184,7 +183,7 @@ def test_a_tokenizer_that_a_power_cut_left_damaged_is_written_again(corpus, cach
   assert cache.encoder.vocab_size == 280
 
 
-def test_a_full_disk_is_named_and_the_build_goes_on(corpus, cache_folder, monkeypatch, capsys):
+def test_a_full_disk_is_named_and_the_build_goes_on(corpus, cache_folder, monkeypatch):
   whole = _open(corpus, cache_dir=str(cache_folder / 'whole'))
   sync, calls = os.fsync, []
 
@@ -195,11 +194,8 @@ def test_a_full_disk_is_named_and_the_build_goes_on(corpus, cache_folder, monkey
     sync(descriptor)
   with monkeypatch.context() as patch:
     patch.setattr(os, 'fsync', full)
-    with pytest.raises(SystemExit) as stop:
-      main(['--source', repr(corpus), '--context=16', '--valid_fraction=0.2'])
-  assert stop.value.code == 1
-  error = capsys.readouterr().err
-  assert error.count('\n') == 1 and 'Traceback' not in error
+    error = build('--source', repr(corpus), '--context=16', '--valid_fraction=0.2')
+  assert error.startswith('error: ') and '\n' not in error
   assert f'No space left on the disk of {cache_folder}' in error and 'GB more are needed' in error
   assert _files(_open(corpus)) == _files(whole)
 
@@ -212,16 +208,13 @@ def test_wrong_input_leaves_nothing_behind(corpus, cache_folder):
 
 def test_verify_finds_a_flipped_byte(corpus, capsys):
   folder = _open(corpus).folder
-  main(['--verify', str(folder)])
+  assert build('--verify', str(folder)) is None
   assert 'as it was built' in capsys.readouterr().out
   for name in ('train.001.npy', 'probe.npz'):
     data = bytearray((folder / name).read_bytes())
     data[-30] ^= 1
     (folder / name).write_bytes(data)
-  with pytest.raises(SystemExit) as stop:
-    main(['--verify', str(folder)])
-  assert stop.value.code == 1
-  assert 'probe.npz, train.001.npy changed' in capsys.readouterr().err
+  assert 'probe.npz, train.001.npy changed' in build('--verify', str(folder))
   (folder / 'probe.npz').write_bytes(b'')
   with pytest.raises(ValueError, match=r'probe\.npz is missing or damaged \(0 bytes'):
     Cache(folder)

@@ -1,0 +1,294 @@
+"""The options of every benchmark, which their functions and the command line share.
+
+A size that is None, or an empty tuple, has one default on a GPU or TPU and another on a CPU, which
+`commands` fills in. The name `none` alone stands for no name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import tyro
+
+from sink_jax.arguments import check_least
+
+TOLERANCE = 0.005
+# Fields of the classes below that count something.
+_COUNTS = ('shape', 'length', 'heads', 'head_dim', 'keys', 'tokens', 'd_model', 'vocab', 'batch',
+           'steps', 'unroll', 'trials', 'head_dims', 'lengths')
+Dtype = Literal['bfloat16', 'float32']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+  """What every command that measures has.
+
+  Attributes:
+    seed: of the random inputs.
+    limit: seconds after which nothing new begins; of check: all of it, by default 480.
+  """
+
+  seed: int = 0
+  limit: float | None = None
+
+  def __post_init__(self):
+    if not 0 <= self.seed < 2**31:
+      raise ValueError(f'--seed={self.seed} is not between 0 and 2**31 - 1.')
+    for name in ('limit', 'seconds'):
+      value = getattr(self, name, None)
+      if value is not None and not value > 0:
+        raise ValueError(f'--{name}={value:g} is not greater than 0.')
+    check_least(self, **{name: 1 for name in _COUNTS if hasattr(self, name)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved(Measured):
+  """What a command that prints one table has.
+
+  Attributes:
+    json: a file for the result.
+  """
+
+  json: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed(Saved):
+  """What a command that times functions has.
+
+  Attributes:
+    seconds: to spend on each number.
+    dtype: of the inputs; by default bfloat16 on a GPU or TPU, else float32.
+  """
+
+  seconds: float = 0.5
+  dtype: Dtype | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Timed):
+  """Every variant of attention, forward and backward.
+
+  Attributes:
+    shape: B,H,T,Dh of each; by default 8,8,2048,64 8,8,2048,96 8,16,2048,128 1,8,32768,128 on a GPU
+      or TPU, else 1,8,2048,96.
+    variants: such as softmax,sigmoid; another name lists them.
+    rivals: none, or names such as cudnn,torch-flash.
+    implementations: of this package: pallas, linear, chunked; by default all, on a CPU not pallas.
+    sweep: instead: time block sizes of the GPU kernels at these shapes.
+  """
+
+  shape: tuple[tuple[int, int, int, int], ...] = ()
+  variants: tuple[str, ...] = ('all',)
+  rivals: tuple[str, ...] = ('all',)
+  implementations: tuple[str, ...] = ()
+  sweep: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.sweep and (self.rivals != ('all',) or self.implementations or self.dtype):
+      raise ValueError('--rivals, --implementations and --dtype are for the comparison; --sweep '
+                       'times block sizes of the kernels of this package in bfloat16.')
+    if self.sweep and (len(self.variants) != 1 or self.variants == ('none',)):
+      raise ValueError('--sweep takes one variant: --variants=softmax.')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Importance(Timed):
+  """Importance of every key in memory linear in T.
+
+  Attributes:
+    length: of each; by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
+    heads: by default 8, on a CPU 1.
+    head_dim: by default 128 64, on a CPU 64.
+    keys: of the shortcut.
+    variant: another name lists them.
+  """
+
+  length: tuple[int, ...] = ()
+  heads: int | None = None
+  head_dim: tuple[int, ...] = ()
+  keys: int = 4
+  variant: str = 'softmax'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss(Timed):
+  """Cross-entropy with gradients, in chunks and with all logits.
+
+  Attributes:
+    tokens: B,T; by default 8,2048, on a CPU 2,256.
+    d_model: by default 768, on a CPU 256.
+    vocab: by default 50432, on a CPU 8192.
+  """
+
+  tokens: tuple[int, int] | None = None
+  d_model: int | None = None
+  vocab: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Components:
+  """Config strings of the attention, such as Sigmoid()."""
+
+  similarity: str | None = None
+  normalizer: str | None = None
+  feature_map: str | None = None
+  position: str | None = None
+  mask: str | None = None
+  kv_bias: str | None = None
+  qk_norm: str | None = None
+  temperature: str | None = None
+  value: str | None = None
+  head: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainStep(Saved):
+  """Training steps of a model with AdamW: tokens/s and MFU.
+
+  Attributes:
+    size: tiny, 60m, 1b, 7b, 13b; by default 60m, on a CPU tiny.
+    batch: sequences of each; by default 8 16 32, on a CPU 4.
+    length: by default 2048, on a CPU 256.
+    vocab: by default 50432, on a CPU 512.
+    steps: to time.
+    dtype: of activations.
+    implementation: of attention; "default" is what this machine chooses by itself.
+    remat: what is recomputed when backpropagating; by default as a run chooses.
+    unroll: blocks that are compiled one after another; by default as a run chooses.
+    attention: config strings of its parts, such as Sigmoid().
+  """
+
+  size: str | None = None
+  batch: tuple[int, ...] = ()
+  length: int | None = None
+  vocab: int | None = None
+  steps: int = 10
+  dtype: Dtype | None = None
+  implementation: tuple[str, ...] = ('default',)
+  remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] | None = None
+  unroll: int | None = None
+  attention: Components = Components()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group(Saved):
+  """Steps of several small trials, one after the other and as a group.
+
+  Attributes:
+    trials: widths of groups.
+    size: tiny, 60m, 1b, 7b, 13b.
+    batch: sequences of a trial.
+    length: tokens of each.
+    vocab: of the model.
+    steps: of a timing, at most 50.
+    dtype: of activations.
+  """
+
+  trials: tuple[int, ...] = (6,)
+  size: str = 'tiny'
+  batch: int = 32
+  length: int = 64
+  vocab: int = 258
+  steps: int = 10
+  dtype: Dtype | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trials(Saved):
+  """Steps of the trials of a config file, in turns with those of softmax.
+
+  Attributes:
+    config: a file with trials TASK-VARIANT.
+    only: trials, or first words of several: trigger,desk-sigmoid; by default all.
+    seconds: of every timing, nine of which make a number.
+  """
+
+  config: str = 'configs/remedies.py'
+  only: tuple[str, ...] = ()
+  seconds: float = 0.3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tolerated(Measured):
+  """What commands that check correctness have.
+
+  Attributes:
+    tolerance: allowed beside twice the error of the definition in bfloat16.
+  """
+
+  tolerance: float = TOLERANCE
+
+  def __post_init__(self):
+    super().__post_init__()
+    # -1 lets every case fail, to see that a failure is noticed.
+    if not -1 <= self.tolerance < math.inf:
+      raise ValueError(f'--tolerance={self.tolerance:g} is not a number from 0 on.')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Correctness(Tolerated, Saved):
+  """Every variant of the paper against its T x T definition.
+
+  Attributes:
+    variants: names as in the table.
+    head_dims: by default 64 96 128, on a CPU 16.
+    lengths: by default 1024 1023, on a CPU 32 31.
+    share: N/M: run every M-th problem only, from the N-th.
+  """
+
+  variants: tuple[str, ...] = ('all',)
+  head_dims: tuple[int, ...] = ()
+  lengths: tuple[int, ...] = ()
+  share: str = '0/1'
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.part  # refuses a share that is none
+
+  @property
+  def part(self) -> tuple[int, int]:
+    """(N, M) of the share."""
+    number, _, count = self.share.partition('/')
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+      raise ValueError(f'--share={self.share} is not as 0/4 to 3/4.')
+    return int(number), int(count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check(Tolerated):
+  """All of it on one GPU within eight minutes; launch/gpu_hour.sh runs it.
+
+  Attributes:
+    out: folder of report.json and report.md.
+    smoke: tiny shapes: does it run to the end?
+    parts: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep.
+  """
+
+  out: tyro.conf.Positional[str] = 'results/gpu_check'
+  smoke: bool = False
+  parts: tuple[str, ...] = ('all',)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not {'all', 'correctness'} & set(self.parts) and self.tolerance != TOLERANCE:
+      raise ValueError('--tolerance is for the part correctness, which is not among --parts.')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Show:
+  """The tables of JSON files again.
+
+  Attributes:
+    files: that the other commands wrote.
+  """
+
+  files: tyro.conf.Positional[tuple[str, ...]]
+
+
+COMMANDS = {'attention': Attention, 'importance': Importance, 'loss': Loss,
+            'train_step': TrainStep, 'group': Group, 'trials': Trials, 'correctness': Correctness,
+            'check': Check, 'show': Show}

@@ -1,0 +1,306 @@
+"""The one parser of command lines: from words to a dataclass of options, by tyro.
+
+A command states its options once, as the fields of a frozen dataclass, whose docstrings are the
+help. tyro makes the help and the values. What is here turns the many spellings that people and
+scripts use (--name=value, --name value, -name, --no-name, --noname, --name=true, a,b,c) into
+the one of tyro, and says in one line what is wrong with those that it cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from sink_jax.arguments import nearest
+
+HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
+_SWITCH = {'true': True, 't': True, '1': True, 'false': False, 'f': False, '0': False}
+# As `Positional[str]` and `UseAppendAction[tuple[str, ...]]` leave them in the metadata of a type.
+_MARKS: tuple[Any, ...] = tyro.conf.Positional[str], tyro.conf.UseAppendAction[tuple[str, ...]]
+_POSITIONAL, _REPEATED = (mark.__metadata__[0] for mark in _MARKS)
+
+_NO_OPTION: Any = dict(init=False, repr=False, compare=False)  # a field that the parser fills in
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandOptions:
+  """What the options of every command know beside their values.
+
+  Attributes:
+    given: names of the options in the command line, whatever their values.
+  """
+
+  given: frozenset[str] = dataclasses.field(default=frozenset(), **_NO_OPTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigOptions(CommandOptions):
+  """The options of a command that reads a config file and takes --config.KEY=VALUE.
+
+  Attributes:
+    config_words: those words of the command line, as they were written.
+  """
+
+  config_words: tuple[str, ...] = dataclasses.field(default=(), **_NO_OPTION)
+
+
+_Options = TypeVar('_Options')
+
+
+class _Option(NamedTuple):
+  """An option; `type` is that of its field without `| None`, which no command line has to spell."""
+
+  type: Any
+  spec: PrimitiveConstructorSpec
+  required: bool
+  marks: tuple
+
+  @property
+  def is_repeated(self) -> bool:
+    return _REPEATED in self.marks
+
+  @property
+  def is_list(self) -> bool:
+    return typing.get_origin(self.type) is tuple and not self.is_repeated
+
+  @property
+  def is_positional(self) -> bool:
+    return _POSITIONAL in self.marks
+
+  @property
+  def wanted(self) -> str:
+    """What values are, for the error where some are not."""
+    inner = typing.get_args(self.type)
+    if not self.is_list:
+      return 'a whole number' if self.type is int else 'a number'
+    if typing.get_origin(inner[0]) is tuple:
+      inner = typing.get_args(inner[0])
+    if Ellipsis in inner:
+      return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
+    return f'{len(inner)} numbers with commas between them'
+
+
+def parse(options: type[_Options], words: Sequence[str], program: str, about: str) -> _Options:
+  """The options that words of a command line spell.
+
+  Prints them, and ends the process with exit code 0, where --help is among the words.
+
+  Args:
+    options: a frozen dataclass.
+    words: the command line behind the name of the command.
+    program: how a person starts the command, for its help.
+    about: what it does, for its help.
+
+  Raises:
+    ValueError: names the option that is unknown, missing or wrong, and the remedy.
+  """
+  known = _known(options)
+  # `about` is printed as it is written: tyro would join its lines.
+  read = lambda arguments: tyro.cli(
+      options, args=arguments, prog=program, description='', use_underscores=True,
+      config=(tyro.conf.DisallowNone, tyro.conf.SuppressFixed,
+              tyro.conf.PositionalMetavarFromFieldName))
+  if set(words) & set(HELP):
+    print(about.strip(), _help(read), sep='\n\n')
+    sys.exit(0)
+  values, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
+  arguments, positional = [], []
+  for name, option in known.items():
+    if name in values:
+      _check(name, option, values[name])
+      (positional if option.is_positional else arguments).extend(
+          _canonical(name, option, values[name]))
+    elif option.required:
+      example = re.search(r'^ +(python .*)', about, re.MULTILINE)
+      raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
+                       + (f', as in: {example[1]}' if example else '; --help lists the options.'))
+  # Without '--' a list would take those that follow it for its own.
+  arguments += ['--', *positional] if positional else []
+  try:
+    # A dataclass may refuse a value that has the right type. tyro prints that as a box.
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+      made = read(arguments)
+  except SystemExit as end:
+    raise ValueError(str(end.__context__ or printed.getvalue())) from None
+  # No arguments of the constructor, and frozen.
+  if isinstance(made, CommandOptions):
+    object.__setattr__(made, 'given', frozenset(values))
+  if isinstance(made, ConfigOptions):
+    object.__setattr__(made, 'config_words', tuple(config_words))
+  return made
+
+
+def listing(program: str, commands: Mapping[str, str]) -> str:
+  """The help of a program of several commands: the name of each, and what it does."""
+  width = max(map(len, commands))
+  lines = [f'  {name:<{width}}  {line}' for name, line in commands.items()]
+  return '\n'.join([f'usage: {program} COMMAND [OPTIONS]', '', *lines, '',
+                    f'{program} COMMAND --help lists the options of a command.'])
+
+
+def chosen(name: str, commands: Mapping[str, Any]) -> str:
+  """The name, if it is one of these commands.
+
+  Raises:
+    ValueError: it is not; names the nearest.
+  """
+  if name not in commands:
+    raise ValueError(f'there is no command {name!r}.{_nearest(name, commands)} It is one of '
+                     f'{", ".join(commands)}.')
+  return name
+
+
+def _help(read: Callable[[list[str]], object]) -> str:
+  """The options with their types and defaults, as tyro prints them where colours have no use."""
+  with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+    read(['--help'])
+  # An empty default says nothing: the text of the option says what is done without it.
+  text = re.sub(r"\(default:\s+(None|'')?\)", '', printed.getvalue())
+  text = re.sub(r'\{(\[.*\])\}', r'\1', text)  # of a list that may be None
+  text = text.replace('\'"\'"\'', "'")  # a quote as shells need it
+  return '\n'.join(filter(None, (line.rstrip() for line in text.splitlines())))
+
+
+def _known(options: type, prefix: str = '') -> dict[str, _Option]:
+  """The options by their names; those of a dataclass in a field are FIELD.NAME."""
+  hints, known = typing.get_type_hints(options, include_extras=True), {}
+  for field in dataclasses.fields(options):
+    hint = hints[field.name]
+    kind, marks = getattr(hint, '__origin__', hint), getattr(hint, '__metadata__', ())
+    kind = kind if marks else hint
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+      kind, = (one for one in typing.get_args(kind) if one is not types.NoneType)
+    if dataclasses.is_dataclass(kind):
+      known |= _known(typing.cast(type, kind), f'{prefix}{field.name}.')
+      continue
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
+    # A field that no text makes, such as a function, is for callers in Python.
+    if field.init and isinstance(spec, PrimitiveConstructorSpec):
+      name = next((mark.name for mark in marks if getattr(mark, 'name', None)), field.name)
+      required = field.default is field.default_factory is dataclasses.MISSING
+      known[prefix + name] = _Option(kind, spec, required, marks)
+  return known
+
+
+def _spelled(words: Sequence[str], known: Mapping[str, _Option],
+             takes_config: bool) -> tuple[dict[str, list[str]], list[str]]:
+  """The values of every option that the words give, and the words of the form --config.KEY=VALUE.
+
+  Raises:
+    ValueError: there is no such option, or it lacks its value.
+  """
+  values: dict[str, list[str]] = {}
+  config_words, positional, left = [], [], list(words)
+  while left:
+    word = left.pop(0)
+    if word == '--':
+      positional, left = [*positional, *left], []
+    elif not _is_option(word):
+      positional.append(word)
+    elif takes_config and re.match(r'--?(no)?config\.', word):
+      # Whether a key is a switch, which takes no further word, is known once the file is read;
+      # a word that is no option can only be its value.
+      config_words.append(word)
+      if '=' not in word and left and not _is_option(left[0]):
+        config_words.append(left.pop(0))
+    else:
+      name, taken = _taken(word, left, known)
+      # The last counts, except of an option that is meant to be repeated.
+      values[name] = [*values.get(name, ()), *taken] if known[name].is_repeated else taken
+  for name, option in known.items():
+    if option.is_positional and positional:
+      end = len(positional) if option.is_list else 1
+      values[name], positional = positional[:end], positional[end:]
+  if positional:
+    raise ValueError(f'unexpected argument {positional[0]!r}; options are written --name=value.')
+  return values, config_words
+
+
+def _is_option(word: str) -> bool:
+  # A negative number is a value, and '-' the name of a file.
+  return re.match(r'--?[A-Za-z]', word) is not None
+
+
+def _taken(word: str, left: list[str], known: Mapping[str, _Option]) -> tuple[str, list[str]]:
+  """The name of the option that a word gives, and its values; of those after it, `left` loses them.
+
+  Raises:
+    ValueError: there is no such option, it lacks its value, or is a switch with another value.
+  """
+  text, equals, value = word.lstrip('-').partition('=')
+  name, switched_off = _name(text, known)
+  option = known[name]
+  if option.type is bool:
+    if equals and (switched_off or value.lower() not in _SWITCH):
+      raise ValueError(f'--{text}={value}: write --{name} or --no{name}.')
+    return name, [str(_SWITCH[value.lower()] if equals else not switched_off)]
+  if not equals and not left:
+    raise ValueError(f'--{name} is missing its value: write --{name}=VALUE.')
+  taken = [value if equals else left.pop(0)]
+  if not option.is_list:
+    return name, taken
+  # Further words are of the list where the command has nothing else to do with them.
+  if not equals and not any(other.is_positional for other in known.values()):
+    while left and not _is_option(left[0]):
+      taken.append(left.pop(0))
+  return name, [part.strip() for text in taken for part in text.split(',') if text]
+
+
+def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
+  """The option that a person means, and whether it is a switch that is turned off.
+
+  Raises:
+    ValueError: there is none; names the nearest.
+  """
+  options = {name: option for name, option in known.items() if not option.is_positional}
+  name = text.replace('-', '_')
+  if name in options:
+    return name, False
+  for prefix in ('no_', 'no'):
+    positive = name.removeprefix(prefix)
+    if name.startswith(prefix) and positive in options and options[positive].type is bool:
+      return positive, True
+  raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
+                   'options.')
+
+
+def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
+  close = nearest(text, choices) if text else None
+  return f' Did you mean {dashes}{close}?' if close else ''
+
+
+def _check(name: str, option: _Option, values: Sequence[str]) -> None:
+  """Raises a ValueError that names the option if its type does not take the values."""
+  text = f'--{name}={",".join(values)}'
+  choices = typing.get_args(option.type) if option.spec.choices else ()
+  for value in values if choices else ():
+    if value not in choices:
+      raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(value, choices)}')
+  try:
+    # tyro takes the first of too many words, and leaves the others.
+    if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:
+      raise ValueError
+    option.spec.instance_from_str(list(values) if option.is_list else [values[-1]])
+  except ValueError:
+    raise ValueError(f'{text}: write {option.wanted}.') from None
+
+
+def _canonical(name: str, option: _Option, values: Sequence[str]) -> list[str]:
+  """The words by which tyro reads the values."""
+  if option.is_positional:
+    return list(values)
+  if option.type is bool:
+    return [f'--{name}' if values == ['True'] else f'--no_{name}']
+  if option.is_list:
+    return [f'--{name}', *values]
+  return [f'--{name}={value}' for value in values]

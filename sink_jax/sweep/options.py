@@ -1,0 +1,85 @@
+"""What a person chooses for a sweep; the command line and what it starts share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import tyro
+
+from sink_jax.arguments import check_least
+
+_MODES = ('list', 'dry_run', 'status', 'data_only')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """The options of a sweep.
+
+  Attributes:
+    config: config file with a table TRIALS.
+    workdir: folder of the sweep; a trial goes to WORKDIR/TRIAL.
+    budget: of the configs of the paper: smoke, desk, tenth, quarter or full.
+    protocol: of the configs of the paper: paper, or released, as its code has it.
+    seeds: such as 0,1,2: a trial for each.
+    set: a config key for all trials, such as --set=data.max_tokens=100000.
+    only: names of the trials to run; by default all.
+    claims: claims of the paper, such as emergence,key-biases: the trials that these need.
+    undecided: a report.json of the paper: two more seeds of the trials whose claims it left
+      undecided, once.
+    shard: k/n: the k-th of n parts, for jobs in an array.
+    processes: trials at a time on this machine, for small ones. On TPUs only 1 works.
+    estimate: measure these devices first, and say how long it will be. --noestimate saves ten to
+      twenty seconds on a GPU.
+    batched: train trials that share a program together, for small ones on one device.
+    width: with --batched: trials that are trained together, at most, for want of memory.
+    list: print the names of the trials and stop.
+    dry_run: print what every trial costs and stop.
+    status: print how far every trial is and stop.
+    data_only: tokenize and pack the text of the trials where it is not yet, and stop.
+  """
+
+  config: str
+  workdir: str | None = None
+  budget: str | None = None
+  protocol: str | None = None
+  seeds: tuple[int, ...] = ()
+  set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+  only: tuple[str, ...] = ()
+  claims: tuple[str, ...] = ()
+  undecided: str | None = None
+  shard: str = '1/1'
+  processes: int = 1
+  estimate: bool = True
+  batched: bool = False
+  width: int | None = None
+  list: bool = False
+  dry_run: bool = False
+  status: bool = False
+  data_only: bool = False
+
+  def __post_init__(self):
+    # Each mode is added to the command that runs the trials, whose other options may stay.
+    first, second, *_ = [*(mode for mode in _MODES if getattr(self, mode)), None, None]
+    if second:
+      raise ValueError(f'--{first} and --{second} exclude each other.')
+    # A seed is in the name of a trial and of its folder, so each can be there once.
+    if any(not 0 <= seed < 2**31 or self.seeds.count(seed) > 1 for seed in self.seeds):
+      raise ValueError(f'--seeds={",".join(map(str, self.seeds))}: write different numbers from 0 '
+                       'to 2**31 - 1.')
+    check_least(self, processes=1, width=2)
+    job = os.environ.get('JAX_NUM_PROCESSES', '1') != '1'
+    if self.processes > 1 and job:
+      raise ValueError(f'--processes={self.processes}: the processes of a job train a trial '
+                       'together, one after the other. Leave it out, or start no job.')
+    if self.width is not None and not self.batched:
+      raise ValueError(f'--width={self.width} goes with --batched.')
+    if self.batched and (self.processes > 1 or job):
+      raise ValueError('--batched trains in one process: leave out --processes, and start no job.')
+    if self.undecided and (self.seeds or self.only or self.claims):
+      raise ValueError('--undecided names trials and seeds itself: leave out --seeds, --only and '
+                       '--claims.')
+    if self.only and self.claims:
+      raise ValueError('--only and --claims both choose trials: leave one of them out.')
+    if not self.workdir and not any(getattr(self, mode) for mode in _MODES if mode != 'status'):
+      raise ValueError('--workdir is needed to run trials.')
