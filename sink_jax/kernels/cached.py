@@ -32,3 +32,16 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxCxHkvxDh: jax.
   k = apply_position_and_features(spec, k_BxCxHkvxDh, j_C, params)
   o = reference.attend(spec, q, k, v_BxCxHkvxDh, params, i_L, j_C)
   return spec.head.output(o, v_BxLxHkvxDh, gate_BxLxD, params.get('head', {})).astype(q.dtype)
+
+
+def attend_cached_each(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxExHkvxDh: jax.Array,
+                       v_BxExHkvxDh: jax.Array, params: Params, i_L: jax.Array, j_LxE: jax.Array,
+                       v_BxLxHkvxDh: jax.Array, gate_BxLxD: jax.Array | None = None) -> jax.Array:
+  """`attend_cached` for queries each of which has positions (E,) of its own for the entries.
+
+  Keys are rotated once for each query, so that L x E keys are held.
+  """
+  each = lambda q_BxHxDh, i, j_E, v_BxHkvxDh, gate_BxD: attend_cached(
+      spec, q_BxHxDh[:, None], k_BxExHkvxDh, v_BxExHkvxDh, params, i[None], j_E,
+      v_BxHkvxDh[:, None], None if gate_BxD is None else gate_BxD[:, None])[:, 0]
+  return jax.vmap(each, (1, 0, 0, 1, 1), 1)(q_BxLxHxDh, i_L, j_LxE, v_BxLxHkvxDh, gate_BxLxD)

@@ -17,7 +17,7 @@ from sink_jax.attention.spec import (
   transform_values,
 )
 from sink_jax.kernels.angles import query_key_angles
-from sink_jax.kernels.cached import attend_cached
+from sink_jax.kernels.cached import attend_cached, attend_cached_each
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     With a cache alone, the tokens begin the texts: they fill its entries from the first on, and
     attend to each other. With `positions` too, they overwrite the entries named there, and
-    attend to all that the cache holds.
+    attend to what the cache holds, as `DecodePositions` says.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
     # The layout 'bthd' splits batch and heads over the mesh; length and head dimension stay whole
@@ -75,6 +75,7 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
+    before = cache
     if cache is not None:
       entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
       # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
@@ -88,9 +89,14 @@ class Attention(nn.Module):
       transformed = position_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
                                       implementation=config.implementation)
-    else:
+    elif positions.keys.ndim == 1:
       o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, positions.queries_L,
-                                 positions.keys_C, v_BxTxHkvxDh, gate_BxTxD)
+                                 positions.keys, v_BxTxHkvxDh, gate_BxTxD)
+    else:
+      assert before is not None
+      seen = (jnp.concatenate(parts, 1) for parts in zip(before, (k_BxTxHkvxDh, v_BxTxHkvxDh)))
+      o_BxTxHxDh = attend_cached_each(spec, q_BxTxHxDh, *seen, params, positions.queries_L,
+                                      positions.keys, v_BxTxHkvxDh, gate_BxTxD)
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)

@@ -15,6 +15,11 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
+# Tokens of a long prompt that are read at once: the weights are read once for all of them, and as
+# many rotated copies of the keys are held in each layer.
+_PIECE = 16
+
+
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
   """The state of a model that has read nothing yet of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
@@ -43,8 +48,8 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
             policy: CachePolicy) -> tuple[jax.Array, DecodeState]:
   """Reads the beginning of B texts, and returns the logits (B, V) of the last token, and the state.
 
-  What fits the cache is read at once, the rest one token at a time: a token that drops another
-  from the cache must come after all tokens that still attend to the dropped one.
+  What fits the cache is read at once, the rest in pieces, in which each token sees what it would
+  see if all were read one after another.
   """
   # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
   fits = policy.size - config.sink_tokens
@@ -54,11 +59,15 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
   if tokens_BxT.shape[1] <= fits:
     return carry
 
-  # A loop on the device: its carry is overwritten in place, so the cache exists once.
-  def read(carry, tokens_B):
-    return decode_step(config, params, tokens_B, policy, carry[1]), None
+  # Loops on the device: their carry is overwritten in place, so the cache exists once.
+  def read(carry, tokens_LxB):
+    return _read(config, params, tokens_LxB.T, policy, carry[1]), None
 
-  return jax.lax.scan(read, carry, tokens_BxT[:, fits:].T)[0]
+  rest_TxB = tokens_BxT[:, fits:].T
+  piece = min(_PIECE, policy.recent, len(rest_TxB))
+  whole = len(rest_TxB) // piece * piece
+  carry = jax.lax.scan(read, carry, rest_TxB[:whole].reshape(-1, piece, rest_TxB.shape[1]))[0]
+  return read(carry, rest_TxB[whole:])[0] if whole < len(rest_TxB) else carry
 
 
 def decode_step(config: ModelConfig, params: ParamTree, tokens_B: jax.Array,
@@ -67,6 +76,14 @@ def decode_step(config: ModelConfig, params: ParamTree, tokens_B: jax.Array,
   return apply(
       Transformer(config), params, tokens_B[:, None], state=state,
       positions=policy.next_token_positions(state.tokens_read))
+
+
+def _read(config: ModelConfig, params: ParamTree, tokens_BxL: jax.Array, policy: CachePolicy,
+          state: DecodeState) -> tuple[jax.Array, DecodeState]:
+  """Reads more tokens of every text, and returns the logits (B, V) of the last, and the state."""
+  return apply(
+      Transformer(config), params, tokens_BxL, state=state,
+      positions=policy.next_positions(state.tokens_read, tokens_BxL.shape[1]))
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int,

@@ -1,9 +1,8 @@
-"""Generating text, and scoring long texts, with a cache of bounded size."""
+"""Generating tokens, and scoring long texts, with a cache of bounded size."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -20,14 +19,15 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import check_policy, decode_step, prefill
 from sink_jax.models.kv_cache import CachePolicy, DecodeState
 from sink_jax.models.precision import precise
+from sink_jax.models.sampling import Endings, Sampling
 
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
-_COLDEST = 1e-6  # temperature; below it the most likely token is taken
 _SCORED = 512  # tokens that are scored in one call
 # Caches of texts of different lengths are a multiple of so many tokens, to share a program.
 _CACHE_STEP = 64
 
 Tokens = Integer[AnyArray, 'S T'] | Sequence
+EosTokenId = int | Sequence[int] | None
 # Logits (S, V) of the last token that was read, and the state after it.
 _Carry = tuple[jax.Array, DecodeState]
 
@@ -48,7 +48,8 @@ class Model(Protocol):
 
 @explained
 def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | None = None,
-           temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
+           temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+           seed: int = 0, eos_token_id: EosTokenId = None,
            chunk: int = _CHUNK) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
@@ -57,37 +58,30 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
 
   Args:
     policy: what the cache keeps; everything by default.
-    temperature: 0 takes the most likely token, 1 samples from the model.
-    top_k: sample among the top_k most likely tokens; among all by default.
+    temperature, top_k, top_p: see `Sampling`; the most likely token by default.
     seed: of the random numbers; the same seed gives the same tokens.
+    eos_token_id: an id that ends a text, or several. What follows in its row is the (first) id
+      itself, and no more pieces come once all texts have ended.
     chunk: tokens of a piece.
 
   Raises:
     ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
       tokens than the model has learned positions for.
   """
-  tokens = _begun(run, _checked(run, tokens))
-  if length < 1 or chunk < 1 or not 0 <= temperature < math.inf:
-    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, temperature = '
-                     f'{temperature} a number from 0 on.')
-  if not 0 <= seed < 2**32:
-    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
-  if top_k is not None and not 1 <= top_k <= run.config.vocab_size:
-    raise ValueError(f'top_k = {top_k} must lie between 1 and {run.config.vocab_size}.')
+  tokens = _begun(run, checked_tokens(run, tokens))
+  _check_sizes(length, chunk, seed)
+  sampling = Sampling(temperature, top_k, top_p).checked(run.config.vocab_size)
+  endings = Endings(tokens.shape[0], eos_token_id, run.config.vocab_size)
   total = tokens.shape[1] + length
   policy = policy or CachePolicy(total + run.config.sink_tokens)
   check_policy(run.config, policy, total, tokens.shape[1])
-  return _pieces(run, tokens, length, policy, (float(temperature), top_k), seed, chunk)
-
-
-def generate(run: Model, tokens: Tokens, length: int, **options,
-             ) -> Integer[np.ndarray, 'S {length}']:
-  """Continues texts (S, T) by `length` tokens (S, length); the options are those of `stream`."""
-  return np.concatenate(list(stream(run, tokens, length, **options)), 1)
+  return _pieces(run, tokens, length, policy, sampling, seed, endings, chunk)
 
 
 def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
-                 temperature: float = 0.0, top_k: int | None = None, seed: int = 0,
+                 policy: CachePolicy | None = None, temperature: float = 0.0,
+                 top_k: int | None = None, top_p: float | None = None, seed: int = 0,
+                 eos_token_id: EosTokenId = None,
                  chunk: int = _CHUNK) -> Iterator[list[Integer[np.ndarray, 'n']]]:
   """Continues S texts of different lengths by `length` tokens or more, in pieces.
 
@@ -98,7 +92,8 @@ def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
 
   Args:
     texts: token ids, one or more of each.
-    temperature, top_k, seed: as in `stream`.
+    policy, temperature, top_k, top_p, seed: as in `stream`.
+    eos_token_id: an id that ends a text, or several; nothing follows it.
     chunk: tokens between two transfers to the host.
 
   Returns:
@@ -110,22 +105,25 @@ def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
       learned positions for.
   """
   counts = np.asarray([len(text) for text in texts], np.int32)
-  if length < 1 or not counts.size or counts.min() < 1:
-    raise ValueError(f'length = {length} must be at least 1, and so must the tokens of each text.')
-  _checked(run, [np.concatenate([np.asarray(text) for text in texts])])
+  _check_sizes(length, chunk, seed)
+  if not counts.size or counts.min() < 1:
+    raise ValueError('there must be at least one text, and one token of each.')
+  sampling = Sampling(temperature, top_k, top_p).checked(run.config.vocab_size)
+  endings = Endings(len(counts), eos_token_id, run.config.vocab_size)
+  checked_tokens(run, [np.concatenate([np.asarray(text) for text in texts])])
   # The three leading bits of the shortest length: at most a fifth of it is read token by token,
   # and all lengths from 2^n to 2^(n+1) share four programs.
   unit = 1 << max(0, int(counts.min()).bit_length() - 3)
   at_once = int(counts.min()) // unit * unit
   total = int(counts.max()) + length
-  policy = CachePolicy(-(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP)
+  policy = policy or CachePolicy(
+      -(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP)
   check_policy(run.config, policy, total, at_once)
   steps = -(-(total - at_once) // chunk) * chunk
   given_SxT = np.zeros((len(counts), at_once + steps), np.int32)
   for row, text in zip(given_SxT, texts, strict=True):
     row[:len(text)] = text
-  return _pieces_of_texts(run, given_SxT, counts, at_once, policy,
-                          (float(temperature), top_k), seed, chunk)
+  return _pieces_of_texts(run, given_SxT, counts, at_once, policy, sampling, seed, endings, chunk)
 
 
 def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
@@ -140,7 +138,7 @@ def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
   Raises:
     ValueError: as `stream`.
   """
-  tokens = _checked(run, tokens)
+  tokens = checked_tokens(run, tokens)
   if tokens.shape[1] < 2:
     raise ValueError('a text needs at least two tokens to be scored.')
   check_policy(run.config, policy, tokens.shape[1])
@@ -148,7 +146,7 @@ def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
 
 
 def _pieces(run: Model, tokens: jax.Array, length: int, policy: CachePolicy,
-            sampling: tuple[float, int | None], seed: int, chunk: int) -> Iterator[np.ndarray]:
+            sampling: Sampling, seed: int, endings: Endings, chunk: int) -> Iterator[np.ndarray]:
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, tokens)
   key = jax.random.key(seed)
@@ -158,11 +156,13 @@ def _pieces(run: Model, tokens: jax.Array, length: int, policy: CachePolicy,
     # the last piece that are too many are cut off.
     state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
                              state, key, start)
-    yield np.asarray(piece)[:, :count]
+    yield endings.filled(np.asarray(piece)[:, :count])
+    if endings.all:
+      return
 
 
 def _pieces_of_texts(run: Model, given_SxT: np.ndarray, counts_S: np.ndarray, at_once: int,
-                     policy: CachePolicy, sampling: tuple[float, int | None], seed: int,
+                     policy: CachePolicy, sampling: Sampling, seed: int, endings: Endings,
                      chunk: int) -> Iterator[list[np.ndarray]]:
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, jnp.asarray(given_SxT[:, :at_once]))
@@ -171,7 +171,10 @@ def _pieces_of_texts(run: Model, given_SxT: np.ndarray, counts_S: np.ndarray, at
     state, piece = _continue_texts(run.config, mesh, policy, sampling, run.params, state, key,
                                    start, given_SxT[:, start:start + chunk], counts_S)
     # The first tokens of a piece may still be those of the text itself.
-    yield [row[max(0, count - start):] for row, count in zip(np.asarray(piece), counts_S)]
+    yield [endings.cut(row, tokens[max(0, count - start):])
+           for row, (tokens, count) in enumerate(zip(np.asarray(piece), counts_S))]
+    if endings.all:
+      return
 
 
 def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.ndarray]:
@@ -198,12 +201,12 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
 # the new ones into their memory instead of holding both. The caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
 def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
-              sampling: tuple[float, int | None], count: int, params: ParamTree, state: _Carry,
+              sampling: Sampling, count: int, params: ParamTree, state: _Carry,
               key: jax.Array, start: int | jax.Array) -> tuple[_Carry, jax.Array]:
   def step(carry, number):
     logits, decode_state = carry
     # The key depends on the number of the token alone, so the size of the pieces changes nothing.
-    token = _sample(logits, *sampling, jax.random.fold_in(key, number))
+    token = sampling.sample(logits, jax.random.fold_in(key, number))
     return decode_step(config, params, token, policy, decode_state), token
 
   with mesh_context(mesh), precise(config.dtype):
@@ -213,14 +216,14 @@ def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
 def _continue_texts(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
-                    sampling: tuple[float, int | None], params: ParamTree, state: _Carry,
+                    sampling: Sampling, params: ParamTree, state: _Carry,
                     key: jax.Array, start: int | jax.Array, given_SxT: jax.Array,
                     counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
   """Tokens (S, T) from position `start` on: those of the texts, and then the model's."""
   def step(carry, at):
     position, given_S = at
     logits, decode_state = carry
-    made_S = _sample(logits, *sampling, jax.random.fold_in(key, position))
+    made_S = sampling.sample(logits, jax.random.fold_in(key, position))
     token_S = jnp.where(position < counts_S, given_S, made_S)
     return decode_step(config, params, token_S, policy, decode_state), token_S
 
@@ -244,30 +247,32 @@ def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
   return state, losses_TxS.T
 
 
-def _sample(logits_SxV: jax.Array, temperature: float, top_k: int | None, key: jax.Array,
-            ) -> jax.Array:
-  if temperature < _COLDEST:
-    return jnp.argmax(logits_SxV, -1)
-  if top_k is None:
-    return jax.random.categorical(key, logits_SxV / temperature)
-  best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, top_k)
-  chosen_S = jax.random.categorical(key, best_SxK / temperature)
-  return jnp.take_along_axis(ids_SxK, chosen_S[:, None], -1)[:, 0]
-
-
 def _begun(run: Model, tokens: jax.Array) -> jax.Array:
   """The texts with the first token of the run before them, where it has one."""
-  begins = np.asarray(tokens[:, 0] == run.first_token)
+  before = first_token_lacking(run, np.asarray(tokens[:, 0]))
+  return jnp.pad(tokens, ((0, 0), (len(before), 0)), constant_values=before[0] if before else 0)
+
+
+def first_token_lacking(run: Model, first_S: np.ndarray) -> list[int]:
+  """The first token of the run, where it has one and no text begins with it; else nothing."""
+  begins = first_S == run.first_token
   if run.first_token is None or begins.all():
-    return tokens
+    return []
   if begins.any():
     raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
                      'some do not: leave it out of all, or put it before all, as '
                      'sj.tokenize(run, texts, length=...) does.')
-  return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=run.first_token)
+  return [run.first_token]
 
 
-def _checked(run: Model, tokens: Tokens) -> jax.Array:
+def _check_sizes(length: int, chunk: int, seed: int) -> None:
+  if length < 1 or chunk < 1:
+    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1.')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
+
+
+def checked_tokens(run: Model, tokens: Tokens) -> jax.Array:
   """The texts as an int32 array, or an error that names what they should be."""
   tokens, config = np.asarray(tokens), run.config
   if not config.vocab_size:

@@ -39,11 +39,17 @@ class MambaCache(NamedTuple):
 
 
 class DecodePositions(NamedTuple):
-  """Where L new tokens are written in a cache of C entries, and at which positions all are used."""
+  """Where L new tokens are written in a cache of C entries, and at which positions all are used.
 
-  entries_L: jax.Array  # the entries that the new tokens overwrite
-  queries_L: jax.Array  # positions of the new tokens
-  keys_C: jax.Array  # positions of all entries once the new tokens are written
+  entries_L: the entries that the new tokens overwrite. queries_L: positions of the new tokens.
+  keys: of one new token, positions (C,) of all entries once it is written. Of several, which
+  overwrite entries that the first of them still see, positions (L, C + L) at which each of them
+  uses the entries as they were, and behind those the new tokens.
+  """
+
+  entries_L: jax.Array
+  queries_L: jax.Array
+  keys: jax.Array
 
 
 class DecodeState(NamedTuple):
@@ -85,21 +91,60 @@ class CachePolicy:
     if self.positions not in POSITIONS:
       raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
 
+  @property
+  def recent(self) -> int:
+    """How many tokens the cache keeps beside the first ones."""
+    return self.size - self.sinks
+
   def next_token_positions(self, tokens_read: int | jax.Array) -> DecodePositions:
     """Positions for the one token that comes after `tokens_read` others."""
-    tokens_read, recent = jnp.asarray(tokens_read), self.size - self.sinks
+    tokens_read = jnp.asarray(tokens_read)
+    text_C = self._tokens_of_entries(tokens_read)
+    dropped = self._dropped(tokens_read)
+    # Sinks keep their positions; in 'cache' positions all others move up as tokens are dropped.
+    entries_C = jnp.arange(self.size)
+    keys_C = jnp.where(entries_C < self.sinks, entries_C, text_C - dropped)
+    return DecodePositions(self._entry(tokens_read)[None], (tokens_read - dropped)[None],
+                           jnp.where(text_C > tokens_read, EMPTY, keys_C))
+
+  def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
+    """Positions for `count` tokens that come after `tokens_read` others and are read at once.
+
+    Each sees what it would see if they were read one after another.
+
+    Raises:
+      ValueError: more tokens than the cache keeps recent ones, of which some would see no entry.
+    """
+    if not 1 <= count <= self.recent:
+      raise ValueError(f'{self} reads 1 to {self.recent} tokens at once, not {count}.')
+    new_L = jnp.asarray(tokens_read) + jnp.arange(count)
+    text_C = self._tokens_of_entries(new_L[0] - 1)
+    # An entry that was not written yet belongs to a token later than all; see EMPTY.
+    text_C = jnp.where(text_C >= new_L[0], EMPTY, text_C)
+    text_E = jnp.concatenate([text_C, new_L])
+    sink_E = text_E < self.sinks
+    dropped_L = jnp.broadcast_to(self._dropped(new_L), new_L.shape)
+    seen_LxE = (text_E <= new_L[:, None]) & (sink_E | (text_E > new_L[:, None] - self.recent)
+                                             | (new_L[:, None] < self.size))
+    keys_LxE = jnp.where(sink_E, text_E, text_E - dropped_L[:, None])
+    return DecodePositions(self._entry(new_L), new_L - dropped_L,
+                           jnp.where(seen_LxE, keys_LxE, EMPTY))
+
+  def _entry(self, token: jax.Array) -> jax.Array:
+    """The entry that a token is written to."""
     # Entries fill up in order. Then the entries after the sinks are a ring: the new token
     # overwrites the oldest of them, and nothing is ever moved.
-    entry = jnp.where(tokens_read < self.size, tokens_read,
-                      self.sinks + (tokens_read - self.sinks) % recent)
+    return jnp.where(token < self.size, token, self.sinks + (token - self.sinks) % self.recent)
+
+  def _tokens_of_entries(self, last: jax.Array) -> jax.Array:
+    """The number of the token (C,) in each entry once token `last` is written."""
     entries_C = jnp.arange(self.size)
-    # The newest token that was written to each entry of the ring, the new token included: the
-    # largest number up to tokens_read that is congruent to the entry modulo the ring's length.
-    newest_C = tokens_read - (tokens_read - entries_C) % recent
-    text_C = jnp.where((entries_C < self.sinks) | (tokens_read < self.size), entries_C, newest_C)
-    # The new token counts: with it, tokens_read + 1 tokens have been written to `size` entries.
-    dropped = jnp.maximum(tokens_read + 1 - self.size, 0) if self.positions == 'cache' else 0
-    # Sinks keep their positions; in 'cache' positions all others move up as tokens are dropped.
-    keys_C = jnp.where(entries_C < self.sinks, entries_C, text_C - dropped)
-    return DecodePositions(entry[None], (tokens_read - dropped)[None],
-                           jnp.where(text_C > tokens_read, EMPTY, keys_C))
+    # The newest token that was written to each entry of the ring: the largest number up to `last`
+    # that is congruent to the entry modulo the ring's length.
+    newest_C = last - (last - entries_C) % self.recent
+    return jnp.where((entries_C < self.sinks) | (last < self.size), entries_C, newest_C)
+
+  def _dropped(self, token: jax.Array) -> jax.Array | int:
+    """How many tokens positions of the cache leave out, once a token is written."""
+    # The token counts: with it, token + 1 tokens have been written to `size` entries.
+    return jnp.maximum(token + 1 - self.size, 0) if self.positions == 'cache' else 0

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,43 +17,17 @@ from jaxtyping import Array, Float, Integer
 from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.generate import generate
+from sink_jax.models.continuations import generate, generate_texts
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.layers import apply
 from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, RecordOptions
+from sink_jax.models.run_tokenizer import RunTokenizer
 from sink_jax.models.transformer import Transformer
 
 # Token ids, or the features of a model of continuous inputs.
 ModelInputs = Integer[AnyArray, 'S T'] | Float[AnyArray, 'S T F'] | Sequence
 _Tree = TypeVar('_Tree')
-
-
-@runtime_checkable
-class RunTokenizer(Protocol):
-  """What a model's texts are read and written with; `sink_jax.data` has the one class of it."""
-
-  @property
-  def prefix(self) -> tuple[int, ...]:
-    """Ids that are put before every text."""
-    ...
-
-  def encode(self, text: str, special: bool = False) -> np.ndarray:
-    """int32 ids of a text; special: with the prefix."""
-    ...
-
-  def with_prefix(self, ids: Sequence[int] | np.ndarray, bos: str) -> np.ndarray:
-    """The ids of a text with what stands before it."""
-    ...
-
-  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
-             ) -> list[np.ndarray] | np.ndarray:
-    """Token ids of texts, see `sink_jax.tokenize`."""
-    ...
-
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """The text of token ids."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +85,21 @@ class Run:
     return record(self.config, options, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,
-               ) -> Integer[np.ndarray, 'S {length}']:
-    """Continues texts (S, T) by `length` tokens (S, length).
+               ) -> Integer[np.ndarray, 'S n']:
+    """Continues texts (S, T) by `length` tokens (S, length), or up to the end of all.
 
     Texts begin with `first_token`, which is put before them where they do not. The options
-    are those of `sink_jax.models.generate.stream`.
+    are those of `sink_jax.models.continuations.generate`: mask, policy, temperature, top_k, top_p,
+    seed and eos_token_id.
     """
     return generate(self, tokens, length, **options)
+
+  def generate_texts(self, texts: Sequence[str], length: int, **options) -> list[str]:
+    """What follows texts: `length` tokens in words, or what comes before an end of text.
+
+    The options are those of `sink_jax.models.continuations.generate_texts`.
+    """
+    return generate_texts(self, self.tokenizer, texts, length, **options)
 
 
 # Static arguments are the key of the compiled program: configs and options are frozen and

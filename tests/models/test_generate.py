@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models import generate
 from sink_jax.models.generate import stream, text_losses
 from sink_jax.models.kv_cache import CachePolicy
+from sink_jax.models.sampling import Sampling
 from tests.random_params import random_params
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
@@ -64,10 +67,91 @@ def test_the_size_of_the_pieces_changes_no_sample(run):
 
 def test_extreme_temperatures_and_ties():
   logits = jnp.asarray([[1.0, 1.0, 2.0, 1.0]] * 200)
-  sample = lambda temperature, k=None: set(
-      np.asarray(generate._sample(logits, temperature, k, jax.random.key(0))).tolist())
+  sample = lambda *options: set(
+      np.asarray(Sampling(*options).sample(logits, jax.random.key(0))).tolist())
   assert sample(1e-40) == sample(1e-7) == sample(1e-3) == sample(1.0, 1) == {2}
   assert sample(100.0, 2) == {0, 2} and sample(1e30) == {0, 1, 2, 3}
+
+
+def test_top_p_keeps_the_fewest_tokens_that_sum_to_it():
+  logits = jnp.log(jnp.asarray([[0.1, 0.4, 0.2, 0.3]] * 400))
+  sample = lambda *options: set(
+      np.asarray(Sampling(1.0, *options).sample(logits, jax.random.key(0))).tolist())
+  assert sample(None, 1e-6) == sample(None, 0.39) == {1}
+  assert sample(None, 0.41) == sample(None, 0.69) == {1, 3} and sample(None, 0.71) == {1, 2, 3}
+  assert sample(None, 1.0) == {0, 1, 2, 3}
+  # Shares are those among the top_k: 4/7 and 3/7 of two.
+  assert sample(2, 0.56) == {1} and sample(2, 0.58) == {1, 3}
+  cold = np.asarray(Sampling(0.5, None, 0.5).sample(logits, jax.random.key(1)))
+  assert set(cold.tolist()) == {1}  # 16/30 at half the temperature
+
+
+def test_a_text_ends_with_its_end_of_text(run):
+  whole = run.generate(prompt(batch=3), 12)
+  end = int(whole[0, 5])
+  lengths = [list(row).index(end) + 1 if end in row else 12 for row in whole]
+  ended = run.generate(prompt(batch=3), 12, eos_token_id=end, policy=CachePolicy(16))
+  assert min(lengths) < max(lengths) == ended.shape[1]
+  for row, expected, length in zip(ended, whole, lengths):
+    np.testing.assert_array_equal(row[:length], expected[:length])
+    assert (row[length:] == end).all()
+  # Nothing more is made once all have ended, whatever the pieces.
+  ends = sorted({int(row[2]) for row in whole})
+  stopped = list(stream(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2))
+  assert [piece.shape[1] for piece in stopped] in ([2, 1], [2], [1])
+
+
+@pytest.mark.parametrize('options', [{}, dict(policy=CachePolicy(8, 2)),
+                                     dict(temperature=1.0, top_p=0.9, seed=3)], ids=str)
+def test_padding_changes_nothing(run, options):
+  rng, lengths = np.random.default_rng(0), [3, 9, 1]
+  texts = [rng.integers(0, 32, n) for n in lengths]
+  tokens, mask = np.full((3, 9), 7), np.zeros((3, 9), int)
+  for row, text in enumerate(texts):
+    where = slice(0, len(text)) if row == 0 else slice(9 - len(text), 9)
+    tokens[row, where], mask[row, where] = text, 1
+  found = run.generate(tokens, 6, mask=mask, **options)
+  assert found.shape == (3, 6)
+  np.testing.assert_array_equal(found, run.generate(np.where(mask, tokens, 0), 6, mask=mask > 0,
+                                                    **options))
+  if not options.get('temperature'):  # a sample depends on the number of the token
+    for text, row in zip(texts, found):
+      np.testing.assert_array_equal(row, run.generate(text[None], 6, **options)[0])
+    ended = run.generate(tokens, 6, mask=mask, eos_token_id=int(found[1, 1]), **options)
+    assert (ended[1, 1:] == found[1, 1]).all()
+  first = dataclasses.replace(run, first_token=5).generate(tokens, 6, mask=mask)
+  np.testing.assert_array_equal(first[1], run.generate([[5, *texts[1]]], 6)[0])
+
+
+@pytest.mark.parametrize('mask, message', [
+    ([[1, 0, 1, 1], [1, 1, 1, 1]], 'row 0 of mask has a gap'),
+    ([[1, 1, 1, 1], [0, 0, 0, 0]], 'row 1 of mask has no token'),
+    ([[1, 1, 1], [1, 1, 1]], 'in the shape of the tokens'),
+    ([[1, 2, 1, 1], [1, 1, 1, 1]], '1 for a token and 0')])
+def test_a_mask_that_is_none_is_refused(run, mask, message):
+  with pytest.raises(ValueError, match=message):
+    run.generate(prompt(), 2, mask=np.asarray(mask))
+
+
+def test_words_in_and_words_out():
+  config = dataclasses.replace(CONFIG, vocab_size=258)
+  bytes_ = ByteEncoder()
+  tokenizer = TextTokenizer.from_encoder(bytes_)
+  run = sj.Run(config, random_params(config), read_tokenizer=lambda run: tokenizer)
+  texts = ['ab', 'a longer text']
+  found = run.generate_texts(texts, 8, eos_token_id=None)
+  for text, words in zip(texts, found):
+    following = run.generate([bytes_.encode(text)], 8)[0]
+    assert words == bytes_.decode(following)
+  whole = run.generate([bytes_.encode('ab')], 8)[0].tolist()
+  stopped = run.generate_texts(texts, 8, eos_token_id=whole[3])
+  assert stopped[0] == bytes_.decode(whole[:whole.index(whole[3])])
+  with pytest.raises(ValueError, match="bos='force'"):
+    run.generate_texts(['a', ''], 8)
+  with pytest.raises(ValueError, match='several'):
+    run.generate_texts('ab', 8)
+  with pytest.raises(ValueError, match='eos_token_id'):
+    run.generate_texts(texts, 8, eos_token_id=258)
 
 
 def test_a_prefix_is_read_at_once():
@@ -135,7 +219,9 @@ def test_bad_input_is_refused_before_anything_runs(run):
                            (dict(temperature=float('nan')), 'temperature'),
                            (dict(temperature=float('inf')), 'temperature'),
                            (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'),
-                           (dict(top_k=0), 'top_k'), (dict(top_k=33), 'top_k')):
+                           (dict(top_k=0), 'top_k'), (dict(top_k=33), 'top_k'),
+                           (dict(top_p=0.0), 'top_p'), (dict(top_p=1.1), 'top_p'),
+                           (dict(eos_token_id=32), 'eos_token_id')):
     with pytest.raises(ValueError, match=message):
       run.generate(prompt(), **dict(length=2) | options)
   with pytest.raises(ValueError, match='vocabulary has 32'):

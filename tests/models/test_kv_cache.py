@@ -189,7 +189,7 @@ def test_positions_are_those_of_the_tokens_in_the_cache(policy):
     expected = ([t for t in range(tokens_read + 1) if t < policy.sinks]
                 + list(range(policy.sinks, tokens_read + 1))[-(policy.size - policy.sinks):])
     assert kept == expected
-    for entry, position in enumerate(np.asarray(positions.keys_C)):
+    for entry, position in enumerate(np.asarray(positions.keys)):
       if entry not in held:
         assert position == EMPTY
       else:
@@ -205,10 +205,46 @@ def test_bad_policies_are_refused():
       CachePolicy(**options)
 
 
-def test_a_beginning_longer_than_the_cache_is_read_one_token_at_a_time():
-  run = model(layers=1)
-  policy = CachePolicy(5, 2)
-  expected = decoded(run, tokens(), policy, 1)[:, -1]
-  found, state = begin(run.config, run.params, tokens(), policy)
-  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-  assert int(state.tokens_read) == T
+@pytest.mark.parametrize('options', [
+    {}, dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
+    dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'), pattern=(
+        Layer(), Layer(mamba=MAMBA)))], ids=str)
+@pytest.mark.parametrize('policy, piece', [
+    (CachePolicy(5, 2), 16), (CachePolicy(6, 1, 'text'), 3), (CachePolicy(3), 2)])
+def test_a_beginning_longer_than_the_cache_is_read_in_pieces(monkeypatch, options, policy, piece):
+  """Each token sees what it would see if all were read one after another."""
+  if policy.sinks < options.get('sink_tokens', 0):
+    policy = dataclasses.replace(policy, sinks=1)
+  run = model(**options)
+  expected = decoded(run, tokens(T + 2), policy, 1)[:, -3:]
+  monkeypatch.setattr(decode, '_PIECE', piece)
+  prefill = jax.jit(lambda *arguments: decode.prefill(run.config, *arguments, policy))
+  found, state = prefill(run.params, tokens(T + 2)[:, :T])
+  assert int(state.tokens_read) == T + run.config.sink_tokens
+  tolerance = 2e-5 * np.abs(expected).max()
+  np.testing.assert_allclose(found, expected[:, 0], atol=tolerance)
+  for t in range(2):  # what it leaves in the cache is the same, too
+    found, state = extend(run.config, run.params, tokens(T + 2)[:, T + t], policy, state)
+    np.testing.assert_allclose(found, expected[:, 1 + t], atol=tolerance)
+
+
+@pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(7, 3, 'text'), CachePolicy(4)])
+def test_several_tokens_see_what_they_see_one_by_one(policy):
+  held = {}  # entry: token
+  for read in range(17):
+    for count in range(1, policy.recent + 1):
+      several = policy.next_positions(read, count)
+      entries = dict(held)
+      for i in range(count):
+        one = policy.next_token_positions(read + i)
+        entries[int(one.entries_L[0])] = read + i
+        assert several.entries_L[i] == one.entries_L[0]
+        assert several.queries_L[i] == one.queries_L[0]
+        own = {token: int(one.keys[entry]) for entry, token in entries.items()}
+        both = [*(held.get(entry) for entry in range(policy.size)), *range(read, read + count)]
+        found = {token: int(position) for token, position in zip(both, several.keys[i])
+                 if position != EMPTY}
+        assert found == own
+    held[int(policy.next_token_positions(read).entries_L[0])] = read
+  with pytest.raises(ValueError, match='1 to .* tokens at once'):
+    policy.next_positions(9, policy.recent + 1)
