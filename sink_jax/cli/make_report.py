@@ -21,7 +21,8 @@ from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
-_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard', 'graft')  # reports of the runs of one config file
+# Reports of the runs of one config file.
+_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard', 'graft')
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,

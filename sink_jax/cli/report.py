@@ -28,8 +28,9 @@ class Options(parser.CommandOptions):
     maps: in a comparison: load the checkpoints and draw maps; it does by default.
     kind: a report of the paper, a comparison of runs, what the search of configs/baseline.py found,
       the fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py beside
-      softmax, or the grafts of configs/graft.py beside training on and from scratch. By default that of the paper where a run is one of its trials at a budget or of the
-      synthetic axis, there is no run yet, or --analyses is given.
+      softmax, or the grafts of configs/graft.py beside training on and from scratch. By default
+      that of the paper where a run is one of its trials at a budget or of the synthetic axis, there
+      is no run yet, or --analyses is given.
   """
 
   runs: str | None = None
