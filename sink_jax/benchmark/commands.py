@@ -69,7 +69,8 @@ def _attention(options: Attention, save: Save) -> Document:
     return _sweep(options, save)
   return attention.run(
       options.shape or attention.SHAPES[machine.accelerated()], _names(options.variants),
-      _names(options.rivals), _names(options.implementations) or None, options.dtype or machine.default_dtype(), options.seed,
+      _names(options.rivals), _names(options.implementations) or None,
+      options.dtype or machine.default_dtype(), options.seed,
       options.seconds, options.limit, save)
 
 
@@ -102,7 +103,8 @@ def _train_step(options: TrainStep, save: Save) -> Document:
   fast = machine.accelerated()
   components = {key: value for key, value in vars(options.attention).items() if value is not None}
   return train_step.run(
-      options.size or ('60m' if fast else 'tiny'), list(options.batch) or ([8, 16, 32] if fast else [4]),
+      options.size or ('60m' if fast else 'tiny'),
+      list(options.batch) or ([8, 16, 32] if fast else [4]),
       options.length or (2048 if fast else 256), options.vocab or (50432 if fast else 512),
       options.dtype or machine.default_dtype(), _names(options.implementation), options.remat,
       options.unroll, components, options.steps, options.seed, options.limit, save)

@@ -64,7 +64,8 @@ FINDINGS = (
             'a sink rate of 0 %', {'concentration': _LESS}),
     Finding('zero-sink', 'Kaul et al., 2410.17174', 'GPT-2 and Llama-2 models',
             'softmax-1 alone is enough to reduce the attention to the first token; to reduce '
-            'outliers, OrthoAdam is needed as well (Table 2)', {'concentration': _LESS, 'massive': _STAYS}),
+            'outliers, OrthoAdam is needed as well (Table 2)',
+            {'concentration': _LESS, 'massive': _STAYS}),
     Finding('zero-sink-orthoadam', 'Kaul et al., 2410.17174', 'GPT-2 and Llama-2 models',
             'mean attention to the first token 65 % becomes 3.3 %, kurtosis 1657 becomes 3.1 '
             '(abstract)', {'concentration': _LESS, 'massive': _LESS}),

@@ -169,7 +169,8 @@ class OrthoAdam(UpdateRule):
   of an independent reproduction (Tristan22400/xai-outlier-repro), which reads the algorithm as one
   Q of all entries of a parameter. Such a Q of a matrix of a linear layer does not fit a device, so
   here, as there, it is a product of a rotation of each axis, Q = R x C (Kronecker): the gradient
-  G (m, n) becomes R G C^T. That of a vector is rotated as the algorithm has it. Layers and experts have rotations of their own.
+  G (m, n) becomes R G C^T. That of a vector is rotated as the algorithm has it. Layers and experts
+  have rotations of their own.
 
   The rotations are a part of the state, which a checkpoint has and `plan` counts: at 60m with its
   50432 tokens they have 1.1 times the bytes of the parameters, beside the two moments.
