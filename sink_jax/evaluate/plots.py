@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -224,6 +225,11 @@ def label(ax: Axes, title: str, x: str, y: str) -> None:
   ax.set_xlabel(x, fontsize=_FONT)
   ax.set_ylabel(y, fontsize=_FONT)
   ax.tick_params(labelsize=_FONT - 1)
+
+
+def mathematical(text: str) -> str:
+  """'Sink_1' as the symbol of the paper."""
+  return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)
 
 
 def threshold(ax: Axes, epsilon: float) -> None:

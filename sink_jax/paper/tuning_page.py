@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
@@ -37,7 +36,6 @@ TITLE = 'Fine-tuning (Figure 30)'
 CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
            'over seeds and stretches of steps.')
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
-_BYTES = 200_000  # of the pictures on the page
 METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
     f'{CRITERIA["loss"]}; or, {CRITERIA["level"]}. They have to find a planted unstable run, '
@@ -63,7 +61,7 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: none of the runs is of configs/sft.py.
     OSError: `out` cannot be written.
   """
-  groups, out = tuned_groups(runs), to_path(out)
+  groups = tuned_groups(runs)
   if not groups:
     raise ValueError(f'no run of configs/sft.py is there. To train them: {COMMAND} --budget=desk '
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
@@ -71,10 +69,6 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   found = [rounded(finite(tuning_of(group))) for group in groups]
   pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
               for group in groups}
-  pngs = {picture.file: drawing.panels(picture) for of in pictures.values() for picture in of}
-  # The files beside the page keep their full size; only the copies in it are made smaller.
-  small = drawing.shrunk(pngs, _BYTES)
-  out.mkdir(parents=True, exist_ok=True)
   page = Parts(TITLE)
   page.items([sentences(tuning)[0] for tuning in found])
   page.paragraph(METHOD)
@@ -82,19 +76,15 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
     for picture in pictures[tuning.name]:
-      page.picture(picture.file, small[picture.file], f'{picture.name}. {CAPTION}')
+      page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {CAPTION}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
     page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
     if tuning.missing:
       page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
                 f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
-  for name, png in pngs.items():
-    write_atomically(out / name, png)
-  write_atomically(out / 'report.json', to_json({
+  page.write(to_path(out), to_json({
       'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
-  write_atomically(out / 'report.md', page.markdown())
-  write_atomically(out / 'index.html', page.html())
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 

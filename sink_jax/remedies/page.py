@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper.metrics import METRICS, metric_summary
@@ -39,15 +38,14 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     ValueError: none of them is among the runs.
     OSError: `out` cannot be written.
   """
-  tasks, out = [task_of(group) for group in groups(runs)], to_path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  tasks = [task_of(group) for group in groups(runs)]
   answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
-  picture, page = differences(tasks), Parts(TITLE)
+  page = Parts(TITLE)
   page.items(answers)
   page.heading('Verdicts')
   page.table(*verdicts(tasks))
   page.paragraph(LEGEND)
-  page.picture('differences.png', picture, CAPTION)
+  page.picture('differences.png', differences(tasks), CAPTION)
   page.heading('How they are reached')
   page.paragraph(METHOD)
   page.paragraph(times.sentence())
@@ -65,14 +63,11 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     for key, names in not_begun(tasks).items():
       page.paragraph(f'{TASKS[key]}, not run: {", ".join(names)}. To train them:')
       page.code(missing[key])
-  write_atomically(out / 'differences.png', picture)
-  write_atomically(out / 'report.json', to_json(rounded(finite({
+  page.write(to_path(out), to_json(rounded(finite({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
       'steps_timed': times.measured, 'not_run': {
           key: {'variants': list(names), 'command': missing[key]}
           for key, names in not_begun(tasks).items()}}))))
-  write_atomically(out / 'report.md', page.markdown())
-  write_atomically(out / 'index.html', page.html())
   return '\n'.join(answers)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 from sink_jax.evaluate import plots
 from sink_jax.paper.metrics import METRICS
 from sink_jax.remedies.axes import AXES
 from sink_jax.remedies.standings import NO_BASELINE, NOT_JUDGED, UNDECIDED, Task
+from sink_jax.report.images import png
 
 UNITS = {'percent': 'points', 'ratio': 'in the logarithm', 'nats': 'nats (or squares)'}
 CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar for its '
@@ -41,6 +41,4 @@ def differences(tasks: Sequence[Task]) -> bytes:
                 markerfacecolor='white' if open_ else plots.COLOURS[0])
       ax.set_yticks(range(len(names)), names if axis is AXES[0] else [''] * len(names), fontsize=8)
       ax.set_ylim(len(names) - 0.5, -0.5)  # also where the first or last has no difference
-  buffer = io.BytesIO()
-  plots.save(figure, buffer)
-  return buffer.getvalue()
+  return png(figure)
