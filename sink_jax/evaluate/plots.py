@@ -6,6 +6,7 @@ Figures are made without pyplot, so that nothing global changes and no display i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,15 @@ from typing import IO, Any
 import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox, BboxBase
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
@@ -36,6 +40,8 @@ File = str | os.PathLike | IO[bytes]
 Rows = Sequence[Mapping[str, Any]]
 _CELLS_WITH_NUMBERS = 128  # more would be too small to read
 _FONT = 11
+_DPI = 150
+PANELS = 'panels'  # the key of their places in a PNG
 _LINES = ('-', '--', ':', '-.')
 
 
@@ -250,9 +256,46 @@ def save(figure: Figure, file: File) -> None:
   opened = (epath.Path(file).open('wb') if isinstance(file, (str, os.PathLike)) else
             contextlib.nullcontext(file))
   with opened as to:
-    # 'tight', because colour bars lie outside the axes that the layout arranges. Without the name
-    # of the software, equal figures are equal files under any version of Matplotlib.
-    figure.savefig(to, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
+    figure.set_dpi(_DPI)
+    # Around all that is drawn, because colour bars lie outside the axes that the layout arranges.
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox(renderer).padded(0.1)
+    panels = _panels(figure, box, renderer)
+    # Without the name of the software, equal figures are equal files under any version of
+    # Matplotlib.
+    figure.savefig(to, dpi=_DPI, format='png', bbox_inches=box, metadata={
+        'Software': None, **({PANELS: json.dumps(panels)} if panels else {})})
+
+
+def _panels(figure: Figure, box: BboxBase, renderer: RendererBase) -> list[list[float]]:
+  """Where the panels and the legend of a figure of several columns are; [] of any other.
+
+  Each is (left, top, right, bottom) as shares of the picture, row by row, so that a page can set
+  them below one another where it is narrow.
+  """
+  places: dict[tuple[int, int], list[BboxBase]] = {}
+  for ax in figure.axes:
+    spec = ax.get_subplotspec()
+    if spec is not None and ax.axison:  # the empty places of a grid are switched off
+      found = ax.get_tightbbox(renderer)
+      places.setdefault((spec.rowspan.start, spec.colspan.start), []).append(found)
+  if len({column for _, column in places}) < 2:
+    return []
+  cells = {place: Bbox.union(boxes) for place, boxes in places.items()}
+  # The panels of a row are equally high.
+  rows = {row: Bbox.union([cell for (own, _), cell in cells.items() if own == row])
+          for row, _ in cells}
+  found = [Bbox.from_extents(cell.x0, rows[row].y0, cell.x1, rows[row].y1)
+           for (row, _), cell in sorted(cells.items(), key=lambda pair: pair[0])]
+  found += [legend.get_window_extent(renderer) for legend in figure.legends]
+  share = lambda value, start, size: round(min(max((value - start) / size, 0), 1), 4)
+  panels = []
+  for one in found:
+    inches = Bbox.from_extents(*(edge / _DPI for edge in one.extents)).padded(0.04)
+    panels.append([share(inches.x0, box.x0, box.width), 1 - share(inches.y1, box.y0, box.height),
+                   share(inches.x1, box.x0, box.width), 1 - share(inches.y0, box.y0, box.height)])
+  return panels
 
 
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage, name: str,

@@ -135,8 +135,8 @@ def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[
       if found:
         rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
                      *(str(found.count(verdict)) for verdict in PLURAL)])
-  # Only as wide as a phone is.
-  verdicts = [words.removeprefix('are ') for words in PLURAL.values()]
+  # Short, for the table to be as narrow as a phone.
+  verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
   return ['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several]
 
 

@@ -14,10 +14,10 @@ from sink_jax.report.images import png
 
 FILE = 'claims.png'
 CAPTION = ('The claims that were judged: a dot is a seed, the bar the interval of their mean, the '
-           "upright line the level that is asked for, and the diamond the paper's number. Green "
-           'holds, orange does not hold, grey is undecided. Rates stand on an axis from 0 to '
-           '100 %, ratios on a logarithmic one. Of several numbers that a claim asks for, the one '
-           'that decides it is drawn, or is the farthest from deciding it.')
+           "upright line the level that is asked for, and the diamond the paper's number. Rates "
+           'stand on an axis from 0 to 100 %, ratios on a logarithmic one. Of several numbers that '
+           'a claim asks for, the one that decides it is drawn, or is the farthest from deciding '
+           'it.')
 _COLOURS = {HOLDS: plots.COLOURS[2], FAILS: plots.COLOURS[1]}
 _MARGIN = 0.08  # of the range of the numbers, on either side of them
 

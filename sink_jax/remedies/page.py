@@ -13,7 +13,7 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import LEGEND, answer, commands, not_begun, overall, verdicts
+from sink_jax.remedies.overview import LEGEND, answer, commands, counts, not_begun, overall, verdicts
 from sink_jax.remedies.picture import CAPTION, UNITS, differences
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
@@ -41,7 +41,9 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   tasks = [task_of(group) for group in groups(runs)]
   answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
   page = Parts(TITLE)
-  page.items(answers)
+  page.paragraph(answers[0])
+  page.table(*counts(tasks))
+  page.items(answers[1:])
   page.heading('Verdicts')
   page.table(*verdicts(tasks))
   page.paragraph(LEGEND)

@@ -19,10 +19,10 @@ CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar
 def differences(tasks: Sequence[Task]) -> bytes:
   """A panel for every task and axis; closed ones say so."""
   # All lines of all tasks lie equally far apart.
-  heights = [0.28 * max(len(task.variants), 3) + 1.0 for task in tasks]
-  figure, axes = plots.canvas(4.2 * len(AXES), sum(heights), len(tasks), len(AXES))
+  heights = [0.22 * max(len(task.variants), 3) + 1.0 for task in tasks for _ in AXES[::2]]
+  figure, axes = plots.canvas(9.6, sum(heights), len(heights), 2)
   axes[0, 0].get_gridspec().set_height_ratios(heights)
-  for task, row in zip(tasks, axes):
+  for task, row in zip(tasks, axes.reshape(len(tasks), len(AXES))):
     names = [variant.name for variant in task.variants]
     for axis, ax in zip(AXES, row):
       unit = UNITS[METRICS[axis.metric].unit]
@@ -39,6 +39,6 @@ def differences(tasks: Sequence[Task]) -> bytes:
           ax.plot([it.low, it.high], [i, i], color=plots.COLOURS[0], linewidth=1)
         ax.plot([it.difference], [i], 'o', markersize=4, color=plots.COLOURS[0],
                 markerfacecolor='white' if open_ else plots.COLOURS[0])
-      ax.set_yticks(range(len(names)), names if axis is AXES[0] else [''] * len(names), fontsize=8)
+      ax.set_yticks(range(len(names)), names, fontsize=8)
       ax.set_ylim(len(names) - 0.5, -0.5)  # also where the first or last has no difference
   return png(figure)

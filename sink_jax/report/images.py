@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from sink_jax.evaluate import plots
 
@@ -22,11 +25,7 @@ def png(figure: Figure) -> bytes:
 
 def with_palette(raw: io.BytesIO) -> bytes:
   """The same picture in a third of the space."""
-  small = io.BytesIO()
-  # Without transparency, which the median cut of `quantize` cannot take.
-  image = Image.open(raw).convert('RGB')
-  image.quantize(_COLOURS).save(small, 'png', optimize=True)
-  return small.getvalue()
+  return _encoded(Image.open(raw))
 
 
 def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
@@ -38,12 +37,41 @@ def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
   return pictures
 
 
+@dataclasses.dataclass(frozen=True)
+class Tile:
+  """A part of a picture. share: of its width."""
+
+  png: bytes
+  share: float
+
+
+def tiles(picture: bytes) -> tuple[int, list[Tile]]:
+  """The width of a picture in pixels, and its panels and legend, or all of it in one."""
+  image = Image.open(io.BytesIO(picture))
+  width = image.width
+  panels = json.loads(image.info.get(plots.PANELS, '[]'))
+  if not panels:
+    return width, [Tile(picture, 1.0)]
+  cut = lambda box: image.crop([round(share * side) for share, side in zip(box, 2 * image.size)])
+  return width, [Tile(_encoded(cut(box)), box[2] - box[0]) for box in panels]
+
+
 def _scaled(picture: bytes, scale: float) -> bytes:
-  image = Image.open(io.BytesIO(picture)).convert('RGB')
+  image = Image.open(io.BytesIO(picture))
   size = [max(1, round(scale * side)) for side in image.size]
-  small = io.BytesIO()
   # Resampling mixes colours, which a palette cannot hold: the picture is RGB here, and gets a
   # palette anew.
-  image.resize(size, Image.Resampling.LANCZOS).quantize(_COLOURS).save(
-      small, 'png', optimize=True)
+  small = image.convert('RGB').resize(size, Image.Resampling.LANCZOS)
+  small.info = image.info
+  return _encoded(small)
+
+
+def _encoded(image: Image.Image) -> bytes:
+  """A PNG with a palette, and with the places of panels where they are known."""
+  known = PngInfo()
+  if plots.PANELS in image.info:
+    known.add_text(plots.PANELS, image.info[plots.PANELS])
+  small = io.BytesIO()
+  # Without transparency, which the median cut of `quantize` cannot take.
+  image.convert('RGB').quantize(_COLOURS).save(small, 'png', optimize=True, pnginfo=known)
   return small.getvalue()

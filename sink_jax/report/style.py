@@ -33,9 +33,14 @@ th:first-child { position: sticky; left: 0; background: var(--back); min-width: 
 thead th:first-child { background: var(--shade); }
 th em, td em { display: block; font-size: .85em; font-style: normal; font-weight: 400;
   color: var(--soft); overflow-wrap: anywhere; }
-figure { margin: 1.2rem 0; }
-figure img { display: block; max-width: 100%; margin: 0 auto; }
-figcaption { margin-top: .4rem; font-size: .9rem; color: var(--soft); }
+figure { display: flex; flex-wrap: wrap; justify-content: space-evenly; align-items: start;
+  margin: 1.2rem auto; }
+figcaption { flex-basis: 100%; margin-top: .4rem; font-size: .9rem; color: var(--soft); }
 summary { cursor: pointer; font-weight: 600; margin: .8rem 0; }
-@media (max-width: 40rem) { th:first-child { max-width: 9rem; } }
+@media (max-width: 40rem) {
+  table { font-size: .8rem; }
+  th, td { padding: .35rem .3rem; }
+  th:first-child { min-width: 6rem; max-width: 9rem; }
+  figure img { width: 100% !important; }
+}
 """

@@ -13,9 +13,11 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+from sink_jax.report.images import tiles
 from sink_jax.report.markup import anchor
 from sink_jax.report.style import STYLE
 
+_PIXELS = 1.5  # of a picture in one of the page
 # The one HTML that Markdown is taken at its word for, and that `escaped` lets no name begin.
 _FOLDED = re.compile(r'<details><summary>[^<>&]*</summary>|</details>')
 
@@ -84,14 +86,26 @@ def _head_rows(tokens: Sequence[Token]) -> None:
 
 
 def _frame_pictures(tokens: Sequence[Token], images: Mapping[str, bytes]) -> None:
-  """Makes figures of paragraphs that are a picture and its caption, with the picture in them."""
+  """Makes figures of paragraphs that are a picture and its caption, with the picture in them.
+
+  Panels are images of their own, which stand below one another where the page is narrow.
+  """
   for i, token in enumerate(tokens):
     children = token.children or []
     if not children or children[0].type != 'image':
       continue
+    first, *caption = children
     tokens[i - 1].tag = tokens[i + 1].tag = 'figure'
-    # A data URL: a page that is moved or mailed keeps its pictures.
-    png = base64.b64encode(images[str(children[0].attrs['src'])]).decode()
-    children[0].attrs['src'] = f'data:image/png;base64,{png}'
-    for child in children[1:]:
+    width, parts = tiles(images[str(first.attrs['src'])])
+    # Shown as large as it was drawn, where there is room.
+    tokens[i - 1].attrSet('style', f'max-width: {round(width / _PIXELS)}px')
+    drawn = []
+    for part in parts:
+      # A data URL: a page that is moved or mailed keeps its pictures.
+      png = base64.b64encode(part.png).decode()
+      drawn.append(Token('image', 'img', 0, children=[] if drawn else first.children, attrs={
+          'src': f'data:image/png;base64,{png}', 'alt': '',
+          'style': f'width: {100 * part.share:.1f}%'}))
+    for child in caption:
       child.tag = 'figcaption' if child.tag == 'em' and child.level == 0 else child.tag
+    token.children = [*drawn, *(child for child in caption if child.type != 'softbreak')]
