@@ -5,9 +5,11 @@ Every table that the package prints or writes is laid out here.
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 _SPECIAL = re.compile(r'[\\`*_|<\[\]]|&(?=#?\w+;)')
 
@@ -33,6 +35,28 @@ def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
   # A bar would end its cell even within code, where a backslash before one is lost.
   cell = lambda words: re.sub(r'(?<!\\)\|', r'\\|', escaped(words))
   return [f'| {" | ".join(map(cell, line))} |' for line in (head, rule, *rows)]
+
+
+def html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+  """A table of words for a notebook."""
+  from markdown_it import MarkdownIt  # for pages and notebooks alone
+
+  lines = markdown_table(head, rows)
+  return MarkdownIt('commonmark', {'html': False}).enable('table').render('\n'.join(lines))
+
+
+def data_frame(columns: Mapping[str, Any]) -> Any:
+  """The `pandas.DataFrame` of columns by name.
+
+  Raises:
+    ImportError: pandas is not installed.
+  """
+  try:
+    pandas = importlib.import_module('pandas')
+  except ImportError:
+    raise ImportError('to_pandas needs pandas, which sink_jax itself does without: pip install '
+                      'pandas.') from None
+  return pandas.DataFrame(dict(columns))
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]],

@@ -52,8 +52,10 @@ def tiles(picture: bytes) -> tuple[int, list[Tile]]:
   panels = json.loads(image.info.get(plots.PANELS, '[]'))
   if not panels:
     return width, [Tile(picture, 1.0)]
-  cut = lambda box: image.crop([round(share * side) for share, side in zip(box, 2 * image.size)])
-  return width, [Tile(_encoded(cut(box)), box[2] - box[0]) for box in panels]
+  height = image.height
+  return width, [Tile(_encoded(image.crop((round(left * width), round(top * height),
+                                           round(right * width), round(bottom * height)))),
+                      right - left) for left, top, right, bottom in panels]
 
 
 def _scaled(picture: bytes, scale: float) -> bytes:
