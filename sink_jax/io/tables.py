@@ -84,12 +84,13 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]],
     widths = [max(12, min(room, max(len(row[0]) for row in rows))), *widths]
 
   def lines(cells: Sequence[str]) -> list[str]:
-    parts = [textwrap.wrap(cell, space) or [''] for cell, space in zip(cells, widths)]
+    parts = [[cell] if width is None else textwrap.wrap(cell, space) or ['']
+             for cell, space in zip(cells, widths)]
     height = max(map(len, parts))
     parts = [part + [''] * (height - len(part)) for part in parts]
     return ['  '.join(part.ljust(space) if i in left else part.rjust(space)
                       for i, (part, space) in enumerate(zip(line, widths))).rstrip()
             for line in zip(*parts)]
 
-  return [*lines(head), '  '.join('-' * space for space in widths),
+  return [*lines(head), '  '.join('-' * space for space in widths).rstrip(),
           *(line for row in rows for line in lines(row))]
