@@ -29,6 +29,13 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   lines = summary(found)
   picture = _curves([it for it in found if it.kind == 'softmax' and it.run.probe])
   page = Parts(TITLE)
+  counts = met_by_setting(found)
+  rows = [[criterion.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of))]
+          for criterion in CRITERIA
+          for of in [[met[criterion.key] for met in counts.values() if criterion.key in met]]]
+  page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
+                 f'setting; {len(found)} runs of {len(counts)} settings are there.')
+  page.table(['wanted', 'settings run', 'settings that meet it'], rows)
   page.items(lines)
   page.picture('curves.png', picture, _CAPTION)
   page.table(_HEAD, [_row(it) for it in found])

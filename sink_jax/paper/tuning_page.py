@@ -70,8 +70,12 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
               for group in groups}
   page = Parts(TITLE)
-  page.items([sentences(tuning)[0] for tuning in found])
-  page.paragraph(METHOD)
+  for tuning in found:
+    page.paragraph(sentences(tuning)[0])
+  page.table(['runs', 'verdict', *(measure.words for measure in MEASURES.values())], [
+      [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
+                                             if of.measure == key), '-') for key in MEASURES)]
+      for tuning in found], range(2 + len(MEASURES)))
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
@@ -83,6 +87,8 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
       page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
                 f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
+  page.heading('How it is judged')
+  page.paragraph(METHOD)
   page.write(to_path(out), to_json({
       'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
   return '\n'.join(line for tuning in found for line in sentences(tuning))

@@ -27,7 +27,8 @@ def differences(tasks: Sequence[Task]) -> bytes:
     for axis, ax in zip(AXES, row):
       unit = UNITS[METRICS[axis.metric].unit]
       closed = ' (not judged)' if axis.key in task.closed else ''
-      plots.label(ax, f'{task.words}\n{axis.heading}{closed}', f'difference, {unit}', '')
+      heading = plots.mathematical(axis.heading) + closed
+      plots.label(ax, f'{task.words}\n{heading}', f'difference, {unit}', '')
       ax.axvspan(-axis.margin, axis.margin, color='0.9')
       ax.axvline(0, color='0.4', linewidth=0.8)
       for i, variant in enumerate(task.variants):

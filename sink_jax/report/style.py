@@ -29,7 +29,7 @@ th, td { padding: .4rem .6rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 thead th { vertical-align: bottom; background: var(--shade); }
 th:first-child { position: sticky; left: 0; background: var(--back); min-width: 8rem;
-  max-width: 24rem; overflow-wrap: anywhere; }
+  max-width: 24rem; overflow-wrap: break-word; }
 thead th:first-child { background: var(--shade); }
 th em, td em { display: block; font-size: .85em; font-style: normal; font-weight: 400;
   color: var(--soft); overflow-wrap: anywhere; }
@@ -40,7 +40,7 @@ summary { cursor: pointer; font-weight: 600; margin: .8rem 0; }
 @media (max-width: 40rem) {
   table { font-size: .8rem; }
   th, td { padding: .35rem .3rem; }
-  th:first-child { min-width: 6rem; max-width: 9rem; }
+  th:first-child { min-width: 6rem; max-width: 9rem; overflow-wrap: anywhere; }
   figure img { width: 100% !important; }
 }
 """

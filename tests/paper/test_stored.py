@@ -238,5 +238,5 @@ def test_a_changed_digit_is_noticed(runs, tmp_path, undrawn):
     (folder / 'report.json').write_text(text.replace(before, after, 1))
     assert len(deviations(folder, tmp_path / str(i))) == 1, before
   (folder / 'report.json').write_text(text)
-  (folder / 'report.md').write_text(markdown.replace('20.67 (20.33', '20.67 (20.34', 1))
+  (folder / 'report.md').write_text(markdown.replace('20.67 *(20.33', '20.67 *(20.34', 1))
   assert len(deviations(folder, tmp_path / 'markdown')) == 1
