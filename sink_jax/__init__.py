@@ -34,7 +34,8 @@ _EXPORTS = {
     'sink_jax.models.record': ['Record', 'RecordOptions'],
     'sink_jax.models.sizes': ['parameter_count', 'sized'],
     'sink_jax.evaluate.sinks': ['importance', 'sink_rate', 'emergence_step'],
-    'sink_jax.evaluate.probe': ['SinkReport', 'probe'],
+    'sink_jax.evaluate.probe': ['probe'],
+    'sink_jax.evaluate.sink_report': ['SinkReport'],
     'sink_jax.pretrained.load': ['load_run', 'load_pretrained', 'tokenize'],
     'sink_jax.analyses.runner': ['analyse'],
 }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from os import PathLike
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
+from sink_jax.io.tables import data_frame, html_table
 from sink_jax.models.run import Run
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 # The numbers of one model: a dict that json.dumps takes as it is. It is not a dataclass because it
 # leaves the room as JSON and comes back from files, where `paper.analysis_fields` checks its keys;
@@ -33,6 +39,49 @@ class AnalysisModule(Protocol):
   def rows(self, results: list[Result]) -> list[list[str]]:
     """A table of the results for a terminal; its header is the first row."""
     ...
+
+
+class AnalysisResult(dict[str, Any]):
+  """A `Result` with the table and the picture of its analysis."""
+
+  def __init__(self, result: Result, module: AnalysisModule):
+    super().__init__(result)
+    self._module = module
+
+  def to_pandas(self) -> Any:
+    """A `pandas.DataFrame` of the table that the command prints, whose cells are texts.
+
+    Raises:
+      ImportError: pandas is not installed.
+    """
+    head, *rows = self._module.rows([self])
+    return data_frame({name: list(cells) for name, cells in zip(head, zip(*rows))})
+
+  def plot(self, path: PictureFile | None = None, *, ax: Axes | None = None) -> Figure:
+    """Draws the picture of the analysis, as one image, and returns the figure.
+
+    path: a PNG to write; none by default. ax: Matplotlib axes to draw on; by default those of a new
+    figure.
+    """
+    from matplotlib.image import imread  # matplotlib only when a picture is wanted
+
+    from sink_jax.evaluate import plots
+
+    raw = io.BytesIO()
+    self._module.draw([self], raw)
+    if path is not None:
+      self._module.draw([self], path)
+    image = imread(io.BytesIO(raw.getvalue()))
+    if ax is None:
+      height, width, _ = image.shape
+      ax = plots.new_axes(width / plots.DPI, height / plots.DPI)
+    ax.imshow(image)
+    ax.set_axis_off()
+    return plots.figure_of(ax)
+
+  def _repr_html_(self) -> str:
+    head, *rows = self._module.rows([self])
+    return html_table(head, rows)
 
 
 def model_name(result: Result) -> str:

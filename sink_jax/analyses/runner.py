@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sink_jax.analyses import loaded_models
-from sink_jax.analyses.interface import PictureFile, Result
+from sink_jax.analyses.interface import AnalysisResult, PictureFile, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
@@ -130,7 +130,7 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 
 def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
-            plot: PictureFile | None = None, **options: Any) -> Result:
+            plot: PictureFile | None = None, **options: Any) -> AnalysisResult:
   """Carries out one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
   Args:
@@ -141,7 +141,8 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
     options: fields of `sink_jax.analyses.options.Options`.
 
   Returns:
-    What was measured, ready for JSON; the `measure` of the analysis's module lists the keys.
+    What was measured, a dict ready for JSON whose keys the `measure` of the analysis's module
+    lists, with `plot` and `to_pandas`.
 
   Raises:
     ValueError: the name, an option, the tokens or the model do not fit; names the remedy.
@@ -160,7 +161,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
   result = measure(analysis, model, chosen, inputs)
   if plot is not None:
     analysis.module.draw([result], plot)
-  return result
+  return AnalysisResult(result, analysis.module)
 
 
 def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],

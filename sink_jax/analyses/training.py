@@ -16,7 +16,8 @@ from jax.sharding import AbstractMesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.data.dataset import Dataset, open_data
-from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.evaluate.probe import probe
+from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.shard import mesh_of

@@ -9,6 +9,7 @@ from sink_jax.benchmark.checks import count_passed, failures
 from sink_jax.benchmark.records import CorrectnessRow, Document
 from sink_jax.benchmark.table import markdown
 from sink_jax.benchmark.targets import Target, targets
+from sink_jax.io.tables import Markdown, markdown_table
 
 # What the page shows of the machine, in this order; report.json has all of it.
 _MACHINE = ('hardware', 'driver', 'platform_version', 'jax', 'jaxlib', 'python', 'code', 'seed')
@@ -86,13 +87,14 @@ def head(report: Report) -> str:
   facts = {'date': report.date, 'command': f'`{report.command}`'} | {
       name: machine[name] for name in _MACHINE if machine.get(name) is not None}
   lines += [f'- {name}: {value}' for name, value in facts.items()]
-  lines += ['', '## Targets', '', '| target | where | wanted | measured | met |',
-            '| --- | --- | ---: | ---: | --- |']
+  rows = []
   for target in report.targets:
     measured = '-' if target.measured is None else f'{target.measured:.2f}'
     # None is neither: a target that was not measured is not missed.
-    met = {True: 'yes', False: '**no**', None: 'not measured'}[target.met]
-    lines.append(f'| {target.text} | {target.where} | {target.wanted} | {measured} | {met} |')
+    met = {True: 'yes', False: Markdown('**no**'), None: 'not measured'}[target.met]
+    rows.append([target.text, target.where, target.wanted, measured, met])
+  lines += ['', '## Targets', '', *markdown_table(
+      ['target', 'where', 'wanted', 'measured', 'met'], rows, (0, 1, 4))]
   lines += ['', '## Correctness', '', *_correctness(report.results.get('correctness'))]
   return '\n'.join(lines) + '\n'
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sink_jax.benchmark.records import Column, Document
 from sink_jax.io.files import write_atomically
+from sink_jax.io.tables import markdown_table, text_table
 
 _NOTE = 110  # letters of a reason that the table shows; the document has all of it
 
@@ -30,19 +31,12 @@ def write_json(entries: dict[str, Any], path: str | os.PathLike) -> None:
 
 def render(document: Document) -> str:
   """The table as text, with the machine above and the notes below."""
-  cells = [[column.title for column in document.columns], *_cells(document)]
-  widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
-  left = [not column.format for column in document.columns]
-  lines = []
-  for number, row in enumerate(cells):
-    if number == 1:
-      # The rule ends before the last column, whose reasons are long.
-      lines.append('-' * (sum(widths[:-1]) + 2 * len(widths) - 4))
-    # An empty line where the first column changes, such as from one shape to the next.
-    elif number > 1 and row[0] != cells[number - 1][0]:
-      lines.append('')
-    lines.append('  '.join(x.ljust(w) if is_left else x.rjust(w)
-                           for x, w, is_left in zip(row, widths, left)).rstrip())
+  rows = list(_cells(document))
+  lines = text_table([column.title for column in document.columns], rows, _left(document))
+  # An empty line where the first column changes, such as from one shape to the next.
+  for i in range(len(rows) - 1, 0, -1):
+    if rows[i][0] != rows[i - 1][0]:
+      lines.insert(2 + i, '')
   lines += [''] + [f'* {note}' for note in document.notes]
   if not document.complete:
     lines.append('* NOT COMPLETE: the run was cut short.')
@@ -58,9 +52,13 @@ def heading(document: Document) -> str:
 
 def markdown(document: Document) -> str:
   """The table alone in Markdown."""
-  rows = [[column.title for column in document.columns],
-          ['---:' if column.format else '---' for column in document.columns], *_cells(document)]
-  return '\n'.join('| ' + ' | '.join(x.replace('|', '\\|') for x in row) + ' |' for row in rows)
+  return '\n'.join(markdown_table([column.title for column in document.columns],
+                                  list(_cells(document)), _left(document)))
+
+
+def _left(document: Document) -> list[int]:
+  """The columns of words: numbers have a format."""
+  return [i for i, column in enumerate(document.columns) if not column.format]
 
 
 def _cells(document: Document) -> Iterator[list[str]]:

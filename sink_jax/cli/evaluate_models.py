@@ -7,7 +7,8 @@ from typing import Any
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.probe import SinkReport, probe
+from sink_jax.evaluate.probe import probe
+from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.evaluate.sinks import check_epsilon
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path

@@ -6,19 +6,24 @@ Figures are made without pyplot, so that nothing global changes and no display i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox, BboxBase
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
@@ -35,22 +40,26 @@ File = str | os.PathLike | IO[bytes]
 Rows = Sequence[Mapping[str, Any]]
 _CELLS_WITH_NUMBERS = 128  # more would be too small to read
 _FONT = 11
+DPI = 150  # of every picture
+PANELS = 'panels'  # the key of their places in a PNG
 _LINES = ('-', '--', ':', '-.')
 
 
-def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: list[int],
-                   name: str = '', epsilon: float = EPSILON) -> None:
+def importance_map(values_NxH: ArrayLike, path: File | None, *, rate: float, blocks: list[int],
+                   name: str = '', epsilon: float = EPSILON, ax: Axes | None = None) -> Figure:
   """Draws the importance of the first token over blocks and heads (Figures 19 to 24).
 
-  rate: Sink_1 at epsilon, a share. blocks: numbers of the N blocks. name: of the model.
+  path: the file to write; None writes none. rate: Sink_1 at epsilon, a share. blocks: numbers of
+  the N blocks. name: of the model. ax: axes to draw on; by default those of a new figure.
   """
   values = np.asarray(values_NxH)
   layers, heads = values.shape
   # Inches of a cell: few heads get large ones, up to an inch; cells with numbers have room for
   # them.
   cell = min(1.0, max(5 / heads, 0.62 if values.size <= _CELLS_WITH_NUMBERS else 0.25))
-  figure, axes = canvas(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
-  ax = axes[0, 0]
+  if ax is None:
+    ax = new_axes(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
+  figure = figure_of(ax)
   image = ax.imshow(values, vmin=0, vmax=1, cmap='viridis')
   if values.size <= _CELLS_WITH_NUMBERS:
     for (layer, head), value in np.ndenumerate(values):
@@ -59,12 +68,14 @@ def importance_map(values_NxH: ArrayLike, path: File, *, rate: float, blocks: li
   for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, blocks)):
     # Sixteen numbers at most on an axis, where more would touch one another.
     every = -(-len(names) // 16)
-    axis.set_ticks(range(0, len(names), every), labels=names[::every])
+    axis.set_ticks(range(0, len(names), every), labels=list(map(str, names[::every])))
   bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
   label(ax, f'{name or "model"}: {SINK_1} = {100 * rate:.1f} %', 'head', 'block')
-  save(figure, path)
+  if path is not None:
+    save(figure, path)
+  return figure
 
 
 def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
@@ -218,12 +229,29 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def new_axes(width: float, height: float) -> Axes:
+  """The axes of a new figure of a size in inches."""
+  return canvas(width, height)[1][0, 0]
+
+
+def figure_of(ax: Axes) -> Figure:
+  """The figure that axes are of, also where they are in a part of it."""
+  figure = ax.get_figure(root=True)
+  assert isinstance(figure, Figure), 'axes that have been removed from their figure'
+  return figure
+
+
 def label(ax: Axes, title: str, x: str, y: str) -> None:
   """Sets the title and the names of both axes."""
   ax.set_title(title, fontsize=_FONT + 1)
   ax.set_xlabel(x, fontsize=_FONT)
   ax.set_ylabel(y, fontsize=_FONT)
   ax.tick_params(labelsize=_FONT - 1)
+
+
+def mathematical(text: str) -> str:
+  """'Sink_1' as the symbol of the paper."""
+  return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)
 
 
 def threshold(ax: Axes, epsilon: float) -> None:
@@ -244,9 +272,46 @@ def save(figure: Figure, file: File) -> None:
   opened = (epath.Path(file).open('wb') if isinstance(file, (str, os.PathLike)) else
             contextlib.nullcontext(file))
   with opened as to:
-    # 'tight', because colour bars lie outside the axes that the layout arranges. Without the name
-    # of the software, equal figures are equal files under any version of Matplotlib.
-    figure.savefig(to, dpi=150, format='png', bbox_inches='tight', metadata={'Software': None})
+    figure.set_dpi(DPI)
+    # Around all that is drawn, because colour bars lie outside the axes that the layout arranges.
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox(renderer).padded(0.1)
+    panels = _panels(figure, box, renderer)
+    # Without the name of the software, equal figures are equal files under any version of
+    # Matplotlib.
+    figure.savefig(to, dpi=DPI, format='png', bbox_inches=box, metadata={
+        'Software': None, **({PANELS: json.dumps(panels)} if panels else {})})
+
+
+def _panels(figure: Figure, box: BboxBase, renderer: RendererBase) -> list[list[float]]:
+  """Where the panels and the legend of a figure of several columns are; [] of any other.
+
+  Each is (left, top, right, bottom) as shares of the picture, row by row, so that a page can set
+  them below one another where it is narrow.
+  """
+  places: dict[tuple[int, int], list[BboxBase]] = {}
+  for ax in figure.axes:
+    spec = ax.get_subplotspec()
+    if spec is not None and ax.axison:  # the empty places of a grid are switched off
+      place = spec.rowspan.start, spec.colspan.start
+      places.setdefault(place, []).append(ax.get_tightbbox(renderer) or ax.bbox)
+  if len({column for _, column in places}) < 2:
+    return []
+  cells = {place: Bbox.union(boxes) for place, boxes in places.items()}
+  # The panels of a row are equally high.
+  rows = {row: Bbox.union([cell for (own, _), cell in cells.items() if own == row])
+          for row, _ in cells}
+  found = [Bbox.from_extents(cell.x0, rows[row].y0, cell.x1, rows[row].y1)
+           for (row, _), cell in sorted(cells.items(), key=lambda pair: pair[0])]
+  found += [legend.get_window_extent(renderer) for legend in figure.legends]
+  share = lambda value, start, size: round(min(max((value - start) / size, 0), 1), 4)
+  panels = []
+  for one in found:
+    inches = Bbox.from_extents(*(edge / DPI for edge in one.extents)).padded(0.04)
+    panels.append([share(inches.x0, box.x0, box.width), 1 - share(inches.y1, box.y0, box.height),
+                   share(inches.x1, box.x0, box.width), 1 - share(inches.y0, box.y0, box.height)])
+  return panels
 
 
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage, name: str,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 from sink_jax.evaluate import plots
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper.baseline import CRITERIA, DESK, Found, find, hidden_ratio, met_by_setting
 from sink_jax.paper.report import without_paths
-from sink_jax.report import markup
+from sink_jax.report.images import png
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 TITLE = 'The search for a baseline'
@@ -26,24 +25,23 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: there is no run of the search among the runs.
     OSError: `out` cannot be written.
   """
-  found, out = find(runs), to_path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  found = find(runs)
   lines = summary(found)
-  head, rows = list(_HEAD), [_row(it) for it in found]
   picture = _curves([it for it in found if it.kind == 'softmax' and it.run.probe])
-  markdown = ['# ' + TITLE, '', *(f'- {markup.escaped(line)}' for line in lines), '',
-              *markup.markdown_table(head, rows), '', f'![{_CAPTION}](curves.png)', '']
-  cells = lambda tag, row: ''.join(f'<{tag}>{markup.text(cell)}</{tag}>' for cell in row)
-  page = markup.document(TITLE, [
-      '<article>', f'<h1>{TITLE}</h1>', '<ul>' + cells('li', lines) + '</ul>',
-      markup.table(f'<tr>{cells("th", head)}</tr>', (cells('td', row) for row in rows)),
-      markup.picture(picture, _CAPTION), '</article>'])
+  page = Parts(TITLE)
+  counts = met_by_setting(found)
+  rows = [[criterion.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of))]
+          for criterion in CRITERIA
+          for of in [[met[criterion.key] for met in counts.values() if criterion.key in met]]]
+  page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
+                 f'setting; {len(found)} runs of {len(counts)} settings are there.')
+  page.table(['wanted', 'settings run', 'settings that meet it'], rows)
+  page.items(lines)
+  page.picture('curves.png', picture, _CAPTION)
+  page.table(_HEAD, [_row(it) for it in found])
   record = rounded(finite({'criteria': {it.key: it.words for it in CRITERIA}, 'summary': lines,
                            'runs': [without_paths(it.as_dict()) for it in found]}))
-  write_atomically(out / 'curves.png', picture)
-  write_atomically(out / 'report.json', to_json(record))
-  write_atomically(out / 'report.md', '\n'.join(markdown))
-  write_atomically(out / 'index.html', page)
+  page.write(to_path(out), to_json(record))
   return '\n'.join(lines)
 
 
@@ -112,6 +110,4 @@ def _curves(found: Sequence[Found]) -> bytes:
   plots.label(axes[0, 0], 'A sink on the first token', 'step', f'{plots.SINK_1} (% of heads)')
   plots.label(axes[0, 1], 'Massive activations', 'step', 'largest hidden norm ratio of a block')
   axes[0, 1].legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  buffer = io.BytesIO()
-  plots.save(figure, buffer)
-  return buffer.getvalue()
+  return png(figure)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-from PIL import Image
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.paper.cells import Statistics
 from sink_jax.paper.pictures import Panel, SeedPanel, TrainedPicture
+from sink_jax.report.images import png
 
-# The page holds all pictures in itself, so that their size is the page's.
-_COLOURS_OF_A_PICTURE = 128  # with a palette a picture takes a third of the space
 _MARKERS = 'osD^vPXh*<>'
 _COLOURS = (*plots.COLOURS, '#8C6D31', '#7B3294', '#888888')
 _ACROSS = 3
@@ -49,8 +44,8 @@ def panels(picture: TrainedPicture) -> bytes:
       # A name that several panels share has one entry, of the first panel that has it.
       lines = _panel(ax, panel, names) | lines
   if lines:
-    figure.legend([lines[name] for name in names], list(map(_mathematical, names)), frameon=False,
-                  fontsize=_LEGEND, ncols=min(columns, len(names)), loc='outside lower center')
+    figure.legend([lines[name] for name in names], list(map(plots.mathematical, names)),
+                  frameon=False, fontsize=_LEGEND, ncols=min(columns, len(names)), loc='outside lower center')
   return png(figure)
 
 
@@ -98,42 +93,6 @@ def rates(names: Sequence[str], first_token: Sequence[Statistics],
   return png(figure)
 
 
-def png(figure: MatplotlibFigure) -> bytes:
-  """A picture with a palette."""
-  raw = io.BytesIO()
-  plots.save(figure, raw)
-  return with_palette(raw)
-
-
-def with_palette(raw: io.BytesIO) -> bytes:
-  """The same picture in a third of the space."""
-  small = io.BytesIO()
-  # Without transparency, which the median cut of `quantize` cannot take.
-  image = Image.open(raw).convert('RGB')
-  image.quantize(_COLOURS_OF_A_PICTURE).save(small, 'png', optimize=True)
-  return small.getvalue()
-
-
-def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
-  """Pictures by name, made smaller together until they take about `limit` bytes at most."""
-  while (total := sum(map(len, pictures.values()))) > limit:
-    # A picture's bytes grow with its area, so that the root of the ratio nearly suffices.
-    scale = max(0.5, min(0.9, (limit / total) ** 0.5))
-    pictures = {name: _scaled(picture, scale) for name, picture in pictures.items()}
-  return pictures
-
-
-def _scaled(picture: bytes, scale: float) -> bytes:
-  image = Image.open(io.BytesIO(picture)).convert('RGB')
-  size = [max(1, round(scale * side)) for side in image.size]
-  small = io.BytesIO()
-  # Resampling mixes colours, which a palette cannot hold: the picture is RGB here, and gets a
-  # palette anew.
-  image.resize(size, Image.Resampling.LANCZOS).quantize(_COLOURS_OF_A_PICTURE).save(
-      small, 'png', optimize=True)
-  return small.getvalue()
-
-
 def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
   """Lines with the range over seeds, {name: line}; a name has one colour on both axes."""
   # Rates in percent go with losses in nats on one x axis.
@@ -162,9 +121,9 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
   _scales(ax, panel)
   if right is not None:
     right.set_ylim(-4, 104)
-    plots.label(right, '', '', _mathematical(panel.right))
+    plots.label(right, '', '', plots.mathematical(panel.right))
   ax.grid(alpha=0.25)
-  plots.label(ax, _mathematical(panel.title), panel.x, _mathematical(panel.y))
+  plots.label(ax, plots.mathematical(panel.title), panel.x, plots.mathematical(panel.y))
   return lines
 
 
@@ -196,8 +155,3 @@ def _short(number: float) -> str:
     if number >= max(size, 1e4):
       return f'{number / size:.3g}{letter}'
   return f'{number:g}'
-
-
-def _mathematical(text: str) -> str:
-  """'Sink_1' as the symbol of the paper."""
-  return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sink_jax.paper import drawing
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
 from sink_jax.paper.cells import OpenCell, OpenEntry, Row
 from sink_jax.paper.metrics import METRICS
@@ -28,6 +27,7 @@ from sink_jax.paper.open_protocol import (
 )
 from sink_jax.paper.pictures import DrawnModel, OpenPicture
 from sink_jax.pretrained.hub import MODELS, known_model
+from sink_jax.report.images import with_palette
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
 _MESSAGE, _LABEL = 200, 40  # characters
@@ -105,7 +105,7 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | No
       note=_note(shown, left_out), numbers=numbers,
       models=[DrawnModel(result.paper_model.name, result.file, checkpoint_of(result))
               for result in shown])
-  return picture, drawing.with_palette(raw), 'drawn'
+  return picture, with_palette(raw), 'drawn'
 
 
 def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:

@@ -1,207 +1,235 @@
-"""The report of the paper as one HTML page that needs no other file."""
+"""The report of the paper, part by part."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
+from sink_jax.paper import strips
 from sink_jax.paper.cells import Table
-from sink_jax.paper.content import (
-  EventOrder,
-  JudgedClaim,
-  PaperReport,
-  SyntheticAxis,
-  TrialEvents,
-  Verdict,
-)
+from sink_jax.paper.claims import PLURAL
+from sink_jax.paper.content import JudgedClaim, PaperReport
 from sink_jax.paper.events import CAPTION, NOTE
-from sink_jax.paper.overview import chip, overview
 from sink_jax.paper.pictures import Figure
-from sink_jax.paper.strips import strip
+from sink_jax.paper.summary import LIMITS
 from sink_jax.paper.table_grid import (
   Grid,
-  GridCell,
   part_words,
   runs_grid,
   synthetic_grid,
   table_grid,
+  verdict_words,
 )
-from sink_jax.report import markup
-from sink_jax.report.markup import text, upper
+from sink_jax.report.markup import bold, code, joined, line, link, upper
+from sink_jax.report.parts import Parts
 
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
+# Of the paper, in its order.
+_SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'loss',
+             '7.1': 'position encodings', '7.2': 'pre-norm and post-norm', '7.3': 'biases',
+             '7.4': 'attention operations', 'C.1': 'optimisation, further',
+             'C.3': 'feed-forward networks', 'C.4': 'attention, further'}
+_CLAIMS, _TABLES, _NUMBERS, _FIGURES = 'Claims', 'Tables', 'Numbers of the text', 'Figures'
+_EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short'
+_RUNS, _MADE = 'All runs', 'How it was made'
 
 
-def as_html(report: PaperReport, images: Mapping[str, bytes]) -> str:
-  """The report as a page without scripts or outside resources. images: PNGs by file name."""
-  parts = [_header(report), overview(report), _contents(report), _in_short(report),
-           _claims(report),
-           '<section id="tables"><h2>Tables</h2>', f'<p>{text(report.comparison)}</p>']
-  # Tables have a number; the numbers of the running text follow in their own section.
-  parts += [_table(table, report) for table in report.tables if table.paper.number]
-  parts += ['</section>', '<section id="numbers"><h2>Numbers of the text</h2>']
-  parts += [_table(table, report) for table in report.tables if not table.paper.number]
-  parts += ['</section>', '<section id="figures"><h2>Figures</h2>']
-  parts += [_figure(figure, images) for figure in report.figures]
-  parts += ['</section>', _events(report.events, images) if report.events else '',
-            _synthetic(report.synthetic, images) if report.synthetic else '',
-            _runs(report) if report.runs else '', _made(report)]
-  return markup.document(report.title, parts)
-
-
-def _header(report: PaperReport) -> str:
-  if not (report.runs or report.analyses):
-    facts = f'Nothing has been run. Begin with {markup.code(_SWEEP)}.'
-  else:
-    parts = [f'{group.name}: {group.runs} runs of {group.trials} trials ('
-             + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')'
-             for group in report.groups]
-    files = len(report.analyses)
-    parts += [f'{files} file{"s" if files > 1 else ""} of analyses'] if files else []
-    facts = text('; '.join(parts) or 'No run is of the paper') + '.'
-  return (f'<header><h1>{text(report.title)}</h1><p><i>{text(report.paper)}</i>: its claims, '
-          f'its tables and its figures, and what our runs say to each. {facts} Report of '
-          f'{text(report.provenance["date"][0])}.</p></header>')
-
-
-def _contents(report: PaperReport) -> str:
-  link = lambda key, words: f'<a href="#{key}">{text(words)}</a>'
-  short = lambda item: f'{item.number} {item.half}'.strip()
-  papers = [table.paper for table in report.tables]
-  tables = [link(table.key, short(table)) for table in papers if table.number]
-  numbers = [link(table.key, table.title) for table in papers if not table.number]
-  figures = [link(figure.key, short(figure) + (f' ({figure.paper})' if figure.paper else ''))
-             for figure in (drawn.paper for drawn in report.figures)]
-  lines = [link('overview', 'Every claim in a line'), link('in-short', 'In short'),
-           link('claims', 'Claims'),
-           f'{link("tables", "Tables")}: {", ".join(tables)}',
-           f'{link("numbers", "Numbers of the text")}: {", ".join(numbers)}',
-           f'{link("figures", "Figures")}: {", ".join(figures)}',
-           *([link('events', 'The order of events')] if report.events else []),
-           *([link('synthetic', 'Synthetic axis')] if report.synthetic else []),
-           *([link('runs', 'All runs')] if report.runs else []),
-           link('made', 'How it was made')]
-  return '<nav><ul>' + ''.join(f'<li>{line}</li>' for line in lines) + '</ul></nav>'
-
-
-def _in_short(report: PaperReport) -> str:
-  parts = ['<section id="in-short"><h2>In short</h2>']
+def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
+  """The whole report: the answer first, names of claims and runs last. images: PNGs by name."""
+  parts = _Page(report.title, images)
+  for words in answer(report):
+    parts.paragraph(words)
+  parts.table(*_by_section(report))
+  if strips.rows(report.claims):
+    parts.draw(strips.FILE, strips.CAPTION)
+  # The course of training says more at a glance than any other picture.
+  if report.events:
+    parts.draw(report.events[0].picture.file, f'{upper(report.events[0].name)}. {CAPTION}')
+  _add_contents(parts, report)
+  parts.heading(_CLAIMS)
+  parts.paragraphs(report.summary.notes)
+  for claim in report.claims:
+    _add_claim(parts, claim)
+  parts.heading(_TABLES)
+  parts.paragraph(report.comparison)
+  # Tables have a number; the numbers of the running text follow in their own chapter.
+  tables = sorted(report.tables, key=lambda table: not table.paper.number)
+  for i, table in enumerate(tables):
+    if i and not table.paper.number and tables[i - 1].paper.number:
+      parts.heading(_NUMBERS)
+    _add_table(parts, table, report)
+  parts.heading(_FIGURES)
+  for figure in report.figures:
+    _add_figure(parts, figure)
+  _add_events(parts, report)
+  _add_synthetic(parts, report)
+  parts.heading(_SHORT)
   for part in report.summary.parts:
-    lines = ''.join(f'<li>{text(line)}</li>' for line in part.lines)
-    parts.append(f'<h3>{text(upper(part.name))}</h3><ul>{lines}</ul>')
-  return ''.join([*parts, '</section>'])
+    parts.heading(upper(part.name), 3)
+    parts.items(part.lines)
+  if report.runs:
+    parts.heading(_RUNS)
+    with parts.details(f'{len(report.runs)} folders'):
+      parts.grid(runs_grid(report))
+  _add_made(parts, report)
+  return parts
 
 
-def _claims(report: PaperReport) -> str:
-  notes = ''.join(f'<p class="note">{text(note)}</p>' for note in report.summary.notes)
-  return ('<section id="claims"><h2>Claims</h2>' + notes + ''.join(map(_claim, report.claims))
-          + '</section>')
+class _Page(Parts):
+  """With the pictures of the report at hand."""
+
+  def __init__(self, title: str, images: Mapping[str, bytes]):
+    super().__init__(title)
+    self._drawn, self._pngs = set(), images
+
+  def draw(self, file: str, caption: str) -> None:
+    """A picture, which stands on the page once."""
+    if file not in self._drawn:
+      self._drawn.add(file)
+      self.picture(file, self._pngs.get(file, b''), caption)
+
+  def grid(self, grid: Grid) -> None:
+    self.table(grid.head, grid.rows, grid.left)
+    self.paragraphs(grid.notes)
+
+  def paragraphs(self, lines: Sequence[str]) -> None:
+    for words in lines:
+      self.paragraph(words)
 
 
-def _claim(claim: JudgedClaim) -> str:
-  verdicts = ''.join(
-      f'<p>{chip(verdict)} {text(verdict.name)}: {text(verdict.why)}</p>' + _parts(verdict)
-      for verdict in claim.verdicts)
-  return (f'<article id="claim-{claim.key}"><h3>{text(claim.statement)}{claim.marks} '
-          f'<small>Section {text(claim.section)}</small></h3>{verdicts}'
-          f'<p class="note">Asked: {text(claim.criterion)}</p></article>')
+def answer(report: PaperReport) -> list[str]:
+  """What the runs say of the claims, a paragraph for every group of runs."""
+  if not (report.runs or report.analyses):
+    return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
+  groups = {group.name: group for group in report.groups}
+  lines = []
+  for part in report.summary.parts:
+    verdicts = [verdict.verdict for claim in report.claims for verdict in claim.verdicts
+                if verdict.name == part.name]
+    if not verdicts:  # of open models
+      files = len(report.analyses)
+      lines.append(f'{upper(part.name)} ({files} file{"s" if files > 1 else ""} of analyses): '
+                   f'{part.lines[0]}')
+      continue
+    counts = joined([f'{n} {words if n != 1 else verdict}' for verdict, words in PLURAL.items()
+                     for n in [verdicts.count(verdict)]])
+    group = groups.get(part.name)
+    about = '' if group is None else (
+        f' ({group.runs} runs of {group.trials} trials: '
+        + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')')
+    lines.append(line(
+        f'{upper(part.name)}{about}: of {len(verdicts)} claims of the paper, ', bold(counts),
+        f'. {upper(part.lines[0])} ',
+        *(words for words in part.lines if words in LIMITS.values())))
+  return lines
 
 
-def _parts(verdict: Verdict) -> str:
-  rows = ''.join(f'<li>{strip(part)} {text(part_words(part))}</li>' for part in verdict.parts)
-  return f'<ul class="parts">{rows}</ul>' if rows else ''
+def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[int, ...]]:
+  """How many claims of each section of the paper have each verdict."""
+  names = list(dict.fromkeys(
+      verdict.name for claim in report.claims for verdict in claim.verdicts))
+  several, rows = len(names) > 1, []
+  for section in sorted({claim.section for claim in report.claims}, key=list(_SECTIONS).index):
+    for name in names:
+      found = [verdict.verdict for claim in report.claims if claim.section == section
+               for verdict in claim.verdicts if verdict.name == name]
+      if found:
+        rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
+                     *(str(found.count(verdict)) for verdict in PLURAL)])
+  # Short, for the table to be as narrow as a phone.
+  verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
+  return ['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several]
 
 
-def _table(table: Table, report: PaperReport) -> str:
+def _add_contents(parts: Parts, report: PaperReport) -> None:
+  papers = [table.paper for table in report.tables]
+  short = lambda item: f'{item.number} {item.half}'.strip()
+  figures = [figure.paper for figure in report.figures]
+  lines = [link(_CLAIMS, _CLAIMS),
+           line(link(_TABLES, _TABLES), ': ', joined([
+               link(short(table), table.name) for table in papers if table.number])),
+           line(link(_NUMBERS, _NUMBERS), ': ', joined([
+               link(table.name, table.name) for table in papers if not table.number])),
+           line(link(_FIGURES, _FIGURES), ': ', joined([
+               link(short(figure) + (f' ({figure.paper})' if figure.paper else ''), figure.name)
+               for figure in figures]))]
+  parts.items([*lines, joined([link(words, words) for words, there in (
+      (_EVENTS, report.events), (_SYNTHETIC, report.synthetic), (_SHORT, True),
+      (_RUNS, report.runs), (_MADE, True)) if there])])
+
+
+def _add_claim(parts: Parts, claim: JudgedClaim) -> None:
+  parts.heading(claim.statement + claim.marks, 3)
+  parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
+  for verdict in claim.verdicts:
+    parts.paragraph(line(bold(verdict_words(verdict)), f' ({verdict.name}): {verdict.why}'))
+    parts.items([part_words(part) for part in verdict.parts])
+
+
+def _add_table(parts: _Page, table: Table, report: PaperReport) -> None:
   grid, paper = table_grid(table, report.groups), table.paper
-  title = paper.name + (f': {paper.title}' if paper.number else '')
-  status = f'<p class="note">{text(upper(table.status))}.</p>' if table.status else ''
-  body = _grid(grid) if grid else f'<p class="note">{text(paper.note)}</p>'
-  return (f'<article id="{paper.key}"><h3>{text(title)} '
-          f'<small>Section {text(paper.section)}</small></h3>{status}{body}</article>')
+  parts.heading(paper.name, 3)
+  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
+                  f'Section {paper.section}.')
+  parts.paragraph(upper(table.status) + '.' if table.status else '')
+  if grid:
+    parts.grid(grid)
+  else:
+    parts.paragraph(paper.note)
 
 
-def _figure(figure: Figure, images: Mapping[str, bytes]) -> str:
+def _add_figure(parts: _Page, figure: Figure) -> None:
   paper = figure.paper
-  parts = [f'<article id="{paper.key}"><h3>{text(paper.name)}</h3>']
+  parts.heading(paper.name, 3)
   words = ' '.join(filter(None, [paper.caption, paper.note]))
   if figure.status != 'drawn':
-    parts.append(f'<p>{text(words)}</p><p class="note">{text(upper(figure.status))}.</p>')
+    parts.paragraph(words)
+    parts.paragraph(f'{upper(figure.status)}.')
   for picture in figure.pictures:
     missing = f' Without {", ".join(picture.missing)}.' if picture.missing else ''
     name = f'{upper(picture.name)}. ' if picture.name else ''
-    note = f' {picture.note}' if picture.note else ''
-    parts.append(markup.picture(images[picture.file], f'{name}{words}{note}{missing}',
-                                'single' if picture.narrow else 'wide'))
-  return ''.join([*parts, '</article>'])
+    parts.draw(picture.file, f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
 
 
-def _events(orders: Sequence[EventOrder], images: Mapping[str, bytes]) -> str:
-  parts = ['<section id="events"><h2>The order of events</h2>', f'<p>{text(NOTE)}</p>']
-  for order in orders:
-    parts.append(f'<h3>{text(upper(order.name))}</h3><ul>'
-                 + ''.join(map(_trial_events, order.trials)) + '</ul>')
-    parts.append(markup.picture(images[order.picture.file], f'{upper(order.name)}. {CAPTION}'))
-  return ''.join([*parts, '</section>'])
+def _add_events(parts: _Page, report: PaperReport) -> None:
+  if not report.events:
+    return
+  parts.heading(_EVENTS)
+  parts.paragraph(NOTE)
+  for order in report.events:
+    parts.heading(f'Events: {order.name}', 3)
+    parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
+                 for trial in order.trials])
+    parts.draw(order.picture.file, f'{upper(order.name)}. {CAPTION}')
 
 
-def _trial_events(trial: TrialEvents) -> str:
-  return (f'<li><b>{text(trial.trial)}</b>: {text(trial.sentences)} '
-          f'<small>{html.escape(", ".join(trial.runs))}</small></li>')
+def _add_synthetic(parts: _Page, report: PaperReport) -> None:
+  axis = report.synthetic
+  if axis is None:
+    return
+  parts.heading(_SYNTHETIC)
+  parts.paragraph("The paper's variants on the Bigram-Backcopy task, where one head has one thing "
+                  'to do; default is softmax.')
+  parts.grid(synthetic_grid(axis))
+  parts.paragraphs([f'The least possible loss is {value:.3f} nats on bigram targets and 0 on '
+                    'back-copies.' for value in axis.optimum])
+  if axis.file:
+    parts.draw(axis.file, 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks '
+               'proxies.')
+  with parts.details('Columns'):
+    parts.items([line(bold(heading), ': ', words) for heading, words in axis.columns.items()])
 
 
-def _synthetic(axis: SyntheticAxis, images: Mapping[str, bytes]) -> str:
-  optimum = ''.join(f'<p class="note">The least possible loss is {value:.3f} nats on bigram '
-                    'targets and 0 on back-copies.</p>' for value in axis.optimum)
-  caption = 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks proxies.'
-  drawn = markup.picture(images[axis.file], caption, 'single') if axis.file else ''
-  terms = markup.definitions({heading: text(words) for heading, words in axis.columns.items()})
-  return ('<section id="synthetic"><h2>Synthetic axis</h2><p>The paper\'s variants on the '
-          'Bigram-Backcopy task, where one head has one thing to do; default is softmax.</p>'
-          f'{_grid(synthetic_grid(axis))}{optimum}{drawn}'
-          f'<details><summary>Columns</summary>{terms}</details></section>')
-
-
-def _runs(report: PaperReport) -> str:
-  return ('<section id="runs"><h2>All runs</h2><details><summary>'
-          f'{len(report.runs)} folders</summary>{_grid(runs_grid(report))}</details></section>')
-
-
-def _made(report: PaperReport) -> str:
-  code = lambda values: '<br>'.join(map(markup.code, values))
-  made = {upper(key): code(values) for key, values in report.provenance.items()}
-  parts = ['<section id="made"><h2>How it was made</h2>', markup.definitions(made, 'made')]
+def _add_made(parts: _Page, report: PaperReport) -> None:
+  parts.heading(_MADE)
+  parts.paragraph(line(f'Of {report.paper}: its claims, tables and figures, and what the runs say '
+                       'to each.'))
+  parts.items([line(bold(upper(key)), ': ', joined(list(map(code, values)), '; '))
+               for key, values in report.provenance.items()])
   for group in report.groups:
-    settings = [f'{key} = {value}' for key, value in group.settings.items()]
-    parts.append(f'<p>{text(upper(group.name))}: {code(settings)}</p>')
+    settings = joined([code(f'{key} = {value}') for key, value in group.settings.items()])
+    parts.paragraph(line(bold(upper(group.name)), f': {group.runs} runs; ', settings))
   for name, rules in report.budgets.items():
-    parts.append(f'<h3>Budget {text(name)}</h3><ul>'
-                 + ''.join(f'<li>{text(rule)}</li>' for rule in rules) + '</ul>')
+    parts.heading(f'Budget {name}', 3)
+    parts.items(rules)
   if report.other_runs:
-    parts.append(f'<p class="note">Not of the paper: {text(", ".join(report.other_runs))}.</p>')
-  return ''.join([*parts, '</section>'])
-
-
-def _grid(grid: Grid) -> str:
-  head = '<tr>' + ''.join(
-      f'<th scope="col"{_side(i, grid)}>{text(words)}</th>' for i, words in enumerate(grid.head))
-  rows = []
-  for row in grid.rows:
-    # The first cell heads its row, for those who hear the page read.
-    first, *others = [_cell(cell) for cell in row]
-    rows.append(f'<th scope="row">{first}</th>' + ''.join(
-        f'<td{_side(i, grid)}>{cell}</td>' for i, cell in enumerate(others, 1)))
-  notes = ''.join(f'<p class="note">{text(note)}</p>' for note in grid.notes)
-  return markup.table(head + '</tr>', rows) + notes
-
-
-def _side(column: int, grid: Grid) -> str:
-  return ' class="left"' if column in grid.left else ''
-
-
-def _cell(cell: GridCell) -> str:
-  if not isinstance(cell, tuple):
-    return text(cell)
-  words, small = cell
-  # Small print names runs, trials and files, whose letters stay as they are.
-  return f'{text(words)}<small>{html.escape(small)}</small>' if small else text(words)
+    parts.paragraph(f'Not of the paper: {", ".join(report.other_runs)}.')

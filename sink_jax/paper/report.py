@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import TypeVar
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper import drawing, numbers, open_protocol, synthetic
+from sink_jax.paper import drawing, numbers, open_protocol, strips, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
@@ -27,11 +27,10 @@ from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, RunSu
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
-from sink_jax.paper.markdown import as_markdown
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
-from sink_jax.paper.page import as_html
+from sink_jax.paper.page import page
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
@@ -44,7 +43,6 @@ from sink_jax.report.records import RunRecord
 from sink_jax.train.provenance import provenance
 
 T = TypeVar('T')
-_PICTURES = 2_600_000  # bytes on the page, where base64 makes a third more of them
 # An absolute path in a command or an error: all but its end is this machine's business.
 _ROOT = r'(?:file://[\w.-]*)?(?:~[\w.-]*)?/'
 _PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
@@ -63,15 +61,7 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   """
   report, pictures = build(runs, analysed)
   report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
-  # Pictures first: a page names no picture that is not there.
-  folder = to_path(out)
-  folder.mkdir(parents=True, exist_ok=True)
-  for file, picture in pictures.items():
-    (folder / file).write_bytes(picture)
-  (folder / 'report.json').write_text(to_json(report.as_dict()))
-  (folder / 'report.md').write_text(as_markdown(report))
-  # The files beside the page keep their full size; only the copies in it are made smaller.
-  (folder / 'index.html').write_text(as_html(report, drawing.shrunk(pictures, _PICTURES)))
+  page(report, pictures).write(to_path(out), to_json(report.as_dict()))
   return report
 
 
@@ -98,6 +88,9 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
   judged = groups + synthetic_groups(runs)
   spreads = [(group, spread_of(group)) for group in judged]
   claims = [_judged(claim, spreads) for claim in CLAIMS]
+  if strips.rows(claims):
+    # As on the page, where an endless interval is none.
+    pictures[strips.FILE] = strips.picture(finite(claims))
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',

@@ -27,7 +27,7 @@ _JUDGED = (
     'what Sink_1 and the hidden norm ratio of random positions of the untrained model are, their '
     '99th percentiles are the levels of a sink and of massive activations if they are more.')
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
-_LIMITS = {
+LIMITS = {
     'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
             'every sequence begins with a fixed token: what holds there is the mechanism, and not '
             "the paper's percentages.",
@@ -89,7 +89,7 @@ def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
   asked = [member for verdict, members in judged.items() if verdict != UNKNOWN
            for member in members]
   lines += [_errors(asked)] if asked else []
-  lines += [_LIMITS[group.rules]] if group.rules in _LIMITS else []
+  lines += [LIMITS[group.rules]] if group.rules in LIMITS else []
   members = [run for runs in group.trials.values() for run in runs]
   return lines + split_notes(members) + inconsistencies(group)
 

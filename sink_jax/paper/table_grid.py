@@ -1,4 +1,4 @@
-"""Tables as cells, the same for HTML and Markdown."""
+"""Tables of the report as cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from sink_jax.paper.cells import Cell, Row, Statistics, Table, TrainedEntry
 from sink_jax.paper.content import (
   GroupSummary,
-  JudgedClaim,
   JudgedPart,
   PaperReport,
   SyntheticAxis,
@@ -81,21 +80,6 @@ def _open_grid(table: Table, notes: Sequence[str]) -> Grid:
   head = ['setting', *_compared(table), 'status and files']
   return Grid(head, rows, [*notes, *(f'{mark}: {words}.' for words, mark in marks.items())],
               (0, len(head) - 1))
-
-
-def verdict_grid(report: PaperReport) -> Grid:
-  """Every claim with its verdicts, at a glance."""
-  names = list(dict.fromkeys(
-      verdict.name for claim in report.claims for verdict in claim.verdicts))
-  rows = [[(claim.statement + claim.marks, claim.key), claim.section,
-           *(_verdict_of(claim, name) for name in names)] for claim in report.claims]
-  head = ['claim', 'section', *(names if len(names) > 1 else ['verdict'])]
-  return Grid(head, rows, [], tuple(range(len(head))))
-
-
-def _verdict_of(claim: JudgedClaim, name: str) -> str:
-  """'-' where a group of runs was not asked, as the synthetic axis is not asked everything."""
-  return next((verdict_words(verdict) for verdict in claim.verdicts if verdict.name == name), '-')
 
 
 def verdict_words(verdict: Verdict) -> str:

@@ -36,7 +36,6 @@ TITLE = 'Fine-tuning (Figure 30)'
 CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
            'over seeds and stretches of steps.')
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
-_BYTES = 200_000  # of the pictures on the page
 METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
     f'{CRITERIA["loss"]}; or, {CRITERIA["level"]}. They have to find a planted unstable run, '
@@ -70,25 +69,28 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   found = [rounded(finite(tuning_of(group))) for group in groups]
   pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
               for group in groups}
-  pngs = {picture.file: drawing.panels(picture) for of in pictures.values() for picture in of}
-  # The files beside the page keep their full size; only the copies in it are made smaller.
-  small = drawing.shrunk(pngs, _BYTES)
   page = Parts(TITLE)
-  page.items([sentences(tuning)[0] for tuning in found])
-  page.paragraph(METHOD)
+  for tuning in found:
+    page.paragraph(sentences(tuning)[0])
+  page.table(['runs', 'verdict', *(measure.words for measure in MEASURES.values())], [
+      [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
+                                             if of.measure == key), '-') for key in MEASURES)]
+      for tuning in found], range(2 + len(MEASURES)))
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
     for picture in pictures[tuning.name]:
-      page.picture(picture.file, small[picture.file], f'{picture.name}. {CAPTION}')
+      page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {CAPTION}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
     page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
     if tuning.missing:
       page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
                 f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
-  page.write(to_path(out), {
-      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}, pngs)
+  page.heading('How it is judged')
+  page.paragraph(METHOD)
+  page.write(to_path(out), to_json({
+      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 

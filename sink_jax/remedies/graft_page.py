@@ -18,13 +18,12 @@ from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Gra
 from sink_jax.remedies.overview import listed
 from sink_jax.remedies.page import difference, interval, standing_record
 from sink_jax.remedies.standings import NOT_JUDGED, SAME, UNDECIDED
-from sink_jax.report.jsontext import finite, rounded
+from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 TITLE = 'Another attention for a trained model'
 _POINTS = 50  # of a training loss, of which each is a mean over a stretch of steps
-_BYTES = 300_000  # of the pictures on the page
 _WORDS = {grafts.LOWER: 'lower with', grafts.HIGHER: 'higher with',
           SAME: 'without a difference with', UNDECIDED: 'undecided with',
           NOT_JUDGED: 'not judged with'}
@@ -60,10 +59,8 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   group, words, page = found.group, answer(found), Parts(TITLE)
   page.paragraph(words[0])
   page.items(words[1:])
-  pictures = {picture.file: drawing.panels(picture) for picture in _pictures(found)}
-  # The files beside the page keep their full size; only the copies in it are made smaller.
-  for name, png in drawing.shrunk(pictures, _BYTES).items():
-    page.picture(name, png, _CAPTIONS[name])
+  for picture in _pictures(found):
+    page.picture(picture.file, drawing.panels(picture), _CAPTIONS[picture.file])
   page.heading('What was measured')
   quantities, trials = found.quantities(), (CONTINUED, *GRAFTS, *SCRATCH)
   cells = {trial: [found.summary(trial, key) for key in quantities] for trial in trials}
@@ -93,7 +90,7 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
           for key, cell in zip(quantities, row) if cell} for trial, row in cells.items()},
       'moved': found.moved, 'beside_continued': records(found.continued),
       'beside_scratch': records(found.scratch), 'misfits': found.misfits, 'not_run': missing}
-  page.write(to_path(out), rounded(finite(record)), pictures)
+  page.write(to_path(out), to_json(rounded(finite(record))))
   return '\n'.join(words)
 
 

@@ -100,6 +100,20 @@ def verdicts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
   return head, rows
 
 
+def counts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
+  """How many variants have each verdict, with a row for every axis that softmax leaves open."""
+  columns = {'less': (REMOVES, MOVES, 'reduces', 'better'), 'more': ('adds', 'worse'),
+             'the same': (SAME,), 'undecided': (UNDECIDED,), 'not judged': (NOT_JUDGED,)}
+  rows = []
+  for task in tasks:
+    for axis in AXES:
+      if axis.key not in task.closed and task.variants:
+        found = [variant.standings[axis.key].verdict for variant in task.variants]
+        rows.append([f'{task.words}: {axis.heading}', *(
+            str(sum(verdict in of for verdict in found)) for of in columns.values())])
+  return ['compared with softmax', *columns], rows
+
+
 def _cell(name: str, task: Task, axis: Axis) -> str:
   variant = next((variant for variant in task.variants if variant.name == name), None)
   if variant is None:

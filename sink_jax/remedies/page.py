@@ -13,7 +13,7 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import LEGEND, answer, commands, not_begun, overall, verdicts
+from sink_jax.remedies.overview import LEGEND, answer, commands, counts, not_begun, overall, verdicts
 from sink_jax.remedies.picture import CAPTION, UNITS, differences
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
@@ -40,12 +40,14 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   """
   tasks = [task_of(group) for group in groups(runs)]
   answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
-  picture, page = differences(tasks), Parts(TITLE)
-  page.items(answers)
+  page = Parts(TITLE)
+  page.paragraph(answers[0])
+  page.table(*counts(tasks))
+  page.items(answers[1:])
   page.heading('Verdicts')
   page.table(*verdicts(tasks))
   page.paragraph(LEGEND)
-  page.picture('differences.png', picture, CAPTION)
+  page.picture('differences.png', differences(tasks), CAPTION)
   page.heading('How they are reached')
   page.paragraph(METHOD)
   page.paragraph(times.sentence())
@@ -63,11 +65,11 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     for key, names in not_begun(tasks).items():
       page.paragraph(f'{TASKS[key]}, not run: {", ".join(names)}. To train them:')
       page.code(missing[key])
-  page.write(to_path(out), rounded(finite({
+  page.write(to_path(out), to_json(rounded(finite({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
       'steps_timed': times.measured, 'not_run': {
           key: {'variants': list(names), 'command': missing[key]}
-          for key, names in not_begun(tasks).items()}})), {'differences.png': picture})
+          for key, names in not_begun(tasks).items()}}))))
   return '\n'.join(answers)
 
 

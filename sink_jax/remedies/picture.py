@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 from sink_jax.evaluate import plots
 from sink_jax.paper.metrics import METRICS
 from sink_jax.remedies.axes import AXES
 from sink_jax.remedies.standings import NO_BASELINE, NOT_JUDGED, UNDECIDED, Task
+from sink_jax.report.images import png
 
 UNITS = {'percent': 'points', 'ratio': 'in the logarithm', 'nats': 'nats (or squares)'}
 CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar for its '
@@ -19,15 +19,16 @@ CAPTION = ('Differences from softmax by task and axis: a dot for the mean, a bar
 def differences(tasks: Sequence[Task]) -> bytes:
   """A panel for every task and axis; closed ones say so."""
   # All lines of all tasks lie equally far apart.
-  heights = [0.28 * max(len(task.variants), 3) + 1.0 for task in tasks]
-  figure, axes = plots.canvas(4.2 * len(AXES), sum(heights), len(tasks), len(AXES))
+  heights = [0.22 * max(len(task.variants), 3) + 1.0 for task in tasks for _ in AXES[::2]]
+  figure, axes = plots.canvas(9.6, sum(heights), len(heights), 2)
   axes[0, 0].get_gridspec().set_height_ratios(heights)
-  for task, row in zip(tasks, axes):
+  for task, row in zip(tasks, axes.reshape(len(tasks), len(AXES))):
     names = [variant.name for variant in task.variants]
     for axis, ax in zip(AXES, row):
       unit = UNITS[METRICS[axis.metric].unit]
       closed = ' (not judged)' if axis.key in task.closed else ''
-      plots.label(ax, f'{task.words}\n{axis.heading}{closed}', f'difference, {unit}', '')
+      heading = plots.mathematical(axis.heading) + closed
+      plots.label(ax, f'{task.words}\n{heading}', f'difference, {unit}', '')
       ax.axvspan(-axis.margin, axis.margin, color='0.9')
       ax.axvline(0, color='0.4', linewidth=0.8)
       for i, variant in enumerate(task.variants):
@@ -39,8 +40,6 @@ def differences(tasks: Sequence[Task]) -> bytes:
           ax.plot([it.low, it.high], [i, i], color=plots.COLOURS[0], linewidth=1)
         ax.plot([it.difference], [i], 'o', markersize=4, color=plots.COLOURS[0],
                 markerfacecolor='white' if open_ else plots.COLOURS[0])
-      ax.set_yticks(range(len(names)), names if axis is AXES[0] else [''] * len(names), fontsize=8)
+      ax.set_yticks(range(len(names)), names, fontsize=8)
       ax.set_ylim(len(names) - 0.5, -0.5)  # also where the first or last has no difference
-  buffer = io.BytesIO()
-  plots.save(figure, buffer)
-  return buffer.getvalue()
+  return png(figure)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.maps import HeadMaps
+from sink_jax.report.images import png
 from sink_jax.report.records import RunRecord
 
 
-def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
-  """Sink_1 and the largest importance of the first token against step, a line per run (PNG).
+def sink_curves(runs: Sequence[RunRecord]) -> bytes:
+  """Sink_1 and the largest importance of the first token against step, a line per run, as a PNG.
 
   Runs without probe rows are left out. Dashed lines are of proxy scores, dotted ones of the extra
   key.
@@ -45,11 +45,11 @@ def sink_curves(runs: Sequence[RunRecord], path: str | os.PathLike) -> None:
     ax.grid(alpha=0.25)
   figure.legend(loc='outside lower center', ncols=min(3, len(rate.lines)), frameon=False,
                 fontsize=10.5)
-  plots.save(figure, path)
+  return png(figure)
 
 
-def strongest_heads(maps: Mapping[str, HeadMaps], path: str | os.PathLike) -> None:
-  """The strongest sink head of every run; the raw weights too where they are not the same (PNG)."""
+def strongest_heads(maps: Mapping[str, HeadMaps]) -> bytes:
+  """The strongest sink head of every run; the raw weights too where they differ. A PNG."""
   # The proxy comes first, because the head was chosen by it.
   panels = [(name, heads, proxy) for name, heads in maps.items()
             for proxy in ((True, False) if heads.proxy else (True,))]
@@ -61,4 +61,4 @@ def strongest_heads(maps: Mapping[str, HeadMaps], path: str | os.PathLike) -> No
     ax.set_axis_off()
   for ax, (name, heads, proxy) in zip(axes.flat, panels):
     plots.head_panel(figure, ax, heads, heads.head(strongest=True), proxy, name)
-  plots.save(figure, path)
+  return png(figure)

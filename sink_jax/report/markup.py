@@ -1,75 +1,60 @@
-"""Pieces of a page in HTML and Markdown, the same for every kind of report."""
+"""Pieces of a report in Markdown, the same for every kind of report."""
 
 from __future__ import annotations
 
-import base64
-import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from sink_jax.report.style import STYLE
-
-
-def document(title: str, parts: Iterable[str]) -> str:
-  """A page without scripts or outside resources."""
-  return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-          '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-          '<meta name="color-scheme" content="light dark">\n'
-          f'<title>{html.escape(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n'
-          '<body>\n' + '\n'.join(parts) + '\n</body>\n</html>\n')
+from sink_jax.io.tables import Markdown, escaped
 
 
-def text(words: object) -> str:
-  """Words as HTML: escaped, with the paper's subscripts; a percent sign stays with its number."""
-  # Escaped first: the tags that are put in here would be escaped as well.
-  words = re.sub(r'Sink_(\w+|\*)', r'Sink<sub>\1</sub>', html.escape(str(words)))
-  return re.sub(r'(?<=\d) %', '&nbsp;%', words)
+def line(*parts: object) -> Markdown:
+  """Words and pieces of Markdown, one after the other."""
+  return Markdown(''.join(map(_spaced, parts)))
 
 
-def code(words: object) -> str:
-  """Words as HTML in a fixed-width font."""
-  return f'<code>{html.escape(str(words))}</code>'
+def joined(parts: Sequence[object], between: str = ', ') -> Markdown:
+  """Words and pieces of Markdown with words between them."""
+  return Markdown(between.join(map(escaped, parts)))
 
 
-def picture(png: bytes, caption: str, kind: str = 'wide') -> str:
-  """A figure whose image is part of the page, which then is one file.
-
-  kind: 'wide', or 'single' for one panel.
-  """
-  # A data URL: a page that is moved or mailed keeps its pictures.
-  data, alt = base64.b64encode(png).decode(), html.escape(caption, quote=True)
-  # The caption is also the text of the image, for those who do not see it.
-  return (f'<figure><div class="{kind}"><img alt="{alt}" src="data:image/png;base64,{data}"></div>'
-          f'<figcaption>{text(caption)}</figcaption></figure>')
+def bold(words: object) -> Markdown:
+  return Markdown(f'**{escaped(words)}**')
 
 
-def table(head: str, rows: Iterable[str]) -> str:
-  """A table that scrolls sideways where the screen is narrow. head, rows: cells in HTML."""
-  body = ''.join(f'<tr>{row}</tr>' for row in rows)
-  top = f'<thead>{head}</thead>' if head else ''
-  return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'
+def small(words: object) -> Markdown:
+  """Small print: in italics where Markdown is shown as it is."""
+  return Markdown(f'*{escaped(words)}*')
 
 
-def definitions(items: Mapping[str, str], kind: str = '') -> str:
-  """A list of terms; the values are HTML."""
-  body = ''.join(f'<dt>{text(key)}</dt><dd>{value}</dd>' for key, value in items.items())
-  return f'<dl{f" class={chr(34)}{kind}{chr(34)}" if kind else ""}>{body}</dl>'
+def code(words: object) -> Markdown:
+  """Words in a fixed-width font."""
+  words = ' '.join(str(words).split())
+  # More backticks than there are in a row within; blanks part them from those at an end.
+  ticks = '`' * (1 + max(map(len, re.findall('`+', words)), default=0))
+  blank = ' ' if words[:1] == '`' or words[-1:] == '`' else ''
+  return Markdown(f'{ticks}{blank}{words}{blank}{ticks}')
 
 
-def escaped(words: object) -> str:
-  """Words as Markdown: nothing in them is markup."""
-  return re.sub(r'([\\`*_|<\[\]])', r'\\\1', str(words))
+def link(words: object, heading: str) -> Markdown:
+  """Words that lead to a heading of the same document."""
+  return Markdown(f'[{escaped(words)}](#{anchor(heading)})')
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]],
-                   left: Iterable[int] = (0,)) -> list[str]:
-  """Lines of a Markdown table; the columns in `left` are left-aligned, the others right-aligned."""
-  lines = [head, ['---' if i in left else '---:' for i in range(len(head))], *rows]
-  # The second line aligns the columns; every other one holds words.
-  safe = lambda i, cell: cell if i == 1 else escaped(cell).replace('\n', ' ')
-  return ['| ' + ' | '.join(safe(i, cell) for cell in line) + ' |' for i, line in enumerate(lines)]
+def anchor(heading: str) -> str:
+  """The anchor of a heading, as GitHub makes it; of several equal ones, of the first."""
+  return re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
 
 
 def upper(words: str) -> str:
   """The words with a capital at their beginning."""
   return words[:1].upper() + words[1:]
+
+
+def _spaced(words: object) -> str:
+  """As `escaped`, with the blanks at both ends, which part it from what is beside it."""
+  if isinstance(words, Markdown):
+    return words
+  plain = str(words)
+  start, end = (' ' if plain[i:][:1].isspace() else '' for i in (0, -1))
+  return f'{start}{escaped(plain)}{end}' if plain.strip() else plain[:1]

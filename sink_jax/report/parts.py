@@ -1,67 +1,108 @@
-"""A page that is written in Markdown and in HTML at once, part by part."""
+"""A report that is written part by part as Markdown, of which its page is made."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
-from sink_jax.report import markup
-from sink_jax.report.jsontext import to_json
+from sink_jax.io.tables import Markdown, escaped, markdown_table
+from sink_jax.report.images import shrunk
+from sink_jax.report.web_page import web_page
+
+_PICTURES = 2_600_000  # bytes on a page, where base64 makes a third more of them
+Cell = object | tuple[object, str]  # words or Markdown; with small print
 
 
 class Parts:
-  """The parts of a page so far, in both forms, which say the same."""
+  """The parts of a report so far.
+
+  Words are shown as they are, whatever is in them; `markup` has pieces that are Markdown.
+  """
 
   def __init__(self, title: str):
     self._title = title
-    self._markdown, self._html = [f'# {title}', ''], ['<article>', f'<h1>{title}</h1>']
+    self._lines: list[str] = [f'# {escaped(title)}', '']
+    self._images: dict[str, bytes] = {}
 
-  def heading(self, words: str, level: int = 2) -> None:
+  def heading(self, words: object, level: int = 2) -> None:
     """level: 2 for a chapter, 3 for a part of one."""
-    self._add([f'{"#" * level} {words}'], f'<h{level}>{markup.text(words)}</h{level}>')
+    self._add(f'{"#" * level} {escaped(words)}')
 
-  def paragraph(self, words: str) -> None:
-    self._add([markup.escaped(words)], f'<p>{markup.text(words)}</p>')
+  def paragraph(self, words: object) -> None:
+    if words:
+      self._add(_begun(escaped(words)))
 
   def code(self, words: str) -> None:
     """A line to be typed."""
-    self._add(['```', words, '```'], f'<p>{markup.code(words)}</p>')
+    words = ' '.join(words.split())
+    # A line of as many backticks would end the block.
+    fence = '`' * max(3, 1 + max(map(len, re.findall('`+', words)), default=0))
+    self._add(fence, words, fence)
 
-  def items(self, lines: Sequence[str]) -> None:
-    self._add([f'- {markup.escaped(line)}' for line in lines],
-              '<ul>' + ''.join(f'<li>{markup.text(line)}</li>' for line in lines) + '</ul>')
+  def items(self, lines: Sequence[object]) -> None:
+    if lines:
+      self._add(*(f'- {_begun(escaped(line))}' for line in lines))
 
-  def table(self, head: Sequence[str], rows: Sequence[Sequence[str]],
+  def table(self, head: Sequence[object], rows: Sequence[Sequence[Cell]],
             left: Collection[int] = (0,)) -> None:
     """left: the columns of words, which begin at the left; numbers end at the right."""
-    def cells(tag: str, row: Sequence[str]) -> str:
-      return ''.join(f'<{tag}{" class=left" if i in left else ""}>{markup.text(cell)}</{tag}>'
-                     for i, cell in enumerate(row))
-
-    self._add(markup.markdown_table(head, rows, left), markup.table(
-        f'<tr>{cells("th", head)}</tr>', (cells('td', row) for row in rows)))
+    self._add(*markdown_table(head, [[_cell(cell) for cell in row] for row in rows], left))
 
   def picture(self, name: str, png: bytes, caption: str) -> None:
-    """name: of its file, which stands beside the Markdown; HTML has the picture in it."""
-    self._add([f'![{caption}]({name})'], markup.picture(png, caption))
+    """name: of its file, which stands beside the Markdown; the page has the picture in it."""
+    self._images[name] = png
+    # The text of the image is its first sentence: the whole caption stands below.
+    first = escaped(re.split(r'(?<=\w)[.:;] ', caption)[0].removesuffix('.'))
+    self._add(f'![{first}]({name})', f'*{escaped(caption)}*')
+
+  @contextlib.contextmanager
+  def details(self, summary: str) -> Iterator[None]:
+    """What is added within is folded away below a line of words."""
+    self._add(f'<details><summary>{_plain(summary)}</summary>')
+    yield
+    self._add('</details>')
 
   def markdown(self) -> str:
-    return '\n'.join(self._markdown)
+    return '\n'.join(self._lines)
 
   def html(self) -> str:
-    return markup.document(self._title, [*self._html, '</article>'])
+    """A page without scripts or outside resources."""
+    return web_page(self._title, self.markdown(), shrunk(self._images, _PICTURES))
 
-  def write(self, out: AnyPath, record: Any, pictures: Mapping[str, bytes]) -> None:
-    """Writes both forms to a folder, the record as report.json, and the pictures by name."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name, png in pictures.items():
-      write_atomically(out / name, png)
-    write_atomically(out / 'report.json', to_json(record))
-    write_atomically(out / 'report.md', self.markdown())
-    write_atomically(out / 'index.html', self.html())
+  def write(self, folder: AnyPath, record: str) -> None:
+    """Writes report.md, index.html, the pictures, and as report.json `record`.
 
-  def _add(self, lines: Sequence[str], html: str) -> None:
-    self._markdown += [*lines, '']
-    self._html.append(html)
+    Raises:
+      OSError: `folder` cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Pictures first: a page names no picture that is not there. They keep their full size; only
+    # the copies in the page are made smaller.
+    for name, png in self._images.items():
+      write_atomically(folder / name, png)
+    write_atomically(folder / 'report.json', record)
+    write_atomically(folder / 'report.md', self.markdown())
+    write_atomically(folder / 'index.html', self.html())
+
+  def _add(self, *lines: str) -> None:
+    self._lines += [*lines, '']
+
+
+def _begun(line: str) -> str:
+  """The same line of words, which begins no heading, list, quotation or fence."""
+  line = re.sub(r'^(?=[-+](\s|$)|---|#{1,6}(\s|$)|>|~~~)', r'\\', line)
+  return re.sub(r'^(\d{1,9})(?=[.)](\s|$))', r'\1\\', line)
+
+
+def _plain(words: str) -> str:
+  return re.sub(r'[<>&\\]', ' ', ' '.join(words.split()))
+
+
+def _cell(cell: Cell) -> object:
+  if not isinstance(cell, tuple):
+    return cell
+  words, more = cell
+  return Markdown(f'{escaped(words)} *({escaped(more)})*') if more else words

@@ -10,12 +10,17 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sink_jax.data.stdlib import splits_by_name
+from sink_jax.io.tables import data_frame, html_table
 from sink_jax.models.graft_report import GraftReport
-from sink_jax.report.probe_record import ProbeRecord
+from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 # {key: a number, or None where it was not finite or not measured, for every row}
 Course = Mapping[str, Sequence[float | None]]
@@ -171,6 +176,51 @@ class RunRecord:
     for group in groups:
       record |= group or {}
     return record
+
+
+  def to_pandas(self) -> Any:
+    """A `pandas.DataFrame` of what was probed, with a row for every probed step.
+
+    Raises:
+      ValueError: the run was not probed. ImportError: pandas is not installed.
+    """
+    return data_frame(vars(self._curves))
+
+  def plot(self, *, ax: Axes | None = None) -> Figure:
+    """Draws Sink_1 of the first token, and Sink_* of an extra key, against the step.
+
+    ax: Matplotlib axes to draw on; by default those of a new figure. Returns the figure.
+
+    Raises:
+      ValueError: the run was not probed.
+    """
+    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
+
+    curves = self._curves
+    if ax is None:
+      ax = plots.new_axes(6.4, 3.8)
+    ax.plot(curves.step, curves.sink_1, marker='o', markersize=3.5, label=plots.SINK_1)
+    if any(value is not None for value in curves.sink_extra_key):
+      shown = [float('nan') if value is None else value for value in curves.sink_extra_key]
+      ax.plot(curves.step, shown, linestyle='--', label=f'{plots.SINK_EXTRA_KEY}, extra key')
+    ax.set_ylim(-4, 104)
+    ax.legend(frameon=False)
+    plots.label(ax, self.name + ('*' if self.proxy else ''), 'step', '% of heads')
+    return plots.figure_of(ax)
+
+  def _repr_html_(self) -> str:
+    number = lambda value, form: '-' if value is None else format(value, form)
+    return html_table(
+        ['run', 'status', 'step', 'Sink_1 %', 'valid loss'],
+        [[self.name, self.status, f'{self.step:,}',
+          number(self.probe and self.probe.sink_1, '.1f') + '*' * self.proxy,
+          number((self.losses or {}).get('valid'), '.3f')]])
+
+  @property
+  def _curves(self) -> Curves:
+    if self.probe is None:
+      raise ValueError(f'{self.name} has no rows of the probe (status: {self.status}).')
+    return self.probe.curves
 
 
 def differing_settings(runs: Sequence[RunRecord]

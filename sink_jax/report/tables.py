@@ -1,16 +1,16 @@
-"""The table of a group of runs, as rows of cells; and as text and Markdown."""
+"""The table of a group of runs, as rows of cells and as text."""
 
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Callable, Sequence
 
-from sink_jax.report import markup
+from sink_jax.io.tables import text_table
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
 WIDTH = 100  # columns of a terminal
+NEVER = 'did not emerge'  # may take three lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,28 +70,8 @@ def rows(runs: Sequence[RunRecord], shown: Sequence[Column]) -> list[list[str]]:
 def as_text(runs: Sequence[RunRecord]) -> str:
   """The table for a terminal, at most 100 columns wide."""
   shown = columns(runs)
-  cells = rows(runs, shown)
-  # Headings are wrapped between words, so the longest word of one is its least width; cells of
-  # numbers are never wrapped.
-  widths = [max(max(map(len, column.heading.split())), *(_widest(row[i]) for row in cells))
-            for i, column in enumerate(shown)][1:]
-  # The names of the variants take what the numbers leave, and are wrapped there.
-  room = WIDTH - sum(widths) - 2 * len(widths)
-  names = max(len(row[0]) for row in cells)
-  # Twelve columns are left to names even where the numbers take the whole line, which is then
-  # longer than WIDTH.
-  widths = [max(12, min(room, names)), *widths]
-  lines = _line([column.heading for column in shown], widths)
-  lines.append('  '.join('-' * width for width in widths))
-  for row in cells:
-    lines += _line(row, widths)
-  return '\n'.join(lines)
-
-
-def as_markdown(runs: Sequence[RunRecord]) -> str:
-  """The table as Markdown."""
-  shown = columns(runs)
-  return '\n'.join(markup.markdown_table([column.heading for column in shown], rows(runs, shown)))
+  return '\n'.join(text_table([column.heading for column in shown], rows(runs, shown),
+                              width=WIDTH, wrapped=[NEVER]))
 
 
 def _losses(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
@@ -131,20 +111,4 @@ def _emerged(run: RunRecord) -> str:
   if run.probe is None:
     return '-'
   step = run.probe.emergence_step
-  return 'did not emerge' if step is None else f'step {step}'
-
-
-def _widest(cell: str) -> int:
-  """Width of a cell: words may go below one another, numbers stay together."""
-  # 'did not emerge' may take three lines; a number and its unit stay on one.
-  return max(map(len, cell.split())) if cell.startswith('did') else len(cell)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-  """The lines of one row; the first column to the left, the others to the right."""
-  parts = [textwrap.wrap(cell, width) or [''] for cell, width in zip(cells, widths)]
-  height = max(map(len, parts))
-  parts = [part + [''] * (height - len(part)) for part in parts]
-  return ['  '.join(part.ljust(width) if i == 0 else part.rjust(width)
-                    for i, (part, width) in enumerate(zip(line, widths))).rstrip()
-          for line in zip(*parts)]
+  return NEVER if step is None else f'step {step}'

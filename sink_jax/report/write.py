@@ -11,7 +11,7 @@ from sink_jax.pretrained.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
 from sink_jax.report.jsontext import to_json
-from sink_jax.report.page import as_html, as_markdown
+from sink_jax.report.page import page
 from sink_jax.report.read_runs import read_runs
 from sink_jax.report.records import RunRecord
 from sink_jax.train.checkpoint import CheckpointError
@@ -25,18 +25,12 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
   Raises:
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
-  directory, out = to_path(directory), to_path(out)
-  report = build(read_runs(directory))
-  out.mkdir(parents=True, exist_ok=True)
+  directory = to_path(directory)
+  report, images = build(read_runs(directory)), {}
   report = dataclasses.replace(
       report, provenance=_provenance(report.runs),
-      groups=[_with_pictures(group, directory, out, with_maps) for group in report.groups])
-  # Read back, for the page holds the same bytes as the files beside it.
-  images = {picture.file: (out / picture.file).read_bytes()
-            for group in report.groups for picture in group.pictures}
-  (out / 'report.json').write_text(to_json(report.as_dict()))
-  (out / 'report.md').write_text(as_markdown(report))
-  (out / 'index.html').write_text(as_html(report, images))
+      groups=[_with_pictures(group, directory, images, with_maps) for group in report.groups])
+  page(report, images).write(to_path(out), to_json(report.as_dict()))
   return report
 
 
@@ -53,8 +47,12 @@ def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
       'reported with': now['code']}
 
 
-def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps: bool) -> RunGroup:
-  """The group with its curves and attention maps, which are drawn here, and what they lack."""
+def _with_pictures(group: RunGroup, directory: AnyPath, images: dict[str, bytes],
+                   with_maps: bool) -> RunGroup:
+  """The group with its curves and attention maps, and what they lack.
+
+  images: PNGs by file name, to which those that are drawn here are added.
+  """
   probed = [run for run in group.runs if run.probe is not None]
   pictures = []
   if probed:
@@ -64,7 +62,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps:
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
         'lines and * are of proxy scores' + (', dotted lines of the extra key.' if extra_key
                                              else '.')))
-    figures.sink_curves(probed, out / pictures[-1].file)
+    images[pictures[-1].file] = figures.sink_curves(probed)
   # Loading a checkpoint takes seconds; --nomaps leaves it out.
   maps, missing = _maps(directory, probed) if with_maps else ({}, [])
   if maps:
@@ -73,7 +71,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, out: AnyPath, with_maps:
         f'attention-{group.key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
         f'at the last checkpoint, averaged over the probe sequences ({sequences}).'))
-    figures.strongest_heads(maps, out / pictures[-1].file)
+    images[pictures[-1].file] = figures.strongest_heads(maps)
   return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
 
 

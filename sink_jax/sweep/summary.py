@@ -12,6 +12,7 @@ from typing import Any
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import markdown_table
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial
 from sink_jax.train.record import read_row
 from sink_jax.train.run_dir import in_use, read_status
@@ -65,13 +66,15 @@ def as_markdown(states: list[TrialState], headline: str) -> str:
   """Makes a table to read while the sweep runs: how many of each status, then a row per trial."""
   counts = dict.fromkeys(state.status for state in states)
   counts = {status: sum(state.status == status for state in states) for status in counts}
-  lines = [f'# {headline}', '', ', '.join(f'{n} {status}' for status, n in counts.items()), '',
-           '| trial | status | step | Sink_1 % | valid loss | |', '|---|---|---:|---:|---:|---|']
+  rows = []
   for state in states:
     of = f' of {state.steps:,}' if state.steps else ''
     step = '' if state.step is None else f'{state.step:,}{of}'
-    lines.append(f'| {state.name} | {state.status} | {step} | {_number(state.sink_1, ".1f")} | '
-                 f'{_number(state.valid, ".3f")} | {state.note.replace("|", "/")} |')
+    rows.append([state.name, state.status, step, _number(state.sink_1, '.1f'),
+                 _number(state.valid, '.3f'), state.note])
+  lines = [f'# {headline}', '', ', '.join(f'{n} {status}' for status, n in counts.items()), '',
+           *markdown_table(['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows,
+                           (0, 1, 5))]
   return '\n'.join(lines) + '\n'
 
 

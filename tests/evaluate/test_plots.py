@@ -1,16 +1,22 @@
 """Pictures are images of a sensible size that hold what they are given."""
 
 import dataclasses
+import importlib
+import io
+import json
 import struct
 import sys
+import types
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import sink_jax as sj
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.maps import head_maps
 from sink_jax.models.transformer import init_params
+from sink_jax.report import images
 
 SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
 K_BIAS = sj.AttentionSpec(kv_bias=sj.KBias())
@@ -105,6 +111,50 @@ def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
                               bias_slot_released=None, norms={})
   large.plot(tmp_path / 'large.png', epsilon=0.2)
   check(tmp_path / 'large.png')
+
+
+def test_a_notebook_shows_tables_frames_and_figures(probed, monkeypatch, tmp_path):
+  name, model, report = probed
+  figure, axes = plots.canvas(6, 4, columns=2)
+  assert report.plot(ax=axes[0, 1]) is figure and report.plot().axes
+  np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance())
+  result = sj.analyse('norms', model, tokens()) if name != 'sink token' else None
+  monkeypatch.setitem(sys.modules, 'pandas', None)  # as where it is not installed
+  with pytest.raises(ImportError, match='pip install pandas'):
+    report.to_pandas()
+  monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=dict))
+  frame = report.to_pandas()
+  layers, heads = report.head_importance().shape
+  assert list(zip(frame['block'], frame['head'])) == [
+      (block, head) for block in report.blocks for head in range(1, heads + 1)]
+  assert frame['importance'][-1] == report.head_importance()[layers - 1, heads - 1]
+  evil = dataclasses.replace(report, protocol=report.protocol | {'run': '<b>|'})
+  assert '<td>&lt;b&gt;|</td>' in evil._repr_html_()
+  assert f'{100 * report.sink_rate():.1f}</td>' in evil._repr_html_()
+  if result is not None:
+    head, *rows = importlib.import_module('sink_jax.analyses.norms').rows([result])
+    assert result.to_pandas() == {key: list(cells) for key, cells in zip(head, zip(*rows))}
+    assert result.plot(ax=axes[0, 0]) is figure and len(axes[0, 0].images) == 1
+    result.plot(tmp_path / 'norms.png')
+    check(tmp_path / 'norms.png')
+    assert rows[0][0] in result._repr_html_() and json.loads(json.dumps(result)) == result
+
+
+def test_a_picture_says_where_its_panels_and_legend_are():
+  figure, axes = plots.canvas(8, 3, columns=2)
+  for ax, colour in zip(axes[0], ((1, 0, 0), (0, 0, 1))):
+    ax.set_facecolor(colour)
+    ax.plot([0, 1], [0, 1], color=colour, label='x')
+  figure.legend(loc='outside lower center')
+  width, parts = images.tiles(images.png(figure))
+  assert len(parts) == 3 and width > 900
+  for part, red in zip(parts, (True, False)):
+    pixels = np.asarray(Image.open(io.BytesIO(part.png)).convert('RGB'), int)
+    share = lambda channel: np.mean(pixels[..., channel] - pixels.sum(-1) / 3 > 50)
+    # One panel each, with nothing of the other.
+    assert share(0 if red else 2) > 0.4 and share(2 if red else 0) == 0
+  one, _ = plots.canvas(4, 3)
+  assert [part.share for part in images.tiles(images.png(one))[1]] == [1.0]
 
 
 @pytest.mark.parametrize('rows', [

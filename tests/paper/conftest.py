@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from sink_jax.paper import drawing
+from sink_jax.paper import drawing, strips
 
 
 @pytest.fixture(autouse=True)
@@ -17,4 +17,5 @@ def _pictures_of_one_pixel(monkeypatch):
   """
   raw = io.BytesIO()
   Image.new('RGB', (1, 1)).save(raw, 'png')
-  monkeypatch.setattr(drawing, 'png', lambda figure: raw.getvalue())
+  for module in (drawing, strips):
+    monkeypatch.setattr(module, 'png', lambda figure: raw.getvalue())

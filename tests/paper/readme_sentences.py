@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from sink_jax.paper.claims import PLURAL, UNKNOWN
-from sink_jax.report.markup import escaped, markdown_table
+from sink_jax.io.tables import escaped, markdown_table
 
 RESULTS = Path(__file__).parents[2] / 'results'
 BEGIN, END = ('<!-- numbers: python -m tests.paper.readme_sentences -->', '<!-- end of numbers -->')

@@ -133,7 +133,7 @@ def test_the_pages_and_json_have_the_section(tmp_path):
   said = 'Value drain at step 100 and 100; sink at step 200 and 300; massive activations at'
   page, markdown = ((tmp_path / 'out' / name).read_text() for name in ('index.html', 'report.md'))
   words = ' '.join(Page(page).text.split())
-  assert said in words and said in markdown and 'href="#events"' in page
+  assert said in words and said in markdown and 'href="#the-order-of-events"' in page
   assert 'then massive activations. a, b' in words  # with the runs that it is said of
   of, = json.loads((tmp_path / 'out/report.json').read_text())['events']
   assert of['trials'][0]['events'][2]['steps'] == {'a': 300, 'b': 400}

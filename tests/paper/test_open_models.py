@@ -185,7 +185,7 @@ def test_other_text_is_compared_and_marked(tmp_path):
   line = next(line for line in markdown.splitlines()
               if line.startswith('| Mistral-7B | 97.49 | 80'))
   assert line == ('| Mistral-7B | 97.49 | 80.00 | -17.49† | 88.34 |  |  | measured; Mistral-7B '
-                  'Instruct not run (own/chat.json) |')
+                  'Instruct not run *(own/chat.json)* |')
   assert "†: other text, Stdlib(domains='docs')" in markdown
 
 

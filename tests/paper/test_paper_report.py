@@ -13,9 +13,11 @@ import pytest
 from PIL import Image
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.paper import drawing, numbers
+from sink_jax.paper import numbers
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.report import as_text, paper_report, without_paths
+from sink_jax.report import images
+from sink_jax.report.markup import anchor
 from tests.paper import paper_runs
 from tests.paper.analysed_files import content, write as write_analysis
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
@@ -48,8 +50,8 @@ def test_the_page_stands_alone_and_has_everything(whole):
   names = set(re.findall(r' id="([^"]+)"', source))
   assert {link[1:] for link in page.links if link.startswith('#')} <= names
   for item in numbers.tables() + numbers.text_numbers() + numbers.figures():
-    assert item.key in names and f'#{item.key}' in page.links
-  assert {f'claim-{claim.key}' for claim in report.claims} <= names
+    assert anchor(item.name) in names and f'#{anchor(item.name)}' in page.links
+  assert {anchor(claim.statement + claim.marks) for claim in report.claims} <= names
   words = ' '.join(page.text.split())
   for number in range(1, 16):
     assert f'Table {number}' in words
@@ -116,8 +118,11 @@ def test_both_pages_say_the_same_in_short(whole):
   assert {'chain', 'post-norm-massive', 'p-norm-diverges'} <= set(others.split(', '))
   assert full.lines[0].startswith('default: Sink_1 18.18 %, valid loss 3.730, largest hidden')
   assert all(words in smoke.lines[4] for words in ('missing (', 'are edited (random-first'))
-  assert markdown.index('## In short') < markdown.index('| claim | section |') < markdown.index(
-      'Asked:')
+  # The answer with its table and two pictures first, names of claims and runs last.
+  places = [markdown.index(words) for words in (
+      '1 holds, 0 do not hold, ', '| section | runs | hold |', '](claims.png)', '](events-',
+      'Asked:', '## In short', '## All runs', '## How it was made')]
+  assert places == sorted(places)
   assert not any('resuppose' in claim.criterion for claim in report.claims)
 
 
@@ -186,10 +191,10 @@ def test_many_pictures_are_made_smaller():
   noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
   raw = io.BytesIO()
   Image.fromarray(noise).save(raw, 'png')
-  picture = drawing.with_palette(raw)
-  small = drawing.shrunk({'a': picture, 'b': picture}, len(picture))
+  picture = images.with_palette(raw)
+  small = images.shrunk({'a': picture, 'b': picture}, len(picture))
   assert sum(map(len, small.values())) <= len(picture) and small['a'].startswith(b'\x89PNG')
-  assert drawing.shrunk({'a': picture}, len(picture)) == {'a': picture}
+  assert images.shrunk({'a': picture}, len(picture)) == {'a': picture}
 
 
 def command(*options):
@@ -228,6 +233,7 @@ def test_the_synthetic_axis_answers_what_it_can(tmp_path):
                                       'synthetic axis': 'holds'}
   assert verdicts['mlp-kernel']['synthetic axis'] == 'does not hold'
   assert 'synthetic axis' not in verdicts['batch-size']  # it has no such trials
-  table = next(line for line in (tmp_path / 'out/report.md').read_text().splitlines()
-               if line.startswith('| The batch size'))
-  assert table.endswith('| cannot be judged | - |')
+  assert verdicts['batch-size'] == {'smoke budget, paper protocol': 'cannot be judged'}
+  markdown = (tmp_path / 'out/report.md').read_text()
+  rows = [line for line in markdown.splitlines() if line.startswith('| 5 data |')]
+  assert rows == ['| 5 data | smoke budget, paper protocol | 0 | 0 | 0 | 7 |']

@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 from sink_jax.cli.make_report import make_report
-from sink_jax.paper import drawing, report
+from sink_jax.paper import drawing, report, strips
 from sink_jax.paper.baseline_page import baseline_report
-from sink_jax.paper.markdown import as_markdown
+from sink_jax.paper.page import page as paper_page
 from sink_jax.remedies import page
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.read_runs import find_runs, read_runs
@@ -39,8 +39,9 @@ _OF_ONE_CONFIG = {'tuned': 'fine-tuning', 'criteria': 'baseline', 'tasks': 'lead
 def undrawn(monkeypatch):
   """Pictures are no part of what is compared, and take most of the time."""
   for name in ('panels', 'rates', 'masks'):
-    monkeypatch.setattr(drawing, name, lambda *values: b'')
-  monkeypatch.setattr(page, 'differences', lambda tasks: b'')
+    monkeypatch.setattr(drawing, name, lambda *values: drawing.png(None))  # one pixel
+  monkeypatch.setattr(strips, 'picture', lambda claims: b'')
+  monkeypatch.setattr(page, 'differences', lambda tasks: drawing.png(None))
 
 
 def made_again(folder, work):
@@ -55,7 +56,7 @@ def made_again(folder, work):
   made, _ = report.build(read_runs(work / 'runs'))
   # By whom and when a report was made is not recomputed.
   made = dataclasses.replace(made, provenance=committed['provenance'])
-  return json.loads(to_json(made.as_dict())), as_markdown(made)
+  return json.loads(to_json(made.as_dict())), paper_page(made, {}).markdown()
 
 
 def deviations(folder, work):
@@ -218,7 +219,7 @@ def results_of(runs, out):
   stored.restore(out / METRICS, out.parent / 'made')
   made, _ = report.build(find_runs(out.parent / 'made'))
   (out / 'report.json').write_text(to_json(made.as_dict()))
-  (out / 'report.md').write_text(as_markdown(made))
+  (out / 'report.md').write_text(paper_page(made, {}).markdown())
   return out
 
 
@@ -238,5 +239,5 @@ def test_a_changed_digit_is_noticed(runs, tmp_path, undrawn):
     (folder / 'report.json').write_text(text.replace(before, after, 1))
     assert len(deviations(folder, tmp_path / str(i))) == 1, before
   (folder / 'report.json').write_text(text)
-  (folder / 'report.md').write_text(markdown.replace('20.67 (20.33', '20.67 (20.34', 1))
+  (folder / 'report.md').write_text(markdown.replace('20.67 *(20.33', '20.67 *(20.34', 1))
   assert len(deviations(folder, tmp_path / 'markdown')) == 1

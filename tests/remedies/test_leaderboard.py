@@ -214,8 +214,11 @@ def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
   assert 'The sink on the first token is removed by sigmoid and sink-logit' in text
   assert 'moved to an extra key by k-bias' in text and 'The loss is lower with kv-bias' in text
   lines = (tmp_path / 'out/report.md').read_text().splitlines()
-  assert lines[2:4] == ['- ' + markup.escaped(line) for line in text.splitlines()]
-  assert lines[5] == '## Verdicts'
+  first, *others = map(markup.escaped, text.splitlines())
+  places = [lines.index(line) for line in (first, *(f'- {line}' for line in others), '## Verdicts')]
+  assert places == sorted(places) and places[0] == 2
+  # Of seven variants four lessen the sink, kv-bias adds to it, and one is undecided.
+  assert '| Bigram-Backcopy: Sink\\_1 % | 4 | 1 | 1 | 1 | 0 |' in lines[:places[1]]
   # One that costs loss, and none that is undecided or adds to the sink.
   assert text.splitlines()[0].endswith(
       'by sink-logit on 1 of 1, k-bias on 1 of 1, sigmoid on 1 of 1 (with a higher loss) and '

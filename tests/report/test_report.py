@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import types
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from configs import quickstart
+from sink_jax.evaluate import plots
 from sink_jax.report.comparison import as_text, build
 from sink_jax.report.jsontext import finite
 from sink_jax.report.read_runs import read_run, read_runs
@@ -297,7 +299,8 @@ def test_the_page_stands_alone(report):
   source = (out / 'index.html').read_text()
   page = Page(source)
   pictures = [picture.file for group in content.groups for picture in group.pictures]
-  assert not page.open and page.tags.count('img') == len(pictures) == 2
+  assert not page.open and page.tags.count('figure') == len(pictures) == 2
+  assert page.tags.count('img') == 2 * 3  # two panels and a legend
   assert page.links and all(link.startswith('data:image/png;base64,') for link in page.links)
   assert 'script' not in page.tags and 'url(' not in source and '@import' not in source
   assert '://' not in source and 'prefers-color-scheme: dark' in source
@@ -307,6 +310,22 @@ def test_the_page_stands_alone(report):
   assert all((out / name).read_bytes().startswith(b'\x89PNG') for name in pictures)
   markdown = (out / 'report.md').read_text()
   assert all(f']({name})' in markdown for name in pictures) and '| 45.5 |' in markdown
+
+
+def test_a_notebook_shows_a_run(tmp_path, monkeypatch):
+  run = write(tmp_path / 'a', probed=GROWING, valid=dict(valid=1.5))
+  figure, axes = plots.canvas(4, 3)
+  assert run.plot(ax=axes[0, 0]) is figure and run.plot().axes
+  assert axes[0, 0].lines[0].get_ydata().tolist() == [0.0, 8.0, 12.5, 45.5]
+  monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=dict))
+  assert run.to_pandas()['step'] == [0, 400, 800, 1200]
+  row = dataclasses.replace(run, name='<b>')._repr_html_()
+  assert '&lt;b&gt;' in row and '45.5' in row and '1.500' in row
+  bare = write(tmp_path / 'b')
+  assert '<td' in bare._repr_html_()
+  for use in (bare.plot, bare.to_pandas):
+    with pytest.raises(ValueError, match='b has no rows of the probe'):
+      use()
 
 
 def test_missing_checkpoints_are_named(report):

@@ -1,0 +1,244 @@
+"""What a probe of a model found, as arrays with the metrics and pictures of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sink_jax.arguments import explained
+from sink_jax.evaluate import nulls, sinks
+from sink_jax.evaluate.activations import Activations
+from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.io.tables import data_frame, html_table
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+
+# A head is dormant whose mean output is shorter than this share of the mean of its block's heads.
+DORMANT = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkReport:
+  """The results of a probe: S sequences, N layers with attention, H heads, T tokens.
+
+  importance: alpha of every token, of row-normalised scores (S, N, H, T): softmax
+    itself, and the paper's proxy scores where attention is not normalised.
+  raw_importance: the same of the attention weights that multiply the values, which is the raw
+    mass that a token receives. The two differ where rows do not sum to one.
+  bias_slot: mean normalised weight of the extra key or the learned sink tokens (S, N, H); None
+    without one. bias_slot_released: the same as the official implementation
+    (sail-sg/Attention-Sink) computes it, which counts a dummy row of weight one too.
+  norms: l2 norms 'query', 'key', 'value' (S, N, H, T), for keys and values of their own heads;
+    'head' (S, N, H, T) of the heads' outputs, after gates and norms of heads, before W_O;
+    'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
+    'hidden_before_norm' (S, M, T); with learned sink tokens 'sink_token' (S, M + 1), the
+    largest of their hidden states', which no other array counts.
+  activations: arrays (M + 1,) of the same hidden states, of the first sequences alone; see
+    `Activations`.
+  protocol: how the report was made: metric, scores, sequences, length, dtype and others, as
+    plain values for JSON; see `probe`.
+  """
+
+  importance: Float[np.ndarray, 'S N H T']
+  raw_importance: Float[np.ndarray, 'S N H T']
+  bias_slot: Float[np.ndarray, 'S N H'] | None
+  bias_slot_released: Float[np.ndarray, 'S N H'] | None
+  norms: dict[str, Float[np.ndarray, 'S ...']]
+  activations: Activations
+  protocol: dict[str, Any]
+
+  @property
+  def blocks(self) -> list[int]:
+    """Numbers of the N blocks, from 1: those with attention."""
+    return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
+
+  @explained
+  def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
+    """Sink_k^epsilon of every token (T,), shares; entry 0 is Sink_1."""
+    return sinks.sink_rate(self.importance, epsilon)
+
+  @explained
+  def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
+    """Sink_k^epsilon of the token at a 1-based position, a share.
+
+    Raises:
+      ValueError: a position outside 1..T, or epsilon outside (0, 1).
+    """
+    _check_position(position, self.importance)
+    return float(self.sink_rates(epsilon)[position - 1])
+
+  @explained
+  def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
+    """Sink_*^epsilon, the share of heads whose extra key exceeds epsilon; None without one.
+
+    released: whether to count as the official implementation does.
+    """
+    weight_SxNxH = self.bias_slot_released if released else self.bias_slot
+    if weight_SxNxH is None:
+      return None
+    # `sink_rate` has an axis of keys, and the extra key is the only one on it.
+    return float(sinks.sink_rate(weight_SxNxH[..., None], epsilon)[0])
+
+  @explained
+  def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
+    """Importance of one token per layer and head (N, H), averaged over sequences."""
+    _check_position(position, self.importance)
+    return self.importance[..., position - 1].mean(0)
+
+  @explained
+  def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
+    """Mean norm at a position over the mean norm at all others, per layer (Figures 7 and 8).
+
+    kind: a key of `norms`, whose layers are counted. Not finite where all others are zero.
+
+    Raises:
+      ValueError: there are no such norms, or a position outside 1..T.
+    """
+    if kind not in self.norms:
+      raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
+    norms = np.asarray(self.norms[kind], np.float64)
+    _check_position(position, norms)
+    at = norms[..., position - 1]
+    others = np.delete(norms, position - 1, -1).mean(-1)
+    # Axis 1 has the layers; the others are sequences, and heads where the norms are of heads.
+    axes = tuple(a for a in range(at.ndim) if a != 1)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return at.mean(axes) / others.mean(axes)
+
+  def sink_token_ratio(self) -> Float[np.ndarray, ' layers'] | None:
+    """Mean norm of the learned sink tokens over that of the tokens (M + 1,); None without one.
+
+    Entry 0 is that of the embeddings (Figure 7 middle). Of several sink tokens the largest norm
+    counts.
+    """
+    if 'sink_token' not in self.norms:
+      return None
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return self.norms['sink_token'].mean(0, np.float64) / self.norms['hidden'].mean(
+          (0, 2), np.float64)
+
+  def head_norms(self) -> Float[np.ndarray, 'N H']:
+    """The mean norm of every head's output over that of all heads of its block.
+
+    A head whose output is next to nothing does nothing: such heads are dormant, and a sink is how
+    softmax makes one (HONOR, Sandoval-Segura et al., arXiv 2504.03889). Not finite where a whole
+    block's outputs are zero.
+    """
+    norms_NxH = self.norms['head'].mean((0, 3), np.float64)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return norms_NxH / norms_NxH.mean(1, keepdims=True)
+
+  def dormant_rate(self, level: float = DORMANT) -> float:
+    """The share of heads whose `head_norms` lie below a level."""
+    return float((self.head_norms() < level).mean())
+
+  def raw_row_mass(self) -> float:
+    """Mean over rows of sum_j A_ij between tokens: 1 for softmax without an extra key."""
+    length = self.raw_importance.shape[-1]
+    # Importance is a mean over the rows that may attend to key k; this takes the division back.
+    rows_seeing_k = length - np.arange(length)
+    return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
+
+  @explained
+  def nulls(self, epsilon: float = EPSILON) -> dict[str, float]:
+    """What random target positions give in place of the first token, see `evaluate.nulls`.
+
+    The 99th percentiles of Sink_1^epsilon in percent ('sink_1') and of the largest hidden norm
+    ratio of a block ('hidden_ratio').
+    """
+    return {'sink_1': 100 * nulls.sink_rate_null(self.importance, epsilon),
+            'hidden_ratio': nulls.hidden_ratio_null(self.norms['hidden'][:, 1:])}
+
+  @explained
+  def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
+    """The report as plain numbers, for logs and JSON; rates are in percent.
+
+    A ratio of norms is None where the norms that it divides by are zero, and a kurtosis where
+    all hidden states are equal.
+    """
+    # JSON has no NaN and no infinity.
+    finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
+    percent = lambda x: None if x is None else 100 * x
+    rates = self.sink_rates(epsilon)
+    ratios = {f'{kind}_ratio': finite(self.norm_ratio(kind))
+              for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
+    sink_token = self.sink_token_ratio()
+    return {
+        'sink_1': percent(float(rates[0])),
+        'sink': [percent(float(r)) for r in rates],
+        'sink_bias_slot': percent(self.bias_slot_rate(epsilon)),
+        'sink_bias_slot_released': percent(self.bias_slot_rate(epsilon, released=True)),
+        'largest_importance': float(self.head_importance().max()),
+        'mean_importance': float(self.head_importance().mean()),
+        'mean_bias_slot': None if self.bias_slot is None else float(self.bias_slot.mean()),
+        'raw_mass_1': float(self.raw_importance[..., 0].mean(dtype=np.float64)),
+        'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0, np.float64).max()),
+        'raw_row_mass': self.raw_row_mass(),
+        'head_norm': [finite(block) for block in self.head_norms()],
+        'dormant_heads': percent(self.dormant_rate()),
+        **ratios,
+        'sink_token_ratio': None if sink_token is None else finite(sink_token),
+        **{name: finite(values) for name, values in self.activations._asdict().items()},
+        'null_p99': {name: finite([value])[0] for name, value in self.nulls(epsilon).items()},
+    }
+
+  def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON, *,
+           ax: Axes | None = None) -> Figure:
+    """Draws a heat map of the first token's importance over layers and heads.
+
+    Args:
+      path: a PNG to write; none by default.
+      epsilon: of the Sink_1 in the title.
+      ax: Matplotlib axes to draw on; by default those of a new figure.
+
+    Returns:
+      The figure, which a notebook shows.
+    """
+    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
+
+    return plots.importance_map(
+        self.head_importance(), path, rate=self.sink_rate(epsilon=epsilon), blocks=self.blocks,
+        name=self.protocol.get('run', ''), epsilon=epsilon, ax=ax)
+
+  def to_pandas(self) -> Any:
+    """A `pandas.DataFrame` with a row for every head: what it gives to the first token.
+
+    Raises:
+      ImportError: pandas is not installed.
+    """
+    heads = self.importance.shape[2]
+    return data_frame({
+        'block': np.repeat(self.blocks, heads), 'head': np.tile(1 + np.arange(heads),
+                                                                len(self.blocks)),
+        'importance': self.head_importance().ravel(),
+        'raw_importance': self.raw_importance[..., 0].mean(0).ravel(),
+        'head_norm': self.head_norms().ravel()})
+
+  def _repr_html_(self) -> str:
+    summary = self.summary()
+    extra = summary['sink_bias_slot']
+    row = {'model': self.protocol.get('run', '') or 'model', 'Sink_1 %': f'{summary["sink_1"]:.1f}',
+           **({} if extra is None else {'Sink_* %': f'{extra:.1f}'}),
+           'largest importance': f'{summary["largest_importance"]:.3f}',
+           'raw mass, first': f'{summary["raw_mass_1"]:.3f}'}
+    return html_table(list(row), [list(row.values())])
+
+  def plot_norm_ratios(self, path: str | os.PathLike) -> None:
+    """Writes the norms of the first token relative to the others, by block (PNG)."""
+    from sink_jax.evaluate import plots  # as above
+
+    kinds = ('value', 'key', 'hidden', 'hidden_before_norm')
+    plots.norm_ratios({kind: self.norm_ratio(kind) for kind in kinds}, path, blocks=self.blocks,
+                      name=self.protocol.get('run', ''))
+
+
+def _check_position(position: int, values: np.ndarray) -> None:
+  length = values.shape[-1]
+  if not 1 <= position <= length:
+    raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
