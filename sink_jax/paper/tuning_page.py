@@ -28,7 +28,7 @@ from sink_jax.paper.tuning import (
   tuning_of,
 )
 from sink_jax.paper.tuning_words import sentences, verdict
-from sink_jax.report.jsontext import finite, rounded
+from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 

@@ -13,12 +13,20 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import LEGEND, answer, commands, counts, not_begun, overall, verdicts
+from sink_jax.remedies.overview import (
+  LEGEND,
+  answer,
+  commands,
+  counts,
+  not_begun,
+  overall,
+  verdicts,
+)
 from sink_jax.remedies.picture import CAPTION, UNITS, differences
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
 from sink_jax.report import markup
-from sink_jax.report.jsontext import finite, rounded
+from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 

@@ -8,6 +8,15 @@ from PIL import Image
 from sink_jax.paper import drawing, strips
 
 
+def _pixel() -> bytes:
+  raw = io.BytesIO()
+  Image.new('RGB', (1, 1)).save(raw, 'png')
+  return raw.getvalue()
+
+
+PIXEL = _pixel()
+
+
 @pytest.fixture(autouse=True)
 def _pictures_of_one_pixel(monkeypatch):
   """Saves the half second that a picture takes in reports that tests make for their numbers.
@@ -15,7 +24,5 @@ def _pictures_of_one_pixel(monkeypatch):
   Fixtures of a module come before this one, so that the whole report of test_paper_report.py, of
   which every picture is looked at, is drawn.
   """
-  raw = io.BytesIO()
-  Image.new('RGB', (1, 1)).save(raw, 'png')
   for module in (drawing, strips):
-    monkeypatch.setattr(module, 'png', lambda figure: raw.getvalue())
+    monkeypatch.setattr(module, 'png', lambda figure: PIXEL)

@@ -13,6 +13,7 @@ from sink_jax.paper import drawing
 from sink_jax.remedies import grafts
 from sink_jax.report.read_runs import find_runs
 from tests.paper import stored
+from tests.paper.conftest import PIXEL
 from tests.paper.paper_runs import HARDWARE, change, probe_row
 
 STEPS, SEEDS = 4000, (1, 2, 3)
@@ -20,7 +21,7 @@ STEPS, SEEDS = 4000, (1, 2, 3)
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-  monkeypatch.setattr(drawing, 'panels', lambda picture: b'')
+  monkeypatch.setattr(drawing, 'panels', lambda picture: PIXEL)
 
 
 def plant(root, trial, sinks=(30, 30, 30, 30), *, loss=3.0, keys=None, status='done', seeds=SEEDS,
