@@ -1,4 +1,4 @@
-"""The documents that a user reads: README.md, then the pages of docs/ in the order of their menu."""
+"""The documents that a user reads: README.md, then the pages of docs/ in the order of the menu."""
 
 import re
 from pathlib import Path

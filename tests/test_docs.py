@@ -6,17 +6,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from tests.documents import DOCUMENTS, ROOT, TEXTS, anchors, blocks, links
+from tests.launch_clone import pinned
 
 # What a page loads by itself, rather than what a reader may click on.
-_LOADED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="?(https?:)?//|'
-                     r'<link\b[^>]*\brel="?(?:stylesheet|preconnect|preload)[^>]*href="?(https?:)?//')
+_LOADED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="?(?:https?:)?//|'
+                     r'<link\b(?=[^>]*\brel="?(?:stylesheet|pre))[^>]*\bhref="?(?:https?:)?//')
 
 
 def test_every_page_is_in_the_menu():
@@ -32,7 +35,8 @@ def test_links_lead_somewhere(path):
 
 
 def test_names_and_files_exist():
-  named = {name for text in TEXTS.values() for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
+  named = {name for text in TEXTS.values()
+           for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
   # The walk-through of a variant names the class that it adds.
   assert len(named) > 15 and named - {'Softplus'} <= set(sj.__all__)
   paths = {path for text in TEXTS.values()
@@ -48,6 +52,14 @@ def test_the_api_has_every_public_name():
   exported = {f'{module}.{name}' for module, names in sj._EXPORTS.items() for name in names}
   components = {base.__module__ for base in COMPONENTS.values()}
   assert sorted(listed) == sorted(exported | components)
+
+
+def test_the_pins_are_those_of_the_extra():
+  pins = pinned(ROOT / 'launch/docs.txt', '3.11')
+  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+  wanted = [Requirement(text) for text in extras['docs']]
+  assert {requirement.name for requirement in wanted} == set(pins)
+  assert all(pins[requirement.name] in requirement.specifier for requirement in wanted)
 
 
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
