@@ -39,8 +39,8 @@ def test_names_and_files_exist():
            for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
   # The walk-through of a variant names the class that it adds.
   assert len(named) > 15 and named - {'Softplus'} <= set(sj.__all__)
-  paths = {path for text in TEXTS.values()
-           for path in re.findall(r'\b(?:sink_jax|configs|launch|tests)/[\w/.]+\.(?:py|sh|txt|md|json|ipynb)\b', text)}
+  file = re.compile(r'\b(?:sink_jax|configs|launch|tests)/[\w/.]+\.(?:py|sh|txt|md|json|ipynb)\b')
+  paths = {path for text in TEXTS.values() for path in file.findall(text)}
   assert len(paths) > 20
   made = {title for _, _, title, _ in blocks() if title} | {'launch/settings.sh'}
   for path in paths - made:
