@@ -85,8 +85,8 @@ def get_config(name: str = '') -> ConfigDict:
   # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 
-  # One variant of attention. The README has a table of all values of every component, and the error
-  # about an unknown one lists them.
+  # One variant of attention. docs/attention.md has a table of all values of every component, and
+  # the error about an unknown one lists them.
   config.attention = ConfigDict()
   config.attention.similarity = 'Exp()'  # f, of a score
   config.attention.normalizer = 'RowSum()'  # Z, of a row of similarities

@@ -10,7 +10,7 @@ from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.paper.budgets import scaled
 from sink_jax.train.experiment import NotExpressible
 
-# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; the README says where from.
+# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; BUILD.md says where from.
 _PAPER_DATA = {
     'data.source': "Jsonl(path='data/pile')",
     'data.tokenizer': "HuggingFace(path='data/gpt-neox-20b/tokenizer.json')",

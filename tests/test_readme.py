@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand, on trials that are cut short."""
+"""The examples of README.md and docs/, run as they stand, on trials that are cut short."""
 
 import contextlib
 import os
@@ -14,15 +14,27 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.documents import ROOT, TEXTS, blocks
 from tests.launch_clone import pinned
-from tests.train.runs import ROOT
 
-README, BUILD = ((ROOT / name).read_text() for name in ('README.md', 'BUILD.md'))
+README, BUILD = TEXTS['README.md'], (ROOT / 'BUILD.md').read_text()
+WALKS = [f'docs/add_{what}.md' for what in ('variant', 'analysis', 'family')]
+ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
+# Makes a block of code a module of the package, as if it were the file of its title.
+MODULES = '''
+import importlib, sys, types
+def add_module(title, source):
+  name = title.removesuffix('.py').replace('/', '.')
+  parent, _, last = name.rpartition('.')
+  sys.modules[name] = module = types.ModuleType(name)
+  setattr(importlib.import_module(parent), last, module)
+  exec(compile(source, title, 'exec'), vars(module))
+'''
 
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory):
-  """A place with the configs in which the README was followed from its top to its end.
+  """A place with the configs in which the documents were followed from the first to the last.
 
   (folder, what each command of `sink_jax` wrote, names of the Python examples).
   """
@@ -32,41 +44,48 @@ def project(tmp_path_factory):
   short, count = re.subn(r"'steps': \d+", "'steps': 12", trials.read_text())
   assert count == 2
   trials.write_text(short)
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
-  outputs, names = {}, {}
-  for language, block in re.findall(r'```(bash|python)\n(.*?)```', README, re.DOTALL):
-    if language == 'python':
+  outputs, names, seen = {}, {}, set()
+  for path, language, _, block in blocks():
+    if language == 'python' and path not in WALKS:
       with contextlib.chdir(folder):
-        exec(compile(block, 'README.md', 'exec'), names)
-      continue
-    for line in block.splitlines():
-      if not line.startswith('python -m sink_jax.'):
-        continue
-      command = [sys.executable, *shlex.split(line, comments=True)[1:]]
-      if 'synthetic' in line:
-        command += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
-      elif '--budget=smoke' in line and '--dry_run' not in line:
-        command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
-      elif 'analyses streaming' in line:
-        command += ['--sequences=2', '--length=100']  # the later ones count
-      if 'sink_jax.sweep' in line and '--dry_run' not in line:
-        command.append('--noestimate')  # the dry run estimates
-      done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-      assert done.returncode == 0, f'{line}\n{done.stderr}'
-      outputs[command[2]] = done.stdout
+        exec(compile(block, path, 'exec'), names)
+    elif language == 'bash':
+      for line in block.splitlines():
+        words = tuple(shlex.split(line, comments=True))
+        # Some lines are in the README and on a page as well.
+        if line.startswith('python -m sink_jax.') and words not in seen:
+          seen.add(words)
+          name, output = _run(words, folder)
+          outputs[name] = outputs.get(name, '') + output
   return folder, outputs, names
+
+
+def _run(words, folder):
+  """Runs a command of a document, cut short; the module and what it wrote."""
+  line, command = ' '.join(words), [sys.executable, *words[1:]]
+  if 'synthetic' in line:
+    command += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
+  elif '--budget=smoke' in line and '--dry_run' not in line:
+    command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
+  elif 'analyses streaming' in line:
+    command += ['--sequences=2', '--length=100']  # the later ones count
+  if 'sink_jax.sweep' in line and '--dry_run' not in line:
+    command.append('--noestimate')  # the dry run estimates
+  done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+  assert done.returncode == 0, f'{line}\n{done.stderr}'
+  return command[2], done.stdout
 
 
 def test_commands(project):
   folder, outputs, _ = project
   assert set(outputs) == {f'sink_jax.{name}' for name in (
       'train', 'evaluate', 'sweep', 'report', 'benchmark', 'export', 'analyses', 'generate')}
-  assert (folder / 'analyses/lengths.png').exists() and (folder / 'exported/tokenizer.json').exists()
+  for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html'):
+    assert (folder / file).exists(), file
   assert 'def main' in outputs['sink_jax.generate'] and '4 + 28' in outputs['sink_jax.analyses']
   assert 'Sink_1' in outputs['sink_jax.evaluate']
   assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
   assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
-  assert (folder / 'runs/report/index.html').exists()
   assert 'Table 15' in (folder / 'paper/report.md').read_text()
   assert 'chunked' in outputs['sink_jax.benchmark']
 
@@ -75,14 +94,26 @@ def test_snippets(project):
   folder, _, names = project
   assert 0 <= names['report'].sink_rate() <= 1 and (folder / 'importance.png').stat().st_size > 5000
   assert names['text'].shape == (1, 40) and (folder / 'lengths.png').exists()
-  assert names['found']['lengths'] == [16, 48]
   assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
 
 
-def test_files_that_are_named_exist():
-  for target in re.findall(r'\]\(([^)#:]+)\)', README):
-    assert (ROOT / target).exists(), target
-  for folder in re.findall(r'^\| `(sink_jax/\w+)`', README, re.MULTILINE):
+def test_walk_throughs(project):
+  """In a process of its own, since they add a component, an analysis and a family."""
+  folder, _, names = project
+  program = MODULES + ''.join(
+      f'add_module({title!r}, {block!r})\n' if title else block
+      for path, language, title, block in blocks() if path in WALKS and language == 'python')
+  done = subprocess.run([sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT,
+                        capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert "['backcopy', '" in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
+  assert len(names['words']) == 2
+
+
+def test_folders_that_are_named_exist():
+  folders = re.findall(r'^\| `(sink_jax/\w+)`', TEXTS['docs/structure.md'], re.MULTILINE)
+  assert len(folders) > 10
+  for folder in folders:
     assert (ROOT / folder / '__init__.py').exists()
 
 
@@ -92,7 +123,8 @@ def test_the_environment_is_entered_before_the_first_command():
 
 def test_extras_that_are_named_exist():
   extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
-  texts = [README, BUILD, *(path.read_text() for path in (ROOT / 'sink_jax').rglob('*.py'))]
+  modules = (ROOT / 'sink_jax').rglob('*.py')
+  texts = [*TEXTS.values(), BUILD, *(path.read_text() for path in modules)]
   named = [found for text in texts for found in re.findall(r'(?:sink_jax|"\.)\[([\w,]+)\]', text)]
   assert 'gpu' in named and set(','.join(named).split(',')) <= set(extras)
 

@@ -67,7 +67,8 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
 
   Args:
     attention: an AttentionSpec, or those of its components that change, {'head': 'HeadGate()'}.
-    norm, sink_tokens: see `ModelConfig`; None leaves them.
+    norm: see `ModelConfig`; None leaves it.
+    sink_tokens: see `ModelConfig`; None leaves them.
     start: 'identity' or 'random', see above.
     tokens: the batch (S, T), ids of the source's text; by default the probe's inputs.
     offset: of sink logits. The further below, the less changes, and the smaller are gradients.

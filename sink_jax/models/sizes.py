@@ -81,7 +81,9 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
   """Number of parameters of a config, or of a named size with a vocabulary.
 
   Args:
-    size, vocab_size: of the model, where no config is given; see `sized`.
+    config: of the model.
+    size: its name, where no config is given; see `sized`.
+    vocab_size: the vocabulary of the named size.
     embeddings: whether token embedding, unembedding and position embeddings count too.
 
   Raises:

@@ -1,18 +1,16 @@
-"""Names of `sink_jax`: every component is one by itself, in the package and in the README."""
+"""Names of `sink_jax`: every component is one by itself, in the package and in the documents."""
 
 import dataclasses
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import components_in, registry
-
-ROOT = Path(__file__).parents[2]
+from tests.documents import ROOT, TEXTS
 
 
 def test_every_component_is_a_public_name():
@@ -65,18 +63,18 @@ def test_every_old_name_is_tested():
 
 
 @pytest.mark.parametrize('component', COMPONENTS)
-def test_the_readme_lists_every_component(component):
-  """What fails ends with the line to paste into the README's table."""
-  readme = (ROOT / 'README.md').read_text()
-  head, values = re.search(rf'^(\| `{component}`[^|]*\|) (.*) \|$', readme, re.M).groups()
+def test_the_table_lists_every_component(component):
+  """What fails ends with the line to paste into the table of docs/attention.md."""
+  page = TEXTS['docs/attention.md']
+  head, values = re.search(rf'^(\| `{component}`[^|]*\|) (.*) \|$', page, re.M).groups()
   listed = re.findall(r'`(\w+)', values)
   classes = {name: cls for name, cls in registry(COMPONENTS[component]).items()
              if cls.__module__.startswith('sink_jax.')}
-  # In the order of the README; what is new comes last.
+  # In the order of the table; what is new comes last.
   names = [name for name in listed if name in classes]
   names += [name for name in classes if name not in names]
   line = f'{head} {", ".join(f"`{_signature(classes[name])}`" for name in names)} |'
-  assert f'{head} {values} |' == line, f'paste into README.md:\n{line}'
+  assert f'{head} {values} |' == line, f'paste into docs/attention.md:\n{line}'
 
 
 def _signature(cls):

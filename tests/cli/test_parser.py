@@ -10,6 +10,7 @@ import pytest
 import tyro
 
 from sink_jax.cli import command, parser
+from tests.documents import TEXTS
 from tests.train.runs import ROOT
 
 
@@ -195,11 +196,14 @@ def test_lines_of_earlier_versions_choose_what_they_did(line):
 
 
 def test_every_command_of_the_documents_is_one():
-  texts = [(ROOT / path).read_text() for path in ('README.md', 'BUILD.md', 'launch/README.md')]
+  texts = [(ROOT / path).read_text() for path in ('BUILD.md', 'launch/README.md')]
   texts += [path.read_text() for folder in ('configs', 'results')
             for path in (ROOT / folder).rglob('*') if path.suffix in ('.py', '.md')]
-  text = '\n'.join(texts).replace('\\\\\n', ' ').replace('\\\n', ' ')
+  documents = '\n'.join(TEXTS.values())
+  text = '\n'.join([documents, *texts]).replace('\\\\\n', ' ').replace('\\\n', ' ')
   lines = set(re.findall(r'^ *python -m sink_jax[. ]([\w.]+ .*?)(?:  +#.*)?$', text, re.MULTILINE))
+  # Of a sentence those with options: others are names of a command.
+  lines |= set(re.findall(r'`python -m sink_jax[. ]([\w.]+ [^`]*--\w[^`]*)`', documents))
   assert len(lines) > 40
   for line in lines:
     name, *words = shlex.split(line)

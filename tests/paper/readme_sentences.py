@@ -1,9 +1,9 @@
-"""What the README says in numbers about results/paper and results/baseline.
+"""What docs/results.md says in numbers about results/paper and results/baseline.
 
   python -m tests.paper.readme_sentences
 
-prints the text that stands in README.md between the lines BEGIN and END, made of the report.json of
-each folder alone, so that a README can be compared with what is committed.
+prints the text that stands in docs/results.md between the lines BEGIN and END, made of the
+report.json of each folder alone, so that the page can be compared with what is committed.
 """
 
 import json

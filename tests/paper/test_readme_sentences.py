@@ -1,24 +1,23 @@
-"""The numbers in the README on results/paper and results/baseline are those of the reports."""
+"""The numbers in docs/results.md on results/paper and results/baseline are those of the reports."""
 
 import json
 import re
 import shutil
 
+from tests.documents import TEXTS
 from tests.paper import readme_sentences
 from tests.report.test_report import ROOT
 
-README = (ROOT / 'README.md').read_text()
 
-
-def test_the_readme_has_the_numbers_of_the_reports():
-  assert readme_sentences.text() in README, (
-      'README.md has other numbers than results/: put into it what python -m '
+def test_the_page_has_the_numbers_of_the_reports():
+  assert readme_sentences.text() in TEXTS['docs/results.md'], (
+      'docs/results.md has other numbers than results/: put into it what python -m '
       'tests.paper.readme_sentences prints.')
 
 
 def test_no_other_sentence_on_the_results_has_numbers():
-  section = README.split('\n## Every experiment of the paper\n')[1].split('\n## ')[0]
-  before, rest = section.split(readme_sentences.BEGIN)
+  pages = TEXTS['README.md'] + TEXTS['docs/experiments.md'] + TEXTS['docs/results.md']
+  before, rest = pages.split(readme_sentences.BEGIN)
   prose = ' '.join((before + rest.split(readme_sentences.END)[1]).replace('\\', '').split())
   for numbers in (r'Sink_\S+ (=|of|is|from)?\s?\d', r'ratio (of |is |= )?\d', r'\d+ claims',
                   r'after \d+', r'\d+ (hold|do not hold|are undecided)', r'nats'):

@@ -1,0 +1,84 @@
+"""The pages of docs/: the site builds, and every link, name and file in them exists."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import sink_jax as sj
+from sink_jax.attention.spec import COMPONENTS
+from tests.documents import DOCUMENTS, ROOT, TEXTS, anchors, blocks, links
+from tests.launch_clone import pinned
+
+# What a page loads by itself, rather than what a reader may click on.
+_LOADED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="?(?:https?:)?//|'
+                     r'<link\b(?=[^>]*\brel="?(?:stylesheet|pre))[^>]*\bhref="?(?:https?:)?//')
+
+
+def test_every_page_is_in_the_menu():
+  assert {f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')} == set(DOCUMENTS[1:])
+
+
+@pytest.mark.parametrize('path', DOCUMENTS)
+def test_links_lead_somewhere(path):
+  for target, anchor in links(path):
+    assert target.exists(), target
+    if anchor:
+      assert anchor in anchors(target), f'{target} has no heading #{anchor}'
+
+
+def test_names_and_files_exist():
+  named = {name for text in TEXTS.values()
+           for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
+  # The walk-through of a variant names the class that it adds.
+  assert len(named) > 15 and named - {'Softplus'} <= set(sj.__all__)
+  file = re.compile(r'\b(?:sink_jax|configs|launch|tests)/[\w/.]+\.(?:py|sh|txt|md|json|ipynb)\b')
+  paths = {path for text in TEXTS.values() for path in file.findall(text)}
+  assert len(paths) > 20
+  made = {title for _, _, title, _ in blocks() if title} | {'launch/settings.sh'}
+  for path in paths - made:
+    assert (ROOT / path).exists(), path
+
+
+def test_the_api_has_every_public_name():
+  listed = re.findall(r'^::: (\S+)$', TEXTS['docs/api.md'], re.MULTILINE)
+  exported = {f'{module}.{name}' for module, names in sj._EXPORTS.items() for name in names}
+  components = {base.__module__ for base in COMPONENTS.values()}
+  assert sorted(listed) == sorted(exported | components)
+
+
+def test_the_pins_are_those_of_the_extra():
+  pins = pinned(ROOT / 'launch/docs.txt', '3.11')
+  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+  wanted = [Requirement(text) for text in extras['docs']]
+  assert {requirement.name for requirement in wanted} == set(pins)
+  assert all(pins[requirement.name] in requirement.specifier for requirement in wanted)
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+  """MKDOCS= names the program; else it is that of this environment, or on the path."""
+  here = [sys.executable, '-m', 'mkdocs'] if importlib.util.find_spec('mkdocs') else None
+  found = os.environ.get('MKDOCS') or shutil.which('mkdocs')
+  program = [found] if found else here
+  if program is None:
+    pytest.skip('mkdocs is not installed: pip install -r launch/docs.txt')
+  # A proxy that nobody serves: a build that fetches something fails.
+  offline = dict.fromkeys(('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'),
+                          'http://127.0.0.1:9')
+  done = subprocess.run([*program, 'build', '--strict', '--site-dir', tmp_path / 'site'], cwd=ROOT,
+                        capture_output=True, text=True, env=os.environ | offline)
+  assert done.returncode == 0, done.stderr[-3000:]
+  pages = {path.relative_to(tmp_path / 'site'): path.read_text()
+           for path in (tmp_path / 'site').rglob('*.html')}
+  assert Path('index.html') in pages and Path('results/paper/report.html') in pages
+  for path, page in pages.items():
+    assert not _LOADED.search(page), path
+  for name in ('sink_rate', 'attend', 'load_pretrained', 'Softpick'):
+    assert re.search(rf'id="sink_jax\.[\w.]+\.{name}"', pages[Path('api.html')]), name
