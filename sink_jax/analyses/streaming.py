@@ -54,7 +54,7 @@ def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePol
   # that is worth. A cache that keeps all has entries for learned sink tokens too.
   return {f'0 + {size}': CachePolicy(size), f'{sinks} + {recent}': CachePolicy(size, sinks),
           f'{sinks} + {recent}, text positions': CachePolicy(size, sinks, 'text'),
-          'all tokens': CachePolicy(length + run.config.sink_tokens)}
+          'all tokens': CachePolicy(length + run.config.sink_tokens, positions='text')}
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:

@@ -113,7 +113,7 @@ def main(options: Options) -> None:
   print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
         file=sys.stderr)
   # A cache of all tokens drops none, and so is no different from attention over the whole text.
-  policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens)
+  policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
   if options.cache_size is not None:
     policy = CachePolicy(options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
