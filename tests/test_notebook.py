@@ -44,7 +44,9 @@ for source in eval(sys.stdin.read()):
 # In the place of pip, which would need a network: it installs what the wheel holds.
 PIP = '''
 import os, shutil, sys
-assert sys.argv[1:] == ['install', '-q', '.'] and os.path.exists('pyproject.toml'), sys.argv
+assert sys.argv[1:-1] == ['install', '-q'] and sys.argv[-1] in ('.', '.[gpu]'), sys.argv
+open(os.environ['SITE'] + '/installed', 'w').write(sys.argv[-1])
+assert os.path.exists('pyproject.toml'), sys.argv
 shutil.copytree('sink_jax', os.environ['SITE'] + '/sink_jax')
 '''
 
@@ -96,6 +98,14 @@ def test_it_runs_from_start_to_end_in_an_empty_folder(machine, tmp_path):
   assert 'probed on sequences of the task' in shown
   clone = empty / 'sink_jax'
   assert (clone / 'lengths.png').exists() and (clone / 'notebook-run' / 'status.json').exists()
+
+
+def test_a_machine_with_a_gpu_gets_its_plugin(machine, tmp_path):
+  run, site, _ = machine
+  (tmp_path / 'content').mkdir()
+  has = "import shutil; shutil.which = lambda name: {'nvidia-smi': '/x'}.get(name)"
+  run([has, "import sys; sys.modules['grain'] = None", cells('code')[0]], tmp_path / 'content')
+  assert (site / 'installed').read_text() == '.[gpu]'
 
 
 @pytest.mark.parametrize('folder', ['launch', '.'])

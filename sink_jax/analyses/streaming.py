@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
@@ -54,7 +54,7 @@ def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePol
   # that is worth. A cache that keeps all has entries for learned sink tokens too.
   return {f'0 + {size}': CachePolicy(size), f'{sinks} + {recent}': CachePolicy(size, sinks),
           f'{sinks} + {recent}, text positions': CachePolicy(size, sinks, 'text'),
-          'all tokens': CachePolicy(length + run.config.sink_tokens)}
+          'all tokens': CachePolicy(length + run.config.sink_tokens, positions='text')}
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:
@@ -118,8 +118,13 @@ def draw(results: list[Result], path: PictureFile) -> None:
                 label=name, linestyle='--' if name == 'all tokens' else '-')
     ax.axvline(result['cache_size'], color='#555555', linewidth=1.2, linestyle=':')
     ax.set_yscale('log')
-    for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-      axis(ScalarFormatter())
+    low, high = ax.get_ylim()
+    # Powers of ten alone would leave most axes with one label, and a label at every multiple of
+    # one prints them over each other.
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else
+                               MaxNLocator(6, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
     ax.legend(fontsize=9, frameon=False, title='cache', title_fontsize=9)
     plots.label(ax, model_name(result), 'tokens read', 'perplexity so far')

@@ -44,6 +44,8 @@ class Options(parser.CommandOptions):
     positions: what positions count: the tokens in the cache, or in the text.
     temperature: 0: the most likely token. 1: a sample.
     top_k: sample among so many most likely tokens; by default among all.
+    top_p: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
+    eos: whether the text ends with an end-of-text token of the tokenizer.
     seed: of the sampling.
     dtype: of parameters and activations.
     fsdp: devices to split the parameters of a published model over.
@@ -60,6 +62,8 @@ class Options(parser.CommandOptions):
   positions: Literal['cache', 'text'] = 'cache'
   temperature: float = 0.0
   top_k: int | None = None
+  top_p: float | None = None
+  eos: bool = True
   seed: int = 0
   dtype: Literal['float32', 'bfloat16'] = 'float32'
   fsdp: int = 1
@@ -78,7 +82,8 @@ def main(options: Options) -> None:
     command.unused(options, 'is for a cache that does not keep all: add --cache_size.',
                    'sinks', 'positions')
   if not options.temperature:
-    command.unused(options, 'is for sampling: add --temperature, such as 1.', 'top_k', 'seed')
+    command.unused(options, 'is for sampling: add --temperature, such as 1.', 'top_k', 'top_p',
+                   'seed')
   if options.fsdp > 1 and options.workdir is not None:
     raise ValueError('--fsdp is for published models; a run is loaded onto one device.')
   prompt = _prompt(options)
@@ -108,17 +113,19 @@ def main(options: Options) -> None:
   print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
         file=sys.stderr)
   # A cache of all tokens drops none, and so is no different from attention over the whole text.
-  policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens)
+  policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
   if options.cache_size is not None:
     policy = CachePolicy(options.cache_size, options.sinks, options.positions)
+  ends = tokenizer.eos_ids if options.eos else ()
   # tokens[None]: a batch of one text.
   pieces = stream(run, tokens[None], options.length, policy=policy,
-                  temperature=options.temperature, top_k=options.top_k, seed=options.seed,
-                  chunk=_CHUNK)
-  rate = _write(pieces, tokens, tokenizer)
+                  temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
+                  seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
+  made, rate = _write(pieces, tokens, tokenizer, ends)
   cache = state_bytes(run.config, policy, 1) / 2**20
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
-  print(f'\n{options.length} tokens, {speed}; cache of {policy.size} tokens: {cache:.1f} MiB',
+  ended = ' to the end of the text' if made < options.length else ''
+  print(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {cache:.1f} MiB',
         file=sys.stderr)
 
 
@@ -147,21 +154,25 @@ def _first_tokens(tokenizer: RunTokenizer, prompt: str, bos: str) -> np.ndarray:
   return tokens
 
 
-def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray,
-           tokenizer: RunTokenizer) -> float | None:
-  """Writes the text as it comes; returns tokens per second without the first piece, which compiles.
+def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,
+           ends: tuple[int, ...]) -> tuple[int, float | None]:
+  """Writes the text as it comes, without the token that ends it.
+
+  Returns:
+    New tokens, and tokens per second without the first piece, which compiles.
 
   A token may hold a part of a letter, and its text may depend on the token before it. So the
   new text is what the last tokens add to those that were written, once its last letter is whole.
   """
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids), end='', flush=True)
-  started, elapsed, count = None, 0.0, 0
+  started, elapsed, count, made = None, 0.0, 0, 0
   for piece in pieces:
+    made += piece.shape[1]
     count += 0 if started is None else piece.shape[1]
     started = started or time.perf_counter()
     elapsed = time.perf_counter() - started
-    ids += piece[0].tolist()
+    ids += [token for token in piece[0].tolist() if token not in ends]
     before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
     if after.startswith(before) and not after.endswith('\ufffd'):
       print(after[len(before):], end='', flush=True)
@@ -169,4 +180,4 @@ def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray,
   if written < len(ids):  # bytes that are no letter to the end
     print(tokenizer.decode(ids[written:]), end='')
   print(flush=True)
-  return count / elapsed if count else None
+  return made, count / elapsed if count else None

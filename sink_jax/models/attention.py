@@ -22,7 +22,7 @@ from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.kv_cache import DecodePositions, KVCache
+from sink_jax.models.kv_cache import AttentionCache, DecodePositions, RotatedKVCache
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import AttentionRecord, RecordOptions
 
@@ -48,9 +48,10 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array, record_options: RecordOptions | None = None,
-               cache: KVCache | None = None, positions: DecodePositions | None = None,
+               cache: AttentionCache | None = None, positions: DecodePositions | None = None,
                first: FirstValues | None = None,
-               ) -> tuple[jax.Array, AttentionRecord | None, KVCache | None, FirstValues | None]:
+               ) -> tuple[jax.Array, AttentionRecord | None, AttentionCache | None,
+                          FirstValues | None]:
     """Returns the output (B, T, D), the record asked for, the cache, and the first block's values.
 
     With a cache alone, the tokens begin the texts: they fill its entries from the first on, and
@@ -75,13 +76,17 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
-    before = cache
+    before, new = cache, ()
     if cache is not None:
-      entries_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.entries_L
+      entries_L = at_L = jnp.arange(x_BxTxD.shape[1])
+      if positions is not None:
+        entries_L, at_L = positions.entries_L, positions.queries_L
+      rotated = isinstance(cache, RotatedKVCache)
+      kept = spec.position.rotate(k_BxTxHkvxDh, at_L) if rotated else k_BxTxHkvxDh
+      new = tuple(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh))
       # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
-      # token. Keys are stored before rotation: a position may change as older tokens drop out.
-      cache = KVCache(cache.k_BxCxHkvxDh.at[:, entries_L].set(k_BxTxHkvxDh),
-                      cache.v_BxCxHkvxDh.at[:, entries_L].set(v_BxTxHkvxDh))
+      # token.
+      cache = type(cache)(*(old.at[:, :, entries_L].set(x) for old, x in zip(cache, new)))
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     transformed = None
     # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
@@ -90,13 +95,15 @@ class Attention(nn.Module):
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
                                       implementation=config.implementation)
     elif positions.keys.ndim == 1:
-      o_BxTxHxDh = attend_cached(spec, q_BxTxHxDh, *cache, params, positions.queries_L,
-                                 positions.keys, v_BxTxHkvxDh, gate_BxTxD)
+      o_BxTxHxDh = attend_cached(
+          spec, q_BxTxHxDh, *cache, params, positions.queries_L, positions.keys, v_BxTxHkvxDh,
+          gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
     else:
       assert before is not None
-      seen = (jnp.concatenate(parts, 1) for parts in zip(before, (k_BxTxHkvxDh, v_BxTxHkvxDh)))
-      o_BxTxHxDh = attend_cached_each(spec, q_BxTxHxDh, *seen, params, positions.queries_L,
-                                      positions.keys, v_BxTxHkvxDh, gate_BxTxD)
+      seen = (jnp.concatenate(parts, 2) for parts in zip(before, new))
+      o_BxTxHxDh = attend_cached_each(
+          spec, q_BxTxHxDh, *seen, params, positions.queries_L, positions.keys, v_BxTxHkvxDh,
+          gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import CachePolicy, DecodeState, KVCache, MambaCache
+from sink_jax.models.kv_cache import (
+  AttentionCache,
+  CachePolicy,
+  DecodeState,
+  KVCache,
+  MambaCache,
+  RotatedKVCache,
+)
 from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
@@ -26,13 +33,15 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
 
-  def cache(layer: Layer) -> KVCache | MambaCache:
+  kind = RotatedKVCache if policy.positions == 'text' else KVCache
+
+  def cache(layer: Layer) -> AttentionCache | MambaCache:
     if layer.mamba:
       sizes = layer.mamba
       return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
                         jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
-    shape = repeats, batch, policy.size, dims.kv_heads, dims.head_dim
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
+    return kind(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
   caches = tuple(cache(layer) for layer in config.pattern)
   return DecodeState(caches[0] if len(caches) == 1 else caches, jnp.zeros((), jnp.int32))

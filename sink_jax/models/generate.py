@@ -73,7 +73,8 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
   sampling = Sampling(temperature, top_k, top_p).checked(run.config.vocab_size)
   endings = Endings(tokens.shape[0], eos_token_id, run.config.vocab_size)
   total = tokens.shape[1] + length
-  policy = policy or CachePolicy(total + run.config.sink_tokens)
+  # It keeps all tokens, whose positions in the cache and in the text then are the same.
+  policy = policy or CachePolicy(total + run.config.sink_tokens, positions='text')
   check_policy(run.config, policy, total, tokens.shape[1])
   return _pieces(run, tokens, length, policy, sampling, seed, endings, chunk)
 
@@ -117,7 +118,7 @@ def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
   at_once = int(counts.min()) // unit * unit
   total = int(counts.max()) + length
   policy = policy or CachePolicy(
-      -(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP)
+      -(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP, positions='text')
   check_policy(run.config, policy, total, at_once)
   steps = -(-(total - at_once) // chunk) * chunk
   given_SxT = np.zeros((len(counts), at_once + steps), np.int32)

@@ -1,7 +1,8 @@
 """A key/value cache as a value: which tokens it keeps, and the positions at which they are used.
 
-Keys are kept as projected and normalised, and rotated when they are used, so that one
-cache serves both kinds of positions of StreamingLLM (Xiao et al. 2023).
+A key whose position stays the same is kept rotated. One whose position changes as tokens are
+dropped, as StreamingLLM has it (Xiao et al. 2023), is kept as projected and normalised, and rotated
+whenever it is used, which takes several times as long as all the rest of attention to a cache.
 """
 
 from __future__ import annotations
@@ -20,11 +21,22 @@ POSITIONS = ('cache', 'text')
 class KVCache(NamedTuple):
   """Keys, normalised but not rotated, and values, as attention mixes them, of a layer's C entries.
 
-  In a `DecodeState` both have a leading axis over the layers (periods of the pattern).
+  The entries of a head are neighbours in memory, since attention reads them together. In a
+  `DecodeState` both have a leading axis over the layers (periods of the pattern).
   """
 
-  k_BxCxHkvxDh: jax.Array
-  v_BxCxHkvxDh: jax.Array
+  k_BxHkvxCxDh: jax.Array
+  v_BxHkvxCxDh: jax.Array
+
+
+class RotatedKVCache(NamedTuple):
+  """The same with keys that are rotated by the positions of their tokens in the text."""
+
+  k_BxHkvxCxDh: jax.Array
+  v_BxHkvxCxDh: jax.Array
+
+
+AttentionCache = KVCache | RotatedKVCache
 
 
 class MambaCache(NamedTuple):
@@ -60,7 +72,7 @@ class DecodeState(NamedTuple):
   all texts of the batch, which counts a learned sink token too.
   """
 
-  layers: KVCache | MambaCache | tuple[KVCache | MambaCache, ...]
+  layers: AttentionCache | MambaCache | tuple[AttentionCache | MambaCache, ...]
   tokens_read: jax.Array
 
 
@@ -73,7 +85,8 @@ class CachePolicy:
   counts as the first token.
 
   positions: 'cache' counts the tokens in the cache, as StreamingLLM does: no position ever
-    exceeds size - 1. 'text' counts the tokens of the text. They differ once a token was dropped.
+    exceeds size - 1. 'text' counts the tokens of the text, which is faster. They differ once a
+    token was dropped.
     Angles of rotary encodings are float32: 'text' is off by 0.002 radians after 131,072 tokens, by
     0.04 after a million.
 

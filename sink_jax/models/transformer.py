@@ -18,7 +18,7 @@ from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.attention import Attention, FirstValues, norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import DecodePositions, DecodeState, KVCache, MambaCache
+from sink_jax.models.kv_cache import AttentionCache, DecodePositions, DecodeState, MambaCache
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
@@ -30,7 +30,7 @@ from sink_jax.models.record import (
   ResidualRecord,
 )
 
-LayerCache = KVCache | MambaCache
+LayerCache = AttentionCache | MambaCache
 # What goes from block to block: hidden states (B, T, D), and the values of the first block where
 # later ones mix them in.
 Stream = tuple[jax.Array, FirstValues | None]
@@ -132,7 +132,7 @@ class Block(nn.Module):
     """Attention, or the Mamba mixer that takes its place."""
     config, layer = self.config, self.layer
     if layer.mamba:
-      assert not isinstance(cache, KVCache)
+      assert cache is None or isinstance(cache, MambaCache)
       out, cache = MambaMixer(config, layer.mamba, name='mamba')(x_BxTxD, cache)
       return out, None, cache, first
     assert not isinstance(cache, MambaCache)

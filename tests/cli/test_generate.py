@@ -1,5 +1,7 @@
 """python -m sink_jax.generate on an exported model with a tokenizer."""
 
+import json
+import shutil
 import subprocess
 import sys
 
@@ -44,6 +46,21 @@ def test_the_text_goes_on_beyond_the_cache(checkpoint):
   assert text == expected + '\n' and text.startswith('<|endoftext|>Once upon')
   assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
   assert 'tokens/s' in notes and 'cache of 16 tokens' in notes
+
+
+def test_the_text_ends_where_the_model_ends_it(checkpoint, tmp_path):
+  run = sj.load_pretrained(checkpoint)
+  tokens = [0, *(2 + b for b in b'Once upon')]
+  following = run.generate([tokens], 20)[0].tolist()
+  # A copy of the model for whose tokenizer a letter that it writes ends the text.
+  folder = tmp_path / 'ending'
+  shutil.copytree(checkpoint, folder)
+  file = folder / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'eos_token_id': following[9]}))
+  first = following.index(following[9])
+  code, text, notes = generate(f'--checkpoint={folder}', '--prompt=Once upon', '--length=20')
+  assert code == 0 and text == ByteEncoder().decode([*tokens, *following[:first]]) + '\n', notes
+  assert f'{first + 1} tokens to the end of the text' in notes
 
 
 @pytest.mark.parametrize('arguments,message', [
