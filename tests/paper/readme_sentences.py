@@ -1,4 +1,4 @@
-"""What docs/results.md says in numbers about results/paper and results/baseline.
+"""What docs/results.md says in numbers about results/paper, results/baseline and results/graft.
 
   python -m tests.paper.readme_sentences
 
@@ -33,6 +33,8 @@ def text(results: Path = RESULTS) -> str:
   parts = paper(json.loads((results / 'paper/report.json').read_text()))
   search = results / 'baseline/report.json'
   parts += baseline(json.loads(search.read_text())) if search.exists() else []
+  page = results / 'graft/report.json'
+  parts += grafts(json.loads(page.read_text())) if page.exists() else []
   return '\n'.join([BEGIN, *parts, END])
 
 
@@ -70,6 +72,11 @@ def numbers(report: dict[str, Any], name: str) -> list[str]:
 def baseline(report: dict[str, Any]) -> list[str]:
   """What the search for a baseline found, a sentence per item."""
   return [line for sentence in report['summary'] for line in _item(sentence)] + ['']
+
+
+def grafts(report: dict[str, Any]) -> list[str]:
+  """What another attention does to a trained model, in the first sentences of its page."""
+  return [*_item(f'Grafts onto the trained default: {report["answer"][0]}'), '']
 
 
 def _item(sentence: str) -> list[str]:
