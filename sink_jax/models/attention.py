@@ -96,14 +96,14 @@ class Attention(nn.Module):
                                       implementation=config.implementation)
     elif positions.keys.ndim == 1:
       o_BxTxHxDh = attend_cached(
-          spec, q_BxTxHxDh, *cache, params, positions.queries_L, positions.keys, v_BxTxHkvxDh,
-          gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
+          spec, q_BxTxHxDh, cache.k_BxHkvxCxDh, cache.v_BxHkvxCxDh, params, positions.queries_L,
+          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
     else:
       assert before is not None
-      seen = (jnp.concatenate(parts, 2) for parts in zip(before, new))
+      k_BxHkvxExDh, v_BxHkvxExDh = (jnp.concatenate(parts, 2) for parts in zip(before, new))
       o_BxTxHxDh = attend_cached_each(
-          spec, q_BxTxHxDh, *seen, params, positions.queries_L, positions.keys, v_BxTxHkvxDh,
-          gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
+          spec, q_BxTxHxDh, k_BxHkvxExDh, v_BxHkvxExDh, params, positions.queries_L,
+          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)

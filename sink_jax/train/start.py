@@ -285,7 +285,7 @@ def _written(model: ModelConfig) -> dict[str, Any]:
   written = {key: getattr(model, key) for key in _MODEL_KEYS} | _texts(model)
   empty = {key for key in ('vocab_size', 'input_features', 'output_features', 'kv_heads',
                            'head_dim', 'pattern', 'parallel_residual', 'biases', 'embedding_dim',
-                           'tied') if getattr(model, key) == getattr(ModelConfig, key)}
+                           'tied', 'logit_cap') if getattr(model, key) == getattr(ModelConfig, key)}
   return {key: value for key, value in written.items() if key not in empty}
 
 

@@ -13,6 +13,7 @@ from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import empty_state
 from sink_jax.models.record import RecordOptions
+from sink_jax.models.sampling import Sampling
 from sink_jax.models.sizes import parameter_shapes
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
@@ -37,7 +38,7 @@ def begin(config):
 
 
 def generated(config):
-  return generate._continue.lower(config, None, POLICY, (0.0, None), 4, parameter_shapes(config),
+  return generate._continue.lower(config, None, POLICY, Sampling(), 4, parameter_shapes(config),
                                   state(config), jax.random.key(0), 0)
 
 
