@@ -58,9 +58,11 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   found = grafts.grafts_of(runs)
   group, words, page = found.group, answer(found), Parts(TITLE)
   page.paragraph(words[0])
-  page.items(words[1:])
+  page.table(*_verdicts(found), range(6))
   for picture in _pictures(found):
     page.picture(picture.file, drawing.panels(picture), _CAPTIONS[picture.file])
+  page.heading('In detail')
+  page.items(words[1:])
   page.heading('What was measured')
   quantities, trials = found.quantities(), (CONTINUED, *GRAFTS, *SCRATCH)
   cells = {trial: [found.summary(trial, key) for key in quantities] for trial in trials}
@@ -97,16 +99,32 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 def answer(found: Grafts) -> list[str]:
   """Does the sink move, how many steps and what loss does it cost? First in short."""
   judged = {name: of for name, of in found.continued.items() if of[SINK.key].verdict != NOT_JUDGED}
+  if not judged:
+    return ['No graft can be judged beside further training alone.', *_details(found)]
   lower = [name for name, of in judged.items() if of[SINK.key].verdict == grafts.LOWER]
   costs = [cell.mean for name in lower if (cell := found.summary(name, 'steps'))]
   after = f' (below half of before from step {min(costs):,.0f} to {max(costs):,.0f} on)' if (
       costs and max(costs) < math.inf) else ''
   loss = [of[LOSS.key].verdict for of in judged.values()]
   ends = [f'{words} {loss.count(verdict)}' for verdict, words in _WORDS.items() if verdict in loss]
-  first = (f'Beside further training alone, Sink_1 ends lower with {len(lower)} of {len(judged)} '
-           f'grafts that can be judged{after}. Of these grafts the loss is {", ".join(ends)}.')
-  return [first if judged else 'No graft can be judged beside further training alone.',
-          *_details(found)]
+  first = (f'With {len(lower)} of {len(judged)} grafts that can be judged Sink_1 ends lower than '
+           f'with further training alone{after}. The loss ends {listed(ends)} of them.')
+  return [first, *_details(found)]
+
+
+def _verdicts(found: Grafts) -> tuple[list[str], list[list[str]]]:
+  """What each graft does beside further training alone, in words, with the cost in steps."""
+  rows = []
+  for name, of in found.continued.items():
+    moved, steps = name in found.moved, found.summary(name, 'steps')
+    before, after = (found.summary(name, key) for key in ('loss_before', 'loss_after'))
+    rows.append([name, of[SINK.key].verdict, _from(steps) if steps else '-',
+                 ('yes' if moved else 'not beyond doubt') if found.summary(
+                     name, 'extra_key_end') else 'has none',
+                 f'{after.mean - before.mean:+.3f}' if before and after else '-',
+                 of[LOSS.key].verdict])
+  return ['graft', 'Sink_1 at the end', 'below half of before', 'sink on the extra key',
+          'loss at step 0', 'loss at the end'], rows
 
 
 def _details(found: Grafts) -> list[str]:

@@ -107,9 +107,9 @@ def test_planted_grafts_get_their_verdicts_steps_and_differences(planted, tmp_pa
   assert loss['values'] == pytest.approx([0.2] * 3) and loss['seeds'] == list(SEEDS)
   assert loss['low'] < statistics.fmean(loss['values']) < loss['high']
   assert text == '\n'.join(record['answer']) and text.startswith(
-      'Beside further training alone, Sink_1 ends lower with 3 of 5 grafts that can be judged '
-      '(below half of before from step 100 to 4,000 on). Of these grafts the loss is lower with 1, '
-      'higher with 1, without a difference with 3.\n5 of 6 grafts')
+      'With 3 of 5 grafts that can be judged Sink_1 ends lower than with further training alone '
+      '(below half of before from step 100 to 4,000 on). The loss ends lower with 1, '
+      'higher with 1 and without a difference with 3 of them.\n5 of 6 grafts')
   assert ('Sink_1 ends lower with graft-gate-random (-20.0), graft-k-bias (-30.0) and '
           'graft-k-bias-window (-22.0); higher with graft-zero-sink (+15.0); without' in text)
   assert 'the sink has moved there with graft-k-bias.' in text
