@@ -22,7 +22,7 @@ from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.kv_cache import AttentionCache, DecodePositions, RotatedKVCache
+from sink_jax.models.kv_cache import AttentionCache, DecodePositions, RotatedKVCache, written
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import AttentionRecord, RecordOptions
 
@@ -52,11 +52,11 @@ class Attention(nn.Module):
                first: FirstValues | None = None,
                ) -> tuple[jax.Array, AttentionRecord | None, AttentionCache | None,
                           FirstValues | None]:
-    """Returns the output (B, T, D), the record asked for, the cache, and the first block's values.
+    """Returns the output (B, T, D), the record, keys and values, and the first block's values.
 
-    With a cache alone, the tokens begin the texts: they fill its entries from the first on, and
-    attend to each other. With `positions` too, they overwrite the entries named there, and
-    attend to what the cache holds, as `DecodePositions` says.
+    With a cache alone, the tokens begin the texts: they attend to each other. With `positions` too,
+    they attend to what the cache holds, as `DecodePositions` says. The keys and values returned are
+    those of the tokens alone, as the cache keeps them; None without a cache.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
     # The layout 'bthd' splits batch and heads over the mesh; length and head dimension stay whole
@@ -76,17 +76,12 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
-    before, new = cache, ()
+    new = None
     if cache is not None:
-      entries_L = at_L = jnp.arange(x_BxTxD.shape[1])
-      if positions is not None:
-        entries_L, at_L = positions.entries_L, positions.queries_L
+      at_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.queries_L
       rotated = isinstance(cache, RotatedKVCache)
       kept = spec.position.rotate(k_BxTxHkvxDh, at_L) if rotated else k_BxTxHkvxDh
-      new = tuple(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh))
-      # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every
-      # token.
-      cache = type(cache)(*(old.at[:, :, entries_L].set(x) for old, x in zip(cache, new)))
+      new = type(cache)(*(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh)))
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     transformed = None
     # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
@@ -95,12 +90,14 @@ class Attention(nn.Module):
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
                                       implementation=config.implementation)
     elif positions.keys.ndim == 1:
+      assert new is not None
+      seen = written(cache, new, positions.entries_L)
       o_BxTxHxDh = attend_cached(
-          spec, q_BxTxHxDh, cache.k_BxHkvxCxDh, cache.v_BxHkvxCxDh, params, positions.queries_L,
+          spec, q_BxTxHxDh, seen.k_BxHkvxCxDh, seen.v_BxHkvxCxDh, params, positions.queries_L,
           positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
     else:
-      assert before is not None
-      k_BxHkvxExDh, v_BxHkvxExDh = (jnp.concatenate(parts, 2) for parts in zip(before, new))
+      assert new is not None
+      k_BxHkvxExDh, v_BxHkvxExDh = (jnp.concatenate(parts, 2) for parts in zip(cache, new))
       o_BxTxHxDh = attend_cached_each(
           spec, q_BxTxHxDh, k_BxHkvxExDh, v_BxHkvxExDh, params, positions.queries_L,
           positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
@@ -111,12 +108,12 @@ class Attention(nn.Module):
       o = o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
     out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
     if record_options is None:
-      return out, None, cache, first
+      return out, None, new, first
     assert transformed is not None, 'a decoding step records nothing'
     normalized = q_BxTxHxDh, k_BxTxHkvxDh
     record = self._record(record_options, normalized, transformed, v_BxTxHkvxDh, o_BxTxHxDh,
                           params)
-    return out, record, cache, first
+    return out, record, new, first
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,

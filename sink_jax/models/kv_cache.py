@@ -39,6 +39,12 @@ class RotatedKVCache(NamedTuple):
 AttentionCache = KVCache | RotatedKVCache
 
 
+def written(cache: AttentionCache, new: AttentionCache, entries_L: jax.Array) -> AttentionCache:
+  """The cache with L tokens in these entries; `new` has their keys and values, on L entries."""
+  # An entry is overwritten, not appended: shapes stay fixed, so one program decodes every token.
+  return type(cache)(*(old.at[..., entries_L, :].set(x) for old, x in zip(cache, new)))
+
+
 class MambaCache(NamedTuple):
   """What a Mamba mixer keeps of all tokens so far; its size does not depend on their number.
 

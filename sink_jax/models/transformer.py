@@ -18,7 +18,13 @@ from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.attention import Attention, FirstValues, norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import AttentionCache, DecodePositions, DecodeState, MambaCache
+from sink_jax.models.kv_cache import (
+  AttentionCache,
+  DecodePositions,
+  DecodeState,
+  MambaCache,
+  written,
+)
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
@@ -223,7 +229,12 @@ class Transformer(nn.Module):
     (h_BxTxD, _), (record, caches) = self._blocks()(
         (h_BxTxD, first), record_options, None if state is None else state.layers, positions)
     if state is not None:
-      state = DecodeState(caches, state.tokens_read + h_BxTxD.shape[1])
+      entries_L = jnp.arange(h_BxTxD.shape[1]) if positions is None else positions.entries_L
+      old, new = ((layers,) if len(config.pattern) == 1 else layers
+                  for layers in (state.layers, caches))
+      layers = tuple(_updated(*both, entries_L) for both in zip(old, new, strict=True))
+      state = DecodeState(layers[0] if len(layers) == 1 else layers,
+                          state.tokens_read + h_BxTxD.shape[1])
       h_BxTxD = h_BxTxD[:, -1:]  # the next token depends on the last one's logits alone
     else:
       h_BxTxD = h_BxTxD[:, sink_tokens:]
@@ -319,3 +330,12 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   else:
     inputs = jnp.zeros((1, 1, config.input_features))
   return Transformer(config).init(jax.random.key(seed), inputs)['params']
+
+
+def _updated(old: Any, new: Any, entries_L: jax.Array) -> LayerCache:
+  """The cache of some blocks after L tokens, of which it gets keys and values, or the new state.
+
+  The entries of all blocks are written at once, in place: a loop over blocks that took caches in
+  and out whole would copy all that they hold at every token.
+  """
+  return new if isinstance(new, MambaCache) else written(old, new, entries_L)
