@@ -136,6 +136,7 @@ def compiled(call):
   return seen[MADE] - seen[HIT]
 
 
+@pytest.mark.full
 def test_the_second_start_of_the_quickstart_compiles_nothing_and_has_the_same_bits(tmp_path):
   (tmp_path / 'text').mkdir()
   for i in range(40):

@@ -40,7 +40,6 @@ def decoded(run, inputs, policy, first):
   return np.stack(found, 1)
 
 
-@pytest.mark.typed
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
     dict(attention=sj.AttentionSpec(
@@ -83,6 +82,7 @@ def test_decoding_equals_the_forward_pass(options, first):
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.typed
 def test_a_sliding_window_that_forgets_is_the_window_mask():
   """Text positions and no sinks, in one layer: the cache then holds what the mask shows."""
   run = model(layers=1)
