@@ -240,7 +240,8 @@ def test_scripts_are_sound(script):
 def test_pins_are_exact_and_within_the_ranges(python):
   pins = pinned(ROOT / 'requirements.txt', python)
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  for line in project['dependencies'] + project['optional-dependencies']['dev']:
+  extras = project['optional-dependencies']
+  for line in project['dependencies'] + extras['dev'] + extras['docs']:
     wanted = Requirement(line)
     name = canonicalize_name(wanted.name)
     assert name in pins, f'{name} has no pin for Python {python}'
