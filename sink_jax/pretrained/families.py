@@ -91,6 +91,10 @@ def family_for(hf: dict[str, Any]) -> Family:
   if name is None:
     raise ValueError('config.json has no model_type, which says what architecture it is. '
                      f'Supported: {", ".join(sorted(FAMILIES))}.')
+  if name == 'sink_jax':  # of `export --as=custom`, for which transformers has the code beside it
+    raise ValueError('config.json: this is a run of sink_jax, exported with --as=custom for other '
+                     'programs. Load the run itself: load_run, or --workdir in place of '
+                     '--checkpoint.')
   if not isinstance(name, str) or name not in FAMILIES:
     # 'gemma3_text' is the language model of a 'gemma3' that sees images as well.
     known = NOT_READ.get(name.removesuffix('_text')) if isinstance(name, str) else None

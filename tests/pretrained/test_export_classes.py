@@ -263,6 +263,8 @@ def test_a_sink_token_without_an_unused_token_is_refused_but_for_custom(workdir,
   assert hf['model']['sink_tokens'] == 1 and hf['eos_token_id'] == 0 and not hf['use_cache']
   card = (tmp_path / 'out' / 'README.md').read_text()
   assert 'modeling_sink_jax.py here' in card and 'trust_remote_code=True' in card
+  with pytest.raises(ValueError, match='--as=custom.*--workdir in place of --checkpoint'):
+    sj.load_pretrained(str(tmp_path / 'out'))
 
 
 def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
