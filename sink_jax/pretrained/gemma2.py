@@ -14,7 +14,7 @@ import numpy as np
 
 from sink_jax.attention.similarity import CappedExp, Exp, Similarity
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, windows
 from sink_jax.pretrained.rope import rope
 from sink_jax.pretrained.stored_tensors import StoredTensor, block, vector
@@ -41,14 +41,13 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   # The family's default, for a config.json without layer_types.
   kinds = ['full_attention' if i % 2 else 'sliding_attention' for i in range(layers)]
   masks = windows.masks(hf, kinds, keys.optional_size(hf, 'sliding_window', 4096))
-  pattern = (Layer(),) if len(masks) == 1 else tuple(Layer(mask=mask) for mask in masks)
   cap = _cap(hf, 'attn_logit_softcapping', 50.0)
   similarity: Similarity = CappedExp(cap=cap) if cap else Exp()
   spec = AttentionSpec(similarity=similarity, position=rope(hf), mask=masks[0])
   hf = hf | {'hidden_act': None, 'tie_word_embeddings': keys.flag(hf, 'tie_word_embeddings', True)}
   return llama.llama_like(
-      hf, kv_heads=4, head_dim=256, attention=spec, pattern=pattern, norm_location='sandwich',
-      ffn='tanh_geglu', biases=llama.attention_biases(hf),
+      hf, kv_heads=4, head_dim=256, attention=spec, pattern=windows.pattern(masks),
+      norm_location='sandwich', ffn='tanh_geglu', biases=llama.attention_biases(hf),
       logit_cap=_cap(hf, 'final_logit_softcapping', 30.0))
 
 
