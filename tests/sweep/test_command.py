@@ -1,5 +1,6 @@
 """The sweep as a command: several processes, kills, what a person sees."""
 
+import functools
 import json
 import os
 import re
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from sink_jax.cli.make_report import make_report
+from sink_jax.cli.parser import parse
+from sink_jax.cli.run_sweep import run_sweep
 from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.options import Options
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.run_dir import read_status
@@ -48,6 +52,13 @@ def start(folder, trials, *options):
       [sys.executable, '-m', 'sink_jax.sweep', f'--config={folder / "table.py"}',
        f'--workdir={folder / "runs"}', *options], text=True, stdout=subprocess.PIPE,
       stderr=subprocess.PIPE, env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)))
+
+
+def run_here(folder, trials, *options):
+  """The exit code of the command in this process, for what trains nothing."""
+  (folder / 'table.py').write_text(TABLE.format(trials=trials))
+  words = [f'--config={folder / "table.py"}', f'--workdir={folder / "runs"}', *options]
+  return run_sweep(parse(Options, words, 'python -m sink_jax.sweep', ''))
 
 
 def finish(process):
@@ -159,18 +170,22 @@ def test_options_of_groups_are_refused_before_anything_begins(tmp_path, options)
   assert code == 1 and err.startswith('error: --') and not (tmp_path / 'runs').exists()
 
 
-def test_status_shards_and_costs_without_running(tmp_path):
-  code, out, _ = finish(start(tmp_path, THREE, '--status', '--shard=1/2'))
-  assert code == 0 and '2 not run' in out and '| bad |' in out and '| b |' not in out
-  code, out, _ = finish(start(tmp_path, THREE, '--list', '--seeds=0,1', '--only=a,b-seed-1'))
-  assert out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
-  code, _, err = finish(start(tmp_path, THREE, '--list', '--claims=emergence'))
-  assert code == 1 and '--claims=emergence needs default, which' in err and 'desk.py' in err
-  code, out, _ = finish(start(tmp_path, THREE, '--dry_run', '--only=a,b'))
-  assert code == 0 and not (tmp_path / 'runs').exists()
+def test_status_shards_and_costs_without_running(tmp_path, capsys):
+  here = functools.partial(run_here, tmp_path, THREE)
+  assert here('--status', '--shard=1/2') == 0
+  out = capsys.readouterr().out
+  assert '2 not run' in out and '| bad |' in out and '| b |' not in out
+  assert here('--list', '--seeds=0,1', '--only=a,b-seed-1') == 0
+  assert capsys.readouterr().out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
+  with pytest.raises(ValueError, match='--claims=emergence needs default, which.*desk.py'):
+    here('--list', '--claims=emergence')
+  assert here('--dry_run', '--only=a,b') == 0 and not (tmp_path / 'runs').exists()
+  out = capsys.readouterr().out
   assert re.search(r'^a +[\d,]+ +8 +1,024 ', out, re.M) and 'device-hours' in out
-  code, out, err = finish(start(tmp_path, THREE, '--data_only', '--only=a,bad'))
-  assert code == 1 and re.fullmatch(r'a: BigramBackcopy\(.*\): endless training tokens\n', out)
-  assert 'x does not exist' in err and not (tmp_path / 'runs').exists()
-  code, _, err = finish(start(tmp_path, THREE, '--processes=0'))
-  assert code == 1 and 'error: --processes=0' in err
+  with pytest.raises(ValueError, match='x does not exist'):
+    here('--data_only', '--only=a,bad')
+  out = capsys.readouterr().out
+  assert re.fullmatch(r'a: BigramBackcopy\(.*\): endless training tokens\n', out)
+  assert not (tmp_path / 'runs').exists()
+  with pytest.raises(ValueError, match='--processes=0'):
+    here('--processes=0')
