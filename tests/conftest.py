@@ -66,6 +66,16 @@ def _few_mapped_programs():
     gc.collect()
 
 
+def pytest_collection_finish(session):
+  """Spares the garbage collector what stays to the end: tests, and modules of large packages.
+
+  Tracing makes many small objects, so that it would go through all of those again and again.
+  """
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(100_000, 50, 100)
+
+
 # The rooms whose functions take and return arrays.
 TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
 

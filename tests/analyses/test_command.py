@@ -28,6 +28,7 @@ from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_dir import lock_workdir
 from tests.analyses.small import check_png, small_run
+from tests.commands import run_here
 from tests.documents import TEXTS
 from tests.pretrained import tiny
 from tests.train import runs
@@ -213,9 +214,9 @@ def test_the_command_itself(checkpoint, tmp_path):
   written = json.loads((tmp_path / 'maps.json').read_text())
   assert [(own['layer'], own['head']) for own in written['results'][0]['heads']] == [(1, 0), (1, 1)]
   assert '-m sink_jax.analyses maps' in written['command']
-  code, _, told = command('maps', f'--checkpoint={checkpoint}', f'--out={tmp_path}', '--layers=one')
-  assert code == 1 and told.strip().splitlines()[-1] == (
-      'error: --layers=one: write numbers, such as 1,3.')
+  code, _, told = run_here('analyses', 'maps', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
+                           '--layers=one')
+  assert code == 1 and told == 'error: --layers=one: write numbers, such as 1,3.'
 
 
 def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatch):

@@ -1,9 +1,6 @@
 """python -m sink_jax.evaluate --checkpoint, on a stored model of transformers."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.cli.evaluate_models import as_text, evaluate_pretrained
+from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
@@ -43,12 +41,10 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
     (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
     (('--checkpoint=Pythia-14M', '--out=x', '--seed=3'), '--seed would change nothing'),
 ])
-def test_bad_input_is_one_line(tmp_path, arguments, message):
-  done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *arguments], cwd=tmp_path,
-                        capture_output=True, text=True,
-                        env=os.environ | {'PYTHONPATH': str(ROOT)})
-  assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
-  assert 'Traceback' not in done.stderr and not list(tmp_path.iterdir())
+def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, message):
+  monkeypatch.chdir(tmp_path)
+  code, _, error = run_here('evaluate', *arguments)
+  assert code == 1 and message in error.splitlines()[-1] and not list(tmp_path.iterdir())
 
 
 def test_blocks_without_attention_are_not_counted(tmp_path):

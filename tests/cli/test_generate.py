@@ -1,9 +1,8 @@
 """python -m sink_jax.generate on an exported model with a tokenizer."""
 
+import functools
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import sink_jax as sj
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
+from tests.commands import run_here
 from tests.random_params import random_params
 
 
@@ -28,10 +28,7 @@ def checkpoint(tmp_path_factory):
   return folder
 
 
-def generate(*arguments, text=''):
-  done = subprocess.run([sys.executable, '-m', 'sink_jax.generate', *arguments], input=text,
-                        capture_output=True, text=True, errors='replace', timeout=120)
-  return done.returncode, done.stdout, done.stderr
+generate = functools.partial(run_here, 'generate')
 
 
 def test_the_text_goes_on_beyond_the_cache(checkpoint):

@@ -3,10 +3,7 @@
 import dataclasses
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,10 +15,11 @@ from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.report import as_text, paper_report, without_paths
 from sink_jax.report import images
 from sink_jax.report.markup import anchor
+from tests.commands import run_here
 from tests.paper import paper_runs
 from tests.paper.analysed_files import content, write as write_analysis
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
-from tests.report.test_report import ROOT, Page
+from tests.report.test_report import Page
 
 
 @pytest.fixture(scope='module')
@@ -197,16 +195,11 @@ def test_many_pictures_are_made_smaller():
   assert images.shrunk({'a': picture}, len(picture)) == {'a': picture}
 
 
-def command(*options):
-  return subprocess.run(
-      [sys.executable, '-m', 'sink_jax.report', *options], cwd=ROOT, text=True,
-      capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
-
-
 def test_the_command_chooses_the_kind(tmp_path):
   write_analysis(tmp_path / 'analyses/chat.json', 'chat', [content('chat', 'Mistral-7B')])
-  done = command(f'--analyses={tmp_path / "analyses"}', f'--out={tmp_path / "out"}')
-  assert done.returncode == 0 and 'runs: none' in done.stdout and 'report.json' in done.stdout
+  code, text, _ = run_here('report', f'--analyses={tmp_path / "analyses"}',
+                           f'--out={tmp_path / "out"}')
+  assert code == 0 and 'runs: none' in text and 'report.json' in text
   report = json.loads((tmp_path / 'out/report.json').read_text())
   assert {v['verdict'] for claim in report['claims'] for v in claim['verdicts']} == {
       'cannot be judged'}
@@ -214,9 +207,9 @@ def test_the_command_chooses_the_kind(tmp_path):
   assert '97.49' in page and 'analyses/chat.json' in page and '1 file of analyses' in page
 
   write(tmp_path / 'runs/default')
-  done = command(f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}', '--kind=runs',
-                 '--nomaps')
-  assert done.returncode == 0 and 'Language-model text' in done.stdout
+  code, text, _ = run_here('report', f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}',
+                           '--kind=runs', '--nomaps')
+  assert code == 0 and 'Language-model text' in text
 
 
 def test_the_synthetic_axis_answers_what_it_can(tmp_path):

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import types
 from html.parser import HTMLParser
@@ -21,6 +19,7 @@ from sink_jax.report.records import baseline_of, split_notes
 from sink_jax.report.sentences import overview, sentences, verdict
 from sink_jax.report.tables import columns, rows
 from sink_jax.report.write import compare
+from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 TRIALS = {name: quickstart.get_config(name).to_dict() for name in quickstart.TRIALS}
@@ -336,9 +335,6 @@ def test_missing_checkpoints_are_named(report):
 def test_an_empty_folder_names_the_remedy(tmp_path):
   with pytest.raises(ValueError, match='python -m sink_jax.sweep'):
     read_runs(tmp_path)
-  done = subprocess.run(
-      [sys.executable, '-m', 'sink_jax.report', f'--runs={tmp_path / "none"}',
-       f'--out={tmp_path / "out"}'], cwd=ROOT, text=True, capture_output=True,
-      env=os.environ | {'PYTHONPATH': str(ROOT)})
-  assert done.returncode == 1 and done.stderr.startswith('error: ') and done.stderr.count('\n') == 1
-  assert 'sink_jax.sweep' in done.stderr and not (tmp_path / 'out').exists()
+  code, _, error = run_here('report', f'--runs={tmp_path / "none"}', f'--out={tmp_path / "out"}')
+  assert code == 1 and error.startswith('error: ') and '\n' not in error
+  assert 'sink_jax.sweep' in error and not (tmp_path / 'out').exists()

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
 from sink_jax.pretrained.export import export_workdir
 from sink_jax.train.loop import train
 from sink_jax.train.run_tokenizer import read_tokenizer, write_tokenizer
+from tests.commands import run_here
 from tests.train import runs
 
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again and again. '
@@ -147,8 +146,7 @@ def test_an_object_store_holds_it_too(tmp_path, monkeypatch):
 
 
 def test_the_command_that_generates_can_leave_it_out(home):
-  done = subprocess.run(
-      [sys.executable, '-m', 'sink_jax.generate', f'--workdir={home / "run"}', '--prompt=the dog',
-       '--length=1', '--bos=none'], cwd=runs.ROOT, capture_output=True, text=True)
+  _, _, notes = run_here('generate', f'--workdir={home / "run"}', '--prompt=the dog', '--length=1',
+                         '--bos=none')
   ids = sj.load_run(home / 'run').tokenizer.encode('the dog')
-  assert f'{len(ids)} tokens of prompt, the first ids {ids[:4].tolist()}' in done.stderr, done.stderr
+  assert f'{len(ids)} tokens of prompt, the first ids {ids[:4].tolist()}' in notes, notes
