@@ -29,6 +29,9 @@ class Position(Component):
   """
 
   has_bias: ClassVar[bool] = False  # is there a bias g on the scores?
+  # Does `rotate` turn by angles that are proportional to positions? Products of queries and keys
+  # then depend on the differences of their positions alone.
+  turns: ClassVar[bool] = False
 
   def embedding_params(self, d_model: int) -> dict[str, Param]:
     """The parameters of the model, not of a layer, that `embedding` takes."""
@@ -80,6 +83,8 @@ class Rope(Position):
   base: float = 10000.0
   fraction: float = 1.0
   factor: float = 1.0
+
+  turns = True
 
   @property
   def amplitude(self) -> float:

@@ -66,6 +66,12 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
          i_L: jax.Array, j_T: jax.Array) -> Rows:
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
+  return rows_of_scores(spec, s, q_BxLxHxDh, params, i_L, j_T)
+
+
+def rows_of_scores(spec: AttentionSpec, s: jax.Array, q_BxLxHxDh: jax.Array, params: Params,
+                   i_L: jax.Array, j_T: jax.Array) -> Rows:
+  """`rows` of known scores s (B, H, L, T); an extra key's are those of the queries."""
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
   extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
@@ -140,11 +146,16 @@ def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   Materialises L x T scores.
   """
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
-  heads, head_dim = q_BxLxHxDh.shape[2:]
+  return mixed(spec, a, v_BxTxHkvxDh, params).astype(q_BxLxHxDh.dtype)
+
+
+def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+  """Values mixed by rows of attention, (B, L, H, Dh) float32."""
+  heads = a.weights_BxHxLxT.shape[1]
   v = repeat_heads(v_BxTxHkvxDh, heads)
   # Float32 to the end and rounded once, since the errors of kernels are measured against this.
   out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
-  extra_params, dims = params.get('kv_bias', {}), Dims(heads, k_BxTxHkvxDh.shape[2], head_dim)
+  extra_params, dims = params.get('kv_bias', {}), Dims(heads, *v_BxTxHkvxDh.shape[2:])
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))
@@ -152,7 +163,7 @@ def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   added = spec.kv_bias.output_HxDh(extra_params, dims)
   if added is not None:
     out = out + added.astype(jnp.float32)
-  return out.astype(q_BxLxHxDh.dtype)
+  return out
 
 
 def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Array:

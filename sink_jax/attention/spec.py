@@ -125,6 +125,12 @@ class AttentionSpec:
     return self.similarity.signed and not positive
 
   @property
+  def scores_by_difference(self) -> bool:
+    """Are queries and keys rotated, and does their product depend on the difference alone?"""
+    # Features of a rotated vector are not the rotated features.
+    return self.position.turns and isinstance(self.feature_map, Identity)
+
+  @property
   def rows_sum_to_one(self) -> bool:
     """Are a row's weights, the extra key's among them, shares of one, as those of softmax?"""
     # `type` and not isinstance: a subclass may divide by something else.
@@ -192,18 +198,19 @@ def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Ar
   """The second step of `transform_qk`, of normalised queries and keys."""
   # NumPy positions: the angles of rotary embeddings are then constants of the program.
   tokens = np.arange(q_BxTxHxDh.shape[1])
-  return TransformedQK(position_queries(spec, q_BxTxHxDh, tokens, params),
+  q_BxTxHxDh = scaled_queries(spec, q_BxTxHxDh, tokens, params)
+  return TransformedQK(apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
                        apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params))
 
 
-def position_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: Positions,
-                     params: Params) -> jax.Array:
-  """Normalised queries with the factor of the temperature, rotated and mapped to features."""
+def scaled_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: Positions,
+                   params: Params) -> jax.Array:
+  """Normalised queries with the factor of the temperature."""
   factor_LxH = spec.temperature.factor_LxH(positions_L, spec.mask, params.get('temperature', {}))
-  if factor_LxH is not None:
-    # Like a rotation it is computed in float32, and the query is rounded once.
-    q_BxLxHxDh = (q_BxLxHxDh.astype(jnp.float32) * factor_LxH[:, :, None]).astype(q_BxLxHxDh.dtype)
-  return apply_position_and_features(spec, q_BxLxHxDh, positions_L, params)
+  if factor_LxH is None:
+    return q_BxLxHxDh
+  # Like a rotation it is computed in float32, and the query is rounded once.
+  return (q_BxLxHxDh.astype(jnp.float32) * factor_LxH[:, :, None]).astype(q_BxLxHxDh.dtype)
 
 
 def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params,

@@ -76,10 +76,9 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     q_BxTxHxDh, k_BxTxHkvxDh = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
-    new = None
+    new, rotated = None, isinstance(cache, RotatedKVCache)
     if cache is not None:
-      at_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.queries_L
-      rotated = isinstance(cache, RotatedKVCache)
+      at_L = jnp.arange(x_BxTxD.shape[1]) if positions is None else positions.kept_L
       kept = spec.position.rotate(k_BxTxHkvxDh, at_L) if rotated else k_BxTxHkvxDh
       new = type(cache)(*(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh)))
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
@@ -94,13 +93,15 @@ class Attention(nn.Module):
       seen = written(cache, new, positions.entries_L)
       o_BxTxHxDh = attend_cached(
           spec, q_BxTxHxDh, seen.k_BxHkvxCxDh, seen.v_BxHkvxCxDh, params, positions.queries_L,
-          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
+          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=rotated,
+          turns=positions.turns)
     else:
       assert new is not None
       k_BxHkvxExDh, v_BxHkvxExDh = (jnp.concatenate(parts, 2) for parts in zip(cache, new))
       o_BxTxHxDh = attend_cached_each(
           spec, q_BxTxHxDh, k_BxHkvxExDh, v_BxHkvxExDh, params, positions.queries_L,
-          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=isinstance(cache, RotatedKVCache))
+          positions.keys, v_BxTxHkvxDh, gate_BxTxD, rotated=rotated,
+          turns=positions.turns)
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh)
     if config.combine_heads == 'add':
       o = o_BxTxHxDh.sum(2)

@@ -33,13 +33,13 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
 
-  kind = RotatedKVCache if policy.positions == 'text' else KVCache
-
   def cache(layer: Layer) -> AttentionCache | MambaCache:
     if layer.mamba:
       sizes = layer.mamba
       return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
                         jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
+    kept_rotated = policy.positions == 'text' or config.attention_of(layer).scores_by_difference
+    kind = RotatedKVCache if kept_rotated else KVCache
     shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
     return kind(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 

@@ -1,8 +1,10 @@
 """A key/value cache as a value: which tokens it keeps, and the positions at which they are used.
 
-A key whose position stays the same is kept rotated. One whose position changes as tokens are
-dropped, as StreamingLLM has it (Xiao et al. 2023), is kept as projected and normalised, and rotated
-whenever it is used, which takes several times as long as all the rest of attention to a cache.
+Keys are kept rotated. Where their positions change as tokens are dropped, as StreamingLLM has it
+(Xiao et al. 2023), they are rotated by the numbers of their entries, which never change, and
+queries are rotated to match. Keys that pass a feature map after their rotation cannot be kept so:
+they are rotated whenever they are used, which takes several times as long as all the rest of
+attention to a cache.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from sink_jax.kernels.cached import Turns
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
 EMPTY = 2**30
@@ -30,7 +34,7 @@ class KVCache(NamedTuple):
 
 
 class RotatedKVCache(NamedTuple):
-  """The same with keys that are rotated by the positions of their tokens in the text."""
+  """The same with rotated keys, by positions in the text or by entries, as `CachePolicy` has it."""
 
   k_BxHkvxCxDh: jax.Array
   v_BxHkvxCxDh: jax.Array
@@ -62,12 +66,20 @@ class DecodePositions(NamedTuple):
   entries_L: the entries that the new tokens overwrite. queries_L: positions of the new tokens.
   keys: of one new token, positions (C,) of all entries once it is written. Of several, which
   overwrite entries that the first of them still see, positions (L, C + L) at which each of them
-  uses the entries as they were, and behind those the new tokens.
+  uses the entries as they were, and behind those the new tokens. turns: how the queries turn to
+  keys that are rotated by the numbers of their entries; None where kept keys are rotated by their
+  positions.
   """
 
   entries_L: jax.Array
   queries_L: jax.Array
   keys: jax.Array
+  turns: Turns | None = None
+
+  @property
+  def kept_L(self) -> jax.Array:
+    """The positions by which keys of the new tokens are rotated where they are kept so."""
+    return self.queries_L if self.turns is None else self.entries_L
 
 
 class DecodeState(NamedTuple):
@@ -91,8 +103,7 @@ class CachePolicy:
   counts as the first token.
 
   positions: 'cache' counts the tokens in the cache, as StreamingLLM does: no position ever
-    exceeds size - 1. 'text' counts the tokens of the text, which is faster. They differ once a
-    token was dropped.
+    exceeds size - 1. 'text' counts the tokens of the text. They differ once a token was dropped.
     Angles of rotary encodings are float32: 'text' is off by 0.002 radians after 131,072 tokens, by
     0.04 after a million.
 
@@ -123,8 +134,9 @@ class CachePolicy:
     # Sinks keep their positions; in 'cache' positions all others move up as tokens are dropped.
     entries_C = jnp.arange(self.size)
     keys_C = jnp.where(entries_C < self.sinks, entries_C, text_C - dropped)
-    return DecodePositions(self._entry(tokens_read)[None], (tokens_read - dropped)[None],
-                           jnp.where(text_C > tokens_read, EMPTY, keys_C))
+    entry_L, query_L = self._entry(tokens_read)[None], (tokens_read - dropped)[None]
+    return DecodePositions(entry_L, query_L, jnp.where(text_C > tokens_read, EMPTY, keys_C),
+                           self._turns(entry_L, entries_C))
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
     """Positions for `count` tokens that come after `tokens_read` others and are read at once.
@@ -146,8 +158,20 @@ class CachePolicy:
     seen_LxE = (text_E <= new_L[:, None]) & (sink_E | (text_E > new_L[:, None] - self.recent)
                                              | (new_L[:, None] < self.size))
     keys_LxE = jnp.where(sink_E, text_E, text_E - dropped_L[:, None])
-    return DecodePositions(self._entry(new_L), new_L - dropped_L,
-                           jnp.where(seen_LxE, keys_LxE, EMPTY))
+    entries_L, queries_L = self._entry(new_L), new_L - dropped_L
+    entries_E = jnp.concatenate([jnp.arange(self.size), entries_L])
+    return DecodePositions(entries_L, queries_L, jnp.where(seen_LxE, keys_LxE, EMPTY),
+                           self._turns(entries_L, entries_E))
+
+  def _turns(self, entries_L: jax.Array, entries_E: jax.Array) -> Turns | None:
+    """How queries in entries (L,) turn to keys in entries (E,), of which sinks are the first."""
+    if self.positions == 'text':
+      return None
+    # In the ring, entries up to the query's own were written in this lap, and are as far from it as
+    # their tokens. The others were written a lap before, which adds the length of the ring. So
+    # every key is rotated once, and no position reaches twice the size, however long the text.
+    return Turns(jnp.arange(self.sinks), jnp.stack([entries_L, entries_L + self.recent], 1),
+                 entries_E > entries_L[:, None])
 
   def _entry(self, token: jax.Array) -> jax.Array:
     """The entry that a token is written to."""

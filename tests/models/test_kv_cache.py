@@ -107,8 +107,9 @@ def streaming_llm(run, inputs, size, sinks, positions):
     kept = [s for s in range(t + 1) if s < sinks or s > t - (size - sinks) or t < size]
     where = np.array(kept) if positions == 'text' else np.arange(len(kept))
     heads = lambda z, n: jnp.asarray(z).reshape(*z.shape[:-1], n, config.dims.head_dim)
-    keys = config.attention.position.rotate(heads(k[:, kept], 2), where)
-    query = config.attention.position.rotate(heads(q[:, [t]], 4), where[-1:])
+    spec = config.attention
+    features = lambda x, at: spec.feature_map.features(spec.position.rotate(x, at), {})
+    keys, query = features(heads(k[:, kept], 2), where), features(heads(q[:, [t]], 4), where[-1:])
     s = np.einsum('blhd,bthd->bhlt', query, np.repeat(keys, 2, 2)) / 2
     if config.attention.position.has_bias:
       slopes = config.attention.position.slopes(4)[:, None, None]
@@ -125,16 +126,57 @@ def streaming_llm(run, inputs, size, sinks, positions):
   return np.stack(out, 1)
 
 
-@pytest.mark.parametrize('position', ['Rope()', 'Alibi()', 'Relative()'])
+@pytest.mark.parametrize('attention', [
+    dict(position='Rope()'), dict(position='Alibi()'), dict(position='Relative()'),
+    dict(feature_map='EluPlusOne()')], ids=str)
 @pytest.mark.parametrize('positions', ['cache', 'text'])
 @pytest.mark.parametrize('size,sinks,first', [
     (5, 2, 1), *(pytest.param(*sizes, marks=pytest.mark.full)
                  for sizes in ((5, 2, 5), (6, 0, 3), (4, 3, 1)))])
-def test_sinks_and_window_are_those_of_streaming_llm(position, positions, size, sinks, first):
-  run = model(layers=1, attention=sj.AttentionSpec(position=position))
+def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size, sinks, first):
+  run = model(layers=1, attention=sj.AttentionSpec(**attention))
   expected = streaming_llm(run, np.asarray(tokens()), size, sinks, positions)[:, first - 1:]
   found = decoded(run, tokens(), CachePolicy(size, sinks, positions), first)
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('options, piece', [
+    (dict(layers=4, attention=sj.AttentionSpec(
+        position='YarnRope(fraction=0.5)', qk_norm='QKNorm()', kv_bias='KVBias()',
+        temperature='Llama4(beta=0.5, floor=3)'), pattern=(
+            Layer(mask=sj.Window(3)), Layer(mamba=MAMBA), Layer(), Layer(position=sj.Nope()))), 3),
+    pytest.param(dict(sink_tokens=1, attention=sj.AttentionSpec(
+        'Sigmoid()', 'Unnormalized()', position='Llama3Rope(original_length=16)',
+        mask='Window(size=4)', head='ElementGate()')), 2, marks=pytest.mark.full)], ids=str)
+def test_keys_that_stay_rotated_are_those_rotated_at_every_step(monkeypatch, options, piece):
+  """Against keys that are kept without rotation, as those with a feature map are."""
+  run, policy, inputs = model(**options), CachePolicy(6, 2), tokens(31)
+  monkeypatch.setattr(decode, '_PIECE', piece)
+  results = []
+  for kept in (True, False):
+    monkeypatch.setattr(sj.AttentionSpec, 'scores_by_difference', kept)
+    # A function of its own: `begin` would find the program of the other kind of cache.
+    logits, state = jax.jit(lambda *arguments: decode.prefill(run.config, *arguments, policy))(
+        run.params, inputs[:, :17])
+    found = [logits]
+    for t in range(17, 31):  # over three times the entries of the ring
+      logits, state = extend(run.config, run.params, inputs[:, t], policy, state)
+      found.append(logits)
+    results.append((np.stack(found), jax.tree.structure(state)))
+  (found, kind), (expected, other) = results
+  assert kind != other
+  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
+  run, policy = model(layers=1), CachePolicy(5, 2)
+  _, state = begin(run.config, run.params, tokens()[:, :5], policy)
+  # As after so many laps of the ring, at the end of which its entries are where they were.
+  late = state._replace(tokens_read=state.tokens_read + 300_000_000 * policy.recent)
+  for t in range(5, T):
+    logits, state = extend(run.config, run.params, tokens()[:, t], policy, state)
+    found, late = extend(run.config, run.params, tokens()[:, t], policy, late)
+    np.testing.assert_array_equal(found, logits)
 
 
 @pytest.mark.parametrize('policy, same', [
@@ -180,6 +222,19 @@ def test_cache_and_text_positions_differ_once_a_token_is_dropped():
   assert np.abs(a[:, 5:] - b[:, 5:]).max() > 0.01
 
 
+def check_turn(policy, positions, query, column, entry, position):
+  """A query is as far from a key by the rotations of both as by their positions."""
+  if policy.positions == 'text':
+    assert positions.turns is None
+    return
+  turns = positions.turns
+  if entry in turns.sinks_S:
+    at = positions.queries_L[query]
+  else:
+    at = turns.ring_Lx2[query, int(turns.behind_LxC[query, column])]
+  assert at - entry == positions.queries_L[query] - position and at < 2 * policy.size
+
+
 @pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(4)])
 def test_positions_are_those_of_the_tokens_in_the_cache(policy):
   held = {}  # entry: token
@@ -196,6 +251,7 @@ def test_positions_are_those_of_the_tokens_in_the_cache(policy):
       else:
         token = held[entry]
         assert position == (token if policy.positions == 'text' else kept.index(token))
+        check_turn(policy, positions, 0, entry, entry, position)
     assert positions.queries_L[0] == (tokens_read if policy.positions == 'text' else len(kept) - 1)
 
 
@@ -247,6 +303,10 @@ def test_several_tokens_see_what_they_see_one_by_one(policy):
         found = {token: int(position) for token, position in zip(both, several.keys[i])
                  if position != EMPTY}
         assert found == own
+        entries_E = [*range(policy.size), *several.entries_L.tolist()]
+        for column, position in enumerate(several.keys[i].tolist()):
+          if position != EMPTY:
+            check_turn(policy, several, i, column, entries_E[column], position)
     held[int(policy.next_token_positions(read).entries_L[0])] = read
   with pytest.raises(ValueError, match='1 to .* tokens at once'):
     policy.next_positions(9, policy.recent + 1)
