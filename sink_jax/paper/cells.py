@@ -1,7 +1,6 @@
 """Rows of the paper's tables with what was measured for them, as typed values.
 
-`tables` and `open_models` make them, `table_grid` shows them. The `as_dict` of each is its form in
-report.json, whose keys are fixed.
+`tables` and `open_models` make them, `table_grid` shows them.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ class Statistics:
   proxy: bool
   runs: Sequence[str]
 
-  def as_dict(self) -> dict[str, Any]:
-    return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class TrialStatistics:
@@ -41,10 +37,6 @@ class TrialStatistics:
   trial: str
   metric: str
   statistics: Statistics
-
-  def as_dict(self) -> dict[str, Any]:
-    # 'measure' is the key of reports that were written when metrics had that name.
-    return {'trial': self.trial, 'measure': self.metric, **self.statistics.as_dict()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +56,6 @@ class Cell:
   def text(self) -> str:
     raise NotImplementedError
 
-  def as_dict(self) -> dict[str, Any]:
-    raise NotImplementedError
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainedCell(Cell):
@@ -77,11 +66,6 @@ class TrainedCell(Cell):
   @property
   def text(self) -> str:
     return self.statistics.text
-
-  def as_dict(self) -> dict[str, Any]:
-    # Flat, as every committed report has it.
-    return self.statistics.as_dict() | {'paper': self.paper, 'difference': self.difference,
-                                        'agrees': self.agrees, 'remark': self.remark}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +88,6 @@ class OpenCell(Cell):
   def text(self) -> str:
     return self.words
 
-  def as_dict(self) -> dict[str, Any]:
-    # The same keys as for trained runs, so that a reader of report.json need not tell the two
-    # apart.
-    return {'mean': self.value, 'text': self.words, 'paper': self.paper,
-            'difference': self.difference, 'agrees': self.agrees, 'remark': self.remark,
-            'model': self.model, 'file': self.file, 'checkpoint': self.checkpoint,
-            'inputs': self.inputs, 'others': self.others}
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainedEntry:
@@ -131,11 +107,6 @@ class TrainedEntry:
   unique_tokens: int
   runs: Sequence[str]
 
-  def as_dict(self) -> dict[str, Any]:
-    return {'budget': self.budget, 'protocol': self.protocol, 'status': self.status,
-            'finished': self.finished, 'measures': _as_dicts(self.cells), 'steps': self.steps,
-            'tokens': self.tokens, 'unique_tokens': self.unique_tokens, 'runs': self.runs}
-
 
 @dataclasses.dataclass(frozen=True)
 class OpenEntry:
@@ -144,9 +115,6 @@ class OpenEntry:
   status: str
   cells: Mapping[str, OpenCell]
   files: Sequence[str]
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'status': self.status, 'measures': _as_dicts(self.cells), 'files': self.files}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,12 +130,6 @@ class Row:
   trained: Sequence[TrainedEntry] = ()
   open_models: OpenEntry | None = None
 
-  def as_dict(self) -> dict[str, Any]:
-    # A row is of trained or of open models: one of the two is empty.
-    entries = [*self.trained, *([self.open_models] if self.open_models else [])]
-    return self.paper.as_dict() | {'paper': self.texts,
-                                   'ours': [entry.as_dict() for entry in entries]}
-
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -177,18 +139,3 @@ class Table:
   status: str
   headings: Mapping[str, str]
   rows: Sequence[Row]
-
-  def as_dict(self) -> dict[str, Any]:
-    table = self.paper
-    return {
-        'key': table.key, 'number': table.number, 'half': table.half, 'title': table.title,
-        'section': table.section, 'needs': table.needs,
-        **({'analysis': table.analysis} if table.analysis else {}),
-        'measures': table.metrics,
-        **({'note': table.note} if table.note else {}),
-        'rows': [row.as_dict() for row in self.rows],
-        'name': table.name, 'status': self.status, 'headings': self.headings}
-
-
-def _as_dicts(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
-  return {metric: cell.as_dict() for metric, cell in cells.items()}

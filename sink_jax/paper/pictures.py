@@ -1,7 +1,6 @@
 """Figures of the paper as typed values: series, panels, pictures.
 
-`curves` and `open_models` make them, `drawing` draws them. The `as_dict` of each is its form in
-report.json, whose keys are fixed.
+`curves` and `open_models` make them, `drawing` draws them.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.numbers import PaperFigure
+from sink_jax.report.jsontext import UNWRITTEN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Series:
 class Panel:
   """Lines, or an attention map.
 
-  x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map.
+  x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map,
+  which the analyses.json of its run has; report.json would be many times as large with it.
   """
 
   title: str
@@ -40,15 +41,9 @@ class Panel:
   series: Sequence[Series]
   right: str = ''
   log: str = ''
-  map_TxT: Sequence[Sequence[float]] | None = None
+  map_TxT: Sequence[Sequence[float]] | None = dataclasses.field(
+      default=None, metadata=UNWRITTEN)
   runs: Sequence[str] = ()
-
-  def as_dict(self) -> dict[str, Any]:
-    """Without the map, which the analyses.json of its run has."""
-    return {'title': self.title, 'x': self.x, 'y': self.y, 'right': self.right, 'log': self.log,
-            'series': [dataclasses.asdict(line) for line in self.series],
-            # A series names its runs itself; a map has no series.
-            **({'runs': self.runs} if self.runs else {})}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +54,7 @@ class SeedPanel(Panel):
   levels: at which dotted lines stand.
   """
 
-  seeds: Sequence[Series] = ()
+  seeds: Sequence[Series] = dataclasses.field(default=(), metadata=UNWRITTEN)
   levels: Sequence[float] = ()
 
 
@@ -78,10 +73,6 @@ class Picture:
     """Whether panels stand below one another, so that the picture takes a part of the page."""
     return len(self.panels) < 2
 
-  def as_dict(self) -> dict[str, Any]:
-    """Of a picture that shows no runs."""
-    return {'file': self.file, 'name': self.name, 'missing': self.missing, 'panels': []}
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainedPicture(Picture):
@@ -94,13 +85,6 @@ class TrainedPicture(Picture):
   @property
   def narrow(self) -> bool:
     return len(self.panels) < 2 or self.across == 1
-
-  def as_dict(self) -> dict[str, Any]:
-    return {**({'across': self.across} if self.across else {}),
-            **({'note': self.note} if self.note else {}),
-            'budget': self.budget, 'protocol': self.protocol,
-            'panels': [panel.as_dict() for panel in self.panels], 'missing': self.missing,
-            'file': self.file, 'name': self.name}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +107,6 @@ class OpenPicture(Picture):
   def narrow(self) -> bool:
     return False  # the analysis draws it, so how many panels it has is not known here
 
-  def as_dict(self) -> dict[str, Any]:
-    return {'file': self.file, 'name': self.name, 'panels': [], 'missing': self.missing,
-            'note': self.note, 'numbers': self.numbers,
-            'models': [dataclasses.asdict(model) for model in self.models]}
-
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
@@ -136,8 +115,3 @@ class Figure:
   paper: PaperFigure
   pictures: Sequence[Picture]
   status: str
-
-  def as_dict(self) -> dict[str, Any]:
-    return self.paper.as_dict() | {
-        'title': self.paper.name, 'pictures': [picture.as_dict() for picture in self.pictures],
-        'status': self.status}

@@ -23,11 +23,10 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, RunSummary, Verdict
+from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, Verdict
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
-from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import page
@@ -61,7 +60,7 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   """
   report, pictures = build(runs, analysed)
   report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
-  page(report, pictures).write(to_path(out), to_json(report.as_dict()))
+  page(report, pictures).write(to_path(out), to_json(report))
   return report
 
 
@@ -107,7 +106,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       comparison=f'{CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
       notes=[line for group in judged for line in inconsistencies(group)],
-      runs={run.name: _run_summary(run) for run in runs},
+      runs={run.name: run for run in runs},
       analyses=analysed.files,
       other_runs=[run.name for run in runs
                   if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
@@ -201,9 +200,7 @@ def _figures(groups: Sequence[Group], tuned: Sequence[Group], analysed: Analysed
     elif figure.needs == 'training':
       for picture in filter(None, (figure_data(figure, group) for group in groups)):
         pngs[picture.file] = drawing.panels(picture)
-        # The analyses.json of its run has the map; a report would be many times as large with it.
-        panels = [dataclasses.replace(panel, map_TxT=None) for panel in picture.panels]
-        pictures.append(dataclasses.replace(picture, panels=panels))
+        pictures.append(picture)
     elif figure.needs == 'fine-tuning':
       pictures = tuned_pictures(tuned)
       pngs |= {picture.file: drawing.panels(picture) for picture in pictures}
@@ -236,31 +233,3 @@ def _group_summary(group: Group) -> GroupSummary:
 
 def _counts(runs: Iterable[RunRecord]) -> dict[str, int]:
   return dict(collections.Counter(run.status for run in runs))
-
-
-def _run_summary(run: RunRecord) -> RunSummary:
-  setup, probe = run.setup, run.probe
-  train_loss = metric_summary('train_loss', [run]) if setup else None
-  return RunSummary(
-      trial=run.label.trial,
-      budget=run.label.budget,
-      protocol=run.label.protocol,
-      status=run.status,
-      error=run.error,
-      reason=run.reason,
-      step=run.step,
-      seed=setup.seed if setup else None,
-      steps=setup.steps if setup else None,
-      tokens=setup.tokens if setup else None,
-      unique_tokens=run.text.unique_tokens if run.text else None,
-      attention=setup.attention if setup else None,
-      proxy=setup.proxy if setup else None,
-      probe_step=probe.step if probe else None,
-      sink=probe.sink[:10] if probe else None,  # later keys are seen by few queries
-      sink_extra_key=probe.sink_extra_key if probe else None,
-      sink_extra_key_official=probe.sink_extra_key_official if probe else None,
-      ratios=probe.ratios if probe else None,
-      losses=run.losses,
-      train_loss=train_loss.mean if train_loss else None,
-      emergence_step=probe.emergence_step if probe else None,
-      trained_on=run.origin.hardware)

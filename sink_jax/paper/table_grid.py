@@ -122,9 +122,10 @@ def runs_grid(report: PaperReport) -> Grid:
   number = lambda value, form: '' if value is None else format(value, form)
   rows = []
   for name, run in report.runs.items():
-    rows.append([name, run.trial, run.budget, run.protocol, number(run.seed, 'd'),
+    rows.append([name, run.label.trial, run.label.budget, run.label.protocol,
+                 number(run.setup and run.setup.seed, 'd'),
                  (run.status, run.error or run.reason or ''), number(run.step, ',d'),
-                 number((run.sink or [None])[0], '.2f') + ('*' if run.proxy else ''),
+                 number(run.probe and run.probe.sink_1, '.2f') + ('*' if run.proxy else ''),
                  number((run.losses or {}).get('valid'), '.3f')])
   return Grid(head, rows, [], (0, 1, 2, 3, 5))
 

@@ -65,14 +65,15 @@ def _add_group(parts: Parts, group: RunGroup, images: Mapping[str, bytes]) -> No
 
 def _facts(report: Comparison) -> str:
   """What was run, in a line: variants, steps, tokens, seeds."""
-  setups = [run.setup for run in report.runs if run.setup is not None]
-  facts = [f'{len(report.runs)} runs']
+  runs = report.runs.values()
+  setups = [run.setup for run in runs if run.setup is not None]
+  facts = [f'{len(runs)} runs']
   if setups:
     # A set, so that what all runs have in common is named once.
     facts += [' and '.join(f'{n:,}' for n in sorted({setup.steps for setup in setups})) + ' steps',
               ' and '.join(f'{n / 1e6:.1f} M' for n in sorted({setup.tokens for setup in setups}))
               + ' tokens each',
-              *_amounts(report.runs),
+              *_amounts(runs),
               'seed ' + ', '.join(map(str, sorted({setup.seed for setup in setups}))),
               'epsilon ' + ', '.join(
                   f'{epsilon:g}' for epsilon in sorted({setup.epsilon for setup in setups}))]

@@ -1,7 +1,7 @@
 """A training run as a typed record: what it is, how far it got, what was measured in it.
 
 `read_runs` makes records of the files of a run; tables, sentences and figures read attributes of
-them, and `RunRecord.as_dict` is their form in report.json, whose keys are fixed.
+them, and report.json has them as they are, but for what the files of the run have at length.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sink_jax.data.stdlib import splits_by_name
 from sink_jax.io.tables import data_frame, html_table
 from sink_jax.models.graft_report import GraftReport
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
 
@@ -46,8 +47,8 @@ class Setup:
   of importance.
   """
 
-  config: Mapping[str, Any]
-  experiment: Experiment
+  config: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  experiment: Experiment = dataclasses.field(metadata=UNWRITTEN)
   attention: str
   proxy: bool
   has_extra_key: bool
@@ -63,12 +64,6 @@ class Setup:
   def settings(self) -> dict[str, Any]:
     """Dotted config keys and their values, but for the label, which changes nothing."""
     return _flat({key: value for key, value in self.config.items() if key != 'label'})
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'config': self.config, 'attention': self.attention, 'proxy': self.proxy,
-            'has_slot': self.has_extra_key, 'source': self.source, 'synthetic': self.synthetic,
-            'facts': self.facts, 'seed': self.seed, 'steps': self.steps, 'tokens': self.tokens,
-            'epsilon': self.epsilon}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +103,9 @@ class RunRecord:
   metrics_problem: str
   origin: Origin
   step: int
-  train_course: Course
-  valid_course: Course
-  analyses: Mapping[str, Any]
+  train_course: Course = dataclasses.field(metadata=UNWRITTEN)
+  valid_course: Course = dataclasses.field(metadata=UNWRITTEN)
+  analyses: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
   setup: Setup | None = None
   text: TextAmount | None = None
   losses: Mapping[str, float | None] | None = None
@@ -151,32 +146,6 @@ class RunRecord:
       return (f'Its record is whole from step {self.complete_from} on: rows before that are '
               'missing.')
     return ''
-
-  def as_dict(self) -> dict[str, Any]:
-    """The run as report.json holds it: without the courses and the analyses."""
-    # Keys of a group that is not known are left out, as runs without it have never had them.
-    groups = [self.setup and self.setup.as_dict(), self.text and dataclasses.asdict(self.text),
-              None if self.losses is None else {'losses': self.losses},
-              self.probe and self.probe.as_dict(),
-              None if self.graft is None else {'graft': self.graft.row()}]
-    record = {
-        'name': self.name,
-        'label': dataclasses.asdict(self.label),
-        'status': self.status,
-        'error': self.error,
-        'reason': self.reason,
-        'loss': self.loss,
-        'record_whole_from': self.complete_from,
-        'record_problem': self.metrics_problem,
-        'trained_on': self.origin.hardware,
-        'trained_by': self.origin.command,
-        'trained_with': self.origin.code,
-        'step': self.step,
-    }
-    for group in groups:
-      record |= group or {}
-    return record
-
 
   def to_pandas(self) -> Any:
     """A `pandas.DataFrame` of what was probed, with a row for every probed step.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
@@ -28,13 +28,13 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
   directory = to_path(directory)
   report, images = build(read_runs(directory)), {}
   report = dataclasses.replace(
-      report, provenance=_provenance(report.runs),
+      report, provenance=_provenance(report.runs.values()),
       groups=[_with_pictures(group, directory, images, with_maps) for group in report.groups])
-  page(report, images).write(to_path(out), to_json(report.as_dict()))
+  page(report, images).write(to_path(out), to_json(report))
   return report
 
 
-def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
+def _provenance(runs: Iterable[RunRecord]) -> dict[str, str]:
   origins, now = [run.origin for run in runs], provenance()
   # What several runs have in common is named once.
   joined = lambda values: ' and '.join(sorted({value for value in values if value})) or 'unknown'

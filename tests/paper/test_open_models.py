@@ -79,11 +79,11 @@ def measured(tmp_path_factory):
 def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   printed = make_report(tmp_path / 'out', None, [str(measured)])
   report = json.loads((tmp_path / 'out/report.json').read_text())
-  rows_of = {table['key']: {row['setting']: row['ours'] for row in table['rows']}
-             for table in report['tables']}
+  rows_of = {table['paper']['key']: {row['paper']['setting']: row['open_models']
+                                     for row in table['rows']} for table in report['tables']}
   written = json.loads((measured / 'kinds.json').read_text())['results'][0]
-  cell = rows_of['table-1-left']['GPT2-XL'][0]['measures']['sink_1_random']
-  assert cell['mean'] == pytest.approx(written['sink_1']['random'])
+  cell = rows_of['table-1-left']['GPT2-XL']['cells']['sink_1_random']
+  assert cell['value'] == pytest.approx(written['sink_1']['random'])
   assert (cell['paper'], cell['difference'], cell['file']) == (70.29, None, 'analyses/kinds.json')
   assert cell['remark'].startswith(
       'sequences 2 instead of 100; T = 12 instead of 64; another model')
@@ -92,13 +92,13 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   for change in ('replaced', 'swapped'):
     by = 'by' if change == 'replaced' else 'with'
     settings = rows_of[f'table-7-{change}']
-    ours, = settings[f'first position vector {change} {by} the 10th']
+    ours = settings[f'first position vector {change} {by} the 10th']
     own = next(row for row in rows if (row['change'], row['position']) == (change, 10))
     for measure in ('sink_1', 'sink_t'):
-      assert ours['measures'][measure]['mean'] == pytest.approx(own[measure])
-    assert settings[f'first position vector {change} {by} the 15th'] == []
+      assert ours['cells'][measure]['value'] == pytest.approx(own[measure])
+    assert settings[f'first position vector {change} {by} the 15th'] is None
   for key, model in (('figure-22', 'GPT2-XL'), ('figure-23', 'Pythia-14M')):
-    figure = next(figure for figure in report['figures'] if figure['key'] == key)
+    figure = next(figure for figure in report['figures'] if figure['paper']['key'] == key)
     picture, = figure['pictures']
     assert [own['model'] for own in picture['models']] == [model]
     assert (tmp_path / 'out' / picture['file']).read_bytes().startswith(b'\x89PNG')
