@@ -40,8 +40,25 @@ class TrialStatistics:
 
 
 @dataclasses.dataclass(frozen=True)
+class OpenNumber:
+  """A metric of a published model: a number, and the text that shows it.
+
+  file: of the analysis. others: files that have the same number and are not shown. checkpoint,
+  inputs: what the file says of them.
+  """
+
+  value: float
+  text: str
+  model: str
+  file: str
+  checkpoint: Mapping[str, Any]
+  inputs: Mapping[str, Any]
+  others: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Cell:
-  """A measured number beside the paper's.
+  """A number that was measured here beside the paper's.
 
   difference: measured minus the paper's; None where the two are not compared. agrees: of a truth,
   else None. remark: why it is not compared, or in what its making differs from the paper's.
@@ -51,84 +68,37 @@ class Cell:
   difference: float | None
   agrees: bool | None
   remark: str
-
-  @property
-  def text(self) -> str:
-    raise NotImplementedError
+  measured: Statistics | OpenNumber
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedCell(Cell):
-  """A number of runs that were trained here."""
+class Entry:
+  """What was measured for a row: of a trial at one budget and protocol, or of published models.
 
-  statistics: Statistics
-
-  @property
-  def text(self) -> str:
-    return self.statistics.text
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenCell(Cell):
-  """A number of a published model.
-
-  file: of the analysis. others: files that have the same number and are not shown. checkpoint,
-  inputs: what the file says of them.
+  cells: by metric. sources: names of runs, or files of the cells. steps, unique_tokens (0: all of
+  the data): of the first run with a config. tokens: seen by the first measured run.
   """
 
-  value: float
-  words: str
-  model: str
-  file: str
-  checkpoint: Mapping[str, Any]
-  inputs: Mapping[str, Any]
-  others: Sequence[str]
-
-  @property
-  def text(self) -> str:
-    return self.words
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedEntry:
-  """A trial of a row, at one budget and protocol.
-
-  finished: whether a run of it is done. cells: by metric. steps, unique_tokens (0: all of the
-  data): of the first run with a config. tokens: seen by the first measured run.
-  """
-
-  budget: str
-  protocol: str
   status: str
-  finished: bool
-  cells: Mapping[str, TrainedCell]
-  steps: int | None
-  tokens: int | None
-  unique_tokens: int
-  runs: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenEntry:
-  """The published models of a row. files: of the cells that are shown."""
-
-  status: str
-  cells: Mapping[str, OpenCell]
-  files: Sequence[str]
+  cells: Mapping[str, Cell]
+  sources: Sequence[str]
+  budget: str = ''
+  protocol: str = ''
+  steps: int | None = None
+  tokens: int | None = None
+  unique_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
   """A row of the paper and what was measured for it.
 
-  texts: the paper's values by metric, as they stand in a table. trained: an entry per budget and
-  protocol. open_models: None where nothing was measured.
+  texts: the paper's values by metric, as they stand in a table.
   """
 
   paper: PaperRow
   texts: Mapping[str, str]
-  trained: Sequence[TrainedEntry] = ()
-  open_models: OpenEntry | None = None
+  entries: Sequence[Entry] = ()
 
 
 @dataclasses.dataclass(frozen=True)

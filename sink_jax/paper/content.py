@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table, TrialStatistics
-from sink_jax.paper.pictures import Figure, TrainedPicture
+from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
 
@@ -164,7 +164,7 @@ class EventOrder:
   protocol: str
   name: str
   trials: Sequence[TrialEvents]
-  picture: TrainedPicture
+  picture: Picture
 
 
 @dataclasses.dataclass(frozen=True)

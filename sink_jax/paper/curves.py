@@ -11,7 +11,7 @@ from typing import Any
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import ALONE, METRICS, metric_summary, window_size
 from sink_jax.paper.numbers import PaperFigure
-from sink_jax.paper.pictures import Panel, Series, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture, Series
 from sink_jax.report.probe_record import NormRatios
 from sink_jax.report.records import RunRecord
 
@@ -34,13 +34,13 @@ class _Drawn:
   across: int | None = None
 
 
-def figure_data(figure: PaperFigure, group: Group) -> TrainedPicture | None:
+def figure_data(figure: PaperFigure, group: Group) -> Picture | None:
   """What a figure of the paper shows of a group's runs; None where there is nothing."""
   drawn = _KINDS[figure.kind](figure, group)
   panels = [panel for panel in drawn.panels if panel.series or panel.map_TxT is not None]
   if not panels:
     return None
-  return TrainedPicture(
+  return Picture(
       file=f'{figure.key}-{group.key}.png', name=group.name, panels=panels, note=drawn.note,
       across=drawn.across, budget=group.budget, protocol=group.protocol,
       missing=[f'{trial} ({group.status(trial) if words is None else words})'

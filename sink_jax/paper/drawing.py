@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.paper.cells import Statistics
-from sink_jax.paper.pictures import Panel, SeedPanel, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.report.images import png
 
 _MARKERS = 'osD^vPXh*<>'
@@ -22,7 +22,7 @@ _WITH_MARKERS = 40  # points of a line; more markers would hide it
 _LEGEND = 10
 
 
-def panels(picture: TrainedPicture) -> bytes:
+def panels(picture: Picture) -> bytes:
   """The PNG of a picture of runs."""
   shown = picture.panels
   across = min(picture.across or _ACROSS, len(shown))
@@ -45,7 +45,8 @@ def panels(picture: TrainedPicture) -> bytes:
       lines = _panel(ax, panel, names) | lines
   if lines:
     figure.legend([lines[name] for name in names], list(map(plots.mathematical, names)),
-                  frameon=False, fontsize=_LEGEND, ncols=min(columns, len(names)), loc='outside lower center')
+                  frameon=False, fontsize=_LEGEND, ncols=min(columns, len(names)),
+                  loc='outside lower center')
   return png(figure)
 
 
@@ -110,13 +111,12 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
     artist, = target.plot(x, y, color=colour, linewidth=2, marker=marker, markersize=5,
                           linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
     lines.setdefault(line.name, artist)
-    seeds = [seed for seed in panel.seeds if seed.name == line.name] if isinstance(
-        panel, SeedPanel) else []
+    seeds = [seed for seed in panel.seeds if seed.name == line.name]
     for seed in seeds:
       target.plot(np.asarray(seed.x), np.asarray(seed.y), color=colour, linewidth=0.7, alpha=0.6)
     if line.low != line.high and not seeds:
       target.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-  for level in panel.levels if isinstance(panel, SeedPanel) else ():
+  for level in panel.levels:
     ax.axhline(level, color='#777777', linewidth=1, linestyle=':')
   _scales(ax, panel)
   if right is not None:

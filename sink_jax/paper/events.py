@@ -15,7 +15,7 @@ from sink_jax.paper.collect import Group
 from sink_jax.paper.content import Event, EventOrder, TrialEvents
 from sink_jax.paper.criteria import MASSIVE, SINK, known_level
 from sink_jax.paper.curves import series
-from sink_jax.paper.pictures import SeedPanel, Series, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture, Series
 from sink_jax.report.probe_record import Curves
 from sink_jax.report.records import RunRecord
 
@@ -130,7 +130,7 @@ def _words(event: Event, seeds: int) -> str:
   return f'{event.name} in {len(steps)} of {measured} seeds, at step {at}{missing}'
 
 
-def _picture(group: Group, trials: Sequence[TrialEvents]) -> TrainedPicture:
+def _picture(group: Group, trials: Sequence[TrialEvents]) -> Picture:
   runs = [[run for run in group.done(of.trial) if run.name in of.runs] for of in trials]
   levels = {name: sorted({event.level for of in trials for event in of.events
                           if event.name == name}) for name in (DRAIN, SINKS, MASSIVES)}
@@ -158,8 +158,8 @@ def _picture(group: Group, trials: Sequence[TrialEvents]) -> TrainedPicture:
         means.append(mean)
         seeds += [seed for _, seed in each]
     if means:
-      panels.append(SeedPanel(title, 'step', y, means, log=log, seeds=seeds, levels=level))
-  return TrainedPicture(f'events-{group.key}.png', group.name, panels=panels, across=2,
+      panels.append(Panel(title, 'step', y, means, log=log, seeds=seeds, levels=level))
+  return Picture(f'events-{group.key}.png', group.name, panels=panels, across=2,
                         budget=group.budget, protocol=group.protocol)
 
 

@@ -32,7 +32,9 @@ class Panel:
   """Lines, or an attention map.
 
   x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map,
-  which the analyses.json of its run has; report.json would be many times as large with it.
+  which the analyses.json of its run has; report.json would be many times as large with it. seeds:
+  thin lines of one run each, under the name of their mean, in place of its range. levels: at which
+  dotted lines stand.
   """
 
   title: str
@@ -44,47 +46,8 @@ class Panel:
   map_TxT: Sequence[Sequence[float]] | None = dataclasses.field(
       default=None, metadata=UNWRITTEN)
   runs: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedPanel(Panel):
-  """Means over seeds, with each seed as a thin line of its own in place of their range.
-
-  seeds: a series of one run each, under the name of its mean; report.json has the means alone.
-  levels: at which dotted lines stand.
-  """
-
   seeds: Sequence[Series] = dataclasses.field(default=(), metadata=UNWRITTEN)
   levels: Sequence[float] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-  """A picture of a figure: the name of its PNG, of what it is, and what is missing in it."""
-
-  file: str
-  name: str = ''
-  missing: Sequence[str] = ()
-  panels: Sequence[Panel] = ()
-  note: str = ''
-
-  @property
-  def narrow(self) -> bool:
-    """Whether panels stand below one another, so that the picture takes a part of the page."""
-    return len(self.panels) < 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedPicture(Picture):
-  """Of the runs of a budget and protocol. across: how many panels stand beside one another."""
-
-  budget: str = ''
-  protocol: str = ''
-  across: int | None = None
-
-  @property
-  def narrow(self) -> bool:
-    return len(self.panels) < 2 or self.across == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +60,24 @@ class DrawnModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenPicture(Picture):
-  """Of published models. numbers: those of the picture as a table of texts, its header first."""
+class Picture:
+  """A picture: the name of its PNG, of what it is, and what is missing in it.
 
-  numbers: Sequence[Sequence[str]] = ()
+  budget, protocol: of the runs that it shows. across: how many panels stand beside one another.
+  models, numbers: of published models, whose analysis draws the picture, and those that it shows
+  as a table of texts, its header first.
+  """
+
+  file: str
+  name: str = ''
+  missing: Sequence[str] = ()
+  panels: Sequence[Panel] = ()
+  note: str = ''
+  budget: str = ''
+  protocol: str = ''
+  across: int | None = None
   models: Sequence[DrawnModel] = ()
-
-  @property
-  def narrow(self) -> bool:
-    return False  # the analysis draws it, so how many panels it has is not known here
+  numbers: Sequence[Sequence[str]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sink_jax.paper.cells import Cell, Row, Statistics, Table, TrainedEntry
+from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
 from sink_jax.paper.content import (
   GroupSummary,
   JudgedPart,
@@ -35,51 +35,30 @@ def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
     return None
   metrics, headings = table.paper.metrics, table.headings
   notes = [table.paper.note] if table.paper.note else []
-  if any(row.open_models for row in table.rows):
-    return _open_grid(table, notes)
-  if table.paper.needs != 'training':
+  trained = table.paper.needs == 'training'
+  if not trained and not any(row.entries for row in table.rows):
     # Nothing was measured: columns for measured numbers and differences would be empty.
     return Grid(['setting', *(headings[metric] for metric in metrics)],
                 [[_setting(row), *(row.texts[metric] for metric in metrics)]
                  for row in table.rows], notes)
-  several = len(groups) > 1
-  head = ['setting'] + ['budget, protocol'] * several + _compared(table)
-  head += ['steps', 'tokens', 'status and runs']
+  several = trained and len(groups) > 1
+  head = ['setting'] + ['budget, protocol'] * several
+  head += [words for metric in metrics for words in (
+      f'{headings[metric]}: paper', 'ours', 'agrees' if metric == 'converges' else 'difference')]
+  head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files']
   marks: dict[str, str] = {}
   rows = []
   for row in table.rows:
-    for entry in row.trained or [None]:  # a row that nobody has run is shown all the same
+    for entry in row.entries or [None]:  # a row that nobody has run is shown all the same
       cells = entry.cells if entry else {}
       rows.append([_setting(row)] + [_group(entry)] * several
                   + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
-                  + _cost(entry))
+                  + (_cost(entry) if trained else []) + [_sources(entry)])
   notes += [f'{mark}: {words}.' for words, mark in marks.items()]
   # The first column names the setting, where a star would be the paper's.
-  if any('*' in str(cell) for row in rows for cell in row[1:]):
+  if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
     notes.append('*: of proxy scores.')
   return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
-
-
-def _compared(table: Table) -> list[str]:
-  """Headings of the paper's number, the measured one, and the difference."""
-  return [words for metric in table.paper.metrics for words in (
-      f'{table.headings[metric]}: paper', 'ours',
-      'agrees' if metric == 'converges' else 'difference')]
-
-
-def _open_grid(table: Table, notes: Sequence[str]) -> Grid:
-  """A table of open models, some of which have been measured."""
-  marks: dict[str, str] = {}
-  rows = []
-  for row in table.rows:
-    entry = row.open_models
-    cells = [cell for metric in table.paper.metrics
-             for cell in _measured(row, entry.cells if entry else {}, metric, marks)]
-    status = (entry.status, ', '.join(entry.files)) if entry else 'not run'
-    rows.append([_setting(row), *cells, status])
-  head = ['setting', *_compared(table), 'status and files']
-  return Grid(head, rows, [*notes, *(f'{mark}: {words}.' for words, mark in marks.items())],
-              (0, len(head) - 1))
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -137,7 +116,7 @@ def _setting(row: Row) -> GridCell:
   return (row.paper.setting, small) if small else row.paper.setting
 
 
-def _group(entry: TrainedEntry | None) -> str:
+def _group(entry: Entry | None) -> str:
   return f'{entry.budget}, {entry.protocol}' if entry else ''
 
 
@@ -160,7 +139,7 @@ def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str,
   if cell.remark:
     # Equal remarks share a mark, and the note below the table stands once.
     apart += marks.setdefault(cell.remark, _mark(len(marks)))
-  return [row.texts[metric], _with_spread(cell.text), apart]
+  return [row.texts[metric], _with_spread(cell.measured.text), apart]
 
 
 def _mark(number: int) -> str:
@@ -178,14 +157,18 @@ def _with_spread(text: str) -> GridCell:
   return (words, spread.removesuffix(')')) if spread else words
 
 
-def _cost(entry: TrainedEntry | None) -> list[GridCell]:
+def _cost(entry: Entry | None) -> list[GridCell]:
   if entry is None:
-    return ['', '', 'not run']
+    return ['', '']
   seen = short(entry.tokens)
   tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
   # Steps are those of the config, tokens those seen so far.
   steps = '' if entry.steps is None else f'{entry.steps:,}'
-  return [steps, tokens, (entry.status, ', '.join(entry.runs))]
+  return [steps, tokens]
+
+
+def _sources(entry: Entry | None) -> GridCell:
+  return (entry.status, ', '.join(entry.sources)) if entry else 'not run'
 
 
 def short(tokens: int | None) -> str:

@@ -37,7 +37,8 @@ SEVEN = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
 def entry_of(tables, key, setting):
   """What was measured for a row; None where nothing was."""
   table = next(table for table in tables if table.paper.key == key)
-  return next(row for row in table.rows if row.paper.setting == setting).open_models
+  row = next(row for row in table.rows if row.paper.setting == setting)
+  return row.entries[0] if row.entries else None
 
 
 def tables_of(*results):
@@ -79,12 +80,13 @@ def measured(tmp_path_factory):
 def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   printed = make_report(tmp_path / 'out', None, [str(measured)])
   report = json.loads((tmp_path / 'out/report.json').read_text())
-  rows_of = {table['paper']['key']: {row['paper']['setting']: row['open_models']
+  rows_of = {table['paper']['key']: {row['paper']['setting']: row['entries']
                                      for row in table['rows']} for table in report['tables']}
   written = json.loads((measured / 'kinds.json').read_text())['results'][0]
-  cell = rows_of['table-1-left']['GPT2-XL']['cells']['sink_1_random']
-  assert cell['value'] == pytest.approx(written['sink_1']['random'])
-  assert (cell['paper'], cell['difference'], cell['file']) == (70.29, None, 'analyses/kinds.json')
+  cell = rows_of['table-1-left']['GPT2-XL'][0]['cells']['sink_1_random']
+  assert cell['measured']['value'] == pytest.approx(written['sink_1']['random'])
+  assert (cell['paper'], cell['difference']) == (70.29, None)
+  assert cell['measured']['file'] == 'analyses/kinds.json'
   assert cell['remark'].startswith(
       'sequences 2 instead of 100; T = 12 instead of 64; another model')
   assert '1.6 B' not in cell['remark'] and 'instead of 1.5 B' in cell['remark']
@@ -92,11 +94,11 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   for change in ('replaced', 'swapped'):
     by = 'by' if change == 'replaced' else 'with'
     settings = rows_of[f'table-7-{change}']
-    ours = settings[f'first position vector {change} {by} the 10th']
+    ours, = settings[f'first position vector {change} {by} the 10th']
     own = next(row for row in rows if (row['change'], row['position']) == (change, 10))
     for measure in ('sink_1', 'sink_t'):
-      assert ours['cells'][measure]['value'] == pytest.approx(own[measure])
-    assert settings[f'first position vector {change} {by} the 15th'] is None
+      assert ours['cells'][measure]['measured']['value'] == pytest.approx(own[measure])
+    assert settings[f'first position vector {change} {by} the 15th'] == []
   for key, model in (('figure-22', 'GPT2-XL'), ('figure-23', 'Pythia-14M')):
     figure = next(figure for figure in report['figures'] if figure['paper']['key'] == key)
     picture, = figure['pictures']
@@ -120,7 +122,7 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
   write(tmp_path / 'positions.json', 'positions', [
       content('positions', 'openai-community/gpt2-xl', inputs('repeat'))])
   shown = tables_of(*read(tmp_path).results)
-  of = lambda *place: {metric: (cell.text, round(cell.difference, 6), cell.remark)
+  of = lambda *place: {metric: (cell.measured.text, round(cell.difference, 6), cell.remark)
                        for metric, cell in entry_of(shown, *place).cells.items()}
   assert of('table-1-left', 'GPT2-XL') == {
       'sink_1_natural': ('80.00', 3.0, ''), 'sink_1_random': ('70.00', -0.29, ''),
@@ -149,7 +151,7 @@ def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, wor
   write(tmp_path / 'chat.json', 'chat', [content('chat', 'Mistral-7B', made, **changes)])
   cell = entry_of(tables_of(*read(tmp_path).results), 'table-1-right', 'Mistral-7B').cells[
       'sink_1_base']
-  assert (cell.text, cell.difference, cell.remark) == ('80.00', None, words)
+  assert (cell.measured.text, cell.difference, cell.remark) == ('80.00', None, words)
 
 
 @pytest.mark.parametrize('stored, name, changes', [
@@ -199,9 +201,9 @@ def test_of_several_files_the_nearest_to_the_paper_then_the_newest_is_shown(tmp_
       date='2028-01-01')
   ours = entry_of(tables_of(*read(tmp_path).results), 'table-1-left', 'GPT2-XL')
   place = tmp_path.name
-  assert ours.cells['sink_1_natural'].value == 81.0
-  assert ours.cells['sink_1_random'].value == 70.0  # which the newest has not
-  assert ours.files == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
+  assert ours.cells['sink_1_natural'].measured.value == 81.0
+  assert ours.cells['sink_1_random'].measured.value == 70.0  # which the newest has not
+  assert ours.sources == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
   assert ours.status == f'measured; also in {place}/a/kinds.json, {place}/c/kinds.json'
 
 

@@ -148,8 +148,8 @@ def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
 
 def test_every_number_traces_to_a_folder(whole):
   base, report = whole
-  cells = [cell.statistics for table in report.tables for row in table.rows
-           for entry in row.trained for cell in entry.cells.values()]
+  cells = [cell.measured for table in report.tables for row in table.rows
+           for entry in row.entries for cell in entry.cells.values()]
   lines = [line for figure in report.figures for picture in figure.pictures
            for panel in picture.panels for line in panel.series]
   numbers = [n.statistics for claim in report.claims for v in claim.verdicts for n in v.numbers]
