@@ -160,9 +160,6 @@ class TrialEvents:
 class EventOrder:
   """The order of events in the runs of a group."""
 
-  budget: str
-  protocol: str
-  name: str
   trials: Sequence[TrialEvents]
   picture: Picture
 
@@ -185,13 +182,12 @@ class SyntheticAxis:
   """The variants on the synthetic task, softmax first.
 
   columns: {heading: meaning}. optimum: the least possible losses on bigram targets, in nats, one
-  per task. file: of the picture, or ''.
+  per task.
   """
 
   columns: Mapping[str, str]
   rows: Sequence[SyntheticRow]
   optimum: Sequence[float]
-  file: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
-from sink_jax.paper.cells import Statistics
+from sink_jax.paper.content import SyntheticAxis
 from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.report.images import png
 
@@ -69,22 +69,24 @@ def masks(of: str) -> bytes:
   return png(figure)
 
 
-def rates(names: Sequence[str], first_token: Sequence[Statistics],
-          extra_key: Sequence[Statistics | None]) -> bytes:
+def rates(axis: SyntheticAxis) -> bytes:
   """Sink_1 and Sink_* by variant, with the range over seeds, as a PNG."""
+  rows = [row for row in axis.rows if 'Sink_1 %' in row.cells]
+  names = [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rows]
   figure, axes = plots.canvas(8.0, 1.5 + 0.36 * len(names))
-  ax, heights = axes[0, 0], np.arange(len(names))
-  for shift, cells, name, colour, marker in (
-      (-0.13, first_token, plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      (0.13, extra_key, plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
-    measured = [(height, cell) for height, cell in zip(heights, cells) if cell]
+  ax = axes[0, 0]
+  for shift, heading, name, colour, marker in (
+      (-0.13, 'Sink_1 %', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
+      (0.13, 'Sink_* %', plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
+    measured = [(i + shift, row.cells[heading]) for i, row in enumerate(rows)
+                if heading in row.cells]
     if not measured:
       continue
-    y = [height + shift for height, _ in measured]
-    ax.hlines(y, [cell.least for _, cell in measured], [cell.largest for _, cell in measured],
-              color=colour, linewidth=2)
-    ax.plot([cell.mean for _, cell in measured], y, marker, color=colour, markersize=8, label=name)
-  ax.set_yticks(heights, names)
+    y, cells = zip(*measured)
+    ax.hlines(y, [cell.least for cell in cells], [cell.largest for cell in cells], color=colour,
+              linewidth=2)
+    ax.plot([cell.mean for cell in cells], y, marker, color=colour, markersize=8, label=name)
+  ax.set_yticks(range(len(names)), names)
   # From the top, in the order of the table.
   ax.set_ylim(len(names) - 0.4, -0.6)
   ax.set_xlim(-4, 104)

@@ -51,8 +51,7 @@ def event_orders(groups: Iterable[Group]) -> list[EventOrder]:
     trials = [trial_events(trial, runs) for trial in TRIALS
               if (runs := [run for run in group.done(trial) if run.probe])]
     if trials:
-      orders.append(EventOrder(group.budget, group.protocol, group.name, trials,
-                               _picture(group, trials)))
+      orders.append(EventOrder(trials, _picture(group, trials)))
   return orders
 
 

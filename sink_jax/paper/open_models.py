@@ -25,7 +25,7 @@ from sink_jax.paper.open_protocol import (
   other_model,
   remarks,
 )
-from sink_jax.paper.pictures import DrawnModel, Picture
+from sink_jax.paper.pictures import DrawnModel, Figure, Picture
 from sink_jax.pretrained.hub import MODELS, known_model
 from sink_jax.report.images import with_palette
 
@@ -82,11 +82,11 @@ def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> Entry | No
                list(dict.fromkeys(number.file for number in numbers)))
 
 
-def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[Picture | None, bytes, str]:
-  """A picture, its PNG and the figure's status; (None, b'', status) where there is none."""
+def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
+  """A figure with its picture, or with a status that says why there is none."""
   shown, left_out = _together(figure, analysed)
   if not shown:
-    return None, b'', '; '.join([needs_models(figure), *left_out])
+    return Figure(figure, [], '; '.join([needs_models(figure), *left_out]))
   module, raw = analysed.analyses[figure.analysis].module, io.BytesIO()
   drawn = [_named(figure, result) for result in shown]
   try:
@@ -94,8 +94,8 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[Picture | None, 
     numbers = module.rows(drawn)
   except _UNDRAWABLE as error:
     files = ', '.join(dict.fromkeys(result.file for result in shown))
-    return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
-                       f'({printable(error, _MESSAGE)})')
+    return Figure(figure, [], f'cannot be drawn: the results in {files} do not fit together '
+                              f'({printable(error, _MESSAGE)})')
   # The pictures of analyses have no palette yet, as every other picture of the page has.
   there = {result.paper_model.name for result in shown}
   picture = Picture(
@@ -104,8 +104,9 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[Picture | None, 
                for name in figure.models or () if name not in there],
       note=_note(shown, left_out), numbers=numbers,
       models=[DrawnModel(result.paper_model.name, result.file, checkpoint_of(result))
-              for result in shown])
-  return picture, with_palette(raw), 'drawn'
+              for result in shown],
+      png=with_palette(raw))
+  return Figure(figure, [picture], 'drawn')
 
 
 def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from sink_jax.paper import strips
+from sink_jax.paper import drawing, strips
 from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL
-from sink_jax.paper.content import JudgedClaim, PaperReport
+from sink_jax.paper.content import EventOrder, JudgedClaim, PaperReport
 from sink_jax.paper.events import CAPTION, NOTE
-from sink_jax.paper.pictures import Figure
+from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.paper.summary import LIMITS
 from sink_jax.paper.table_grid import (
   Grid,
@@ -20,6 +20,7 @@ from sink_jax.paper.table_grid import (
   verdict_words,
 )
 from sink_jax.report.markup import bold, code, joined, line, link, upper
+from sink_jax.report.origins import add_made_by
 from sink_jax.report.parts import Parts
 
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
@@ -33,17 +34,17 @@ _EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short
 _RUNS, _MADE = 'All runs', 'How it was made'
 
 
-def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
-  """The whole report: the answer first, names of claims and runs last. images: PNGs by name."""
-  parts = _Page(report.title, images)
+def page(report: PaperReport) -> Parts:
+  """The whole report: the answer first, names of claims and runs last."""
+  parts = _Page(report.title)
   for words in answer(report):
     parts.paragraph(words)
   parts.table(*_by_section(report))
   if strips.rows(report.claims):
-    parts.draw(strips.FILE, strips.CAPTION)
+    parts.draw(strips.FILE, strips.CAPTION, lambda: strips.picture(report.claims))
   # The course of training says more at a glance than any other picture.
   if report.events:
-    parts.draw(report.events[0].picture.file, f'{upper(report.events[0].name)}. {CAPTION}')
+    _draw_events(parts, report.events[0])
   _add_contents(parts, report)
   parts.heading(_CLAIMS)
   parts.paragraphs(report.summary.notes)
@@ -75,17 +76,20 @@ def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
 
 
 class _Page(Parts):
-  """With the pictures of the report at hand."""
+  """With pictures that are drawn when their place on the page is come to."""
 
-  def __init__(self, title: str, images: Mapping[str, bytes]):
+  def __init__(self, title: str):
     super().__init__(title)
-    self._drawn, self._pngs = set(), images
+    self._drawn: set[str] = set()
 
-  def draw(self, file: str, caption: str) -> None:
+  def draw(self, file: str, caption: str, png: Callable[[], bytes]) -> None:
     """A picture, which stands on the page once."""
     if file not in self._drawn:
       self._drawn.add(file)
-      self.picture(file, self._pngs.get(file, b''), caption)
+      self.picture(file, png(), caption)
+
+  def show(self, picture: Picture, caption: str) -> None:
+    self.draw(picture.file, caption, lambda: picture.png or drawing.panels(picture))
 
   def grid(self, grid: Grid) -> None:
     self.table(grid.head, grid.rows, grid.left)
@@ -187,7 +191,7 @@ def _add_figure(parts: _Page, figure: Figure) -> None:
   for picture in figure.pictures:
     missing = f' Without {", ".join(picture.missing)}.' if picture.missing else ''
     name = f'{upper(picture.name)}. ' if picture.name else ''
-    parts.draw(picture.file, f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
+    parts.show(picture, f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
 
 
 def _add_events(parts: _Page, report: PaperReport) -> None:
@@ -196,10 +200,14 @@ def _add_events(parts: _Page, report: PaperReport) -> None:
   parts.heading(_EVENTS)
   parts.paragraph(NOTE)
   for order in report.events:
-    parts.heading(f'Events: {order.name}', 3)
+    parts.heading(f'Events: {order.picture.name}', 3)
     parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
                  for trial in order.trials])
-    parts.draw(order.picture.file, f'{upper(order.name)}. {CAPTION}')
+    _draw_events(parts, order)
+
+
+def _draw_events(parts: _Page, order: EventOrder) -> None:
+  parts.show(order.picture, f'{upper(order.picture.name)}. {CAPTION}')
 
 
 def _add_synthetic(parts: _Page, report: PaperReport) -> None:
@@ -212,9 +220,9 @@ def _add_synthetic(parts: _Page, report: PaperReport) -> None:
   parts.grid(synthetic_grid(axis))
   parts.paragraphs([f'The least possible loss is {value:.3f} nats on bigram targets and 0 on '
                     'back-copies.' for value in axis.optimum])
-  if axis.file:
-    parts.draw(axis.file, 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks '
-               'proxies.')
+  if any('Sink_1 %' in row.cells for row in axis.rows):
+    parts.draw('synthetic.png', 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * '
+               'marks proxies.', lambda: drawing.rates(axis))
   with parts.details('Columns'):
     parts.items([line(bold(heading), ': ', words) for heading, words in axis.columns.items()])
 
@@ -223,8 +231,7 @@ def _add_made(parts: _Page, report: PaperReport) -> None:
   parts.heading(_MADE)
   parts.paragraph(line(f'Of {report.paper}: its claims, tables and figures, and what the runs say '
                        'to each.'))
-  parts.items([line(bold(upper(key)), ': ', joined(list(map(code, values)), '; '))
-               for key, values in report.provenance.items()])
+  add_made_by(parts, report.provenance)
   for group in report.groups:
     settings = joined([code(f'{key} = {value}') for key, value in group.settings.items()])
     parts.paragraph(line(bold(upper(group.name)), f': {group.runs} runs; ', settings))

@@ -65,7 +65,7 @@ class Picture:
 
   budget, protocol: of the runs that it shows. across: how many panels stand beside one another.
   models, numbers: of published models, whose analysis draws the picture, and those that it shows
-  as a table of texts, its header first.
+  as a table of texts, its header first. png: of a picture that is not drawn from its panels.
   """
 
   file: str
@@ -78,6 +78,7 @@ class Picture:
   across: int | None = None
   models: Sequence[DrawnModel] = ()
   numbers: Sequence[Sequence[str]] = ()
+  png: bytes = dataclasses.field(default=b'', metadata=UNWRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import TypeVar
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper import drawing, numbers, open_protocol, strips, synthetic
+from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
@@ -38,8 +38,8 @@ from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
+from sink_jax.report.origins import made_by
 from sink_jax.report.records import RunRecord
-from sink_jax.train.provenance import provenance
 
 T = TypeVar('T')
 # An absolute path in a command or an error: all but its end is this machine's business.
@@ -58,38 +58,25 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   Raises:
     OSError: `out` cannot be written.
   """
-  report, pictures = build(runs, analysed)
-  report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
-  page(report, pictures).write(to_path(out), to_json(report))
+  report = dataclasses.replace(build(runs, analysed),
+                               provenance=without_paths(_provenance(runs, analysed)))
+  page(report).write(to_path(out), to_json(report))
   return report
 
 
-def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
-          ) -> tuple[PaperReport, dict[str, bytes]]:
-  """The content of a report, and its pictures as PNGs by file name.
+def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperReport:
+  """The content of a report.
 
-  The content is plain: its numbers are finite or None, and have six digits; no text in it names a
+  It is plain: its numbers are finite or None, and have six digits; no text in it names a
   path of this machine.
   """
-  groups = groups_of(runs)
-  tuned = tuned_groups(runs)
-  figures, pictures = _figures(groups, tuned, analysed)
-  orders = event_orders(groups)
-  pictures |= {order.picture.file: drawing.panels(order.picture) for order in orders}
-  axis = synthetic.section(runs)
-  if axis and (rated := [row for row in axis.rows if 'Sink_1 %' in row.cells]):
-    axis = dataclasses.replace(axis, file='synthetic.png')
-    pictures[axis.file] = drawing.rates(
-        [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rated],
-        [row.cells['Sink_1 %'] for row in rated], [row.cells.get('Sink_* %') for row in rated])
+  groups, tuned = groups_of(runs), tuned_groups(runs)
+  figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.figures()]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
   judged = groups + synthetic_groups(runs)
   spreads = [(group, spread_of(group)) for group in judged]
   claims = [_judged(claim, spreads) for claim in CLAIMS]
-  if strips.rows(claims):
-    # As on the page, where an endless interval is none.
-    pictures[strips.FILE] = strips.picture(finite(claims))
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
@@ -101,8 +88,8 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       claims=claims,
       tables=shown,
       figures=figures,
-      events=orders,
-      synthetic=axis,
+      events=event_orders(groups),
+      synthetic=synthetic.section(runs),
       comparison=f'{CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
       notes=[line for group in judged for line in inconsistencies(group)],
@@ -112,7 +99,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
                   if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
   )
   # Last, so that pages and JSON show the same numbers and no text escapes.
-  return rounded(finite(without_paths(report))), pictures
+  return rounded(finite(without_paths(report)))
 
 
 def as_text(report: PaperReport) -> str:
@@ -158,17 +145,9 @@ def without_paths(value: T) -> T:
 
 
 def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list[str]]:
-  origins, now = [run.origin for run in runs], provenance()
-  known = lambda values: sorted({value for value in values if value}) or ['unknown']
   analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
                         for made in analysed.files.values()})
-  return ({'analysed by': analysed_by} if analysed_by else {}) | {
-      'trained by': known(origin.command for origin in origins),
-      'trained on': known(origin.hardware for origin in origins),
-      'trained with': known(origin.code for origin in origins),
-      'reported by': [now['command']], 'date': [now['date']],
-      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
-      'reported with': [now['code']]}
+  return ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)
 
 
 def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim:
@@ -182,30 +161,20 @@ def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim
                      verdicts or [nothing])
 
 
-def _figures(groups: Sequence[Group], tuned: Sequence[Group], analysed: Analysed
-             ) -> tuple[list[Figure], dict[str, bytes]]:
-  """Every figure of the paper with its pictures, and the PNGs by file name."""
-  figures, pngs = [], {}
-  for figure in numbers.figures():
-    pictures, status = [], ''
-    # Drawn from the masks themselves, without any run.
-    if figure.kind == 'mask':
-      pictures = [Picture(f'{figure.key}.png')]
-      pngs[pictures[0].file] = drawing.masks('prefix' if figure.number == '5' else 'window')
-    elif figure.needs == 'open models':
-      picture, png, status = figure_of(figure, analysed)
-      if picture:
-        pngs[picture.file] = png
-        pictures = [picture]
-    elif figure.needs == 'training':
-      for picture in filter(None, (figure_data(figure, group) for group in groups)):
-        pngs[picture.file] = drawing.panels(picture)
-        pictures.append(picture)
-    elif figure.needs == 'fine-tuning':
-      pictures = tuned_pictures(tuned)
-      pngs |= {picture.file: drawing.panels(picture) for picture in pictures}
-    figures.append(Figure(figure, pictures, status or _figure_status(figure, pictures, groups)))
-  return figures, pngs
+def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],
+            analysed: Analysed) -> Figure:
+  """A figure of the paper with its pictures."""
+  if figure.needs == 'open models':
+    return figure_of(figure, analysed)
+  pictures = []
+  if figure.kind == 'mask':  # of the masks themselves, without any run
+    pictures = [Picture(f'{figure.key}.png',
+                        png=drawing.masks('prefix' if figure.number == '5' else 'window'))]
+  elif figure.needs == 'training':
+    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
+  elif figure.needs == 'fine-tuning':
+    pictures = tuned_pictures(tuned)
+  return Figure(figure, pictures, _figure_status(figure, pictures, groups))
 
 
 def _figure_status(figure: PaperFigure, pictures: Sequence[Picture], groups: Sequence[Group]

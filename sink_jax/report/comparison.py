@@ -19,10 +19,11 @@ _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-con
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-  """A figure of a group: the name of its PNG, and its caption."""
+  """A figure of a group: the name of its PNG, its caption, and the PNG."""
 
   file: str
   caption: str
+  png: bytes = dataclasses.field(metadata=UNWRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Comparison:
 
   runs: Mapping[str, RunRecord]
   groups: Sequence[RunGroup]
-  provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
   title: str = 'Attention sinks side by side'
   emergence_level: float = EMERGENCE_LEVEL
 

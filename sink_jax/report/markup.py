@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from sink_jax.io.tables import Markdown, escaped
 
@@ -13,7 +13,7 @@ def line(*parts: object) -> Markdown:
   return Markdown(''.join(map(_spaced, parts)))
 
 
-def joined(parts: Sequence[object], between: str = ', ') -> Markdown:
+def joined(parts: Iterable[object], between: str = ', ') -> Markdown:
   """Words and pieces of Markdown with words between them."""
   return Markdown(between.join(map(escaped, parts)))
 

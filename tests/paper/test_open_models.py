@@ -296,8 +296,10 @@ def test_every_figure_is_drawn_of_its_models(tmp_path, key):
   made = inputs(sequences=256, length=4096) if analysis == 'last_query' else inputs()
   results = [content(analysis, name, made) for name in [*names[:2], 'OPT-125M', 'mine']]
   write(tmp_path / 'x.json', analysis, results)
-  picture, png, status = figure_of(figure, read(tmp_path))
-  assert status == 'drawn' and png.startswith(b'\x89PNG') and picture.file == f'{key}.png'
+  made = figure_of(figure, read(tmp_path))
+  picture, = made.pictures
+  assert made.status == 'drawn' and picture.png.startswith(b'\x89PNG')
+  assert picture.file == f'{key}.png'
   expected = names[:2] + ([] if figure.models or key == 'figure-3' else [])
   shown = [own.model for own in picture.models]
   assert set(shown) == set(expected) | ({'OPT-125M'} if figure.models is None else set())
@@ -313,7 +315,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
   write(tmp_path / 'a.json', 'scale', [content('scale', name, short) for name in (
       'GPT2', 'GPT2-XL', 'OPT-125M')])
   write(tmp_path / 'b.json', 'scale', [content('scale', 'GPT2')])
-  picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-4-left'], read(tmp_path)).pictures
   assert [own.model for own in picture.models] == ['GPT2']
   place = tmp_path.name
   assert picture.note == (
@@ -321,7 +323,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
       f'tokenizer, float32. Not drawn with these: GPT2 of {place}/a.json, GPT2-XL of '
       f'{place}/a.json, OPT-125M of {place}/a.json.')
   (tmp_path / 'b.json').unlink()
-  picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-4-left'], read(tmp_path)).pictures
   assert len(picture.models) == 3
   assert "Not the paper's protocol: T = 16 instead of 64." in picture.note
 
@@ -332,15 +334,15 @@ def test_the_domains_of_another_threshold_or_corpus(tmp_path):
                 sequences=[100] * 16 + [90])  # other tokenizers leave other documents out
   write(tmp_path / 'd.json', 'domains', [own, few], [{'model': 'GPT2-XL', 'error': 'no memory'}])
   analysed = read(tmp_path)
-  picture = figure_of(FIGURES['figure-9-left'], analysed)[0]
+  picture, = figure_of(FIGURES['figure-9-left'], analysed).pictures
   assert len(picture.models) == 2
   assert "Not the paper's protocol: 90 sequences of a domain instead of 100." in picture.note
-  content_, png, status = figure_of(FIGURES['figure-9-right'], analysed)
-  assert content_ is None and not png and status.endswith(
+  right = figure_of(FIGURES['figure-9-right'], analysed)
+  assert right.pictures == [] and right.status.endswith(
       f'd.json has no epsilon 0.4; GPT2-XL failed: no memory ({tmp_path.name}/d.json)')
   own |= {'domains': ['a$b', 'c_d'], 'sequences': [100, 100], 'sink_1': [[1.0, 2.0]]}
   write(tmp_path / 'd.json', 'domains', [own])
-  picture, _, _ = figure_of(FIGURES['figure-9-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-9-left'], read(tmp_path)).pictures
   assert "domains of another corpus than the Pile's" in picture.note
 
 
@@ -370,7 +372,7 @@ def test_a_report_without_analyses_is_as_before(tmp_path):
   assert 'runs: none' in make_report(tmp_path / 'out', str(tmp_path / 'runs'))
   page = Page((tmp_path / 'out/index.html').read_text()).text
   assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
-  report, _ = build([])
+  report = build([])
   assert report.analyses == {} and 'open models' not in [
       part.name for part in report.summary.parts]
   for item in [*report.tables, *report.figures]:
