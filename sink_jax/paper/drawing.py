@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
+from sink_jax.io.tables import short
 from sink_jax.paper.content import SyntheticAxis
 from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.report.images import png
@@ -52,12 +53,12 @@ def panels(picture: Picture) -> bytes:
 
 def masks(of: str) -> bytes:
   """Which keys a query sees under two masks each, as a PNG. of: 'prefix' or 'window'."""
-  length, pair = 12, {'prefix': (Prefix(1), Prefix(5)), 'window': (Window(12), Window(5))}[of]
-  titles = {'prefix': ('causal, p = 1', 'prefix, p = 5'),
-            'window': ('causal', 'window, w = 5')}[of]
+  length = 12
+  pair = {'prefix': {'causal, p = 1': Prefix(1), 'prefix, p = 5': Prefix(5)},
+          'window': {'causal': Window(length), 'window, w = 5': Window(5)}}[of]
   figure, axes = plots.canvas(7.2, 3.9, columns=2)
   query, key = np.mgrid[:length, :length]
-  for ax, mask, title in zip(axes[0], pair, titles):
+  for ax, (title, mask) in zip(axes[0], pair.items()):
     ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3,
               extent=(0.5, length + 0.5, length + 0.5, 0.5))
     # Lines between cells, where the minor ticks are; the major ones lie on the cells.
@@ -136,7 +137,8 @@ def _scales(ax: Axes, panel: Panel) -> None:
     ticks = sorted({x for line in panel.series for x in line.x if x})
     ax.set_xscale('log')
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xticks(ticks, [_short(x) for x in ticks], minor=False)
+    ax.set_xticks(ticks, [short(x).replace(' ', '') if x >= 1e4 else f'{x:g}' for x in ticks],
+                  minor=False)
     ax.minorticks_off()
   elif panel.x.startswith(('block', 'position')):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -149,11 +151,3 @@ def _scales(ax: Axes, panel: Panel) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(plain)
-
-
-def _short(number: float) -> str:
-  """5000000000 -> '5B', 1024 -> '1024'."""
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if number >= max(size, 1e4):
-      return f'{number / size:.3g}{letter}'
-  return f'{number:g}'

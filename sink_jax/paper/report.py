@@ -38,8 +38,7 @@ from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
-from sink_jax.report.origins import made_by
-from sink_jax.report.records import RunRecord
+from sink_jax.report.records import RunRecord, made_by
 
 T = TypeVar('T')
 # An absolute path in a command or an error: all but its end is this machine's business.

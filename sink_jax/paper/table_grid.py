@@ -1,46 +1,32 @@
-"""Tables of the report as cells."""
+"""Tables of the report, written to its page."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from sink_jax.io.tables import number, short
 from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
-from sink_jax.paper.content import (
-  GroupSummary,
-  JudgedPart,
-  PaperReport,
-  SyntheticAxis,
-  Verdict,
-)
-from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.content import GroupSummary, SyntheticAxis
+from sink_jax.report.parts import Parts
+from sink_jax.report.records import RunRecord
 
 _MARKS = '†‡§¶#'
-GridCell = str | tuple[str, str]  # a text, or a text and small print
+_PROXIES = '*: of proxy scores.'
+Words = str | tuple[str, str]  # a text, or a text and small print
 
 
-@dataclasses.dataclass(frozen=True)
-class Grid:
-  """head and rows of cells, and notes below them. left: columns of words."""
-
-  head: Sequence[str]
-  rows: Sequence[Sequence[GridCell]]
-  notes: Sequence[str]
-  left: Sequence[int] = (0,)
-
-
-def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
-  """The cells of a table of the paper; None where the paper's has no numbers."""
-  if not table.rows:
-    return None
+def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> None:
+  """The paper's numbers beside the measured ones, and notes; its note where it has no numbers."""
   metrics, headings = table.paper.metrics, table.headings
-  notes = [table.paper.note] if table.paper.note else []
   trained = table.paper.needs == 'training'
   if not trained and not any(row.entries for row in table.rows):
     # Nothing was measured: columns for measured numbers and differences would be empty.
-    return Grid(['setting', *(headings[metric] for metric in metrics)],
-                [[_setting(row), *(row.texts[metric] for metric in metrics)]
-                 for row in table.rows], notes)
+    if table.rows:
+      parts.table(['setting', *(headings[metric] for metric in metrics)],
+                  [[_setting(row), *(row.texts[metric] for metric in metrics)]
+                   for row in table.rows])
+    parts.paragraph(table.paper.note)
+    return
   several = trained and len(groups) > 1
   head = ['setting'] + ['budget, protocol'] * several
   head += [words for metric in metrics for words in (
@@ -54,62 +40,35 @@ def table_grid(table: Table, groups: Sequence[GroupSummary]) -> Grid | None:
       rows.append([_setting(row)] + [_group(entry)] * several
                   + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
                   + (_cost(entry) if trained else []) + [_sources(entry)])
-  notes += [f'{mark}: {words}.' for words, mark in marks.items()]
+  parts.table(head, rows, (0, *([1] if several else []), len(head) - 1))
+  parts.paragraphs([table.paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
   # The first column names the setting, where a star would be the paper's.
   if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
-    notes.append('*: of proxy scores.')
-  return Grid(head, rows, notes, (0, *([1] if several else []), len(head) - 1))
+    parts.paragraph(_PROXIES)
 
 
-def verdict_words(verdict: Verdict) -> str:
-  """'holds', or 'undecided (about 7 seeds would decide)'."""
-  return verdict.verdict + (f' (about {verdict.needed} seeds would decide)' if verdict.needed
-                            else '')
-
-
-def part_words(part: JudgedPart) -> str:
-  """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
-
-  A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A
-  seed in which no sink emerged counts as its last step, the least that it can be.
-  """
-  metric = METRICS[part.metric]
-  shown = lambda values: ', '.join(metric.text(value) for value in values)
-  interval = f' [{shown([part.low, part.high])}]' if part.low is not None else ''
-  seeds = f', n = {part.n} ({shown(part.values)})' if part.n > 1 else ', n = 1'
-  paper = f'; the paper {metric.text(part.paper)}' if part.paper is not None else ''
-  held = {True: 'so', False: 'not so', None: 'undecided'}[part.held]
-  doubt = f', since {part.doubt}' if part.doubt else ''
-  star = '*' if part.proxy else ''
-  never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
-  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
-          f'{held}{doubt}{never}{paper}')
-
-
-def synthetic_grid(axis: SyntheticAxis) -> Grid:
+def add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
   """The table of the synthetic axis."""
   head = ['variant', *axis.columns, 'status and runs']
   rows = [[row.variant, *(_spread(row.cells.get(heading)) for heading in axis.columns),
            (row.status, ', '.join(row.runs))] for row in axis.rows]
-  notes = ['*: of proxy scores.'] if any('*' in str(cell) for row in rows for cell in row) else []
-  return Grid(head, rows, notes, (0, len(head) - 1))
+  parts.table(head, rows, (0, len(head) - 1))
+  if any('*' in str(cell) for row in rows for cell in row):
+    parts.paragraph(_PROXIES)
 
 
-def runs_grid(report: PaperReport) -> Grid:
+def add_runs(parts: Parts, runs: Iterable[RunRecord]) -> None:
   """Every run, with the label, the status and the main numbers."""
-  head = ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss']
-  number = lambda value, form: '' if value is None else format(value, form)
-  rows = []
-  for name, run in report.runs.items():
-    rows.append([name, run.label.trial, run.label.budget, run.label.protocol,
-                 number(run.setup and run.setup.seed, 'd'),
-                 (run.status, run.error or run.reason or ''), number(run.step, ',d'),
-                 number(run.probe and run.probe.sink_1, '.2f') + ('*' if run.proxy else ''),
-                 number((run.losses or {}).get('valid'), '.3f')])
-  return Grid(head, rows, [], (0, 1, 2, 3, 5))
+  parts.table(
+      ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss'],
+      [[run.name, run.label.trial, run.label.budget, run.label.protocol,
+        number(run.setup and run.setup.seed, 'd', ''),
+        (run.status, run.error or run.reason or ''), number(run.step, ',d', ''),
+        number(run.probe and run.probe.sink_1, '.2f', '') + ('*' if run.proxy else ''),
+        number((run.losses or {}).get('valid'), '.3f', '')] for run in runs], (0, 1, 2, 3, 5))
 
 
-def _setting(row: Row) -> GridCell:
+def _setting(row: Row) -> Words:
   # `paper_text` puts that word in the place of the numbers.
   note = '' if row.paper.note == 'illegible' else row.paper.note
   small = '; '.join(filter(None, [row.paper.trial, note]))
@@ -121,7 +80,7 @@ def _group(entry: Entry | None) -> str:
 
 
 def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str, str]
-              ) -> list[GridCell]:
+              ) -> list[Words]:
   """The paper's value, the measured one, the difference.
 
   marks: {remark: its mark} of the whole table, which new remarks are added to.
@@ -147,35 +106,24 @@ def _mark(number: int) -> str:
   return _MARKS[number % len(_MARKS)] * (1 + number // len(_MARKS))
 
 
-def _spread(statistics: Statistics | None) -> GridCell:
+def _spread(statistics: Statistics | None) -> Words:
   return '' if statistics is None else _with_spread(statistics.text)
 
 
-def _with_spread(text: str) -> GridCell:
+def _with_spread(text: str) -> Words:
   """'1.00 (0.50 to 1.50, n = 2)' with what is in brackets as small print."""
   words, _, spread = text.partition(' (')
   return (words, spread.removesuffix(')')) if spread else words
 
 
-def _cost(entry: Entry | None) -> list[GridCell]:
+def _cost(entry: Entry | None) -> list[Words]:
   if entry is None:
     return ['', '']
-  seen = short(entry.tokens)
+  seen = '' if entry.tokens is None else short(entry.tokens)
   tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
   # Steps are those of the config, tokens those seen so far.
-  steps = '' if entry.steps is None else f'{entry.steps:,}'
-  return [steps, tokens]
+  return [number(entry.steps, ',d', ''), tokens]
 
 
-def _sources(entry: Entry | None) -> GridCell:
+def _sources(entry: Entry | None) -> Words:
   return (entry.status, ', '.join(entry.sources)) if entry else 'not run'
-
-
-def short(tokens: int | None) -> str:
-  """1228800 -> '1.23 M'."""
-  if tokens is None:
-    return ''
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if tokens >= size:
-      return f'{tokens / size:.3g} {letter}'
-  return str(tokens)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from sink_jax.report import tables
 from sink_jax.report.comparison import Comparison, RunGroup
 from sink_jax.report.markup import bold, code, joined, line
-from sink_jax.report.origins import add_made_by
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 from sink_jax.report.sentences import verdict
@@ -34,7 +33,7 @@ def page(report: Comparison) -> Parts:
     _add_group(parts, group)
   parts.heading('How it was made')
   parts.paragraph(_facts(report))
-  add_made_by(parts, report.provenance)
+  parts.facts(report.provenance)
   return parts
 
 
@@ -49,8 +48,7 @@ def _add_group(parts: Parts, group: RunGroup) -> None:
               [[(name, run.setup.attention if run.setup else ''), *cells]
                for run, (name, *cells) in zip(group.runs, rows)])
   parts.items([line(bold(name), ': ', words) for name, words in group.sentences.items()])
-  for note in group.notes:
-    parts.paragraph(note)
+  parts.paragraphs(group.notes)
   with parts.details('Columns'):
     parts.items([line(bold(column.heading), ': ', column.meaning) for column in columns[1:]])
   if group.shared_settings:

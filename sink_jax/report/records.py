@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sink_jax.data.stdlib import splits_by_name
-from sink_jax.io.tables import data_frame, html_table
+from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
+from sink_jax.train.provenance import provenance
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -178,7 +179,6 @@ class RunRecord:
     return plots.figure_of(ax)
 
   def _repr_html_(self) -> str:
-    number = lambda value, form: '-' if value is None else format(value, form)
     return html_table(
         ['run', 'status', 'step', 'Sink_1 %', 'valid loss'],
         [[self.name, self.status, f'{self.step:,}',
@@ -190,6 +190,19 @@ class RunRecord:
     if self.probe is None:
       raise ValueError(f'{self.name} has no rows of the probe (status: {self.status}).')
     return self.probe.curves
+
+
+def made_by(runs: Iterable[RunRecord]) -> dict[str, list[str]]:
+  """How runs were trained, and how a report of them is made now; what runs share is named once."""
+  origins, now = [run.origin for run in runs], provenance()
+  known = lambda values: sorted({value for value in values if value}) or ['unknown']
+  return {
+      'trained by': known(origin.command for origin in origins),
+      'trained on': known(origin.hardware for origin in origins),
+      'trained with': known(origin.code for origin in origins),
+      'reported by': [now['command']], 'date': [now['date']],
+      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
+      'reported with': [now['code']]}
 
 
 def differing_settings(runs: Sequence[RunRecord]

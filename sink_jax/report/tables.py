@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from sink_jax.io.tables import text_table
+from sink_jax.io.tables import number, text_table
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
@@ -27,7 +27,7 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
   shown = [Column('variant', 'Folder of the run.', _name)]
   # key=key binds the loop's key now; the cells are asked for after the loop, when `key` is the
   # last.
-  shown += [Column(f'{key} loss', meaning, lambda run, key=key: _number(
+  shown += [Column(f'{key} loss', meaning, lambda run, key=key: number(
       (run.losses or {}).get(key), '.3f')) for key, meaning in _losses(runs)]
   shown.append(Column(
       'Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
@@ -85,15 +85,11 @@ def _name(run: RunRecord) -> str:
   return run.name if run.status == 'done' else f'{run.name} ({run.status})'
 
 
-def _number(value: float | None, form: str) -> str:
-  return '-' if value is None else format(value, form)
-
-
 def _probed(quantity: Callable[[ProbeRecord], float | None], form: str,
             starred: bool = False) -> Callable[[RunRecord], str]:
   """The cell of a quantity of the probe; starred: proxies are marked."""
   def cell(run: RunRecord) -> str:
-    text = _number(quantity(run.probe) if run.probe else None, form)
+    text = number(quantity(run.probe) if run.probe else None, form)
     return text + '*' if starred and text != '-' and run.proxy else text
   return cell
 

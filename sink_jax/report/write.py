@@ -11,10 +11,9 @@ from sink_jax.pretrained.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
 from sink_jax.report.jsontext import to_json
-from sink_jax.report.origins import made_by
 from sink_jax.report.page import page
 from sink_jax.report.read_runs import read_runs
-from sink_jax.report.records import RunRecord
+from sink_jax.report.records import RunRecord, made_by
 from sink_jax.train.checkpoint import CheckpointError
 
 

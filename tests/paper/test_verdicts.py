@@ -13,11 +13,11 @@ from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
+from sink_jax.paper.page import part_words
 from sink_jax.paper.report import as_text, paper_report, verdict_counts
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
 from sink_jax.paper.strips import deciding, rows, strip_of
-from sink_jax.paper.table_grid import part_words
 from tests.documents import TEXTS
 from tests.paper import calibration, paper_runs
 from tests.paper.paper_runs import runs, write, write_synthetic
