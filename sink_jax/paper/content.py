@@ -219,3 +219,12 @@ class PaperReport:
   analyses: Mapping[str, Mapping[str, Any]]
   other_runs: Sequence[str]
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def verdicts(self) -> dict[str, list[tuple[JudgedClaim, Verdict]]]:
+    """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
+    by_group: dict[str, list[tuple[JudgedClaim, Verdict]]] = {}
+    for claim in self.claims:
+      for verdict in claim.verdicts:
+        by_group.setdefault(verdict.name, []).append((claim, verdict))
+    return by_group

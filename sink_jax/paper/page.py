@@ -79,10 +79,9 @@ def answer(report: PaperReport) -> list[str]:
   if not (report.runs or report.analyses):
     return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
   groups = {group.name: group for group in report.groups}
-  lines = []
+  judged, lines = report.verdicts, []
   for part in report.summary.parts:
-    verdicts = [verdict.verdict for claim in report.claims for verdict in claim.verdicts
-                if verdict.name == part.name]
+    verdicts = [verdict.verdict for _, verdict in judged.get(part.name, ())]
     if not verdicts:  # of open models
       files = len(report.analyses)
       lines.append(f'{upper(part.name)} ({files} file{"s" if files > 1 else ""} of analyses): '
@@ -103,13 +102,11 @@ def answer(report: PaperReport) -> list[str]:
 
 def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[int, ...]]:
   """How many claims of each section of the paper have each verdict."""
-  names = list(dict.fromkeys(
-      verdict.name for claim in report.claims for verdict in claim.verdicts))
-  several, rows = len(names) > 1, []
+  judged, rows = report.verdicts, []
+  several = len(judged) > 1
   for section in sorted({claim.section for claim in report.claims}, key=list(_SECTIONS).index):
-    for name in names:
-      found = [verdict.verdict for claim in report.claims if claim.section == section
-               for verdict in claim.verdicts if verdict.name == name]
+    for name, of in judged.items():
+      found = [verdict.verdict for claim, verdict in of if claim.section == section]
       if found:
         rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
                      *(str(found.count(verdict)) for verdict in PLURAL)])
