@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sink_jax.paper import drawing, strips
-from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL
-from sink_jax.paper.content import (
-  EventOrder,
-  GroupSummary,
-  JudgedClaim,
-  JudgedPart,
-  PaperReport,
-  Verdict,
-)
+from sink_jax.paper.content import EventOrder, JudgedClaim, JudgedPart, PaperReport, Verdict
 from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.pictures import Figure
@@ -38,7 +28,7 @@ def page(report: PaperReport) -> Parts:
   """The whole report: the answer first, names of claims and runs last."""
   parts = Parts(report.title)
   parts.paragraphs(answer(report))
-  parts.table(*_by_section(report))
+  _add_sections(parts, report)
   if strips.rows(report.claims):
     parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
   # The course of training says more at a glance than any other picture.
@@ -56,7 +46,7 @@ def page(report: PaperReport) -> Parts:
   for i, table in enumerate(tables):
     if i and not table.paper.number and tables[i - 1].paper.number:
       parts.heading(_NUMBERS)
-    _add_table(parts, table, report.groups)
+    add_table(parts, table, report.groups)
   parts.heading(_FIGURES)
   for figure in report.figures:
     _add_figure(parts, figure)
@@ -100,7 +90,7 @@ def answer(report: PaperReport) -> list[str]:
   return lines
 
 
-def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[int, ...]]:
+def _add_sections(parts: Parts, report: PaperReport) -> None:
   """How many claims of each section of the paper have each verdict."""
   judged, rows = report.verdicts, []
   several = len(judged) > 1
@@ -112,7 +102,7 @@ def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[
                      *(str(found.count(verdict)) for verdict in PLURAL)])
   # Short, for the table to be as narrow as a phone.
   verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
-  return ['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several]
+  parts.table(['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several])
 
 
 def _add_contents(parts: Parts, report: PaperReport) -> None:
@@ -163,15 +153,6 @@ def part_words(part: JudgedPart) -> str:
   never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
   return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
           f'{held}{doubt}{never}{paper}')
-
-
-def _add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> None:
-  paper = table.paper
-  parts.heading(paper.name, 3)
-  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
-                  f'Section {paper.section}.')
-  parts.paragraph(upper(table.status) + '.' if table.status else '')
-  add_table(parts, table, groups)
 
 
 def _add_figure(parts: Parts, figure: Figure) -> None:
