@@ -80,7 +80,7 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, req
   assert f'{bucket.url}/report/index.html' in out
   report = json.loads(bucket.read('report/report.json'))
   assert {name: run['status'] for name, run in report['runs'].items()} == {'a': 'done', 'b': 'done'}
-  files = [figure['file'] for group in report['groups'] for figure in group['figures']]
+  files = [picture['file'] for group in report['groups'] for picture in group['pictures']]
   assert len(files) == 4  # curves and maps of the task and of the text
   assert all(bucket.read(f'report/{file}').startswith(PNG) for file in files)
   assert not list(here.iterdir())  # such as gs:/bucket
@@ -92,7 +92,7 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, req
   assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
   finish(start('report', f'--analyses={bucket.url}/analyses', f'--out={bucket.url}/paper'))
-  shown = json.loads(bucket.read('paper/report.json'))['in_short']['groups'][-1]
+  shown = json.loads(bucket.read('paper/report.json'))['summary']['parts'][-1]
   assert shown['lines'][-1] == "1 model is none of the paper's: b (analyses/maps.json)."
   assert not list(here.iterdir())  # such as gs:/bucket
 

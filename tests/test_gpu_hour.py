@@ -300,9 +300,9 @@ def test_a_check_tokenizes_and_calls_that_are_killed_lose_nothing(tmp_path):
   report = json.loads((tmp_path / 'out/report.json').read_text())
   assert {trial['status'] for trial in report['trials'].values()} == {'done'}
   (run,) = (run for name, run in report['runs'].items() if name == 'emergence-default')
-  assert run['trained_by'].startswith('bash launch/gpu_hour.sh emergence --smoke --set=')
+  assert run['origin']['command'].startswith('bash launch/gpu_hour.sh emergence --smoke --set=')
   assert str(tmp_path) not in json.dumps(report)
   data = json.loads((tmp_path / 'work/runs/emergence-default/data.json').read_text())
-  assert run['epochs'] == pytest.approx(6 * 4 * 64 / data['tokens_per_epoch'])
+  assert run['text']['epochs'] == pytest.approx(6 * 4 * 64 / data['tokens_per_epoch'])
   assert sorted(path.suffix for path in (tmp_path / 'out').iterdir()) == [
       '.gz', '.json', '.md', '.png', '.txt']

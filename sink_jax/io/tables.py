@@ -25,6 +25,19 @@ def escaped(words: object) -> Markdown:
   return Markdown(_SPECIAL.sub(r'\\\g<0>', ' '.join(str(words).split())))
 
 
+def number(value: float | None, form: str, unknown: str = '-') -> str:
+  """A number in the form of `format`, or what stands in place of None."""
+  return unknown if value is None else format(value, form)
+
+
+def short(number: float, digits: int = 3) -> str:
+  """1228800 -> '1.23 M'; digits: at most so many, but all of those before the point."""
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+    if number >= size:
+      return f'{number / size:.{max(digits, len(str(int(number / size))))}g} {letter}'
+  return f'{number:.0f}'
+
+
 def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
                    left: Collection[int] = (0,)) -> list[str]:
   """The lines of a table in Markdown, whose cells are words or `Markdown`.

@@ -1,7 +1,4 @@
-"""The content of the report of the paper as typed values, which `page` and `markdown` show.
-
-The `as_dict` of each is its form in report.json, whose keys are fixed.
-"""
+"""The content of the report of the paper as typed values, which `page` and report.json show."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table, TrialStatistics
-from sink_jax.paper.pictures import Figure, TrainedPicture
+from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
-from sink_jax.report.probe_record import NormRatios
+from sink_jax.report.records import RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +43,6 @@ class JudgedPart:
   paper: float | None
   proxy: bool = False
   never: Sequence[str] = ()
-
-  def as_dict(self) -> dict[str, Any]:
-    fields = dataclasses.asdict(self)
-    return {'measure' if key == 'metric' else key: value for key, value in fields.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +78,6 @@ class JudgedClaim:
   criterion: str
   verdicts: Sequence[Verdict]
 
-  def as_dict(self) -> dict[str, Any]:
-    verdicts = [{'key': self.key, 'budget': verdict.budget, 'protocol': verdict.protocol,
-                 'verdict': verdict.verdict, 'why': verdict.why,
-                 'reason': verdict.reason, 'needed': verdict.needed,
-                 'parts': [part.as_dict() for part in verdict.parts],
-                 'numbers': [number.as_dict() for number in verdict.numbers],
-                 'name': verdict.name} for verdict in self.verdicts]
-    return {'key': self.key, 'section': self.section, 'statement': self.statement,
-            'marks': self.marks, 'criterion': self.criterion, 'verdicts': verdicts}
-
 
 @dataclasses.dataclass(frozen=True)
 class SummaryPart:
@@ -110,9 +93,6 @@ class Summary:
 
   parts: Sequence[SummaryPart]
   notes: Sequence[str]
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'groups': [dataclasses.asdict(part) for part in self.parts], 'notes': self.notes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,43 +122,6 @@ class SecondLook:
   protocol: str
   trials: Sequence[str]
   seeds: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSummary:
-  """What a reader of a number needs to know of its run; see `records.RunRecord`.
-
-  sink: Sink_k of the first positions alone. train_loss: at the end. None where it is not known.
-  """
-
-  trial: str
-  budget: str
-  protocol: str
-  status: str
-  error: str | None
-  reason: str | None
-  step: int
-  seed: int | None
-  steps: int | None
-  tokens: int | None
-  unique_tokens: int | None
-  attention: str | None
-  proxy: bool | None
-  probe_step: int | None
-  sink: Sequence[float] | None
-  sink_extra_key: float | None
-  sink_extra_key_official: float | None
-  ratios: NormRatios | None
-  losses: Mapping[str, float | None] | None
-  train_loss: float | None
-  emergence_step: int | None
-  trained_on: str | None
-
-  def as_dict(self) -> dict[str, Any]:
-    # The keys of committed reports, which are those of metrics.jsonl.
-    keys = {'sink_extra_key': 'sink_bias_slot',
-            'sink_extra_key_official': 'sink_bias_slot_released'}
-    return {keys.get(key, key): value for key, value in dataclasses.asdict(self).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,16 +160,8 @@ class TrialEvents:
 class EventOrder:
   """The order of events in the runs of a group."""
 
-  budget: str
-  protocol: str
-  name: str
   trials: Sequence[TrialEvents]
-  picture: TrainedPicture
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'budget': self.budget, 'protocol': self.protocol, 'name': self.name,
-            'trials': [dataclasses.asdict(trial) for trial in self.trials],
-            'picture': self.picture.as_dict()}
+  picture: Picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,13 +182,12 @@ class SyntheticAxis:
   """The variants on the synthetic task, softmax first.
 
   columns: {heading: meaning}. optimum: the least possible losses on bigram targets, in nats, one
-  per task. file: of the picture, or ''.
+  per task.
   """
 
   columns: Mapping[str, str]
   rows: Sequence[SyntheticRow]
   optimum: Sequence[float]
-  file: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,30 +215,16 @@ class PaperReport:
   comparison: str
   budgets: Mapping[str, Sequence[str]]
   notes: Sequence[str]
-  runs: Mapping[str, RunSummary]
+  runs: Mapping[str, RunRecord]
   analyses: Mapping[str, Mapping[str, Any]]
   other_runs: Sequence[str]
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
-  def as_dict(self) -> dict[str, Any]:
-    """What report.json holds."""
-    return {
-        'title': self.title,
-        'paper': self.paper,
-        'groups': [dataclasses.asdict(group) for group in self.groups],
-        'undecided': [dataclasses.asdict(look) for look in self.undecided],
-        'statuses': self.statuses,
-        'in_short': self.summary.as_dict(),
-        'claims': [claim.as_dict() for claim in self.claims],
-        'tables': [table.as_dict() for table in self.tables],
-        'figures': [figure.as_dict() for figure in self.figures],
-        'events': [order.as_dict() for order in self.events],
-        'synthetic': self.synthetic and dataclasses.asdict(self.synthetic),
-        'comparison': self.comparison,
-        'budgets': self.budgets,
-        'notes': self.notes,
-        'runs': {name: run.as_dict() for name, run in self.runs.items()},
-        'analyses': self.analyses,
-        'other_runs': self.other_runs,
-        'provenance': self.provenance,
-    }
+  @property
+  def verdicts(self) -> dict[str, list[tuple[JudgedClaim, Verdict]]]:
+    """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
+    by_group: dict[str, list[tuple[JudgedClaim, Verdict]]] = {}
+    for claim in self.claims:
+      for verdict in claim.verdicts:
+        by_group.setdefault(verdict.name, []).append((claim, verdict))
+    return by_group

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import ALONE, METRICS, metric_summary, window_size
 from sink_jax.paper.numbers import PaperFigure
-from sink_jax.paper.pictures import Panel, Series, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture, Series
 from sink_jax.report.probe_record import NormRatios
 from sink_jax.report.records import RunRecord
 
@@ -24,27 +24,28 @@ _Point = tuple[float | None, float | None]
 _Points = Callable[[RunRecord], Sequence[_Point]]  # of a run
 
 
-@dataclasses.dataclass(frozen=True)
-class _Drawn:
-  """What a kind of figure makes of runs. missing: {trial: why, or None for its status}."""
-
-  panels: Sequence[Panel]
-  missing: Mapping[str, str | None]
-  note: str = ''
-  across: int | None = None
-
-
-def figure_data(figure: PaperFigure, group: Group) -> TrainedPicture | None:
+def figure_data(figure: PaperFigure, group: Group) -> Picture | None:
   """What a figure of the paper shows of a group's runs; None where there is nothing."""
-  drawn = _KINDS[figure.kind](figure, group)
-  panels = [panel for panel in drawn.panels if panel.series or panel.map_TxT is not None]
+  picture = _KINDS[figure.kind](figure, group)
+  panels = [panel for panel in picture.panels if panel.series or panel.map_TxT is not None]
   if not panels:
     return None
-  return TrainedPicture(
-      file=f'{figure.key}-{group.key}.png', name=group.name, panels=panels, note=drawn.note,
-      across=drawn.across, budget=group.budget, protocol=group.protocol,
-      missing=[f'{trial} ({group.status(trial) if words is None else words})'
-               for trial, words in drawn.missing.items()])
+  shown = {run for panel in panels for of in (panel, *panel.series) for run in of.runs}
+  absent = [trial for trial in figure.trials
+            if not shown & {run.name for run in group.runs(trial)}]
+  return dataclasses.replace(
+      picture, file=f'{figure.key}-{group.key}.png', name=group.name, panels=panels,
+      budget=group.budget, protocol=group.protocol,
+      missing=[f'{trial} ({_why_absent(figure, group, trial)})' for trial in absent])
+
+
+def _why_absent(figure: PaperFigure, group: Group, trial: str) -> str:
+  done = group.done(trial)
+  if not done:
+    return group.status(trial)
+  # The map of a window of one token says nothing, whatever the model has learnt.
+  alone = figure.kind == 'window map' and any(_window(run).get('size') == 1 for run in done[:1])
+  return ALONE if alone else 'not measured'
 
 
 def series(name: str, runs: Iterable[RunRecord], points_of: _Points, axis: str = 'left',
@@ -67,25 +68,23 @@ def _panel(title: str, x: str, y: str, lines: Iterable[Series | None], right: st
   return Panel(title, x, y, [line for line in lines if line], right, log)
 
 
-def _absent(group: Group, figure: PaperFigure, drawn: Collection[str]) -> dict[str, str | None]:
-  """{trial: None, or why it is not there though it was run}."""
-  return {trial: 'not measured' if group.done(trial) else None
-          for trial in figure.trials if trial not in drawn}
+def _picture(*panels: Panel, note: str = '', across: int | None = None) -> Picture:
+  """What a kind of figure makes of runs; `figure_data` adds of which."""
+  return Picture('', panels=panels, note=note, across=across)
 
 
-def _dynamics(figure: PaperFigure, group: Group) -> _Drawn:
+def _dynamics(figure: PaperFigure, group: Group) -> Picture:
   trial = figure.trials[0]
   runs = group.measured(trial)
   lines = [series('training loss', runs, _train_points),
            series('validation loss', runs, _valid_points),
            series('Sink_1', runs, sink_points, 'right', dashed=True)]
-  return _Drawn([_panel(trial, 'step', _LOSS, lines, _SINK)],
-                _absent(group, figure, [trial] if any(lines) else []))
+  return _picture(_panel(trial, 'step', _LOSS, lines, _SINK))
 
 
-def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
+def _learning_rates(figure: PaperFigure, group: Group) -> Picture:
   """The losses above, Sink_1 below, as long as the default run took."""
-  courses, rates, drawn = [], [], []
+  courses, rates = [], []
   default = group.measured('default')
   # The trials with small rates take more steps; the first ones are what is compared.
   end = default[0].known_setup.steps if default else math.inf
@@ -94,28 +93,26 @@ def _learning_rates(figure: PaperFigure, group: Group) -> _Drawn:
     runs = group.measured(trial)
     courses.append(series(trial, runs, lambda run: thinned(until(losses(run)), _FEW)))
     rates.append(series(trial, runs, lambda run: until(sink_points(run))))
-    drawn += [trial] if courses[-1] or rates[-1] else []
   panels = [_panel('training loss, means over stretches', 'step', _LOSS, courses),
             _panel('Sink_1', 'step', _SINK, rates)]
   note = f'Shown up to step {end:,}, the last of the default run.' if default else ''
-  return _Drawn(panels, _absent(group, figure, drawn), note, across=1)
+  return _picture(*panels, note=note, across=1)
 
 
-def _sweep(figure: PaperFigure, group: Group) -> _Drawn:
+def _sweep(figure: PaperFigure, group: Group) -> Picture:
   """Ends of runs, of those that are done, against what their trials vary."""
   windows = figure.number == '6'
   # The figure on windows varies the mask, the others the amount of text.
   x_of = window_size if windows else _max_tokens
   metrics = [('valid_loss', 'left'), ('sink_1', 'right')]
   metrics += [] if windows else [('train_loss', 'left')]
-  lines, drawn = [], set()
+  lines = []
   for metric, axis in metrics:
     points = []
     for trial in figure.trials:
       runs = group.done(trial)
       if runs and (summary := metric_summary(metric, runs)):
         points.append((x_of(runs[0]), summary))
-        drawn.add(trial)
     # A line goes from left to right, in whatever order the trials are listed.
     points.sort(key=lambda point: point[0])
     if points:
@@ -126,56 +123,50 @@ def _sweep(figure: PaperFigure, group: Group) -> _Drawn:
           [min(summary.values) for _, summary in points],
           [max(summary.values) for _, summary in points], axis, dashed=axis == 'right'))
   x = 'window in tokens' if windows else 'unique training tokens'
-  return _Drawn([_panel('', x, _LOSS, lines, _SINK, log='x')], _absent(group, figure, drawn))
+  return _picture(_panel('', x, _LOSS, lines, _SINK, log='x'))
 
 
-def _ratios(figure: PaperFigure, group: Group) -> _Drawn:
-  lines, drawn = [], []
+def _ratios(figure: PaperFigure, group: Group) -> Picture:
+  lines = []
   hidden = lambda ratios: ratios.hidden
   for trial in figure.trials:
     runs = group.done(trial)
     # Figure 7 has both lines, as a post-norm model has its massive activations before the norm
     # only.
     if trial == 'post-norm' and figure.number == '7':
-      parts = [series('post-norm, after the norm', runs, _ratio_points(hidden)),
-               series('post-norm, before the norm', runs,
-                      _ratio_points(lambda ratios: ratios.hidden_before_norm, 1), dashed=True)]
+      lines += [series('post-norm, after the norm', runs, _ratio_points(hidden)),
+                series('post-norm, before the norm', runs,
+                       _ratio_points(lambda ratios: ratios.hidden_before_norm, 1), dashed=True)]
     elif trial == 'sink-token':
-      parts = [series('sink-token: the token itself', runs,
-                      _ratio_points(lambda ratios: ratios.sink_token))]
+      lines.append(series('sink-token: the token itself', runs,
+                          _ratio_points(lambda ratios: ratios.sink_token)))
     else:
       # Beside a post-norm model the default is named by what differs.
       name = 'default, pre-norm' if 'post-norm' in figure.trials else trial
-      parts = [series(name, runs, _ratio_points(hidden))]
-    lines += parts
-    drawn += [trial] if any(parts) else []
-  return _Drawn([_panel('', _EMBEDDING, 'hidden norm ratio', lines, log='y')],
-                _absent(group, figure, drawn))
+      lines.append(series(name, runs, _ratio_points(hidden)))
+  return _picture(_panel('', _EMBEDDING, 'hidden norm ratio', lines, log='y'))
 
 
-def _prefix(figure: PaperFigure, group: Group) -> _Drawn:
+def _prefix(figure: PaperFigure, group: Group) -> Picture:
   """A panel per prefix length; single sequences of its first run."""
-  panels, drawn = [], []
+  panels = []
   for trial in figure.trials:
     for run in group.done(trial)[:1]:
       analysis = run.analyses.get('prefix') or {}
-      # A single sequence has no range: low and high are the rates themselves.
-      lines = [Series(f'sequence {i}', [run.name], list(range(1, len(rates) + 1)), rates, rates,
-                      rates) for i, rates in enumerate(analysis.get('sequences') or (), 1)]
+      lines = [series(f'sequence {i}', [run], lambda _, rates=rates: list(enumerate(rates, 1)))
+               for i, rates in enumerate(analysis.get('sequences') or (), 1)]
       panels.append(_panel(f'{trial}: prefix of {analysis.get("length")}', 'position k',
                            'Sink_k in % of heads', lines))
-      drawn += [trial] if lines else []
-  return _Drawn(panels, _absent(group, figure, drawn))
+  return _picture(*panels)
 
 
-def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
+def _window_map(figure: PaperFigure, group: Group) -> Picture:
   """One map, of the window model with the strongest sink; and the two tokens in all of them."""
-  runs = {trial: run for trial in figure.trials for run in group.done(trial)[:1]
-          if run.analyses.get('window')}
-  alone = [trial for trial, run in runs.items() if run.analyses['window']['size'] == 1]
-  analysed = sorted(((run.analyses['window'], run) for trial, run in runs.items()
-                     if trial not in alone), key=lambda pair: pair[0]['size'])
-  # One run per window: the maps of seeds cannot be averaged in a picture.
+  # One run per window: the maps of seeds cannot be averaged in a picture. A window of one token is
+  # left out: every query sees itself alone, whatever it has learnt.
+  analysed = sorted(((window, run) for trial in figure.trials for run in group.done(trial)[:1]
+                     if (window := _window(run)) and window['size'] > 1),
+                    key=lambda pair: pair[0]['size'])
   sizes, names = [window['size'] for window, _ in analysed], [run.name for _, run in analysed]
 
   def line(key: str, name: str, dashed: bool = False) -> Series:
@@ -183,7 +174,6 @@ def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
     return Series(name, names, sizes, weights, weights, weights, dashed=dashed)
 
   panels = []
-  # A window of one token is left out: every query sees itself alone, whatever it has learnt.
   mapped = [pair for pair in analysed
             if pair[0].get('map') and len(pair[0]['map']) <= _LONGEST_MAP]
   if mapped:
@@ -198,7 +188,11 @@ def _window_map(figure: PaperFigure, group: Group) -> _Drawn:
         line('relative_first', 'to the first token of the window, after it'),
         line('absolute_uniform', 'to token 1, if queries saw all keys alike', dashed=True),
         line('uniform', 'to the first token of the window, likewise', dashed=True)], log='xy'))
-  return _Drawn(panels, _absent(group, figure, runs) | dict.fromkeys(alone, ALONE))
+  return _picture(*panels)
+
+
+def _window(run: RunRecord) -> Mapping[str, Any]:
+  return run.analyses.get('window') or {}
 
 
 def _weight(window: Mapping[str, Any], key: str) -> str:

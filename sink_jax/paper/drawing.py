@@ -11,8 +11,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
-from sink_jax.paper.cells import Statistics
-from sink_jax.paper.pictures import Panel, SeedPanel, TrainedPicture
+from sink_jax.io.tables import short
+from sink_jax.paper.content import SyntheticAxis
+from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.report.images import png
 
 _MARKERS = 'osD^vPXh*<>'
@@ -22,7 +23,7 @@ _WITH_MARKERS = 40  # points of a line; more markers would hide it
 _LEGEND = 10
 
 
-def panels(picture: TrainedPicture) -> bytes:
+def panels(picture: Picture) -> bytes:
   """The PNG of a picture of runs."""
   shown = picture.panels
   across = min(picture.across or _ACROSS, len(shown))
@@ -45,18 +46,19 @@ def panels(picture: TrainedPicture) -> bytes:
       lines = _panel(ax, panel, names) | lines
   if lines:
     figure.legend([lines[name] for name in names], list(map(plots.mathematical, names)),
-                  frameon=False, fontsize=_LEGEND, ncols=min(columns, len(names)), loc='outside lower center')
+                  frameon=False, fontsize=_LEGEND, ncols=min(columns, len(names)),
+                  loc='outside lower center')
   return png(figure)
 
 
 def masks(of: str) -> bytes:
   """Which keys a query sees under two masks each, as a PNG. of: 'prefix' or 'window'."""
-  length, pair = 12, {'prefix': (Prefix(1), Prefix(5)), 'window': (Window(12), Window(5))}[of]
-  titles = {'prefix': ('causal, p = 1', 'prefix, p = 5'),
-            'window': ('causal', 'window, w = 5')}[of]
+  length = 12
+  pair = {'prefix': {'causal, p = 1': Prefix(1), 'prefix, p = 5': Prefix(5)},
+          'window': {'causal': Window(length), 'window, w = 5': Window(5)}}[of]
   figure, axes = plots.canvas(7.2, 3.9, columns=2)
   query, key = np.mgrid[:length, :length]
-  for ax, mask, title in zip(axes[0], pair, titles):
+  for ax, (title, mask) in zip(axes[0], pair.items()):
     ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3,
               extent=(0.5, length + 0.5, length + 0.5, 0.5))
     # Lines between cells, where the minor ticks are; the major ones lie on the cells.
@@ -68,22 +70,24 @@ def masks(of: str) -> bytes:
   return png(figure)
 
 
-def rates(names: Sequence[str], first_token: Sequence[Statistics],
-          extra_key: Sequence[Statistics | None]) -> bytes:
+def rates(axis: SyntheticAxis) -> bytes:
   """Sink_1 and Sink_* by variant, with the range over seeds, as a PNG."""
+  rows = [row for row in axis.rows if 'Sink_1 %' in row.cells]
+  names = [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rows]
   figure, axes = plots.canvas(8.0, 1.5 + 0.36 * len(names))
-  ax, heights = axes[0, 0], np.arange(len(names))
-  for shift, cells, name, colour, marker in (
-      (-0.13, first_token, plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      (0.13, extra_key, plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
-    measured = [(height, cell) for height, cell in zip(heights, cells) if cell]
+  ax = axes[0, 0]
+  for shift, heading, name, colour, marker in (
+      (-0.13, 'Sink_1 %', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
+      (0.13, 'Sink_* %', plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
+    measured = [(i + shift, row.cells[heading]) for i, row in enumerate(rows)
+                if heading in row.cells]
     if not measured:
       continue
-    y = [height + shift for height, _ in measured]
-    ax.hlines(y, [cell.least for _, cell in measured], [cell.largest for _, cell in measured],
-              color=colour, linewidth=2)
-    ax.plot([cell.mean for _, cell in measured], y, marker, color=colour, markersize=8, label=name)
-  ax.set_yticks(heights, names)
+    y, cells = zip(*measured)
+    ax.hlines(y, [cell.least for cell in cells], [cell.largest for cell in cells], color=colour,
+              linewidth=2)
+    ax.plot([cell.mean for cell in cells], y, marker, color=colour, markersize=8, label=name)
+  ax.set_yticks(range(len(names)), names)
   # From the top, in the order of the table.
   ax.set_ylim(len(names) - 0.4, -0.6)
   ax.set_xlim(-4, 104)
@@ -110,13 +114,12 @@ def _panel(ax: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Line2D]:
     artist, = target.plot(x, y, color=colour, linewidth=2, marker=marker, markersize=5,
                           linestyle='--' if line.dashed else ('-', '-.', ':')[again % 3])
     lines.setdefault(line.name, artist)
-    seeds = [seed for seed in panel.seeds if seed.name == line.name] if isinstance(
-        panel, SeedPanel) else []
+    seeds = [seed for seed in panel.seeds if seed.name == line.name]
     for seed in seeds:
       target.plot(np.asarray(seed.x), np.asarray(seed.y), color=colour, linewidth=0.7, alpha=0.6)
     if line.low != line.high and not seeds:
       target.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-  for level in panel.levels if isinstance(panel, SeedPanel) else ():
+  for level in panel.levels:
     ax.axhline(level, color='#777777', linewidth=1, linestyle=':')
   _scales(ax, panel)
   if right is not None:
@@ -134,7 +137,8 @@ def _scales(ax: Axes, panel: Panel) -> None:
     ticks = sorted({x for line in panel.series for x in line.x if x})
     ax.set_xscale('log')
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xticks(ticks, [_short(x) for x in ticks], minor=False)
+    ax.set_xticks(ticks, [short(x).replace(' ', '') if x >= 1e4 else f'{x:g}' for x in ticks],
+                  minor=False)
     ax.minorticks_off()
   elif panel.x.startswith(('block', 'position')):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -147,11 +151,3 @@ def _scales(ax: Axes, panel: Panel) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(plain)
-
-
-def _short(number: float) -> str:
-  """5000000000 -> '5B', 1024 -> '1024'."""
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if number >= max(size, 1e4):
-      return f'{number / size:.3g}{letter}'
-  return f'{number:g}'

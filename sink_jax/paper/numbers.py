@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.report.jsontext import UNWRITTEN
 
 STEPS, BATCH = 20_000, 512  # of the default run
 LENGTH = 64  # tokens of the inputs of open models
@@ -44,13 +45,6 @@ class PaperRow:
   failed: bool = False
   note: str = ''
 
-  def as_dict(self) -> dict[str, Any]:
-    """As in the file: without the keys that say nothing of this row."""
-    return _without_blanks({
-        'setting': self.setting, 'trial': self.trial, 'steps': self.steps,
-        'batch_size': self.batch_size, 'values': self.values, 'proxy': self.proxy,
-        'failed': self.failed, 'note': self.note}, ('setting', 'trial', 'values'))
-
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
@@ -67,7 +61,7 @@ class PaperTable:
   section: str
   needs: str
   metrics: Sequence[str]
-  rows: Sequence[PaperRow]
+  rows: Sequence[PaperRow] = dataclasses.field(metadata=UNWRITTEN)  # as `cells.Row` in report.json
   analysis: str = ''
   note: str = ''
 
@@ -104,15 +98,6 @@ class PaperFigure:
     """'Figure 3', 'Figure 2 (top)', 'StreamingLLM, Figure 12'."""
     paper = f'{self.paper}, ' if self.paper else ''
     return f'{paper}Figure {self.number}{_half(self)}'
-
-  def as_dict(self) -> dict[str, Any]:
-    """As in the file: without the keys that say nothing of this figure."""
-    kept = ('key', 'number', 'half', 'kind', 'needs', 'caption', 'trials')
-    return _without_blanks({
-        'key': self.key, 'number': self.number, 'half': self.half, 'kind': self.kind,
-        'needs': self.needs, 'analysis': self.analysis, 'models': self.models,
-        'epsilon': self.epsilon, 'paper': self.paper, 'caption': self.caption,
-        'trials': self.trials, 'note': self.note}, kept)
 
 
 def title() -> str:
@@ -205,9 +190,3 @@ def _rows() -> list[PaperRow]:
 
 def _half(item: PaperTable | PaperFigure) -> str:
   return f' ({item.half})' if item.half else ''
-
-
-def _without_blanks(fields: dict[str, Any], kept: Sequence[str]) -> dict[str, Any]:
-  """The fields, less those that are None, '' or False; `kept` are there always."""
-  return {key: value for key, value in fields.items()
-          if key in kept or value not in (None, '', False)}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
-from sink_jax.paper.cells import OpenCell, OpenEntry, Row
+from sink_jax.paper.cells import Cell, Entry, OpenNumber, Row
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
 from sink_jax.paper.open_protocol import (
@@ -25,7 +25,7 @@ from sink_jax.paper.open_protocol import (
   other_model,
   remarks,
 )
-from sink_jax.paper.pictures import DrawnModel, OpenPicture
+from sink_jax.paper.pictures import DrawnModel, Figure, Picture
 from sink_jax.pretrained.hub import MODELS, known_model
 from sink_jax.report.images import with_palette
 
@@ -59,34 +59,34 @@ def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
 
 def lacking(table: PaperTable, row: Row) -> list[str]:
   """The models of a row that have no measured number in it."""
-  cells = row.open_models.cells.values() if row.open_models else ()
-  there = {cell.model for cell in cells}
+  there = {number.model for entry in row.entries for number in _numbers(entry.cells)}
   return [model for model in dict.fromkeys(models_of(table, row.paper).values())
           if model not in there]
 
 
-def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> OpenEntry | None:
+def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> Entry | None:
   """The measured numbers of a row; None if nothing was run for it."""
   cells = {metric: cell for metric, model in models_of(table, row).items()
            if (cell := _cell(table, row, metric, model, analysed))}
-  there = {cell.model for cell in cells.values()}
+  numbers = _numbers(cells)
+  there = {number.model for number in numbers}
   models = dict.fromkeys(models_of(table, row).values())
   absent = {model: _absent(table, model, analysed) for model in models if model not in there}
   # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {_NOT_RUN}:
     return None
-  others = dict.fromkeys(file for cell in cells.values() for file in cell.others)
+  others = dict.fromkeys(file for number in numbers for file in number.others)
   status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
             f'also in {listed(list(others))}' if others else '']
-  return OpenEntry('; '.join(filter(None, status)), cells,
-                   list(dict.fromkeys(cell.file for cell in cells.values())))
+  return Entry('; '.join(filter(None, status)), cells,
+               list(dict.fromkeys(number.file for number in numbers)))
 
 
-def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | None, bytes, str]:
-  """A picture, its PNG and the figure's status; (None, b'', status) where there is none."""
+def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
+  """A figure with its picture, or with a status that says why there is none."""
   shown, left_out = _together(figure, analysed)
   if not shown:
-    return None, b'', '; '.join([needs_models(figure), *left_out])
+    return Figure(figure, [], '; '.join([needs_models(figure), *left_out]))
   module, raw = analysed.analyses[figure.analysis].module, io.BytesIO()
   drawn = [_named(figure, result) for result in shown]
   try:
@@ -94,18 +94,19 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | No
     numbers = module.rows(drawn)
   except _UNDRAWABLE as error:
     files = ', '.join(dict.fromkeys(result.file for result in shown))
-    return None, b'', (f'cannot be drawn: the results in {files} do not fit together '
-                       f'({printable(error, _MESSAGE)})')
+    return Figure(figure, [], f'cannot be drawn: the results in {files} do not fit together '
+                              f'({printable(error, _MESSAGE)})')
   # The pictures of analyses have no palette yet, as every other picture of the page has.
   there = {result.paper_model.name for result in shown}
-  picture = OpenPicture(
+  picture = Picture(
       file=f'{figure.key}.png',
       missing=[f'{name} ({_absent(figure, name, analysed)})'
                for name in figure.models or () if name not in there],
       note=_note(shown, left_out), numbers=numbers,
       models=[DrawnModel(result.paper_model.name, result.file, checkpoint_of(result))
-              for result in shown])
-  return picture, with_palette(raw), 'drawn'
+              for result in shown],
+      png=with_palette(raw))
+  return Figure(figure, [picture], 'drawn')
 
 
 def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:
@@ -116,7 +117,7 @@ def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> s
 
 
 def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: Analysed
-          ) -> OpenCell | None:
+          ) -> Cell | None:
   kind = _kind(table, metric)
   candidates = []  # (differences from the protocol, result, value)
   for result in analysed.results:
@@ -134,19 +135,25 @@ def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: A
   # One difference from the protocol is enough to withhold the comparison; the number is shown all
   # the same.
   compared = not apart and isinstance(paper, (int, float))
-  return OpenCell(
-      paper=paper,
-      difference=value - paper if compared else None,
-      agrees=None,
-      remark='' if paper is None else '; '.join(apart or remarks(shown, kind)),
+  number = OpenNumber(
       value=value,
-      words=METRICS[metric].text(value),
+      text=METRICS[metric].text(value),
       model=model,
       file=shown.file,
       checkpoint=checkpoint_of(shown),
       inputs={key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
           'bos': inputs['bos']['protocol']},
       others=[result.file for _, result, _ in candidates if result is not shown])
+  return Cell(
+      paper=paper,
+      difference=value - paper if compared else None,
+      agrees=None,
+      remark='' if paper is None else '; '.join(apart or remarks(shown, kind)),
+      measured=number)
+
+
+def _numbers(cells: Mapping[str, Cell]) -> list[OpenNumber]:
+  return [cell.measured for cell in cells.values() if isinstance(cell.measured, OpenNumber)]
 
 
 def _value(table: PaperTable, row: PaperRow, metric: str, result: Result) -> float | None:

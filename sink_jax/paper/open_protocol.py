@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.io.tables import short
 from sink_jax.paper.analysed import Result, printable
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos
 
@@ -88,7 +89,7 @@ def other_model(result: Result) -> list[str]:
   # A folder may have any name; and the nominal size is a rounded one.
   if size is None or abs(size / nominal - 1) <= _SIZE:
     return []
-  return [f'another model of that name: {short(size)} parameters instead of {short(nominal)}']
+  return [f'another model of that name: {short(size, 2)} parameters instead of {short(nominal, 2)}']
 
 
 def remarks(result: Result, kind: str | None = None) -> list[str]:
@@ -134,15 +135,6 @@ def alike(result: Result) -> tuple:
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
           str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
-
-
-def short(number: float) -> str:
-  """1557611200 -> '1.6 B'."""
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if number >= size:
-      return f'{number / size:.2g} {letter}' if number < 100 * size else (
-          f'{number / size:.0f} {letter}')
-  return f'{number:.0f}'
 
 
 def _value(value: object) -> str:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from sink_jax.paper import strips
-from sink_jax.paper.cells import Table
+from sink_jax.paper import drawing, strips
 from sink_jax.paper.claims import PLURAL
-from sink_jax.paper.content import JudgedClaim, PaperReport
+from sink_jax.paper.content import EventOrder, JudgedClaim, JudgedPart, PaperReport, Verdict
 from sink_jax.paper.events import CAPTION, NOTE
+from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS
-from sink_jax.paper.table_grid import (
-  Grid,
-  part_words,
-  runs_grid,
-  synthetic_grid,
-  table_grid,
-  verdict_words,
-)
+from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 
@@ -33,17 +24,16 @@ _EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short
 _RUNS, _MADE = 'All runs', 'How it was made'
 
 
-def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
-  """The whole report: the answer first, names of claims and runs last. images: PNGs by name."""
-  parts = _Page(report.title, images)
-  for words in answer(report):
-    parts.paragraph(words)
-  parts.table(*_by_section(report))
+def page(report: PaperReport) -> Parts:
+  """The whole report: the answer first, names of claims and runs last."""
+  parts = Parts(report.title)
+  parts.paragraphs(answer(report))
+  _add_sections(parts, report)
   if strips.rows(report.claims):
-    parts.draw(strips.FILE, strips.CAPTION)
+    parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
   # The course of training says more at a glance than any other picture.
   if report.events:
-    parts.draw(report.events[0].picture.file, f'{upper(report.events[0].name)}. {CAPTION}')
+    _draw_events(parts, report.events[0])
   _add_contents(parts, report)
   parts.heading(_CLAIMS)
   parts.paragraphs(report.summary.notes)
@@ -56,7 +46,7 @@ def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
   for i, table in enumerate(tables):
     if i and not table.paper.number and tables[i - 1].paper.number:
       parts.heading(_NUMBERS)
-    _add_table(parts, table, report)
+    add_table(parts, table, report.groups)
   parts.heading(_FIGURES)
   for figure in report.figures:
     _add_figure(parts, figure)
@@ -69,31 +59,9 @@ def page(report: PaperReport, images: Mapping[str, bytes]) -> Parts:
   if report.runs:
     parts.heading(_RUNS)
     with parts.details(f'{len(report.runs)} folders'):
-      parts.grid(runs_grid(report))
+      add_runs(parts, report.runs.values())
   _add_made(parts, report)
   return parts
-
-
-class _Page(Parts):
-  """With the pictures of the report at hand."""
-
-  def __init__(self, title: str, images: Mapping[str, bytes]):
-    super().__init__(title)
-    self._drawn, self._pngs = set(), images
-
-  def draw(self, file: str, caption: str) -> None:
-    """A picture, which stands on the page once."""
-    if file not in self._drawn:
-      self._drawn.add(file)
-      self.picture(file, self._pngs.get(file, b''), caption)
-
-  def grid(self, grid: Grid) -> None:
-    self.table(grid.head, grid.rows, grid.left)
-    self.paragraphs(grid.notes)
-
-  def paragraphs(self, lines: Sequence[str]) -> None:
-    for words in lines:
-      self.paragraph(words)
 
 
 def answer(report: PaperReport) -> list[str]:
@@ -101,10 +69,9 @@ def answer(report: PaperReport) -> list[str]:
   if not (report.runs or report.analyses):
     return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
   groups = {group.name: group for group in report.groups}
-  lines = []
+  judged, lines = report.verdicts, []
   for part in report.summary.parts:
-    verdicts = [verdict.verdict for claim in report.claims for verdict in claim.verdicts
-                if verdict.name == part.name]
+    verdicts = [verdict.verdict for _, verdict in judged.get(part.name, ())]
     if not verdicts:  # of open models
       files = len(report.analyses)
       lines.append(f'{upper(part.name)} ({files} file{"s" if files > 1 else ""} of analyses): '
@@ -123,21 +90,19 @@ def answer(report: PaperReport) -> list[str]:
   return lines
 
 
-def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[int, ...]]:
+def _add_sections(parts: Parts, report: PaperReport) -> None:
   """How many claims of each section of the paper have each verdict."""
-  names = list(dict.fromkeys(
-      verdict.name for claim in report.claims for verdict in claim.verdicts))
-  several, rows = len(names) > 1, []
+  judged, rows = report.verdicts, []
+  several = len(judged) > 1
   for section in sorted({claim.section for claim in report.claims}, key=list(_SECTIONS).index):
-    for name in names:
-      found = [verdict.verdict for claim in report.claims if claim.section == section
-               for verdict in claim.verdicts if verdict.name == name]
+    for name, of in judged.items():
+      found = [verdict.verdict for claim, verdict in of if claim.section == section]
       if found:
         rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
                      *(str(found.count(verdict)) for verdict in PLURAL)])
   # Short, for the table to be as narrow as a phone.
   verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
-  return ['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several]
+  parts.table(['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several])
 
 
 def _add_contents(parts: Parts, report: PaperReport) -> None:
@@ -165,19 +130,32 @@ def _add_claim(parts: Parts, claim: JudgedClaim) -> None:
     parts.items([part_words(part) for part in verdict.parts])
 
 
-def _add_table(parts: _Page, table: Table, report: PaperReport) -> None:
-  grid, paper = table_grid(table, report.groups), table.paper
-  parts.heading(paper.name, 3)
-  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
-                  f'Section {paper.section}.')
-  parts.paragraph(upper(table.status) + '.' if table.status else '')
-  if grid:
-    parts.grid(grid)
-  else:
-    parts.paragraph(paper.note)
+def verdict_words(verdict: Verdict) -> str:
+  """'holds', or 'undecided (about 7 seeds would decide)'."""
+  return verdict.verdict + (f' (about {verdict.needed} seeds would decide)' if verdict.needed
+                            else '')
 
 
-def _add_figure(parts: _Page, figure: Figure) -> None:
+def part_words(part: JudgedPart) -> str:
+  """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
+
+  A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A
+  seed in which no sink emerged counts as its last step, the least that it can be.
+  """
+  metric = METRICS[part.metric]
+  shown = lambda values: ', '.join(metric.text(value) for value in values)
+  interval = f' [{shown([part.low, part.high])}]' if part.low is not None else ''
+  seeds = f', n = {part.n} ({shown(part.values)})' if part.n > 1 else ', n = 1'
+  paper = f'; the paper {metric.text(part.paper)}' if part.paper is not None else ''
+  held = {True: 'so', False: 'not so', None: 'undecided'}[part.held]
+  doubt = f', since {part.doubt}' if part.doubt else ''
+  star = '*' if part.proxy else ''
+  never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
+  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
+          f'{held}{doubt}{never}{paper}')
+
+
+def _add_figure(parts: Parts, figure: Figure) -> None:
   paper = figure.paper
   parts.heading(paper.name, 3)
   words = ' '.join(filter(None, [paper.caption, paper.note]))
@@ -187,44 +165,50 @@ def _add_figure(parts: _Page, figure: Figure) -> None:
   for picture in figure.pictures:
     missing = f' Without {", ".join(picture.missing)}.' if picture.missing else ''
     name = f'{upper(picture.name)}. ' if picture.name else ''
-    parts.draw(picture.file, f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
+    parts.picture(picture.file, picture.png or drawing.panels(picture),
+                  f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
 
 
-def _add_events(parts: _Page, report: PaperReport) -> None:
+def _add_events(parts: Parts, report: PaperReport) -> None:
   if not report.events:
     return
   parts.heading(_EVENTS)
   parts.paragraph(NOTE)
   for order in report.events:
-    parts.heading(f'Events: {order.name}', 3)
+    parts.heading(f'Events: {order.picture.name}', 3)
     parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
                  for trial in order.trials])
-    parts.draw(order.picture.file, f'{upper(order.name)}. {CAPTION}')
+    if order is not report.events[0]:  # which stands on the first screen
+      _draw_events(parts, order)
 
 
-def _add_synthetic(parts: _Page, report: PaperReport) -> None:
+def _draw_events(parts: Parts, order: EventOrder) -> None:
+  picture = order.picture
+  parts.picture(picture.file, drawing.panels(picture), f'{upper(picture.name)}. {CAPTION}')
+
+
+def _add_synthetic(parts: Parts, report: PaperReport) -> None:
   axis = report.synthetic
   if axis is None:
     return
   parts.heading(_SYNTHETIC)
   parts.paragraph("The paper's variants on the Bigram-Backcopy task, where one head has one thing "
                   'to do; default is softmax.')
-  parts.grid(synthetic_grid(axis))
+  add_synthetic(parts, axis)
   parts.paragraphs([f'The least possible loss is {value:.3f} nats on bigram targets and 0 on '
                     'back-copies.' for value in axis.optimum])
-  if axis.file:
-    parts.draw(axis.file, 'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks '
-               'proxies.')
+  if any('Sink_1 %' in row.cells for row in axis.rows):
+    parts.picture('synthetic.png', drawing.rates(axis), 'Sink_1 and Sink_* by variant, on the '
+                  'Bigram-Backcopy task; * marks proxies.')
   with parts.details('Columns'):
     parts.items([line(bold(heading), ': ', words) for heading, words in axis.columns.items()])
 
 
-def _add_made(parts: _Page, report: PaperReport) -> None:
+def _add_made(parts: Parts, report: PaperReport) -> None:
   parts.heading(_MADE)
   parts.paragraph(line(f'Of {report.paper}: its claims, tables and figures, and what the runs say '
                        'to each.'))
-  parts.items([line(bold(upper(key)), ': ', joined(list(map(code, values)), '; '))
-               for key, values in report.provenance.items()])
+  parts.facts(report.provenance)
   for group in report.groups:
     settings = joined([code(f'{key} = {value}') for key, value in group.settings.items()])
     parts.paragraph(line(bold(upper(group.name)), f': {group.runs} runs; ', settings))

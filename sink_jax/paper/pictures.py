@@ -1,7 +1,6 @@
 """Figures of the paper as typed values: series, panels, pictures.
 
-`curves` and `open_models` make them, `drawing` draws them. The `as_dict` of each is its form in
-report.json, whose keys are fixed.
+`curves` and `open_models` make them, `drawing` draws them.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.numbers import PaperFigure
+from sink_jax.report.jsontext import UNWRITTEN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Series:
 class Panel:
   """Lines, or an attention map.
 
-  x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map.
+  x, y, right: labels of axes. log: the axes that are logarithmic, as in 'xy'. runs: of the map,
+  which the analyses.json of its run has; report.json would be many times as large with it. seeds:
+  thin lines of one run each, under the name of their mean, in place of its range. levels: at which
+  dotted lines stand.
   """
 
   title: str
@@ -40,67 +43,11 @@ class Panel:
   series: Sequence[Series]
   right: str = ''
   log: str = ''
-  map_TxT: Sequence[Sequence[float]] | None = None
+  map_TxT: Sequence[Sequence[float]] | None = dataclasses.field(
+      default=None, metadata=UNWRITTEN)
   runs: Sequence[str] = ()
-
-  def as_dict(self) -> dict[str, Any]:
-    """Without the map, which the analyses.json of its run has."""
-    return {'title': self.title, 'x': self.x, 'y': self.y, 'right': self.right, 'log': self.log,
-            'series': [dataclasses.asdict(line) for line in self.series],
-            # A series names its runs itself; a map has no series.
-            **({'runs': self.runs} if self.runs else {})}
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedPanel(Panel):
-  """Means over seeds, with each seed as a thin line of its own in place of their range.
-
-  seeds: a series of one run each, under the name of its mean; report.json has the means alone.
-  levels: at which dotted lines stand.
-  """
-
-  seeds: Sequence[Series] = ()
+  seeds: Sequence[Series] = dataclasses.field(default=(), metadata=UNWRITTEN)
   levels: Sequence[float] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-  """A picture of a figure: the name of its PNG, of what it is, and what is missing in it."""
-
-  file: str
-  name: str = ''
-  missing: Sequence[str] = ()
-  panels: Sequence[Panel] = ()
-  note: str = ''
-
-  @property
-  def narrow(self) -> bool:
-    """Whether panels stand below one another, so that the picture takes a part of the page."""
-    return len(self.panels) < 2
-
-  def as_dict(self) -> dict[str, Any]:
-    """Of a picture that shows no runs."""
-    return {'file': self.file, 'name': self.name, 'missing': self.missing, 'panels': []}
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedPicture(Picture):
-  """Of the runs of a budget and protocol. across: how many panels stand beside one another."""
-
-  budget: str = ''
-  protocol: str = ''
-  across: int | None = None
-
-  @property
-  def narrow(self) -> bool:
-    return len(self.panels) < 2 or self.across == 1
-
-  def as_dict(self) -> dict[str, Any]:
-    return {**({'across': self.across} if self.across else {}),
-            **({'note': self.note} if self.note else {}),
-            'budget': self.budget, 'protocol': self.protocol,
-            'panels': [panel.as_dict() for panel in self.panels], 'missing': self.missing,
-            'file': self.file, 'name': self.name}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,20 +60,25 @@ class DrawnModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenPicture(Picture):
-  """Of published models. numbers: those of the picture as a table of texts, its header first."""
+class Picture:
+  """A picture: the name of its PNG, of what it is, and what is missing in it.
 
-  numbers: Sequence[Sequence[str]] = ()
+  budget, protocol: of the runs that it shows. across: how many panels stand beside one another.
+  models, numbers: of published models, whose analysis draws the picture, and those that it shows
+  as a table of texts, its header first. png: of a picture that is not drawn from its panels.
+  """
+
+  file: str
+  name: str = ''
+  missing: Sequence[str] = ()
+  panels: Sequence[Panel] = ()
+  note: str = ''
+  budget: str = ''
+  protocol: str = ''
+  across: int | None = None
   models: Sequence[DrawnModel] = ()
-
-  @property
-  def narrow(self) -> bool:
-    return False  # the analysis draws it, so how many panels it has is not known here
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'file': self.file, 'name': self.name, 'panels': [], 'missing': self.missing,
-            'note': self.note, 'numbers': self.numbers,
-            'models': [dataclasses.asdict(model) for model in self.models]}
+  numbers: Sequence[Sequence[str]] = ()
+  png: bytes = dataclasses.field(default=b'', metadata=UNWRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +88,3 @@ class Figure:
   paper: PaperFigure
   pictures: Sequence[Picture]
   status: str
-
-  def as_dict(self) -> dict[str, Any]:
-    return self.paper.as_dict() | {
-        'title': self.paper.name, 'pictures': [picture.as_dict() for picture in self.pictures],
-        'status': self.status}

@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import TypeVar
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper import drawing, numbers, open_protocol, strips, synthetic
+from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
@@ -23,11 +23,10 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, RunSummary, Verdict
+from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, Verdict
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
-from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import page
@@ -39,8 +38,7 @@ from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
-from sink_jax.report.records import RunRecord
-from sink_jax.train.provenance import provenance
+from sink_jax.report.records import RunRecord, made_by
 
 T = TypeVar('T')
 # An absolute path in a command or an error: all but its end is this machine's business.
@@ -59,38 +57,25 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   Raises:
     OSError: `out` cannot be written.
   """
-  report, pictures = build(runs, analysed)
-  report = dataclasses.replace(report, provenance=without_paths(_provenance(runs, analysed)))
-  page(report, pictures).write(to_path(out), to_json(report.as_dict()))
+  report = dataclasses.replace(build(runs, analysed),
+                               provenance=without_paths(_provenance(runs, analysed)))
+  page(report).write(to_path(out), to_json(report))
   return report
 
 
-def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
-          ) -> tuple[PaperReport, dict[str, bytes]]:
-  """The content of a report, and its pictures as PNGs by file name.
+def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperReport:
+  """The content of a report.
 
-  The content is plain: its numbers are finite or None, and have six digits; no text in it names a
+  It is plain: its numbers are finite or None, and have six digits; no text in it names a
   path of this machine.
   """
-  groups = groups_of(runs)
-  tuned = tuned_groups(runs)
-  figures, pictures = _figures(groups, tuned, analysed)
-  orders = event_orders(groups)
-  pictures |= {order.picture.file: drawing.panels(order.picture) for order in orders}
-  axis = synthetic.section(runs)
-  if axis and (rated := [row for row in axis.rows if 'Sink_1 %' in row.cells]):
-    axis = dataclasses.replace(axis, file='synthetic.png')
-    pictures[axis.file] = drawing.rates(
-        [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rated],
-        [row.cells['Sink_1 %'] for row in rated], [row.cells.get('Sink_* %') for row in rated])
+  groups, tuned = groups_of(runs), tuned_groups(runs)
+  figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.figures()]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
   judged = groups + synthetic_groups(runs)
   spreads = [(group, spread_of(group)) for group in judged]
   claims = [_judged(claim, spreads) for claim in CLAIMS]
-  if strips.rows(claims):
-    # As on the page, where an endless interval is none.
-    pictures[strips.FILE] = strips.picture(finite(claims))
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
@@ -102,18 +87,18 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()
       claims=claims,
       tables=shown,
       figures=figures,
-      events=orders,
-      synthetic=axis,
+      events=event_orders(groups),
+      synthetic=synthetic.section(runs),
       comparison=f'{CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
       notes=[line for group in judged for line in inconsistencies(group)],
-      runs={run.name: _run_summary(run) for run in runs},
+      runs={run.name: run for run in runs},
       analyses=analysed.files,
       other_runs=[run.name for run in runs
                   if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
   )
   # Last, so that pages and JSON show the same numbers and no text escapes.
-  return rounded(finite(without_paths(report))), pictures
+  return rounded(finite(without_paths(report)))
 
 
 def as_text(report: PaperReport) -> str:
@@ -122,9 +107,11 @@ def as_text(report: PaperReport) -> str:
   lines = ['runs: ' + (', '.join(f'{n} {status}' for status, n in runs.items()) or 'none')]
   lines += [f'trials, {group.name}: {group.trials} of {len(numbers.trials())} have a run'
             for group in report.groups]
-  for name, counts, failed in verdict_counts(report):
+  for name, judged in report.verdicts.items():
+    counts = collections.Counter(verdict.verdict for _, verdict in judged)
     lines.append(f'claims, {name}: ' + ', '.join(
-        f'{counts.get(verdict, 0)} {words}' for verdict, words in PLURAL.items()))
+        f'{counts[verdict]} {words}' for verdict, words in PLURAL.items()))
+    failed = [claim.key for claim, verdict in judged if verdict.verdict == FAILS]
     lines += [fill(f'do not hold: {", ".join(failed)}', 100, initial_indent='  ',
                    subsequent_indent='    ')] if failed else []
   for look in report.undecided:
@@ -139,17 +126,6 @@ def as_text(report: PaperReport) -> str:
   return '\n'.join(lines)
 
 
-def verdict_counts(report: PaperReport) -> list[tuple[str, dict[str, int], list[str]]]:
-  """(budget and protocol, {verdict: how many}, keys of the claims that do not hold)."""
-  by_group: dict[str, list[tuple[str, str]]] = {}
-  for claim in report.claims:
-    for verdict in claim.verdicts:
-      by_group.setdefault(verdict.name, []).append((claim.key, verdict.verdict))
-  return [(name, dict(collections.Counter(verdict for _, verdict in verdicts)),
-           [key for key, verdict in verdicts if verdict == FAILS])
-          for name, verdicts in by_group.items()]
-
-
 def without_paths(value: T) -> T:
   """The same with '.../NAME' in place of absolute paths, in every text."""
   # Quoted paths first: they may hold blanks, at which the other pattern would stop and leave the
@@ -159,17 +135,9 @@ def without_paths(value: T) -> T:
 
 
 def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list[str]]:
-  origins, now = [run.origin for run in runs], provenance()
-  known = lambda values: sorted({value for value in values if value}) or ['unknown']
   analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
                         for made in analysed.files.values()})
-  return ({'analysed by': analysed_by} if analysed_by else {}) | {
-      'trained by': known(origin.command for origin in origins),
-      'trained on': known(origin.hardware for origin in origins),
-      'trained with': known(origin.code for origin in origins),
-      'reported by': [now['command']], 'date': [now['date']],
-      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
-      'reported with': [now['code']]}
+  return ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)
 
 
 def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim:
@@ -183,32 +151,20 @@ def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim
                      verdicts or [nothing])
 
 
-def _figures(groups: Sequence[Group], tuned: Sequence[Group], analysed: Analysed
-             ) -> tuple[list[Figure], dict[str, bytes]]:
-  """Every figure of the paper with its pictures, and the PNGs by file name."""
-  figures, pngs = [], {}
-  for figure in numbers.figures():
-    pictures, status = [], ''
-    # Drawn from the masks themselves, without any run.
-    if figure.kind == 'mask':
-      pictures = [Picture(f'{figure.key}.png')]
-      pngs[pictures[0].file] = drawing.masks('prefix' if figure.number == '5' else 'window')
-    elif figure.needs == 'open models':
-      picture, png, status = figure_of(figure, analysed)
-      if picture:
-        pngs[picture.file] = png
-        pictures = [picture]
-    elif figure.needs == 'training':
-      for picture in filter(None, (figure_data(figure, group) for group in groups)):
-        pngs[picture.file] = drawing.panels(picture)
-        # The analyses.json of its run has the map; a report would be many times as large with it.
-        panels = [dataclasses.replace(panel, map_TxT=None) for panel in picture.panels]
-        pictures.append(dataclasses.replace(picture, panels=panels))
-    elif figure.needs == 'fine-tuning':
-      pictures = tuned_pictures(tuned)
-      pngs |= {picture.file: drawing.panels(picture) for picture in pictures}
-    figures.append(Figure(figure, pictures, status or _figure_status(figure, pictures, groups)))
-  return figures, pngs
+def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],
+            analysed: Analysed) -> Figure:
+  """A figure of the paper with its pictures."""
+  if figure.needs == 'open models':
+    return figure_of(figure, analysed)
+  pictures = []
+  if figure.kind == 'mask':  # of the masks themselves, without any run
+    pictures = [Picture(f'{figure.key}.png',
+                        png=drawing.masks('prefix' if figure.number == '5' else 'window'))]
+  elif figure.needs == 'training':
+    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
+  elif figure.needs == 'fine-tuning':
+    pictures = tuned_pictures(tuned)
+  return Figure(figure, pictures, _figure_status(figure, pictures, groups))
 
 
 def _figure_status(figure: PaperFigure, pictures: Sequence[Picture], groups: Sequence[Group]
@@ -236,31 +192,3 @@ def _group_summary(group: Group) -> GroupSummary:
 
 def _counts(runs: Iterable[RunRecord]) -> dict[str, int]:
   return dict(collections.Counter(run.status for run in runs))
-
-
-def _run_summary(run: RunRecord) -> RunSummary:
-  setup, probe = run.setup, run.probe
-  train_loss = metric_summary('train_loss', [run]) if setup else None
-  return RunSummary(
-      trial=run.label.trial,
-      budget=run.label.budget,
-      protocol=run.label.protocol,
-      status=run.status,
-      error=run.error,
-      reason=run.reason,
-      step=run.step,
-      seed=setup.seed if setup else None,
-      steps=setup.steps if setup else None,
-      tokens=setup.tokens if setup else None,
-      unique_tokens=run.text.unique_tokens if run.text else None,
-      attention=setup.attention if setup else None,
-      proxy=setup.proxy if setup else None,
-      probe_step=probe.step if probe else None,
-      sink=probe.sink[:10] if probe else None,  # later keys are seen by few queries
-      sink_extra_key=probe.sink_extra_key if probe else None,
-      sink_extra_key_official=probe.sink_extra_key_official if probe else None,
-      ratios=probe.ratios if probe else None,
-      losses=run.losses,
-      train_loss=train_loss.mean if train_loss else None,
-      emergence_step=probe.emergence_step if probe else None,
-      trained_on=run.origin.hardware)

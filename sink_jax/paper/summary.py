@@ -61,7 +61,7 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
   if not (analysed.files or analysed.lines):
     return []
   rows = [row for table in tables if table.paper.needs == 'open models' for row in table.rows]
-  measured = [row.open_models.cells.values() for row in rows if row.open_models]
+  measured = [entry.cells.values() for row in rows for entry in row.entries]
   compared = sum(any(cell.difference is not None for cell in cells) for cells in measured)
   waiting = [figure for figure in figures if figure.paper.needs == 'open models']
   drawn = sum(bool(figure.pictures) for figure in waiting)

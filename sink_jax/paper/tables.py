@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import Analysed
-from sink_jax.paper.cells import Row, Table, TrainedCell, TrainedEntry
+from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.collect import Group
 from sink_jax.paper.differences import difference, remark
 from sink_jax.paper.metrics import METRICS, metric_summary
@@ -26,7 +26,8 @@ def _table(table: PaperTable, groups: Sequence[Group], analysed: Analysed) -> Ta
     rows = [row_of(row, table.metrics, groups) for row in table.rows]
     return Table(table, 'nothing to run' if table.needs == 'nothing' else '', headings, rows)
   rows = [Row(row, paper_texts(row, table.metrics),
-              open_models=open_models.entry_of(table, row, analysed)) for row in table.rows]
+              [entry] if (entry := open_models.entry_of(table, row, analysed)) else [])
+          for row in table.rows]
   lacking = dict.fromkeys(model for row in rows for model in open_models.lacking(table, row))
   return Table(table, open_models.needs_models(table, list(lacking)) if lacking else '', headings,
                rows)
@@ -60,7 +61,7 @@ def paper_text(row: PaperRow, metric: str) -> str:
   return text(value) + ('*' if row.proxy and metric.startswith('sink_') else '')
 
 
-def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> TrainedEntry:
+def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> Entry:
   runs, measured = group.runs(trial), group.measured(trial)
   # Seeds of a trial should have one config but for the seed; `inconsistencies` names others.
   setup = next((run.setup for run in runs if run.setup), None)
@@ -70,21 +71,20 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> T
     status += '; equal settings: at this budget the same run as default'
   if row.failed:
     status += _failure(runs)
-  return TrainedEntry(
+  return Entry(
       budget=group.budget,
       protocol=group.protocol,
       status=status,
-      finished=bool(group.done(trial)),
       cells={metric: cell for metric in metrics if (cell := _cell(row, metric, runs, measured))},
       steps=setup.steps if setup else None,
       tokens=_tokens_seen(measured[0]) if measured else None,
       unique_tokens=setup.experiment.data.max_tokens if setup else 0,
-      runs=[run.name for run in runs],
+      sources=[run.name for run in runs],
   )
 
 
 def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Sequence[RunRecord]
-          ) -> TrainedCell | None:
+          ) -> Cell | None:
   """The summary of a metric and its difference to the paper; None if it is unknown."""
   if metric == 'converges':  # divergence is a result, and no failure to measure
     measured = [run for run in runs if run.status in ('done', 'diverged')]
@@ -95,13 +95,13 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
   compared, words = remark(metric, [run for run in measured if run.name in summary.runs])
   if measured[0].status != 'done' and metric != 'converges':
     compared, words = False, 'not the last step'
-  return TrainedCell(
+  return Cell(
       paper=paper,
       difference=difference(summary.mean, paper) if compared else None,
       # A truth agrees where all seeds do: their mean is then exactly 0 or 1.
       agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
-      statistics=summary.statistics())
+      measured=summary.statistics())
 
 
 def _failure(runs: Sequence[RunRecord]) -> str:

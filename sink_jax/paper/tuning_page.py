@@ -11,7 +11,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
 from sink_jax.paper.curves import series, thinned
-from sink_jax.paper.pictures import SeedPanel, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
@@ -94,21 +94,21 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 
-def _figure_30(group: Group) -> TrainedPicture | None:
+def _figure_30(group: Group) -> Picture | None:
   """Loss and gradient norm of both models; None where neither has a step."""
   return _picture(group, 'figure-30', (SOFTMAX, SIGMOID), group.name)
 
 
-def tuned_pictures(groups: Iterable[Group]) -> list[TrainedPicture]:
+def tuned_pictures(groups: Iterable[Group]) -> list[Picture]:
   """Figure 30 of every group that has something to draw."""
   return [picture for group in groups if (picture := _figure_30(group))]
 
 
-def _planted(group: Group) -> TrainedPicture | None:
+def _planted(group: Group) -> Picture | None:
   return _picture(group, 'unstable', (PLANTED,), f'{TRIALS[PLANTED].capitalize()}, {group.name}')
 
 
-def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> TrainedPicture | None:
+def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> Picture | None:
   panels = []
   for metric, words in (('loss', 'training loss in nats per token'),
                         ('grad_norm', 'gradient norm')):
@@ -125,11 +125,11 @@ def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> Traine
                                     and run.readable],
                     lambda run, points=points: _stretches(run, points(run)))
       means, seeds = means + ([mean] if mean else []), seeds + lines
-    panels.append(SeedPanel('', 'step', words, means, seeds=seeds))
+    panels.append(Panel('', 'step', words, means, seeds=seeds))
   if not any(panel.series for panel in panels):
     return None
   drawn = {line.name for panel in panels for line in panel.series}
-  return TrainedPicture(
+  return Picture(
       file=f'{key}-{group.key}.png', name=name, panels=panels, budget=group.budget,
       protocol=group.protocol, across=2,
       missing=[f'{trial} ({group.status(trial)})' for trial in trials

@@ -11,7 +11,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.curves import losses, series, sink_points, thinned
 from sink_jax.paper.metrics import MetricSummary
-from sink_jax.paper.pictures import SeedPanel, TrainedPicture
+from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
@@ -199,7 +199,7 @@ def _comparison(standings: Standings) -> tuple[list[str], list[list[str]]]:
   return [*head, 'because'], rows
 
 
-def _pictures(found: Grafts) -> list[TrainedPicture]:
+def _pictures(found: Grafts) -> list[Picture]:
   """Sink_1 of each graft with that of `continued`, and the training loss minus that of it."""
   group = found.group
   half = [statistics.fmean(found.before.values()) / 2] if found.before else []
@@ -222,8 +222,8 @@ def _pictures(found: Grafts) -> list[TrainedPicture]:
       means = [series(trial, runs, points) for trial, runs in trials.items()]
       means += [series(name, trials[name], dashed, dashed=True)] if dashed else []
       seeds = [series(trial, [run], points) for trial, runs in trials.items() for run in runs]
-      panels.append(SeedPanel(name, 'step', y, [line for line in means if line],
+      panels.append(Panel(name, 'step', y, [line for line in means if line],
                               seeds=[line for line in seeds if line], levels=levels))
     if any(panel.series for panel in panels):
-      pictures.append(TrainedPicture(file=file, name=group.name, panels=panels))
+      pictures.append(Picture(file=file, name=group.name, panels=panels))
   return pictures

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import EMERGENCE_LEVEL
 from sink_jax.report.records import RunRecord, baseline_of, differing_settings, split_notes
 from sink_jax.report.sentences import overview, sentences
@@ -18,10 +19,11 @@ _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-con
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-  """A figure of a group: the name of its PNG, and its caption."""
+  """A figure of a group: the name of its PNG, its caption, and the PNG."""
 
   file: str
   caption: str
+  png: bytes = dataclasses.field(metadata=UNWRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class RunGroup:
 
   key: str
   title: str
-  runs: Sequence[RunRecord]
+  runs: Sequence[RunRecord] = dataclasses.field(metadata=UNWRITTEN)  # `Comparison` has them
   overview: str
   sentences: Mapping[str, str]
   notes: Sequence[str]
@@ -42,38 +44,19 @@ class RunGroup:
   different_settings: Mapping[str, Mapping[str, Any]]
   pictures: Sequence[Picture] = ()
 
-  def as_dict(self) -> dict[str, Any]:
-    return {
-        'key': self.key,
-        'title': self.title,
-        'runs': [run.name for run in self.runs],
-        'overview': self.overview,
-        'sentences': self.sentences,
-        'notes': self.notes,
-        'shared_settings': self.shared_settings,
-        'different_settings': self.different_settings,
-        'figures': [dataclasses.asdict(picture) for picture in self.pictures],
-    }
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """The content of a report about runs. provenance: how the runs and the report were made."""
+  """The content of a report about runs.
 
-  runs: Sequence[RunRecord]
+  runs: by name. provenance: how the runs and the report were made.
+  """
+
+  runs: Mapping[str, RunRecord]
   groups: Sequence[RunGroup]
-  provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
   title: str = 'Attention sinks side by side'
-
-  def as_dict(self) -> dict[str, Any]:
-    """What report.json holds."""
-    return {
-        'title': self.title,
-        'emergence_level': EMERGENCE_LEVEL,
-        'runs': {run.name: run.as_dict() for run in self.runs},
-        'groups': [group.as_dict() for group in self.groups],
-        'provenance': self.provenance,
-    }
+  emergence_level: float = EMERGENCE_LEVEL
 
 
 def build(runs: Sequence[RunRecord]) -> Comparison:
@@ -96,7 +79,7 @@ def build(runs: Sequence[RunRecord]) -> Comparison:
         shared_settings=shared,
         different_settings=different,
     ))
-  return Comparison(runs, groups)
+  return Comparison({run.name: run for run in runs}, groups)
 
 
 def as_text(report: Comparison) -> str:

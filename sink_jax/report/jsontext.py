@@ -10,12 +10,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar('T')
+# The metadata of a field of a dataclass that no JSON has, and no change of leaves reaches.
+UNWRITTEN = {'written': False}
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, lists of numbers on one line; what is not finite becomes null."""
+  """A value as indented JSON, lists of numbers on one line; what is not finite becomes null.
+
+  A dataclass is an object with its fields as keys, less those that are `UNWRITTEN`.
+  """
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
-  text = json.dumps(finite(value), indent=1, allow_nan=False)
+  text = json.dumps(finite(value), indent=1, allow_nan=False, default=_written)
   # A pair of brackets without brackets, braces or quotes between them is a list of numbers.
   return re.sub(r'\[([^\[\]{}"]*)\]', lambda match: '[' + ' '.join(match[1].split()) + ']',
                 text) + '\n'
@@ -54,7 +59,7 @@ def rounded(value: T) -> T:
 
 
 def mapped(value: T, change: Callable[[Any], Any]) -> T:
-  """The same with every leaf changed: of dicts, lists, tuples and fields of dataclasses."""
+  """The same with every leaf changed: of dicts, lists, tuples and written fields of dataclasses."""
   result: Any
   if isinstance(value, dict):
     result = {key: mapped(item, change) for key, item in value.items()}
@@ -64,9 +69,14 @@ def mapped(value: T, change: Callable[[Any], Any]) -> T:
   # Values of a report; what they are made of is changed, and their types stay.
   elif dataclasses.is_dataclass(value) and not isinstance(value, type):
     result = dataclasses.replace(value, **{
-        field.name: mapped(getattr(value, field.name), change)
-        for field in dataclasses.fields(value)})
+        name: mapped(item, change) for name, item in _written(value).items()})
   else:
     # A leaf: a text, a number, a boolean, None.
     result = change(value)
   return result
+
+
+def _written(value: Any) -> dict[str, Any]:
+  """The fields of a dataclass that JSON has, by name."""
+  return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)
+          if field.metadata != UNWRITTEN}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from sink_jax.io.tables import Markdown, escaped
 
@@ -13,18 +13,13 @@ def line(*parts: object) -> Markdown:
   return Markdown(''.join(map(_spaced, parts)))
 
 
-def joined(parts: Sequence[object], between: str = ', ') -> Markdown:
+def joined(parts: Iterable[object], between: str = ', ') -> Markdown:
   """Words and pieces of Markdown with words between them."""
   return Markdown(between.join(map(escaped, parts)))
 
 
 def bold(words: object) -> Markdown:
   return Markdown(f'**{escaped(words)}**')
-
-
-def small(words: object) -> Markdown:
-  """Small print: in italics where Markdown is shown as it is."""
-  return Markdown(f'*{escaped(words)}*')
 
 
 def code(words: object) -> Markdown:

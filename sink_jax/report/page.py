@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from sink_jax.report import tables
 from sink_jax.report.comparison import Comparison, RunGroup
-from sink_jax.report.markup import bold, code, joined, line, upper
+from sink_jax.report.markup import bold, code, joined, line
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 from sink_jax.report.sentences import verdict
@@ -17,8 +17,8 @@ _VERDICTS = {'sink': 'sink', 'proxy only': 'of proxy scores alone', 'faded': 'fa
              'faint': 'faint', 'none': 'no sink', 'unknown': 'not probed'}
 
 
-def page(report: Comparison, images: Mapping[str, bytes]) -> Parts:
-  """The whole report: what was found first, how it was made last. images: PNGs by file name."""
+def page(report: Comparison) -> Parts:
+  """The whole report: what was found first, how it was made last."""
   parts = Parts(report.title)
   groups = report.groups
   parts.paragraph(' '.join(
@@ -30,18 +30,17 @@ def page(report: Comparison, images: Mapping[str, bytes]) -> Parts:
               [[group.title, str(len(group.runs)), *(str(count[key]) for key in found)]
                for group, count in zip(groups, counts)])
   for group in groups:
-    _add_group(parts, group, images)
+    _add_group(parts, group)
   parts.heading('How it was made')
   parts.paragraph(_facts(report))
-  parts.items([line(bold(upper(key)), ': ', code(value))
-               for key, value in report.provenance.items()])
+  parts.facts(report.provenance)
   return parts
 
 
-def _add_group(parts: Parts, group: RunGroup, images: Mapping[str, bytes]) -> None:
+def _add_group(parts: Parts, group: RunGroup) -> None:
   parts.heading(group.title)
   for picture in group.pictures:
-    parts.picture(picture.file, images[picture.file], picture.caption)
+    parts.picture(picture.file, picture.png, picture.caption)
   columns = tables.columns(group.runs)
   rows = tables.rows(group.runs, columns)
   # The operation of a run stands below its name.
@@ -49,8 +48,7 @@ def _add_group(parts: Parts, group: RunGroup, images: Mapping[str, bytes]) -> No
               [[(name, run.setup.attention if run.setup else ''), *cells]
                for run, (name, *cells) in zip(group.runs, rows)])
   parts.items([line(bold(name), ': ', words) for name, words in group.sentences.items()])
-  for note in group.notes:
-    parts.paragraph(note)
+  parts.paragraphs(group.notes)
   with parts.details('Columns'):
     parts.items([line(bold(column.heading), ': ', column.meaning) for column in columns[1:]])
   if group.shared_settings:
@@ -65,18 +63,19 @@ def _add_group(parts: Parts, group: RunGroup, images: Mapping[str, bytes]) -> No
 
 def _facts(report: Comparison) -> str:
   """What was run, in a line: variants, steps, tokens, seeds."""
-  setups = [run.setup for run in report.runs if run.setup is not None]
-  facts = [f'{len(report.runs)} runs']
+  runs = report.runs.values()
+  setups = [run.setup for run in runs if run.setup is not None]
+  facts = [f'{len(runs)} runs']
   if setups:
     # A set, so that what all runs have in common is named once.
     facts += [' and '.join(f'{n:,}' for n in sorted({setup.steps for setup in setups})) + ' steps',
               ' and '.join(f'{n / 1e6:.1f} M' for n in sorted({setup.tokens for setup in setups}))
               + ' tokens each',
-              *_amounts(report.runs),
+              *_amounts(runs),
               'seed ' + ', '.join(map(str, sorted({setup.seed for setup in setups}))),
               'epsilon ' + ', '.join(
                   f'{epsilon:g}' for epsilon in sorted({setup.epsilon for setup in setups}))]
-  return f'{", ".join(facts)}; report of {report.provenance["date"]}'
+  return f'{", ".join(facts)}; report of {report.provenance["date"][0]}'
 
 
 def _amounts(runs: Iterable[RunRecord]) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import Markdown, escaped, markdown_table
 from sink_jax.report.images import shrunk
+from sink_jax.report.markup import bold, code, joined, line, upper
 from sink_jax.report.web_page import web_page
 
 _PICTURES = 2_600_000  # bytes on a page, where base64 makes a third more of them
@@ -35,6 +36,10 @@ class Parts:
     if words:
       self._add(_begun(escaped(words)))
 
+  def paragraphs(self, lines: Iterable[object]) -> None:
+    for words in lines:
+      self.paragraph(words)
+
   def code(self, words: str) -> None:
     """A line to be typed."""
     words = ' '.join(words.split())
@@ -45,6 +50,11 @@ class Parts:
   def items(self, lines: Sequence[object]) -> None:
     if lines:
       self._add(*(f'- {_begun(escaped(line))}' for line in lines))
+
+  def facts(self, facts: Mapping[str, Iterable[object]]) -> None:
+    """An item for each: its name, and its values as they would be typed."""
+    self.items([line(bold(upper(name)), ': ', joined(map(code, values), '; '))
+                for name, values in facts.items()])
 
   def table(self, head: Sequence[object], rows: Sequence[Sequence[Cell]],
             left: Collection[int] = (0,)) -> None:

@@ -1,13 +1,9 @@
-"""What the probes of a training run measured, as typed values.
-
-`ProbeRecord.as_dict` is a part of a run in report.json, whose keys are fixed.
-"""
+"""What the probes of a training run measured, as typed values."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
 
@@ -113,38 +109,3 @@ class ProbeRecord:
   def first_massive(self) -> BlockActivations | None:
     """The first block with entries beyond 100 medians; None where none has them."""
     return next((block for block in self.activations if block.beyond_100), None)
-
-  def as_dict(self) -> dict[str, Any]:
-    # The keys are those of metrics.jsonl and of reports that were written before the attributes had
-    # their present names.
-    curves = self.curves
-    return {
-        'sink_1': self.sink_1,
-        'sink_bias_slot': self.sink_extra_key,
-        'sink_bias_slot_released': self.sink_extra_key_official,
-        'largest_importance': self.largest_importance,
-        'mean_importance': self.mean_importance,
-        'mean_bias_slot': self.mean_extra_key,
-        'raw_mass_1': self.raw_mass_1,
-        'largest_raw_mass_1': self.largest_raw_mass_1,
-        'raw_row_mass': self.raw_row_mass,
-        'probe_step': self.step,
-        'value_ratio': self.value_ratio,
-        'value_ratio_block': self.value_ratio_block,
-        'sink': self.sink,
-        'ratios': dataclasses.asdict(self.ratios),
-        'emergence_step': self.emergence_step,
-        'peak_sink_1': self.peak_sink_1,
-        'peak_step': self.peak_step,
-        'curves': {'step': curves.step, 'sink_1': curves.sink_1,
-                   'sink_bias_slot': curves.sink_extra_key,
-                   'largest_importance': curves.largest_importance,
-                   'value_ratio': curves.value_ratio, 'hidden_ratio': curves.hidden_ratio,
-                   'max_over_median': curves.max_over_median},
-        # Older runs have none, and their records no such keys.
-        **({'null_p99': self.nulls} if self.nulls else {}),
-        **({'last_null_p99': self.last_nulls} if self.last_nulls else {}),
-        **({'activations': [dataclasses.asdict(block) for block in self.activations]}
-           if self.activations else {}),
-        **({} if self.dormant_heads is None else {'dormant_heads': self.dormant_heads}),
-    }

@@ -1,7 +1,7 @@
 """A training run as a typed record: what it is, how far it got, what was measured in it.
 
 `read_runs` makes records of the files of a run; tables, sentences and figures read attributes of
-them, and `RunRecord.as_dict` is their form in report.json, whose keys are fixed.
+them, and report.json has them as they are, but for what the files of the run have at length.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sink_jax.data.stdlib import splits_by_name
-from sink_jax.io.tables import data_frame, html_table
+from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
+from sink_jax.train.provenance import provenance
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -46,8 +48,8 @@ class Setup:
   of importance.
   """
 
-  config: Mapping[str, Any]
-  experiment: Experiment
+  config: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  experiment: Experiment = dataclasses.field(metadata=UNWRITTEN)
   attention: str
   proxy: bool
   has_extra_key: bool
@@ -63,12 +65,6 @@ class Setup:
   def settings(self) -> dict[str, Any]:
     """Dotted config keys and their values, but for the label, which changes nothing."""
     return _flat({key: value for key, value in self.config.items() if key != 'label'})
-
-  def as_dict(self) -> dict[str, Any]:
-    return {'config': self.config, 'attention': self.attention, 'proxy': self.proxy,
-            'has_slot': self.has_extra_key, 'source': self.source, 'synthetic': self.synthetic,
-            'facts': self.facts, 'seed': self.seed, 'steps': self.steps, 'tokens': self.tokens,
-            'epsilon': self.epsilon}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +104,9 @@ class RunRecord:
   metrics_problem: str
   origin: Origin
   step: int
-  train_course: Course
-  valid_course: Course
-  analyses: Mapping[str, Any]
+  train_course: Course = dataclasses.field(metadata=UNWRITTEN)
+  valid_course: Course = dataclasses.field(metadata=UNWRITTEN)
+  analyses: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
   setup: Setup | None = None
   text: TextAmount | None = None
   losses: Mapping[str, float | None] | None = None
@@ -152,32 +148,6 @@ class RunRecord:
               'missing.')
     return ''
 
-  def as_dict(self) -> dict[str, Any]:
-    """The run as report.json holds it: without the courses and the analyses."""
-    # Keys of a group that is not known are left out, as runs without it have never had them.
-    groups = [self.setup and self.setup.as_dict(), self.text and dataclasses.asdict(self.text),
-              None if self.losses is None else {'losses': self.losses},
-              self.probe and self.probe.as_dict(),
-              None if self.graft is None else {'graft': self.graft.row()}]
-    record = {
-        'name': self.name,
-        'label': dataclasses.asdict(self.label),
-        'status': self.status,
-        'error': self.error,
-        'reason': self.reason,
-        'loss': self.loss,
-        'record_whole_from': self.complete_from,
-        'record_problem': self.metrics_problem,
-        'trained_on': self.origin.hardware,
-        'trained_by': self.origin.command,
-        'trained_with': self.origin.code,
-        'step': self.step,
-    }
-    for group in groups:
-      record |= group or {}
-    return record
-
-
   def to_pandas(self) -> Any:
     """A `pandas.DataFrame` of what was probed, with a row for every probed step.
 
@@ -209,7 +179,6 @@ class RunRecord:
     return plots.figure_of(ax)
 
   def _repr_html_(self) -> str:
-    number = lambda value, form: '-' if value is None else format(value, form)
     return html_table(
         ['run', 'status', 'step', 'Sink_1 %', 'valid loss'],
         [[self.name, self.status, f'{self.step:,}',
@@ -221,6 +190,19 @@ class RunRecord:
     if self.probe is None:
       raise ValueError(f'{self.name} has no rows of the probe (status: {self.status}).')
     return self.probe.curves
+
+
+def made_by(runs: Iterable[RunRecord]) -> dict[str, list[str]]:
+  """How runs were trained, and how a report of them is made now; what runs share is named once."""
+  origins, now = [run.origin for run in runs], provenance()
+  known = lambda values: sorted({value for value in values if value}) or ['unknown']
+  return {
+      'trained by': known(origin.command for origin in origins),
+      'trained on': known(origin.hardware for origin in origins),
+      'trained with': known(origin.code for origin in origins),
+      'reported by': [now['command']], 'date': [now['date']],
+      'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
+      'reported with': [now['code']]}
 
 
 def differing_settings(runs: Sequence[RunRecord]

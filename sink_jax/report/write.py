@@ -13,9 +13,8 @@ from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.page import page
 from sink_jax.report.read_runs import read_runs
-from sink_jax.report.records import RunRecord
+from sink_jax.report.records import RunRecord, made_by
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.provenance import provenance
 
 
 def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
@@ -26,33 +25,16 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
   directory = to_path(directory)
-  report, images = build(read_runs(directory)), {}
+  report = build(read_runs(directory))
   report = dataclasses.replace(
-      report, provenance=_provenance(report.runs),
-      groups=[_with_pictures(group, directory, images, with_maps) for group in report.groups])
-  page(report, images).write(to_path(out), to_json(report.as_dict()))
+      report, provenance=made_by(report.runs.values()),
+      groups=[_with_pictures(group, directory, with_maps) for group in report.groups])
+  page(report).write(to_path(out), to_json(report))
   return report
 
 
-def _provenance(runs: Sequence[RunRecord]) -> dict[str, str]:
-  origins, now = [run.origin for run in runs], provenance()
-  # What several runs have in common is named once.
-  joined = lambda values: ' and '.join(sorted({value for value in values if value})) or 'unknown'
-  return {
-      'trained by': joined(origin.command for origin in origins),
-      'trained on': joined(origin.hardware for origin in origins),
-      'trained with': joined(origin.code for origin in origins),
-      'reported by': now['command'], 'date': now['date'],
-      'reported on': f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}',
-      'reported with': now['code']}
-
-
-def _with_pictures(group: RunGroup, directory: AnyPath, images: dict[str, bytes],
-                   with_maps: bool) -> RunGroup:
-  """The group with its curves and attention maps, and what they lack.
-
-  images: PNGs by file name, to which those that are drawn here are added.
-  """
+def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunGroup:
+  """The group with its curves and attention maps, and what they lack."""
   probed = [run for run in group.runs if run.probe is not None]
   pictures = []
   if probed:
@@ -61,8 +43,8 @@ def _with_pictures(group: RunGroup, directory: AnyPath, images: dict[str, bytes]
         f'curves-{group.key}.png',
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
         'lines and * are of proxy scores' + (', dotted lines of the extra key.' if extra_key
-                                             else '.')))
-    images[pictures[-1].file] = figures.sink_curves(probed)
+                                             else '.'),
+        figures.sink_curves(probed)))
   # Loading a checkpoint takes seconds; --nomaps leaves it out.
   maps, missing = _maps(directory, probed) if with_maps else ({}, [])
   if maps:
@@ -70,8 +52,8 @@ def _with_pictures(group: RunGroup, directory: AnyPath, images: dict[str, bytes]
     pictures.append(Picture(
         f'attention-{group.key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
-        f'at the last checkpoint, averaged over the probe sequences ({sequences}).'))
-    images[pictures[-1].file] = figures.strongest_heads(maps)
+        f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
+        figures.strongest_heads(maps)))
   return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
 
 

@@ -46,7 +46,7 @@ def paper(report: dict[str, Any]) -> list[str]:
   rows = [[name, str(sum(of == name for of, _ in verdicts)),
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
-  for group in report['in_short']['groups']:
+  for group in report['summary']['parts']:
     # The default run, and the names of the claims that are decided or undecided; those that cannot
     # be judged are in the report, most of them for want of runs.
     wanted = ('default: ', *(words for key, words in PLURAL.items() if key != UNKNOWN))
@@ -58,7 +58,7 @@ def paper(report: dict[str, Any]) -> list[str]:
 
 def numbers(report: dict[str, Any], name: str) -> list[str]:
   """A table of a group's trials, of the numbers that decide claims."""
-  known = {(number['trial'], number['measure']): number['text']
+  known = {(number['trial'], number['metric']): number['statistics']['text']
            for claim in report['claims'] for verdict in claim['verdicts']
            if verdict['name'] == name for number in verdict['numbers']}
   columns = [key for key in COLUMNS if any((trial, key) in known for trial in TRIALS)]

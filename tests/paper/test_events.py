@@ -7,6 +7,7 @@ import pytest
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.content import Event
 from sink_jax.paper.events import event_orders, order, step_of, words
+from sink_jax.paper.page import page as paper_page
 from sink_jax.paper.report import build, paper_report
 from sink_jax.report.probe_record import Curves
 from tests.paper.paper_runs import probe_row, runs, write
@@ -47,7 +48,7 @@ def events_of(folder):
     ([3.0, 3.0, 1.0, None], 2, False, None)])
 def test_a_step_is_that_from_which_a_course_stays(values, level, falls, step):
   curves = Curves([0, 100, 200, 300], [], [], [], values, [], [])
-  assert step_of(curves, lambda curves: curves.value_ratio, level, falls) == step
+  assert step_of(curves, 'value_ratio', level, falls) == step
 
 
 def test_the_events_of_seeds_in_words(tmp_path):
@@ -147,5 +148,5 @@ def test_the_pages_and_json_have_the_section(tmp_path):
 
 def test_a_report_without_such_runs_has_no_section(tmp_path):
   write(tmp_path / 'post-norm', 'post-norm')
-  report, pictures = build(runs(tmp_path))
-  assert list(report.events) == [] and not any('events' in name for name in pictures)
+  report = build(runs(tmp_path))
+  assert list(report.events) == [] and 'The order of events' not in paper_page(report).markdown()

@@ -37,7 +37,8 @@ SEVEN = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
 def entry_of(tables, key, setting):
   """What was measured for a row; None where nothing was."""
   table = next(table for table in tables if table.paper.key == key)
-  return next(row for row in table.rows if row.paper.setting == setting).open_models
+  row = next(row for row in table.rows if row.paper.setting == setting)
+  return row.entries[0] if row.entries else None
 
 
 def tables_of(*results):
@@ -79,12 +80,13 @@ def measured(tmp_path_factory):
 def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
   printed = make_report(tmp_path / 'out', None, [str(measured)])
   report = json.loads((tmp_path / 'out/report.json').read_text())
-  rows_of = {table['key']: {row['setting']: row['ours'] for row in table['rows']}
-             for table in report['tables']}
+  rows_of = {table['paper']['key']: {row['paper']['setting']: row['entries']
+                                     for row in table['rows']} for table in report['tables']}
   written = json.loads((measured / 'kinds.json').read_text())['results'][0]
-  cell = rows_of['table-1-left']['GPT2-XL'][0]['measures']['sink_1_random']
-  assert cell['mean'] == pytest.approx(written['sink_1']['random'])
-  assert (cell['paper'], cell['difference'], cell['file']) == (70.29, None, 'analyses/kinds.json')
+  cell = rows_of['table-1-left']['GPT2-XL'][0]['cells']['sink_1_random']
+  assert cell['measured']['value'] == pytest.approx(written['sink_1']['random'])
+  assert (cell['paper'], cell['difference']) == (70.29, None)
+  assert cell['measured']['file'] == 'analyses/kinds.json'
   assert cell['remark'].startswith(
       'sequences 2 instead of 100; T = 12 instead of 64; another model')
   assert '1.6 B' not in cell['remark'] and 'instead of 1.5 B' in cell['remark']
@@ -95,10 +97,10 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
     ours, = settings[f'first position vector {change} {by} the 10th']
     own = next(row for row in rows if (row['change'], row['position']) == (change, 10))
     for measure in ('sink_1', 'sink_t'):
-      assert ours['measures'][measure]['mean'] == pytest.approx(own[measure])
+      assert ours['cells'][measure]['measured']['value'] == pytest.approx(own[measure])
     assert settings[f'first position vector {change} {by} the 15th'] == []
   for key, model in (('figure-22', 'GPT2-XL'), ('figure-23', 'Pythia-14M')):
-    figure = next(figure for figure in report['figures'] if figure['key'] == key)
+    figure = next(figure for figure in report['figures'] if figure['paper']['key'] == key)
     picture, = figure['pictures']
     assert [own['model'] for own in picture['models']] == [model]
     assert (tmp_path / 'out' / picture['file']).read_bytes().startswith(b'\x89PNG')
@@ -120,7 +122,7 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
   write(tmp_path / 'positions.json', 'positions', [
       content('positions', 'openai-community/gpt2-xl', inputs('repeat'))])
   shown = tables_of(*read(tmp_path).results)
-  of = lambda *place: {metric: (cell.text, round(cell.difference, 6), cell.remark)
+  of = lambda *place: {metric: (cell.measured.text, round(cell.difference, 6), cell.remark)
                        for metric, cell in entry_of(shown, *place).cells.items()}
   assert of('table-1-left', 'GPT2-XL') == {
       'sink_1_natural': ('80.00', 3.0, ''), 'sink_1_random': ('70.00', -0.29, ''),
@@ -149,7 +151,7 @@ def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, wor
   write(tmp_path / 'chat.json', 'chat', [content('chat', 'Mistral-7B', made, **changes)])
   cell = entry_of(tables_of(*read(tmp_path).results), 'table-1-right', 'Mistral-7B').cells[
       'sink_1_base']
-  assert (cell.text, cell.difference, cell.remark) == ('80.00', None, words)
+  assert (cell.measured.text, cell.difference, cell.remark) == ('80.00', None, words)
 
 
 @pytest.mark.parametrize('stored, name, changes', [
@@ -199,9 +201,9 @@ def test_of_several_files_the_nearest_to_the_paper_then_the_newest_is_shown(tmp_
       date='2028-01-01')
   ours = entry_of(tables_of(*read(tmp_path).results), 'table-1-left', 'GPT2-XL')
   place = tmp_path.name
-  assert ours.cells['sink_1_natural'].value == 81.0
-  assert ours.cells['sink_1_random'].value == 70.0  # which the newest has not
-  assert ours.files == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
+  assert ours.cells['sink_1_natural'].measured.value == 81.0
+  assert ours.cells['sink_1_random'].measured.value == 70.0  # which the newest has not
+  assert ours.sources == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
   assert ours.status == f'measured; also in {place}/a/kinds.json, {place}/c/kinds.json'
 
 
@@ -294,8 +296,10 @@ def test_every_figure_is_drawn_of_its_models(tmp_path, key):
   made = inputs(sequences=256, length=4096) if analysis == 'last_query' else inputs()
   results = [content(analysis, name, made) for name in [*names[:2], 'OPT-125M', 'mine']]
   write(tmp_path / 'x.json', analysis, results)
-  picture, png, status = figure_of(figure, read(tmp_path))
-  assert status == 'drawn' and png.startswith(b'\x89PNG') and picture.file == f'{key}.png'
+  made = figure_of(figure, read(tmp_path))
+  picture, = made.pictures
+  assert made.status == 'drawn' and picture.png.startswith(b'\x89PNG')
+  assert picture.file == f'{key}.png'
   expected = names[:2] + ([] if figure.models or key == 'figure-3' else [])
   shown = [own.model for own in picture.models]
   assert set(shown) == set(expected) | ({'OPT-125M'} if figure.models is None else set())
@@ -311,7 +315,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
   write(tmp_path / 'a.json', 'scale', [content('scale', name, short) for name in (
       'GPT2', 'GPT2-XL', 'OPT-125M')])
   write(tmp_path / 'b.json', 'scale', [content('scale', 'GPT2')])
-  picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-4-left'], read(tmp_path)).pictures
   assert [own.model for own in picture.models] == ['GPT2']
   place = tmp_path.name
   assert picture.note == (
@@ -319,7 +323,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
       f'tokenizer, float32. Not drawn with these: GPT2 of {place}/a.json, GPT2-XL of '
       f'{place}/a.json, OPT-125M of {place}/a.json.')
   (tmp_path / 'b.json').unlink()
-  picture, _, _ = figure_of(FIGURES['figure-4-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-4-left'], read(tmp_path)).pictures
   assert len(picture.models) == 3
   assert "Not the paper's protocol: T = 16 instead of 64." in picture.note
 
@@ -330,15 +334,15 @@ def test_the_domains_of_another_threshold_or_corpus(tmp_path):
                 sequences=[100] * 16 + [90])  # other tokenizers leave other documents out
   write(tmp_path / 'd.json', 'domains', [own, few], [{'model': 'GPT2-XL', 'error': 'no memory'}])
   analysed = read(tmp_path)
-  picture = figure_of(FIGURES['figure-9-left'], analysed)[0]
+  picture, = figure_of(FIGURES['figure-9-left'], analysed).pictures
   assert len(picture.models) == 2
   assert "Not the paper's protocol: 90 sequences of a domain instead of 100." in picture.note
-  content_, png, status = figure_of(FIGURES['figure-9-right'], analysed)
-  assert content_ is None and not png and status.endswith(
+  right = figure_of(FIGURES['figure-9-right'], analysed)
+  assert right.pictures == [] and right.status.endswith(
       f'd.json has no epsilon 0.4; GPT2-XL failed: no memory ({tmp_path.name}/d.json)')
   own |= {'domains': ['a$b', 'c_d'], 'sequences': [100, 100], 'sink_1': [[1.0, 2.0]]}
   write(tmp_path / 'd.json', 'domains', [own])
-  picture, _, _ = figure_of(FIGURES['figure-9-left'], read(tmp_path))
+  picture, = figure_of(FIGURES['figure-9-left'], read(tmp_path)).pictures
   assert "domains of another corpus than the Pile's" in picture.note
 
 
@@ -368,7 +372,7 @@ def test_a_report_without_analyses_is_as_before(tmp_path):
   assert 'runs: none' in make_report(tmp_path / 'out', str(tmp_path / 'runs'))
   page = Page((tmp_path / 'out/index.html').read_text()).text
   assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
-  report, _ = build([])
+  report = build([])
   assert report.analyses == {} and 'open models' not in [
       part.name for part in report.summary.parts]
   for item in [*report.tables, *report.figures]:

@@ -35,8 +35,8 @@ def test_other_reports_give_other_numbers(tmp_path):
               if verdict['name'] == name]
   verdicts[0]['verdict'] = 'holds' if verdicts[0]['verdict'] == 'undecided' else 'undecided'
   for number in (number for verdict in verdicts for number in verdict['numbers']):
-    if (number['trial'], number['measure']) == ('default', 'sink_1'):
-      number['text'] = '12.34 (9.99 to 14.00, n = 3)'
+    if (number['trial'], number['metric']) == ('default', 'sink_1'):
+      number['statistics']['text'] = '12.34 (9.99 to 14.00, n = 3)'
   file.write_text(json.dumps(report))
   pairs = zip(expected.split('\n'), readme_sentences.text(tmp_path).split('\n'))
   counts, numbers = [after for before, after in pairs if after != before]

@@ -53,10 +53,10 @@ def made_again(folder, work):
     make_report(work / 'out', work / 'runs', kind=kind)
     return json.loads((work / 'out/report.json').read_text()), (
         work / 'out/report.md').read_text()
-  made, _ = report.build(read_runs(work / 'runs'))
+  made = report.build(read_runs(work / 'runs'))
   # By whom and when a report was made is not recomputed.
   made = dataclasses.replace(made, provenance=committed['provenance'])
-  return json.loads(to_json(made.as_dict())), paper_page(made, {}).markdown()
+  return json.loads(to_json(made)), paper_page(made).markdown()
 
 
 def deviations(folder, work):
@@ -144,7 +144,7 @@ def test_restored_runs_are_the_runs(runs, restored):
   before, after = find_runs(runs), find_runs(restored)
   assert [run.name for run in after] == [run.name for run in before] and len(before) > 12
   for one, other in zip(before, after):
-    known, back = (json.loads(to_json(report.without_paths(run.as_dict()))) for run in (one, other))
+    known, back = (json.loads(to_json(report.without_paths(run))) for run in (one, other))
     assert not list(differences(known, back, one.name, 2e-6))
     assert one.setup is None or one.setup.settings == other.known_setup.settings
   middle = next(run for run in after if run.name == 'desk/default-seed-2').probe.curves
@@ -154,10 +154,10 @@ def test_restored_runs_are_the_runs(runs, restored):
 
 
 def test_the_report_of_restored_runs_is_that_of_the_runs(runs, restored, undrawn):
-  texts = [json.loads(to_json(report.build(find_runs(folder))[0].as_dict()))
+  texts = [json.loads(to_json(report.build(find_runs(folder))))
            for folder in (runs, restored)]
   assert not list(differences(*texts, tolerance=2e-5))
-  drawn = {figure['kind'] for figure in texts[1]['figures'] if figure['pictures']}
+  drawn = {figure['paper']['kind'] for figure in texts[1]['figures'] if figure['pictures']}
   assert drawn >= {'dynamics', 'learning rates', 'sweep', 'ratios', 'prefix', 'window map'}
   assert texts[1]['undecided'] and texts[1]['synthetic']
 
@@ -217,9 +217,9 @@ def results_of(runs, out):
   out.mkdir()
   (out / METRICS).write_text(to_json(stored.stored(runs)))
   stored.restore(out / METRICS, out.parent / 'made')
-  made, _ = report.build(find_runs(out.parent / 'made'))
-  (out / 'report.json').write_text(to_json(made.as_dict()))
-  (out / 'report.md').write_text(paper_page(made, {}).markdown())
+  made = report.build(find_runs(out.parent / 'made'))
+  (out / 'report.json').write_text(to_json(made))
+  (out / 'report.md').write_text(paper_page(made).markdown())
   return out
 
 

@@ -174,7 +174,7 @@ def test_three_seeds_of_each_get_a_verdict_and_every_sentence_is_in_the_record(t
   # The report of the paper draws the figure, and knows of no other run.
   make_report(tmp_path / 'paper', tmp_path / 'runs')
   whole = json.loads((tmp_path / 'paper/report.json').read_text())
-  figure = next(figure for figure in whole['figures'] if figure['number'] == '30')
+  figure = next(figure for figure in whole['figures'] if figure['paper']['number'] == '30')
   assert figure['status'] == 'drawn' and whole['other_runs'] == []
   assert [len(panel['series']) for panel in figure['pictures'][0]['panels']] == [2, 2]
   assert (tmp_path / 'paper/figure-30-full-paper.png').is_file()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
-from sink_jax.paper.report import as_text, paper_report, verdict_counts
+from sink_jax.paper.page import part_words
+from sink_jax.paper.report import as_text, paper_report
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
 from sink_jax.paper.strips import deciding, rows, strip_of
-from sink_jax.paper.table_grid import part_words
 from tests.documents import TEXTS
 from tests.paper import calibration, paper_runs
 from tests.paper.paper_runs import runs, write, write_synthetic
@@ -184,7 +185,6 @@ def test_levels_are_those_of_the_untrained_model_where_they_are_higher(tmp_path)
   assert (part.level, part.held) == (25, False)
   run = runs(tmp_path)[0]
   assert run.probe.nulls == run.probe.last_nulls == {'sink_1': 25.0, 'hidden_ratio': 1.5}
-  assert run.as_dict()['null_p99'] == run.probe.nulls
 
 
 def test_a_second_look_is_asked_for_once(tmp_path):
@@ -260,7 +260,9 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   seeds(tmp_path / 'runs', 'weight-decay-0', (8, 14, 11))
   seeds(tmp_path / 'runs', 'post-norm', (0, 0, 0))
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
-  (_, counts, failed), = verdict_counts(report)
+  judged, = report.verdicts.values()
+  counts = Counter(verdict.verdict for _, verdict in judged)
+  failed = [claim.key for claim, verdict in judged if verdict.verdict == 'does not hold']
   assert failed == ['post-norm'] and sum(counts.values()) == len(CLAIMS)
   assert counts.keys() == {'holds', 'does not hold', 'undecided', 'cannot be judged'}
   text = as_text(report)
