@@ -19,7 +19,7 @@ from sink_jax.paper.aggregate import aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.content import JudgedPart, Verdict
-from sink_jax.paper.criteria import MASSIVE, SINK, Check, Evidence, known_level
+from sink_jax.paper.criteria import MASSIVE, NATS, SINK, Check, Evidence, known_level
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.parts import part_of
 from sink_jax.paper.spread import MIN_SEEDS, Spread
@@ -28,7 +28,6 @@ from sink_jax.report.markup import upper
 HOLDS, FAILS, UNDECIDED, UNKNOWN = 'holds', 'does not hold', 'undecided', 'cannot be judged'
 PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNDECIDED: 'are undecided',
           UNKNOWN: 'cannot be judged'}
-_NATS = 0.1  # above the default's loss: the model learns less
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE = 'counterpart'
 # A presupposed kind of activity: {kind: (trial, metric, level, what there has to be)}.
@@ -47,18 +46,18 @@ PRESUPPOSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """A claim of the paper, in other words. presupposes: of other runs; see PRESUPPOSED."""
+  """A claim of the paper, in other words.
+
+  criterion: what its checks decide together, for a reader of the paper. presupposes: of other runs;
+  see PRESUPPOSED.
+  """
 
   key: str
   section: str
   statement: str
+  criterion: str
   checks: tuple[Check, ...]
   presupposes: tuple[str, ...] = ('sink',)
-
-  @property
-  def criterion(self) -> str:
-    """What is asked, in words."""
-    return '; '.join(check.criterion for check in self.checks) + '.'
 
   @property
   def marks(self) -> str:
@@ -231,7 +230,7 @@ def _learns_less(claim: Claim, group: Group) -> tuple[str, tuple[TrialStatistics
   if base is None:
     return '', ()
   worse = {trial: summary for trial, summary in losses.summaries.items()
-           if summary.mean > base.mean + _NATS}
+           if summary.mean > base.mean + NATS}
   if not worse:
     return '', ()
   words = ', '.join(f'{trial} {summary.metric.text(summary.mean)}'

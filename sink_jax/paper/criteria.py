@@ -1,6 +1,6 @@
-"""Criteria of claims: each asks something of runs, in words, and finds the numbers that decide it.
+"""Checks of claims: each asks something of runs, and finds the numbers that decide it.
 
-A criterion is made of parts, each a mean over seeds on one side of a level (`parts`); `claims`
+A check is made of parts, each a mean over seeds on one side of a level (`parts`); `claims`
 decides them together, since the chance of a false verdict is divided among them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sink_jax.paper.aggregate import Aggregate, aggregate, heading, level, listed
+from sink_jax.paper.aggregate import Aggregate, aggregate, listed
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
@@ -22,7 +22,9 @@ SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below whi
 MASSIVE = 2  # hidden norm ratio from which activations are massive
 # Rates that are all near 100 % have reached a ceiling: what orders them is noise.
 _FULL = 95  # percent
-_NOISE = 1.0  # points that an ordered row may go the other way
+NOISE = 1.0  # points that an ordered row may go the other way
+POINTS = 2  # points of Sink_k that are a difference
+NATS = 0.1  # of loss that are a difference
 _MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
 OPEN_SINK = 'it is undecided'  # how the doubt begins that further seeds may remove
 _NO_PAIRS = 'no seed is common to the trials'
@@ -43,13 +45,9 @@ class Evidence:
 
 
 class Check:
-  """What is asked of runs: `criterion` in words, of `trials`; `evidence` has what answers it."""
+  """What is asked of runs of `trials`; `evidence` has what answers it."""
 
   trials: tuple[str, ...]
-
-  @property
-  def criterion(self) -> str:
-    raise NotImplementedError
 
   @property
   def asked(self) -> tuple[str, ...]:
@@ -77,16 +75,6 @@ class Every(Check):
   some: int | None = None
   sinks: bool = False
   exact: bool = False
-
-  @property
-  def criterion(self) -> str:
-    of = listed(self.trials)
-    of = f'each of {of}' if len(self.trials) > 1 else of
-    if self.some:
-      of += f' that was measured ({self.some} at least)'
-    of += ' and has a sink on the first token' if self.sinks else ''
-    side = 'at least' if self.below is None else 'below'
-    return f'{heading(self.metric)} of {of} is {side} {level(self.metric, self._level)}'
 
   @property
   def _level(self) -> float:
@@ -127,25 +115,8 @@ class Ordered(Check):
   ends: bool = False
 
   @property
-  def criterion(self) -> str:
-    name, margin = heading(self.metric), level(self.metric, self.margin, True)
-    least = f'at least {margin} ' if self.margin else ''
-    side = f'{least}{"below" if self.falls else "above"}'
-    if len(self.trials) == 2:
-      return f'{name} of {self.trials[-1]} is {side} that of {self.trials[0]}'
-    if self.ends:
-      return (f'{name} of the last one measured of {listed(self.trials)} is {side} that of the '
-              'first one measured')
-    verb, other = ('falls', 'rises') if self.falls else ('rises', 'falls')
-    way = level(self.metric, self._noise, True)
-    return (f'{name} {verb} along {listed(self.trials)}'
-            + (f', by at least {margin} in all' if self.margin else '')
-            + (f', and {other} by no more than {way} on the way' if self._noise else
-               f', and never {other}'))
-
-  @property
   def _noise(self) -> float:
-    return _NOISE if METRICS[self.metric].unit == 'percent' else 0.05 * self.margin
+    return NOISE if METRICS[self.metric].unit == 'percent' else 0.05 * self.margin
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
@@ -202,11 +173,6 @@ class Near(Check):
   def asked(self) -> tuple[str, ...]:
     return (self.other, *self.trials)
 
-  @property
-  def criterion(self) -> str:
-    return (f'{heading(self.metric)} of {listed(self.trials)} lies within '
-            f'{level(self.metric, self.margin, True)} of that of {self.other}')
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     return _within(aggregate(group, self.metric, self.asked), self.other, self.margin, True)
 
@@ -225,14 +191,6 @@ class Trains(Check):
   @property
   def asked(self) -> tuple[str, ...]:
     return self.trials if self.within is None else ('default', *self.trials)
-
-  @property
-  def criterion(self) -> str:
-    line = (f'every run of {listed(self.trials)} '
-            + ('diverges' if self.diverges else 'reaches its last step'))
-    return line if self.within is None else (
-        f'{line}, and the valid loss is at most {level("valid_loss", self.within)} above that of '
-        'default')
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     ends = self._ends(group)
@@ -267,12 +225,6 @@ class Onset(Check):
   """A sink in the largest window and none in the smallest, of those that could show one."""
 
   trials: tuple[str, ...]
-
-  @property
-  def criterion(self) -> str:
-    return (f'of the windows among {listed(self.trials)} that are longer than epsilon times the '
-            'probe (shorter ones cannot exceed epsilon, whatever the model learns), the smallest '
-            f'has Sink_1 below {NO_SINK} %, the largest at least {SINK} %')
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
