@@ -59,7 +59,7 @@ CLAIMS = (
     Claim('biases-loss', '7.3', 'None of them changes the loss.',
           'The valid loss with a sink token, with KV biases, with K biases and with V biases lies '
           f'within {NATS} nats of that of the default run.',
-          (Near('valid_loss', (*_KEY_BIASES, 'v-bias'), 'default', NATS),), ()),
+          (Near('valid_loss', (*_KEY_BIASES, 'v-bias'), NATS),), ()),
     Claim('biases-massive', '7.3', 'With KV biases and K biases there are no massive activations; '
           'with a sink token, on itself, and V biases there are.',
           f'The largest hidden norm ratio is below {MASSIVE} with KV biases and with K biases, and '
@@ -123,7 +123,7 @@ CLAIMS = (
           'softmax.',
           'The valid loss with sigmoid and with elu + 1, both without normalisation, lies within '
           f'{NATS} nats of that of the default run.',
-          (Near('valid_loss', ('sigmoid', 'elu'), 'default', NATS),), ()),
+          (Near('valid_loss', ('sigmoid', 'elu'), NATS),), ()),
     Claim('mlp-kernel', '7.4', 'The MLP kernel has no sink with or without normalisation.',
           f'Sink_1 with the MLP kernel is below {NO_SINK} % without normalisation, and with it.',
           (Every('sink_1', ('mlp', 'mlp-normalized'), below=NO_SINK),), _COUNTERPART),

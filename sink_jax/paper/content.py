@@ -7,64 +7,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table, TrialStatistics
+from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
-class JudgedPart:
-  """A part of a claim: a mean over seeds against a level, in the unit of the metric.
-
-  words: 'Sink_1 of default'. trials: two of a difference. asked: 'at least 10 %'. level: a
-  difference between ratios is a factor. held: None where the seeds do not decide it. low, high: of
-  the interval of the mean; None without a known spread, as of one seed where no trial has more.
-  values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
-  many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be
-  decided whatever they are. paper: the paper's number; None where no table has it. proxy: whether
-  values are of scores that do not sum to one. never: the seeds in which no sink emerged, in words.
-  """
-
-  words: str
-  metric: str
-  trials: Sequence[str]
-  asked: str
-  level: float
-  held: bool | None
-  mean: float
-  low: float | None
-  high: float | None
-  n: int
-  values: Sequence[float]
-  seeds: Sequence[int]
-  fits: bool
-  needed: int | None
-  doubt: str
-  paper: float | None
-  proxy: bool = False
-  never: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Verdict:
   """What the runs of a group say to a claim.
 
-  name: of the group. verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can
-  be judged, in short. numbers: of the trials that decide. parts: what was decided of them. needed:
-  how many seeds would decide what is undecided, where that is known. few: whether what is undecided
-  has fewer seeds than decide anything.
+  verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can be judged, in short.
+  needed: how many seeds would decide what is undecided, where that is known. few: whether what is
+  undecided has fewer seeds than decide anything. numbers: of the trials that decide. parts: what
+  was decided of them. name: of the group.
   """
 
-  name: str
-  budget: str
-  protocol: str
   verdict: str
   why: str
-  reason: str
-  numbers: Sequence[TrialStatistics] = ()
-  parts: Sequence[JudgedPart] = ()
+  reason: str = ''
   needed: int | None = None
   few: bool = False
+  numbers: Sequence[TrialStatistics] = ()
+  parts: Sequence[Part] = ()
+  name: str = ''
+  budget: str = ''
+  protocol: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,25 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sink_jax.paper.aggregate import Aggregate, aggregate, listed
+from sink_jax.paper.aggregate import MISSING, NOTHING, Aggregate, aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
-from sink_jax.paper.parts import Part, difference_of, part_of
+from sink_jax.paper.parts import Part, part_of
 from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
 MASSIVE = 2  # hidden norm ratio from which activations are massive
-# Rates that are all near 100 % have reached a ceiling: what orders them is noise.
-_FULL = 95  # percent
-NOISE = 1.0  # points that an ordered row may go the other way
 POINTS = 2  # points of Sink_k that are a difference
 NATS = 0.1  # of loss that are a difference
-_MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
+NOISE = 1.0  # points that an ordered row may go the other way
+# Rates that are all near 100 % have reached a ceiling: what orders them is noise.
+_FULL = 95  # percent
 OPEN_SINK = 'it is undecided'  # how the doubt begins that further seeds may remove
-_NO_PAIRS = 'no seed is common to the trials'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +37,8 @@ class Evidence:
   """
 
   words: str
-  parts: tuple[Part, ...] = ()
-  numbers: tuple[TrialStatistics, ...] = ()
+  parts: Sequence[Part]
+  numbers: tuple[TrialStatistics, ...]
   reason: str = ''
 
 
@@ -76,28 +74,22 @@ class Every(Check):
   sinks: bool = False
   exact: bool = False
 
-  @property
-  def _level(self) -> float:
-    level = self.at_least if self.below is None else self.below
-    assert level is not None, 'a check needs at_least or below'
-    return level
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
     sinks = {trial: _has_sink(group, trial, spread) for trial in measured.summaries
              } if self.sinks else {}
     measured = measured.without({trial: 'no sink' for trial, has in sinks.items() if has is False})
     above = self.below is None
-    parts = []
-    for trial, summary in measured.summaries.items():
-      least = known_level(self.metric, self._level, group.done(trial))
-      doubt = _doubt(measured, trial) or (
-          f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
-      parts.append(part_of(self.metric, trial, summary, least, above, not above, self.exact, doubt))
+    level = self.at_least if self.below is None else self.below
+    assert level is not None, 'a check needs at_least or below'
+    parts = [measured.part(
+        trial, known_level(self.metric, level, group.done(trial)), above, not above, self.exact,
+        f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
+             for trial in measured.summaries]
     # A counterexample decides at once; that all hold is known when none is missing.
     if self.some:
-      return _evidence(measured, parts, _lacking(measured) if len(parts) < self.some else '')
-    return _evidence(measured, parts, _incomplete(measured, 1))
+      return _evidence(measured, parts, measured.lacking if len(parts) < self.some else '')
+    return _evidence(measured, parts, measured.incomplete(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,67 +106,39 @@ class Ordered(Check):
   falls: bool = True
   ends: bool = False
 
-  @property
-  def _noise(self) -> float:
-    return NOISE if METRICS[self.metric].unit == 'percent' else 0.05 * self.margin
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
     # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
-      return _evidence(measured, (), _lacking(measured))
-    means = [summary.mean for summary in measured.summaries.values()]
-    if METRICS[self.metric].unit == 'percent' and min(means) >= _FULL:
-      return Evidence(f'{measured.words()}: no room for an order', (), measured.numbers(),
+      return _evidence(measured, (), measured.lacking)
+    means, rate = measured.summaries, METRICS[self.metric].unit == 'percent'
+    if rate and min(summary.mean for summary in means.values()) >= _FULL:
+      return Evidence(f'{measured.words}: no room for an order', (), measured.numbers,
                       f'all rates are {_FULL} % or more, which leaves no room for an order')
-    known = list(measured.summaries)
+    known, noise = list(means), NOISE if rate else 0.05 * self.margin
     steps = [] if self.ends or len(known) == 2 else [
-        self._step(measured, a, b, -self._noise) for a, b in zip(known, known[1:])]
+        (a, b, -noise, False) for a, b in zip(known, known[1:])]
     # Also with a margin of 0 the ends must differ: equal values are no order.
-    parts = [*steps, self._step(measured, known[0], known[-1], self.margin, not self.margin)]
-    paired = [part for part in parts if part]
-    return _evidence(measured, paired, _incomplete(measured, 2) or (
-        _NO_PAIRS if len(paired) < len(parts) else ''))
-
-  def _step(self, measured: Aggregate, before: str, after: str, least: float,
-            strict: bool = False) -> Part | None:
-    """The metric goes the right way by a distance at least, from one trial to another."""
-    trials = (before, after) if self.falls else (after, before)
-    return difference_of(self.metric, trials, measured.summaries, least, True, strict,
-                         _doubt(measured, *trials))
-
-
-def _within(measured: Aggregate, base: str, limit: float, either_side: bool) -> Evidence:
-  """Is no mean above the base's by more than a limit, nor below it, with either_side?"""
-  if base not in measured.summaries or len(measured.summaries) < 2:
-    return _evidence(measured, (), _lacking(measured))
-  parts = []
-  for trial in measured.summaries:
-    if trial != base:
-      doubt = _doubt(measured, trial, base)
-      sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
-      parts += [difference_of(measured.metric, (trial, base), measured.summaries, end, above,
-                              doubt=doubt) for end, above in sides]
-  paired = [part for part in parts if part]
-  return _evidence(measured, paired, _incomplete(measured, 2) or (
-      _NO_PAIRS if len(paired) < len(parts) else ''))
+    steps.append((known[0], known[-1], self.margin, not self.margin))
+    return _compared(measured, [
+        measured.difference(*((a, b) if self.falls else (b, a)), least, True, strict)
+        for a, b, least, strict in steps])
 
 
 @dataclasses.dataclass(frozen=True)
 class Near(Check):
-  """A metric of each trial lies within a margin of another trial's."""
+  """A metric of each trial lies within a margin of the default run's."""
 
   metric: str
   trials: tuple[str, ...]
-  other: str
   margin: float
 
   @property
   def asked(self) -> tuple[str, ...]:
-    return (self.other, *self.trials)
+    return ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    return _within(aggregate(group, self.metric, self.asked), self.other, self.margin, True)
+    return _within(aggregate(group, self.metric, self.asked), self.margin, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,18 +157,6 @@ class Trains(Check):
     return self.trials if self.within is None else ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    ends = self._ends(group)
-    wrong = any(False in (bool(value) == part.above for value in part.values.values())
-                for part in ends.parts)
-    # The loss of a run that diverged is no number: how it ended says all.
-    if self.within is None or wrong:
-      return ends
-    losses = _within(aggregate(group, 'valid_loss', self.asked), 'default', self.within, False)
-    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
-                    ends.parts + losses.parts, ends.numbers + losses.numbers,
-                    ends.reason or losses.reason)
-
-  def _ends(self, group: Group) -> Evidence:
     numbers, parts, words, waiting = [], [], [], False
     for trial in self.trials:
       runs = group.runs(trial)
@@ -212,12 +164,19 @@ class Trains(Check):
       words.append(f'{trial} ({group.status(trial)})')
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-        parts.append(Part('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
+        parts.append(part_of('converges', trial, summary, 0.5, not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
       waiting = waiting or states != {'not expressible'} and not (
           states and states <= {'done', 'diverged'})
-    reason = _MISSING if waiting else '' if parts else _NOTHING
-    return Evidence(f'runs: {", ".join(words)}', tuple(parts), tuple(numbers), reason)
+    ends = Evidence(f'runs: {", ".join(words)}', parts, tuple(numbers),
+                    MISSING if waiting else '' if parts else NOTHING)
+    # The loss of a run that diverged is no number: how it ended says all.
+    if self.within is None or not all(part.fits for part in parts):
+      return ends
+    losses = _within(aggregate(group, 'valid_loss', self.asked), self.within, False)
+    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
+                    [*parts, *losses.parts], ends.numbers + losses.numbers,
+                    ends.reason or losses.reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +188,7 @@ class Onset(Check):
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
     if measured.pending:
-      return _evidence(measured, (), _lacking(measured))
+      return _evidence(measured, (), measured.lacking)
     sizes: dict[str, int] = {}
     for trial in measured.summaries:
       run = group.done(trial)[0]
@@ -239,16 +198,13 @@ class Onset(Check):
         sizes[trial] = size
     # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return Evidence(f'{measured.words()}: {len(sizes)} of the windows can show a sink at all', (),
-                      measured.numbers(), 'windows are too small to show a sink')
+      return Evidence(f'{measured.words}: {len(sizes)} of the windows can show a sink at all', (),
+                      measured.numbers, 'windows are too small to show a sink')
     small, large = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
     sink = known_level('sink_1', SINK, group.done(large))
-    parts = (part_of('sink_1', small, measured.summaries[small], NO_SINK, False, True,
-                     doubt=_doubt(measured, small)),
-             part_of('sink_1', large, measured.summaries[large], sink, True,
-                     doubt=_doubt(measured, large)))
-    return Evidence(f'{measured.words()}: smallest {sizes[small]}, largest {sizes[large]} tokens',
-                    parts, measured.numbers())
+    return Evidence(f'{measured.words}: smallest {sizes[small]}, largest {sizes[large]} tokens',
+                    [measured.part(small, NO_SINK, False, True), measured.part(large, sink, True)],
+                    measured.numbers)
 
 
 def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
@@ -264,26 +220,25 @@ def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
                        run.probe.nulls)])
 
 
+def _within(measured: Aggregate, limit: float, either_side: bool) -> Evidence:
+  """Is no mean above the default's by more than a limit, nor below it, with either_side?"""
+  if 'default' not in measured.summaries or len(measured.summaries) < 2:
+    return _evidence(measured, (), measured.lacking)
+  sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
+  return _compared(measured, [measured.difference(trial, 'default', end, above)
+                              for trial in measured.summaries if trial != 'default'
+                              for end, above in sides])
+
+
+def _compared(measured: Aggregate, parts: Sequence[Part | None]) -> Evidence:
+  """The evidence of differences between trials, which need seeds in common."""
+  paired = [part for part in parts if part]
+  return _evidence(measured, paired, measured.incomplete(2) or (
+      'no seed is common to the trials' if len(paired) < len(parts) else ''))
+
+
 def _evidence(measured: Aggregate, parts: Sequence[Part], reason: str) -> Evidence:
-  return Evidence(measured.words(), tuple(parts), measured.numbers(), reason)
-
-
-def _lacking(measured: Aggregate) -> str:
-  return _MISSING if measured.pending else _NOTHING
-
-
-def _incomplete(measured: Aggregate, least: int) -> str:
-  """Why not all that is asked is there; '' if it is."""
-  if measured.pending or len(measured.summaries) < least:
-    return _lacking(measured)
-  gone = [trial for trial in measured.diverged if trial not in measured.summaries]
-  return 'every run of a trial diverged' if gone else ''
-
-
-def _doubt(measured: Aggregate, *trials: str) -> str:
-  """Seeds that diverged have no number; the mean of the others is of those that went well."""
-  diverged = [trial for trial in trials if trial in measured.diverged]
-  return f'a seed of {listed(diverged)} diverged' if diverged else ''
+  return Evidence(measured.words, parts, measured.numbers, reason)
 
 
 def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:

@@ -27,14 +27,25 @@ _LAST = 0.1  # share of the training rows whose mean is the training loss at the
 class Metric:
   """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
 
+  Those of open models alone come from analyses, so that no run has them.
   unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the
   key of `ProbeRecord.nulls` that says how large it is in models without training; '' without one.
   """
 
   heading: str
   unit: str
-  of: Callable[[RunRecord], float | bool | None]
+  of: Callable[[RunRecord], float | bool | None] = lambda run: None
   null: str = ''
+
+  @property
+  def name(self) -> str:
+    """The heading without the unit."""
+    return self.heading.replace(' %', '').replace(' in points', '')
+
+  @property
+  def sign(self) -> str:
+    """What stands behind a number in a sentence; '' where the unit goes without saying."""
+    return {'percent': ' %', 'points': ' points'}.get(self.unit, '')
 
   def scaled(self, value: float, last_step: float = math.inf) -> float:
     """A value on the scale on which means are compared and seeds spread alike.
@@ -63,10 +74,6 @@ class Metric:
             'share': '.3f'}
     # Ends of intervals may be of any size.
     return format(value, '.1e' if abs(value) >= _LONG else form.get(self.unit, '.2f'))
-
-  def worded(self, value: float | None) -> str:
-    """The same for a sentence."""
-    return self.text(value) + (' %' if self.unit == 'percent' and value is not None else '')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,13 +320,13 @@ METRICS = {
                            _first_in_prefix),
     'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
-    # Of open models alone: their numbers come from analyses, so that no run has them.
-    'sink_1_natural': Metric('Sink_1 % on text', 'percent', lambda run: None),
-    'sink_1_random': Metric('Sink_1 % on random tokens', 'percent', lambda run: None),
-    'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent', lambda run: None),
-    'sink_1_base': Metric('Sink_1 % of the base model', 'percent', lambda run: None),
-    'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent', lambda run: None),
-    'sink_t': Metric('Sink_t %', 'percent', lambda run: None),
+    # Of open models alone.
+    'sink_1_natural': Metric('Sink_1 % on text', 'percent'),
+    'sink_1_random': Metric('Sink_1 % on random tokens', 'percent'),
+    'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent'),
+    'sink_1_base': Metric('Sink_1 % of the base model', 'percent'),
+    'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent'),
+    'sink_t': Metric('Sink_t %', 'percent'),
 }
 # Of normalised scores, which are proxies where the rows of an operation do not sum to one.
 _OF_SCORES = {name for name in METRICS

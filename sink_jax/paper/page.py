@@ -11,12 +11,12 @@ from sink_jax.paper.content import (
   EventOrder,
   GroupSummary,
   JudgedClaim,
-  JudgedPart,
   PaperReport,
   Verdict,
 )
 from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS
 from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
@@ -149,7 +149,7 @@ def verdict_words(verdict: Verdict) -> str:
                             else '')
 
 
-def part_words(part: JudgedPart) -> str:
+def part_words(part: Part) -> str:
   """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
 
   A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A

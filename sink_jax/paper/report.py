@@ -154,8 +154,7 @@ def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim
   verdicts = [judge(claim, group, spread) for group, spread in groups
               if group.protocol or set(claim.trials) <= set(group.trials)]
   # A page without runs lists every claim all the same.
-  nothing = Verdict('no runs', '', '', UNKNOWN, 'nothing has been run',
-                    'nothing has been run')
+  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
   return JudgedClaim(claim.key, claim.section, claim.statement, claim.marks, claim.criterion,
                      verdicts or [nothing])
 

@@ -8,8 +8,9 @@ from textwrap import shorten
 
 from sink_jax.evaluate import plots
 from sink_jax.paper.claims import FAILS, HOLDS
-from sink_jax.paper.content import JudgedClaim, JudgedPart
+from sink_jax.paper.content import JudgedClaim
 from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.parts import Part
 from sink_jax.report.images import png
 
 FILE = 'claims.png'
@@ -32,7 +33,7 @@ class Strip:
   paper: float | None
 
 
-def strip_of(part: JudgedPart) -> Strip:
+def strip_of(part: Part) -> Strip:
   """The places of a part's numbers; what lies off the axis stands at its end."""
   metric = METRICS[part.metric]
   ends = [end for end in (part.low, part.high, part.paper) if end is not None]
@@ -50,7 +51,7 @@ def strip_of(part: JudgedPart) -> Strip:
                None if part.paper is None else place(part.paper))
 
 
-def deciding(parts: Iterable[JudgedPart]) -> JudgedPart | None:
+def deciding(parts: Iterable[Part]) -> Part | None:
   """The part that was decided against the claim; else an open one; else that with least room.
 
   None where all are truths, which words say better.
@@ -60,9 +61,9 @@ def deciding(parts: Iterable[JudgedPart]) -> JudgedPart | None:
   return min(drawn, key=lambda part: (order[part.held], _room(part)), default=None)
 
 
-def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, JudgedPart]]]:
+def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, Part]]]:
   """{group of runs: (claim, verdict, the part that decides it)} of what can be drawn."""
-  found: dict[str, list[tuple[str, str, JudgedPart]]] = {}
+  found: dict[str, list[tuple[str, str, Part]]] = {}
   for claim in claims:
     for verdict in claim.verdicts:
       if part := deciding(verdict.parts):
@@ -97,7 +98,7 @@ def picture(claims: Iterable[JudgedClaim]) -> bytes:
   return png(figure)
 
 
-def _room(part: JudgedPart) -> float:
+def _room(part: Part) -> float:
   """How far the mean lies beyond its level, in widths of the interval where there is one."""
   metric = METRICS[part.metric]
   gap = abs(metric.scaled(part.mean) - metric.scaled(part.level))

@@ -8,8 +8,9 @@ from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN
 from sink_jax.paper.collect import Group, inconsistencies
-from sink_jax.paper.content import JudgedClaim, JudgedPart, Summary, SummaryPart, Verdict
+from sink_jax.paper.content import JudgedClaim, Summary, SummaryPart, Verdict
 from sink_jax.paper.metrics import METRICS, metric_summary
+from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
 from sink_jax.report.records import split_notes
@@ -98,8 +99,7 @@ def _default(group: Group) -> str:
   """The main numbers of the default run."""
   done = group.done('default')
   summaries = [summary for name in _DEFAULT if (summary := metric_summary(name, done))]
-  words = ', '.join(f'{summary.metric.heading.replace(" %", "")} '
-                    f'{summary.text(" %" if summary.metric.unit == "percent" else "")}'
+  words = ', '.join(f'{summary.metric.name} {summary.text(summary.metric.sign)}'
                     for summary in summaries)
   return f'default: {words or group.status("default")}.'
 
@@ -119,7 +119,7 @@ def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
           f'training ends, identities and rates of {_CEILING} % or more: {", ".join(others)}.')
 
 
-def _simulated(part: JudgedPart) -> bool:
+def _simulated(part: Part) -> bool:
   """Is the part of a kind whose false verdicts `tests/paper/calibration.py` keeps within 5 %?"""
   unit = METRICS[part.metric].unit
   if unit == 'percent' and len(part.trials) == 1:

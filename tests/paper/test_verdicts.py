@@ -12,8 +12,8 @@ from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.parts import Part
 from sink_jax.paper.page import part_words
+from sink_jax.paper.parts import unjudged
 from sink_jax.paper.report import as_text, paper_report, verdict_counts
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
@@ -231,15 +231,16 @@ def test_a_seed_without_a_sink_is_shown_as_never(tmp_path):
 
 def test_the_interval_that_is_shown_is_the_one_that_decides():
   spread, values = pooled(0.01, 8), {0: 3.0, 1: 3.1, 2: 3.2}
-  low = Part('valid_loss', ('default',), values, 3.5, True)  # the mean is on the wrong side
-  high = Part('valid_loss', ('default',), values, 3.0, True)
+  low = unjudged('valid_loss', ('default',), values, 3.5, True)  # the mean is on the wrong side
+  high = unjudged('valid_loss', ('default',), values, 3.0, True)
   assert low.judge(spread, 6).high > low.judge(spread, 1).high
   assert high.judge(spread, 6).high == high.judge(spread, 1).high
 
 
 def test_numbers_of_any_size_are_shown(tmp_path):
   spread = Spread({}, {})
-  part = Part('massive', ('default',), {0: -20.0, 1: 30.0, 2: 690.0}, 0.7, True).judge(spread, 9)
+  values = {0: -20.0, 1: 30.0, 2: 690.0}
+  part = unjudged('massive', ('default',), values, 0.7, True).judge(spread, 9)
   assert len(part_words(part)) < 150 and part.high > 1e100
 
 
@@ -288,13 +289,13 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
 
 
 def test_a_picture_has_seeds_interval_level_and_the_papers_number():
-  part = Part('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
+  part = unjudged('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
       Spread({'sink_1': {'nope': Within(0.02, 8)}}, {}), 1)
   drawn_ = strip_of(part)
   assert drawn_.seeds == pytest.approx([0.275, 0.3425, 0.276])
   assert (drawn_.level, drawn_.paper) == pytest.approx((0.1, 0.1818)) and part.paper == 18.18
   assert drawn_.interval == pytest.approx((part.low / 100, part.high / 100))
-  ended = Part('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
+  ended = unjudged('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
   assert deciding([ended]) is None and deciding([ended, part]) is part
 
 
@@ -318,7 +319,7 @@ def test_the_simulated_rule_is_the_rule(metric, freedom, variance):
   squares = variance * freedom * typical(max(freedom, 1))
   spread = Spread({metric: {'other': Within(squares, freedom)}}, {})
   for claim, expected in zip(values, found):
-    parts = [Part(metric, ('default',), dict(enumerate(part)), 10.0, True).judge(spread, 2)
+    parts = [unjudged(metric, ('default',), dict(enumerate(part)), 10.0, True).judge(spread, 2)
              for part in claim]
     held = [part.held for part in parts]
     assert expected == (-1 if False in held else 0 if None in held else 1)
