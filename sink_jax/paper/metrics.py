@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -204,36 +205,19 @@ def _analysis(name: str, key: str) -> _Quantity:
   return of
 
 
-def _of_uniform(weight: str, uniform: str) -> _Quantity:
-  """How many times the weight that it would have if a query saw all of its keys alike."""
-  # Few keys share the weight of a small window, so that only the ratio compares windows.
+def _of(change: Callable[..., float | None], *quantities: _Quantity) -> _Quantity:
+  """A function of quantities; None where one of them is unknown."""
   def of(run: RunRecord) -> float | None:
-    measured, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
-    return measured / even if measured is not None and even else None
+    values = [quantity(run) for quantity in quantities]
+    return None if None in values else change(*values)
   return of
 
 
-def _loss_rise(run: RunRecord) -> float | None:
-  after = _analysis('removed', 'valid_loss')(run)
-  before = _analysis('removed', 'valid_loss_before')(run)
-  return None if after is None or before is None else after - before
-
-
-def _share(run: RunRecord) -> float | None:
-  share = _analysis('prefix', 'strongest_in_prefix')(run)
-  return None if share is None else 100 * share
-
-
-def _emergence(run: RunRecord) -> float | None:
-  if run.probe is None:
-    return None
-  # Infinite and not None: that no sink emerged is a result, and later than any step.
-  return math.inf if run.probe.emergence_step is None else run.probe.emergence_step
-
-
-def _converges(run: RunRecord) -> bool | None:
-  # A run under way has not shown yet whether it converges.
-  return {'done': True, 'diverged': False}.get(run.status)
+def _of_uniform(weight: str, uniform: str) -> _Quantity:
+  """How many times the weight that it would have if a query saw all of its keys alike."""
+  # Few keys share the weight of a small window, so that only the ratio compares windows.
+  return _of(lambda measured, even: measured / even if even else None,
+             _analysis('window', weight), _analysis('window', uniform))
 
 
 def _all_text_loss(run: RunRecord) -> float | None:
@@ -252,11 +236,6 @@ def _train_loss(run: RunRecord) -> float | None:
   # The loss of a single step is that of one batch, and noisy.
   losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
   return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
-
-
-def _overfitting(run: RunRecord) -> float | None:
-  valid, train = _all_text_loss(run), _train_loss(run)
-  return None if valid is None or train is None else valid - train
 
 
 def _overfit_step(run: RunRecord) -> float | None:
@@ -282,22 +261,23 @@ def _first_in_prefix(run: RunRecord) -> float | None:
 METRICS = {
     'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1), 'sink_1'),
     'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
-    'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
-    'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
-    'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
-    'lead_1': Metric('lead of Sink_1 in points', 'points', _lead(1)),
-    'lead_2': Metric('lead of Sink_2 in points', 'points', _lead(2)),
-    'lead_3': Metric('lead of Sink_3 in points', 'points', _lead(3)),
+    **{f'sink_{k}': Metric(f'Sink_{k} %', 'percent', _sink(k)) for k in (2, 3, 4)},
+    **{f'lead_{k}': Metric(f'lead of Sink_{k} in points', 'points', _lead(k)) for k in (1, 2, 3)},
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
                            lambda run: max(_rates(run)[:_FIRST], default=None)),
     'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
         lambda probe: None if probe.curves.step[0] else probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
-    'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
+    'overfitting': Metric('valid loss minus training loss', 'nats', _of(
+        operator.sub, _all_text_loss, _train_loss)),
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
-    'emergence_step': Metric('step of emergence', 'steps', _emergence),
-    'converges': Metric('converges', 'truth', _converges),
+    # Infinite and not None: that no sink emerged is a result, and later than any step.
+    'emergence_step': Metric('step of emergence', 'steps', _probed(
+        lambda probe: math.inf if probe.emergence_step is None else probe.emergence_step)),
+    # A run under way has not shown yet whether it converges.
+    'converges': Metric('converges', 'truth', lambda run: {'done': True, 'diverged': False}.get(
+        run.status)),
     'massive': Metric('largest hidden norm ratio', 'ratio',
                       largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
@@ -307,13 +287,16 @@ METRICS = {
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
                                  largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
-    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
+    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _of(
+        operator.sub, _analysis('removed', 'valid_loss'),
+        _analysis('removed', 'valid_loss_before'))),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',
                               _of_uniform('absolute_first', 'absolute_uniform')),
     'window_relative': Metric('attention to the first token of the window, times uniform',
                               'ratio', _of_uniform('relative_first', 'uniform')),
     'prefix_share': Metric('share of sink heads whose strongest token is in the prefix', 'percent',
-                           _share),
+                           _of(lambda share: 100 * share, _analysis(
+                               'prefix', 'strongest_in_prefix'))),
     'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', lambda run: (
         sum(_in_prefix(run)) if _in_prefix(run) else None)),
     'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent',
