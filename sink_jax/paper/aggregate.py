@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, MetricSummary, impossible, metric_summary
-from sink_jax.paper.parts import Part, difference_of, part_of
+from sink_jax.paper.parts import Part, unjudged
 
 _ENDED = {'diverged', 'not expressible'}  # states that no more training changes
 MISSING, NOTHING = 'runs are missing', 'nothing was measured'
@@ -54,20 +54,26 @@ class Aggregate:
                          if trial not in reasons},
         left_out=[*self.left_out, *(f'{trial} ({why})' for trial, why in reasons.items())])
 
-  def part(self, trial: str, level: float, above: bool, strict: bool = False, exact: bool = False,
-           doubt: str = '') -> Part:
-    """A part about one trial. level: in the unit of the metric."""
-    return part_of(self.metric, trial, self.summaries[trial], level, above, strict, exact,
-                   self._doubt(trial) or doubt)
-
-  def difference(self, first: str, second: str, level: float, above: bool, strict: bool = False
-                 ) -> Part | None:
-    """A part about a trial minus another; None where they share no seed.
+  def part(self, trials: tuple[str, ...], level: float, above: bool, strict: bool = False,
+           exact: bool = False, doubt: str = '') -> Part | None:
+    """A part about a trial, or about one minus another seed by seed; None where they share no seed.
 
     level: on the scale of the metric.
     """
-    return difference_of(self.metric, (first, second), self.summaries, level, above, strict,
-                         self._doubt(first, second))
+    summaries = {trial: self.summaries[trial] for trial in trials}
+    first, *others = [summary.by_seed for summary in summaries.values()]
+    values = {seed: value - sum(other[seed] for other in others) for seed, value in first.items()
+              if all(seed in other for other in others)}
+    # Seeds that diverged have no number; the mean of the others is of those that went well.
+    diverged = [trial for trial in trials if trial in self.diverged]
+    return unjudged(
+        self.metric, trials, values, level, above, strict, exact,
+        doubt=f'a seed of {listed(diverged)} diverged' if diverged else doubt,
+        proxy=any(summary.proxy for summary in summaries.values()),
+        never=tuple(f'{trial} with seed {seed}: never (at least '
+                    f'{summary.metric.text(summary.by_seed[seed])})'
+                    for trial, summary in summaries.items() for seed in summary.never)
+    ) if values else None
 
   def incomplete(self, least: int) -> str:
     """Why not all that is asked is there, of `least` trials or more; '' if it is."""
@@ -80,11 +86,6 @@ class Aggregate:
   def lacking(self) -> str:
     """Why there is too little."""
     return MISSING if self.pending else NOTHING
-
-  def _doubt(self, *trials: str) -> str:
-    """Seeds that diverged have no number; the mean of the others is of those that went well."""
-    diverged = [trial for trial in trials if trial in self.diverged]
-    return f'a seed of {listed(diverged)} diverged' if diverged else ''
 
 
 def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:

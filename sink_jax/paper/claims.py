@@ -21,7 +21,7 @@ from sink_jax.paper.collect import Group
 from sink_jax.paper.content import Verdict
 from sink_jax.paper.criteria import MASSIVE, NATS, SINK, Check, Evidence, known_level
 from sink_jax.paper.metrics import metric_summary
-from sink_jax.paper.parts import Part, part_of
+from sink_jax.paper.parts import Part, unjudged
 from sink_jax.paper.spread import MIN_SEEDS, Spread
 from sink_jax.report.markup import upper
 
@@ -194,8 +194,10 @@ def _absent(group: Group, spread: Spread | None, trial: str, metric: str, least:
     return Verdict(UNKNOWN, (
         f'no {name.removeprefix("the ")}: {trial} is {group.status(trial)}' if not runs
         else f'the {trial} run was not measured: {metric}'), f'{trial} is not there')
-  part = part_of(metric, trial, summary, known_level(metric, least, runs), True).judge(spread, 1)
-  of, nothing = summary.metric, f'no {what.removeprefix("a ")} in {name}'
+  of = summary.metric
+  level = of.scaled(known_level(metric, least, runs))
+  part = unjudged(metric, (trial,), summary.by_seed, level, True).judge(spread, 1)
+  nothing = f'no {what.removeprefix("a ")} in {name}'
   words = f'{of.heading} of {trial} is {summary.text()}'
   if part.held is None:
     return _open(f'it is undecided whether {name} has {what}: {words}', part.needed, part.n,

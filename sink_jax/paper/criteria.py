@@ -13,7 +13,7 @@ from sink_jax.paper.aggregate import MISSING, NOTHING, Aggregate, aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
-from sink_jax.paper.parts import Part, part_of
+from sink_jax.paper.parts import Part, unjudged
 from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
@@ -82,10 +82,12 @@ class Every(Check):
     above = self.below is None
     level = self.at_least if self.below is None else self.below
     assert level is not None, 'a check needs at_least or below'
+    levels = {trial: known_level(self.metric, level, group.done(trial))
+              for trial in measured.summaries}
     parts = [measured.part(
-        trial, known_level(self.metric, level, group.done(trial)), above, not above, self.exact,
+        (trial,), METRICS[self.metric].scaled(least), above, not above, self.exact,
         f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
-             for trial in measured.summaries]
+             for trial, least in levels.items()]
     # A counterexample decides at once; that all hold is known when none is missing.
     if self.some:
       return _evidence(measured, parts, measured.lacking if len(parts) < self.some else '')
@@ -113,16 +115,16 @@ class Ordered(Check):
       return _evidence(measured, (), measured.lacking)
     means, rate = measured.summaries, METRICS[self.metric].unit == 'percent'
     if rate and min(summary.mean for summary in means.values()) >= _FULL:
-      return Evidence(f'{measured.words}: no room for an order', (), measured.numbers,
-                      f'all rates are {_FULL} % or more, which leaves no room for an order')
+      return _evidence(measured, (), f'all rates are {_FULL} % or more, which leaves no room for '
+                       'an order', ': no room for an order')
     known, noise = list(means), NOISE if rate else 0.05 * self.margin
     steps = [] if self.ends or len(known) == 2 else [
         (a, b, -noise, False) for a, b in zip(known, known[1:])]
     # Also with a margin of 0 the ends must differ: equal values are no order.
     steps.append((known[0], known[-1], self.margin, not self.margin))
-    return _compared(measured, [
-        measured.difference(*((a, b) if self.falls else (b, a)), least, True, strict)
-        for a, b, least, strict in steps])
+    return _evidence(measured, [
+        measured.part((a, b) if self.falls else (b, a), least, True, strict)
+        for a, b, least, strict in steps], measured.incomplete(2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,8 @@ class Trains(Check):
       words.append(f'{trial} ({group.status(trial)})')
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-        parts.append(part_of('converges', trial, summary, 0.5, not self.diverges))
+        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5,
+                              not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
       waiting = waiting or states != {'not expressible'} and not (
           states and states <= {'done', 'diverged'})
@@ -198,13 +201,13 @@ class Onset(Check):
         sizes[trial] = size
     # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return Evidence(f'{measured.words}: {len(sizes)} of the windows can show a sink at all', (),
-                      measured.numbers, 'windows are too small to show a sink')
+      return _evidence(measured, (), 'windows are too small to show a sink',
+                       f': {len(sizes)} of the windows can show a sink at all')
     small, large = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
     sink = known_level('sink_1', SINK, group.done(large))
-    return Evidence(f'{measured.words}: smallest {sizes[small]}, largest {sizes[large]} tokens',
-                    [measured.part(small, NO_SINK, False, True), measured.part(large, sink, True)],
-                    measured.numbers)
+    return _evidence(measured, [measured.part((small,), NO_SINK, False, True),
+                                measured.part((large,), sink, True)], '',
+                     f': smallest {sizes[small]}, largest {sizes[large]} tokens')
 
 
 def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
@@ -225,20 +228,17 @@ def _within(measured: Aggregate, limit: float, either_side: bool) -> Evidence:
   if 'default' not in measured.summaries or len(measured.summaries) < 2:
     return _evidence(measured, (), measured.lacking)
   sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
-  return _compared(measured, [measured.difference(trial, 'default', end, above)
+  return _evidence(measured, [measured.part((trial, 'default'), end, above)
                               for trial in measured.summaries if trial != 'default'
-                              for end, above in sides])
+                              for end, above in sides], measured.incomplete(2))
 
 
-def _compared(measured: Aggregate, parts: Sequence[Part | None]) -> Evidence:
-  """The evidence of differences between trials, which need seeds in common."""
-  paired = [part for part in parts if part]
-  return _evidence(measured, paired, measured.incomplete(2) or (
-      'no seed is common to the trials' if len(paired) < len(parts) else ''))
-
-
-def _evidence(measured: Aggregate, parts: Sequence[Part], reason: str) -> Evidence:
-  return Evidence(measured.words, parts, measured.numbers, reason)
+def _evidence(measured: Aggregate, parts: Sequence[Part | None], reason: str, words: str = ''
+              ) -> Evidence:
+  """words: behind those of the aggregate."""
+  found = [part for part in parts if part]
+  return Evidence(measured.words + words, found, measured.numbers, reason or (
+      'no seed is common to the trials' if len(found) < len(parts) else ''))
 
 
 def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
@@ -246,4 +246,4 @@ def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
   if sink is None:
     return False
   least = known_level('sink_1', SINK, group.done(trial))
-  return part_of('sink_1', trial, sink, least, True).judge(spread, 1).held
+  return unjudged('sink_1', (trial,), sink.by_seed, least, True).judge(spread, 1).held

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sink_jax.paper import numbers
-from sink_jax.paper.metrics import METRICS, Metric, MetricSummary
+from sink_jax.paper.metrics import METRICS, Metric
 from sink_jax.paper.spread import MIN_SEEDS, NO_SPREAD, Spread
 
 
@@ -111,28 +111,6 @@ def unjudged(metric: str, trials: tuple[str, ...], values: Mapping[int, float], 
       exact=exact, doubt=doubt, paper=_paper(metric, trials), proxy=proxy, never=never)
 
 
-def part_of(metric: str, trial: str, summary: MetricSummary, level: float, above: bool,
-            strict: bool = False, exact: bool = False, doubt: str = '') -> Part:
-  """A part about one trial. level: in the unit of the metric."""
-  return unjudged(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level), above, strict,
-                  exact, doubt, summary.proxy, _never(trial, summary))
-
-
-def difference_of(metric: str, trials: tuple[str, str],
-                  summaries: Mapping[str, MetricSummary], level: float, above: bool,
-                  strict: bool = False, doubt: str = '') -> Part | None:
-  """A part about a trial minus another, seed by seed; None where they share no seed.
-
-  level: on the scale of the metric, as margins are.
-  """
-  first, second = (summaries[trial] for trial in trials)
-  pairs = {seed: value - second.by_seed[seed] for seed, value in first.by_seed.items()
-           if seed in second.by_seed}
-  return unjudged(metric, trials, pairs, level, above, strict, doubt=doubt,
-                  proxy=first.proxy or second.proxy,
-                  never=_never(trials[0], first) + _never(trials[1], second)) if pairs else None
-
-
 def _asked(metric: Metric, difference: bool, level: float, above: bool, strict: bool) -> str:
   """'at least 10 %', 'below 5 %'; level: on the scale of the metric."""
   if metric.unit == 'truth':
@@ -155,9 +133,3 @@ def _paper(metric: str, trials: tuple[str, ...]) -> float | None:
   if len(known) < len(found):
     return None
   return of.unscaled(known[0] if len(known) == 1 else known[0] - known[1])
-
-
-def _never(trial: str, summary: MetricSummary) -> tuple[str, ...]:
-  """'lr-1e-4 with seed 2: never (at least 1,000)'."""
-  return tuple(f'{trial} with seed {seed}: never (at least '
-               f'{summary.metric.text(summary.by_seed[seed])})' for seed in summary.never)
