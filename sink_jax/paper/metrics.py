@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sink_jax.attention.mask import Mask
 from sink_jax.paper.cells import Statistics
-from sink_jax.paper.differences import pile_cc_loss, same_data
+from sink_jax.paper.differences import comparable_loss
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
 from sink_jax.report.records import RunRecord
 
@@ -226,8 +226,7 @@ def _all_text_loss(run: RunRecord) -> float | None:
 
 def _valid_loss(run: RunRecord) -> float | None:
   """On Pile-CC where that is the paper's, else on all validation text there is."""
-  # A domain of that name means little with another tokenizer, as the losses of tokens differ.
-  pile_cc = pile_cc_loss(run) if same_data(run) else None
+  pile_cc = comparable_loss(run)
   return _all_text_loss(run) if pile_cc is None else pile_cc
 
 
