@@ -156,7 +156,7 @@ def _mask(run: RunRecord) -> Mask:
   return run.known_setup.experiment.attention.mask
 
 
-def _probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
+def probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
   """A quantity of the probe; None for a run without probe rows."""
   return lambda run: None if run.probe is None else of(run.probe)
 
@@ -181,20 +181,13 @@ def _lead(position: int) -> _Quantity:
   return of
 
 
-def largest_ratio(of: _Blocks, skip: int = 0) -> _Quantity:
-  """The largest ratio over blocks. skip: 1 leaves the embedding out."""
-  # default=None: a model may have no such vectors, and a ratio by zero is None.
-  return lambda run: max(_known_ratios(run, of, skip), default=None)
-
-
-def least_ratio(of: _Blocks) -> _Quantity:
-  """The smallest ratio over blocks."""
-  return lambda run: min(_known_ratios(run, of), default=None)
-
-
-def _known_ratios(run: RunRecord, of: _Blocks, skip: int = 0) -> list[float]:
-  ratios = of(run.probe.ratios) if run.probe else None
-  return [ratio for ratio in (ratios or ())[skip:] if ratio is not None]
+def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -> _Quantity:
+  """The largest or smallest ratio over blocks. pick: max or min. skip: 1 leaves the embedding out."""
+  def quantity(run: RunRecord) -> float | None:
+    ratios = (of(run.probe.ratios) if run.probe else None) or ()
+    # default=None: a model may have no such vectors, and a ratio by zero is None.
+    return pick((ratio for ratio in ratios[skip:] if ratio is not None), default=None)
+  return quantity
 
 
 def _analysis(name: str, key: str) -> _Quantity:
@@ -258,13 +251,13 @@ def _first_in_prefix(run: RunRecord) -> float | None:
 
 
 METRICS = {
-    'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1), 'sink_1'),
-    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
+    'sink_1': Metric('Sink_1 %', 'percent', probed(lambda probe: probe.sink_1), 'sink_1'),
+    'sink_star': Metric('Sink_* %', 'percent', probed(lambda probe: probe.sink_extra_key)),
     **{f'sink_{k}': Metric(f'Sink_{k} %', 'percent', _sink(k)) for k in (2, 3, 4)},
     **{f'lead_{k}': Metric(f'lead of Sink_{k} in points', 'points', _lead(k)) for k in (1, 2, 3)},
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
                            lambda run: max(_rates(run)[:_FIRST], default=None)),
-    'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
+    'first_sink_1': Metric('Sink_1 % before training', 'percent', probed(
         lambda probe: None if probe.curves.step[0] else probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
@@ -272,19 +265,19 @@ METRICS = {
         operator.sub, _all_text_loss, _train_loss)),
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
     # Infinite and not None: that no sink emerged is a result, and later than any step.
-    'emergence_step': Metric('step of emergence', 'steps', _probed(
+    'emergence_step': Metric('step of emergence', 'steps', probed(
         lambda probe: math.inf if probe.emergence_step is None else probe.emergence_step)),
     # A run under way has not shown yet whether it converges.
     'converges': Metric('converges', 'truth', lambda run: {'done': True, 'diverged': False}.get(
         run.status)),
     'massive': Metric('largest hidden norm ratio', 'ratio',
-                      largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
+                      over_blocks(max, lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  largest_ratio(lambda ratios: ratios.hidden_before_norm)),
-    'value_ratio': Metric('least value norm ratio', 'ratio', _probed(
+                                  over_blocks(max, lambda ratios: ratios.hidden_before_norm)),
+    'value_ratio': Metric('least value norm ratio', 'ratio', probed(
         lambda probe: probe.value_ratio)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
+                                 over_blocks(max, lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _of(
         operator.sub, _analysis('removed', 'valid_loss'),

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
 from sink_jax.paper.content import SyntheticAxis, SyntheticRow
-from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarize
-from sink_jax.report.probe_record import ProbeRecord
+from sink_jax.paper.metrics import METRICS, Metric, over_blocks, probed, summarize
 from sink_jax.report.records import RunRecord
 from sink_jax.train.experiment import Label
 
@@ -28,24 +27,20 @@ def _column(heading: str, meaning: str, of: Callable[[RunRecord], float | bool |
   return Column(heading, meaning, Metric(heading, unit, of), proxies)
 
 
-def _probed(of: Callable[[ProbeRecord], float]) -> Callable[[RunRecord], float | None]:
-  return lambda run: of(run.probe) if run.probe else None
-
-
 COLUMNS = (
     _column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
             METRICS['sink_1'].of, 'percent', True),
     _column('Sink_* %', 'The same of the extra key or learned sink token.',
             METRICS['sink_star'].of, 'percent'),
     _column('largest importance', 'Of the first token, over heads.',
-            _probed(lambda probe: probe.largest_importance), proxies=True),
+            probed(lambda probe: probe.largest_importance), proxies=True),
     _column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
-            _probed(lambda probe: probe.raw_mass_1)),
+            probed(lambda probe: probe.raw_mass_1)),
     _column('raw mass, row', 'Mean total weight of a row between tokens.',
-            _probed(lambda probe: probe.raw_row_mass)),
+            probed(lambda probe: probe.raw_row_mass)),
     _column('value ratio', 'Norm of the value of the first token over the mean of the others: the '
-            'smallest over blocks.', least_ratio(lambda ratios: ratios.value)),
-    _column('key ratio', 'The same of the keys.', least_ratio(lambda ratios: ratios.key)),
+            'smallest over blocks.', over_blocks(min, lambda ratios: ratios.value)),
+    _column('key ratio', 'The same of the keys.', over_blocks(min, lambda ratios: ratios.key)),
     _column('hidden ratio', 'The same of the hidden states after each block: the largest.',
             METRICS['massive'].of),
     _column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
