@@ -166,8 +166,7 @@ class Trains(Check):
       words.append(f'{trial} ({group.status(trial)})')
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5,
-                              not self.diverges))
+        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
       waiting = waiting or states != {'not expressible'} and not (
           states and states <= {'done', 'diverged'})
@@ -242,6 +241,7 @@ def _evidence(measured: Aggregate, parts: Sequence[Part | None], reason: str, wo
 
 
 def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
+  """Whether a trial has a sink on the first token; None where that is undecided."""
   sink = metric_summary('sink_1', group.done(trial))
   if sink is None:
     return False

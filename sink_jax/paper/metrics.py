@@ -28,9 +28,9 @@ _LAST = 0.1  # share of the training rows whose mean is the training loss at the
 class Metric:
   """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
 
-  Those of open models alone come from analyses, so that no run has them.
-  unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the
-  key of `ProbeRecord.nulls` that says how large it is in models without training; '' without one.
+  No run has those of open models alone, which come from analyses. unit: 'percent', 'points',
+  'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the key of `ProbeRecord.nulls`
+  that says how large it is in models without training; '' without one.
   """
 
   heading: str
@@ -182,7 +182,7 @@ def _lead(position: int) -> _Quantity:
 
 
 def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -> _Quantity:
-  """The largest or smallest ratio over blocks. pick: max or min. skip: 1 leaves the embedding out."""
+  """The largest or smallest ratio over blocks. pick: max or min. skip: 1 omits the embedding."""
   def quantity(run: RunRecord) -> float | None:
     ratios = (of(run.probe.ratios) if run.probe else None) or ()
     # default=None: a model may have no such vectors, and a ratio by zero is None.
