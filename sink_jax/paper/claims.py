@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from sink_jax.paper.aggregate import aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
-from sink_jax.paper.content import Verdict
 from sink_jax.paper.criteria import MASSIVE, NATS, SINK, Check, Evidence, known_level
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.parts import Part, unjudged
 from sink_jax.paper.spread import MIN_SEEDS, Spread
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.markup import upper
 
 HOLDS, FAILS, UNDECIDED, UNKNOWN = 'holds', 'does not hold', 'undecided', 'cannot be judged'
@@ -45,19 +45,42 @@ PRESUPPOSED = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What the runs of a group say to a claim.
+
+  verdict: HOLDS, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can be judged, in short.
+  needed: how many seeds would decide what is undecided, where that is known. few: whether what is
+  undecided has fewer seeds than decide anything. numbers: of the trials that decide. parts: what
+  was decided of them. name: of the group.
+  """
+
+  verdict: str
+  why: str
+  reason: str = ''
+  needed: int | None = None
+  few: bool = False
+  numbers: Sequence[TrialStatistics] = ()
+  parts: Sequence[Part] = ()
+  name: str = ''
+  budget: str = ''
+  protocol: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
   """A claim of the paper, in other words.
 
   criterion: what its checks decide together, for a reader of the paper. presupposes: of other runs;
-  see PRESUPPOSED.
+  see PRESUPPOSED. verdicts: of the groups of runs that were judged.
   """
 
   key: str
   section: str
   statement: str
   criterion: str
-  checks: tuple[Check, ...]
+  checks: tuple[Check, ...] = dataclasses.field(metadata=UNWRITTEN)
   presupposes: tuple[str, ...] = ('sink',)
+  verdicts: Sequence[Verdict] = ()
 
   @property
   def marks(self) -> str:

@@ -6,45 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper.cells import Statistics, Table, TrialStatistics
-from sink_jax.paper.parts import Part
+from sink_jax.paper.cells import Statistics, Table
+from sink_jax.paper.claims import Claim
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """What the runs of a group say to a claim.
-
-  verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can be judged, in short.
-  needed: how many seeds would decide what is undecided, where that is known. few: whether what is
-  undecided has fewer seeds than decide anything. numbers: of the trials that decide. parts: what
-  was decided of them. name: of the group.
-  """
-
-  verdict: str
-  why: str
-  reason: str = ''
-  needed: int | None = None
-  few: bool = False
-  numbers: Sequence[TrialStatistics] = ()
-  parts: Sequence[Part] = ()
-  name: str = ''
-  budget: str = ''
-  protocol: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgedClaim:
-  """A claim of the paper with its verdicts. marks: of what it presupposes."""
-
-  key: str
-  section: str
-  statement: str
-  marks: str
-  criterion: str
-  verdicts: Sequence[Verdict]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +128,7 @@ class SyntheticAxis:
 class PaperReport:
   """The whole report.
 
-  undecided: what a second look takes. statuses: how many runs have each. comparison: when numbers
+  undecided: what a second look takes. claims: with their verdicts. statuses: how many runs have each. comparison: when numbers
   are compared with the paper's.
   budgets: their rules in words. notes: on runs that cannot be compared. runs: by name. analyses:
   how each file was made. other_runs: names of runs that are not of the paper. provenance: how runs,
@@ -175,7 +141,7 @@ class PaperReport:
   undecided: Sequence[SecondLook]
   statuses: Mapping[str, int]
   summary: Summary
-  claims: Sequence[JudgedClaim]
+  claims: Sequence[Claim]
   tables: Sequence[Table]
   figures: Sequence[Figure]
   events: Sequence[EventOrder]

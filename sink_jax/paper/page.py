@@ -6,14 +6,8 @@ from collections.abc import Sequence
 
 from sink_jax.paper import drawing, strips
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import PLURAL
-from sink_jax.paper.content import (
-  EventOrder,
-  GroupSummary,
-  JudgedClaim,
-  PaperReport,
-  Verdict,
-)
+from sink_jax.paper.claims import PLURAL, Claim, Verdict
+from sink_jax.paper.content import EventOrder, GroupSummary, PaperReport
 from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
@@ -135,7 +129,7 @@ def _add_contents(parts: Parts, report: PaperReport) -> None:
       (_RUNS, report.runs), (_MADE, True)) if there])])
 
 
-def _add_claim(parts: Parts, claim: JudgedClaim) -> None:
+def _add_claim(parts: Parts, claim: Claim) -> None:
   parts.heading(claim.statement + claim.marks, 3)
   parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
   for verdict in claim.verdicts:

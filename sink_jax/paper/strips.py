@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import shorten
 
 from sink_jax.evaluate import plots
-from sink_jax.paper.claims import FAILS, HOLDS
-from sink_jax.paper.content import JudgedClaim
+from sink_jax.paper.claims import FAILS, HOLDS, Claim
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.report.images import png
@@ -61,7 +60,7 @@ def deciding(parts: Iterable[Part]) -> Part | None:
   return min(drawn, key=lambda part: (order[part.held], _room(part)), default=None)
 
 
-def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, Part]]]:
+def rows(claims: Iterable[Claim]) -> dict[str, list[tuple[str, str, Part]]]:
   """{group of runs: (claim, verdict, the part that decides it)} of what can be drawn."""
   found: dict[str, list[tuple[str, str, Part]]] = {}
   for claim in claims:
@@ -71,7 +70,7 @@ def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, Part]]
   return found
 
 
-def picture(claims: Iterable[JudgedClaim]) -> bytes:
+def picture(claims: Iterable[Claim]) -> bytes:
   """The PNG of all claims that were judged, with a panel for each group of runs."""
   groups = rows(claims)
   heights = [0.44 * len(of) + 0.4 for of in groups.values()]

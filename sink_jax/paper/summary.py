@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN
+from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
-from sink_jax.paper.content import JudgedClaim, Summary, SummaryPart, Verdict
+from sink_jax.paper.content import Summary, SummaryPart
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
@@ -44,7 +44,7 @@ LIMITS = {
                  'there is about the mechanism and not about language models.'}
 
 
-def summarize_claims(claims: Sequence[JudgedClaim], groups: Sequence[Group],
+def summarize_claims(claims: Sequence[Claim], groups: Sequence[Group],
                      of_open_models: Sequence[str] = ()) -> Summary:
   """What the claims say about each group of runs; `of_open_models`: lines of `open_lines`."""
   # Rates at different budgets are never averaged: every group has lines of its own.
@@ -70,7 +70,7 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
           f"paper's protocol; {drawn} of {len(waiting)} figures are drawn.", *analysed.lines]
 
 
-def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
+def _lines(claims: Sequence[Claim], group: Group) -> list[str]:
   judged: dict[str, list[tuple[str, Verdict]]] = {verdict: [] for verdict in PLURAL}
   for claim in claims:
     for verdict in claim.verdicts:
