@@ -189,7 +189,7 @@ def _presupposed(claim: Claim, group: Group, spread: Spread | None, kinds: Seque
   if strange:
     return Verdict(UNKNOWN, f'not comparable with the default run: {"; ".join(strange)}',
                    'runs are not comparable with the default run')
-  undecided = []
+  undecided = None
   for kind in kinds:
     if kind == 'ordinary text':
       # Decided by the config and not by the name of the budget, which a person may have changed.
@@ -203,8 +203,8 @@ def _presupposed(claim: Claim, group: Group, spread: Spread | None, kinds: Seque
     found = _absent(group, spread, *LEVELS[kind])
     if found and found.verdict == UNKNOWN:
       return found
-    undecided += [found] if found else []
-  return undecided[0] if undecided else None
+    undecided = undecided or found
+  return undecided
 
 
 def _absent(group: Group, spread: Spread | None, trial: str, metric: str, least: float,

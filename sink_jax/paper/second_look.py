@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from sink_jax.paper.claims import UNDECIDED, Claim, Verdict
 from sink_jax.paper.collect import SYNTHETIC, Group
@@ -28,7 +28,9 @@ def second_looks(claims: Iterable[Claim], groups: Sequence[Group]) -> list[Secon
         by_group.setdefault(verdict.name, []).extend(claim.trials)
   looks = []
   for group in groups:
-    seeds = _seeds(group)
+    # Of all runs, whatever became of them.
+    seeds = {trial: {run.setup.seed for run in runs if run.setup}
+             for trial, runs in group.trials.items()}
     trials = [trial for trial in dict.fromkeys(by_group.get(group.name, ()))
               if 0 < len(seeds.get(trial, ())) <= MOST]
     if trials:
@@ -55,9 +57,3 @@ def _hopeless(verdict: Verdict) -> bool:
     return True
   # Of fewer than three seeds too little is known to say how many would do.
   return not (verdict.few or any(map(undecided_sink, open_parts)))
-
-
-def _seeds(group: Group) -> Mapping[str, set[int]]:
-  """The seeds of the runs of each trial, whatever became of them."""
-  return {trial: {run.setup.seed for run in runs if run.setup}
-          for trial, runs in group.trials.items()}
