@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table
-from sink_jax.paper.claims import Claim
+from sink_jax.paper.claims import Claim, Verdict
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
@@ -153,3 +153,12 @@ class PaperReport:
   analyses: Mapping[str, Mapping[str, Any]]
   other_runs: Sequence[str]
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def verdicts(self) -> dict[str, list[tuple[Claim, Verdict]]]:
+    """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
+    by_group: dict[str, list[tuple[Claim, Verdict]]] = {}
+    for claim in self.claims:
+      for verdict in claim.verdicts:
+        by_group.setdefault(verdict.name, []).append((claim, verdict))
+    return by_group

@@ -153,9 +153,8 @@ def _prefix(figure: PaperFigure, group: Group) -> Picture:
   for trial in figure.trials:
     for run in group.done(trial)[:1]:
       analysis = run.analyses.get('prefix') or {}
-      # A single sequence has no range: low and high are the rates themselves.
-      lines = [Series(f'sequence {i}', [run.name], list(range(1, len(rates) + 1)), rates, rates,
-                      rates) for i, rates in enumerate(analysis.get('sequences') or (), 1)]
+      lines = [series(f'sequence {i}', [run], lambda _, rates=rates: list(enumerate(rates, 1)))
+               for i, rates in enumerate(analysis.get('sequences') or (), 1)]
       panels.append(_panel(f'{trial}: prefix of {analysis.get("length")}', 'position k',
                            'Sink_k in % of heads', lines))
   return _picture(*panels)

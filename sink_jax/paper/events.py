@@ -6,7 +6,8 @@ probe (`evaluate.sinks.emergence_step`), so that it is known to the distance bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
@@ -36,12 +37,9 @@ NOTE = (
     'count. Both ratios are of the first token.')
 CAPTION = ('What the events are read from while models trained: means over seeds, each seed as a '
            'thin line, and the levels dotted.')
-_Course = Callable[[Curves], Sequence[float | None]]
-_SINK_COURSES: dict[str, _Course] = {'sink_1': lambda curves: curves.sink_1,
-                                     'sink_star': lambda curves: curves.sink_extra_key}
-_value_ratio: _Course = lambda curves: curves.value_ratio
-_hidden_ratio: _Course = lambda curves: curves.hidden_ratio
-_max_over_median: _Course = lambda curves: curves.max_over_median
+# The fields of `Curves` that events are read from.
+_VALUES, _HIDDEN, _ENTRIES = 'value_ratio', 'hidden_ratio', 'max_over_median'
+_SINK_FIELDS = {'sink_1': 'sink_1', 'sink_star': 'sink_extra_key'}
 
 
 def event_orders(groups: Iterable[Group]) -> list[EventOrder]:
@@ -60,19 +58,20 @@ def trial_events(trial: str, runs: Sequence[RunRecord]) -> TrialEvents:
   sink = TRIALS[trial]
   # As the judge has them: the null of any model of the trial raises the level of all.
   least_sink, massive = known_level(sink, SINK, runs), known_level('massive', MASSIVE, runs)
-  events = [Event(DRAIN, DRAINED, _steps(runs, _value_ratio, DRAINED, falls=True)),
-            Event(SINKS, least_sink, _steps(runs, _SINK_COURSES[sink], least_sink)),
-            Event(MASSIVES, massive, _steps(runs, _hidden_ratio, massive))]
+  events = [Event(DRAIN, DRAINED, _steps(runs, _VALUES, DRAINED, falls=True)),
+            Event(SINKS, least_sink, _steps(runs, _SINK_FIELDS[sink], least_sink)),
+            Event(MASSIVES, massive, _steps(runs, _HIDDEN, massive))]
   return TrialEvents(trial, sink, [run.name for run in runs], events, words(events, len(runs)),
                      order(events, len(runs)))
 
 
-def step_of(curves: Curves, course: _Course, level: float, falls: bool = False) -> int | None:
+def step_of(curves: Curves, course: str, level: float, falls: bool = False) -> int | None:
   """The step from which a course stays at or beyond a level; None where it never stays.
 
-  falls: at or below the level. Probes without a number are left out.
+  course: a field of the curves. falls: at or below the level. Probes without a number are left out.
   """
-  known = [(step, value) for step, value in zip(curves.step, course(curves)) if value is not None]
+  known = [(step, value) for step, value in zip(curves.step, getattr(curves, course))
+           if value is not None]
   sign = -1 if falls else 1
   return emergence_step([step for step, _ in known], [sign * value for _, value in known],
                         sign * level)
@@ -100,11 +99,11 @@ def order(events: Sequence[Event], seeds: int) -> str:
   return f'The order {of}: {orders.pop()}.'
 
 
-def _steps(runs: Sequence[RunRecord], course: _Course, level: float, falls: bool = False
+def _steps(runs: Sequence[RunRecord], course: str, level: float, falls: bool = False
            ) -> dict[str, int | None]:
   """{run: its step}, of the runs in which the quantity was measured."""
   return {run.name: step_of(run.probe.curves, course, level, falls) for run in runs
-          if run.probe and any(value is not None for value in course(run.probe.curves))}
+          if run.probe and any(value is not None for value in getattr(run.probe.curves, course))}
 
 
 def _names_in_order(steps: dict[str, int | None]) -> str:
@@ -136,32 +135,28 @@ def _picture(group: Group, trials: Sequence[TrialEvents]) -> Picture:
   sinks = ' or '.join({'sink_1': 'Sink_1', 'sink_star': 'Sink_*'}[sink]
                       for sink in dict.fromkeys(of.sink for of in trials))
   # Ratios have logarithmic axes: halves and doubles are equally far from 1.
-  kinds: list[tuple[str, str, str, Sequence[float], Callable[[TrialEvents], _Course]]] = [
-      ('Sink', f'{sinks} in % of heads', '', levels[SINKS],
-       lambda trial: _SINK_COURSES[trial.sink]),
-      ('Values of the first token', 'smallest value ratio of a block', 'y', levels[DRAIN],
-       lambda trial: _value_ratio),
-      ('Norms of the first token', 'largest hidden norm ratio of a block', 'y', levels[MASSIVES],
-       lambda trial: _hidden_ratio),
-      ('Entries of hidden states', 'largest over median entry', 'y', BEYOND[:1],
-       lambda trial: _max_over_median)]
+  kinds = [('Sink', f'{sinks} in % of heads', '', levels[SINKS], ''),
+           ('Values of the first token', 'smallest value ratio of a block', 'y', levels[DRAIN],
+            _VALUES),
+           ('Norms of the first token', 'largest hidden norm ratio of a block', 'y',
+            levels[MASSIVES], _HIDDEN),
+           ('Entries of hidden states', 'largest over median entry', 'y', BEYOND[:1], _ENTRIES)]
   panels = []
-  for title, y, log, level, course_of in kinds:
+  for title, y, log, level, course in kinds:
     means: list[Series] = []
     seeds: list[Series] = []
     for trial, members in zip(trials, runs):
-      line = lambda of, trial=trial: _line(trial.trial, of, course_of(trial))
+      points = functools.partial(_points, course or _SINK_FIELDS[trial.sink])
       # Older runs have not measured some of the quantities.
-      each = [(run, seed) for run in members if (seed := line([run]))]
-      if mean := line([run for run, _ in each]):
+      each = [(run, seed) for run in members if (seed := series(trial.trial, [run], points))]
+      if mean := series(trial.trial, [run for run, _ in each], points):
         means.append(mean)
         seeds += [seed for _, seed in each]
     if means:
       panels.append(Panel(title, 'step', y, means, log=log, seeds=seeds, levels=level))
   return Picture(f'events-{group.key}.png', group.name, panels=panels, across=2,
-                        budget=group.budget, protocol=group.protocol)
+                 budget=group.budget, protocol=group.protocol)
 
 
-def _line(trial: str, runs: Sequence[RunRecord], course: _Course) -> Series | None:
-  return series(trial, runs, lambda run: list(zip(run.probe.curves.step, course(run.probe.curves)))
-                if run.probe else [])
+def _points(course: str, run: RunRecord) -> list[tuple[int, float | None]]:
+  return list(zip(run.probe.curves.step, getattr(run.probe.curves, course))) if run.probe else []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sink_jax.paper import drawing, strips
-from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, Claim, Verdict
-from sink_jax.paper.content import EventOrder, GroupSummary, PaperReport
+from sink_jax.paper.content import EventOrder, PaperReport
 from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
@@ -32,7 +29,7 @@ def page(report: PaperReport) -> Parts:
   """The whole report: the answer first, names of claims and runs last."""
   parts = Parts(report.title)
   parts.paragraphs(answer(report))
-  parts.table(*_by_section(report))
+  _add_sections(parts, report)
   if strips.rows(report.claims):
     parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
   # The course of training says more at a glance than any other picture.
@@ -50,7 +47,7 @@ def page(report: PaperReport) -> Parts:
   for i, table in enumerate(tables):
     if i and not table.paper.number and tables[i - 1].paper.number:
       parts.heading(_NUMBERS)
-    _add_table(parts, table, report.groups)
+    add_table(parts, table, report.groups)
   parts.heading(_FIGURES)
   for figure in report.figures:
     _add_figure(parts, figure)
@@ -73,10 +70,9 @@ def answer(report: PaperReport) -> list[str]:
   if not (report.runs or report.analyses):
     return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
   groups = {group.name: group for group in report.groups}
-  lines = []
+  judged, lines = report.verdicts, []
   for part in report.summary.parts:
-    verdicts = [verdict.verdict for claim in report.claims for verdict in claim.verdicts
-                if verdict.name == part.name]
+    verdicts = [verdict.verdict for _, verdict in judged.get(part.name, ())]
     if not verdicts:  # of open models
       files = len(report.analyses)
       lines.append(f'{upper(part.name)} ({files} file{"s" if files > 1 else ""} of analyses): '
@@ -95,21 +91,19 @@ def answer(report: PaperReport) -> list[str]:
   return lines
 
 
-def _by_section(report: PaperReport) -> tuple[list[str], list[list[str]], tuple[int, ...]]:
+def _add_sections(parts: Parts, report: PaperReport) -> None:
   """How many claims of each section of the paper have each verdict."""
-  names = list(dict.fromkeys(
-      verdict.name for claim in report.claims for verdict in claim.verdicts))
-  several, rows = len(names) > 1, []
+  judged, rows = report.verdicts, []
+  several = len(judged) > 1
   for section in sorted({claim.section for claim in report.claims}, key=list(_SECTIONS).index):
-    for name in names:
-      found = [verdict.verdict for claim in report.claims if claim.section == section
-               for verdict in claim.verdicts if verdict.name == name]
+    for name, of in judged.items():
+      found = [verdict.verdict for claim, verdict in of if claim.section == section]
       if found:
         rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
                      *(str(found.count(verdict)) for verdict in PLURAL)])
   # Short, for the table to be as narrow as a phone.
   verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
-  return ['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several]
+  parts.table(['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several])
 
 
 def _add_contents(parts: Parts, report: PaperReport) -> None:
@@ -160,15 +154,6 @@ def part_words(part: Part) -> str:
   never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
   return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
           f'{held}{doubt}{never}{paper}')
-
-
-def _add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> None:
-  paper = table.paper
-  parts.heading(paper.name, 3)
-  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
-                  f'Section {paper.section}.')
-  parts.paragraph(upper(table.status) + '.' if table.status else '')
-  add_table(parts, table, groups)
 
 
 def _add_figure(parts: Parts, figure: Figure) -> None:

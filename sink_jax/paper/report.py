@@ -107,9 +107,11 @@ def as_text(report: PaperReport) -> str:
   lines = ['runs: ' + (', '.join(f'{n} {status}' for status, n in runs.items()) or 'none')]
   lines += [f'trials, {group.name}: {group.trials} of {len(numbers.trials())} have a run'
             for group in report.groups]
-  for name, counts, failed in verdict_counts(report):
+  for name, judged in report.verdicts.items():
+    counts = collections.Counter(verdict.verdict for _, verdict in judged)
     lines.append(f'claims, {name}: ' + ', '.join(
-        f'{counts.get(verdict, 0)} {words}' for verdict, words in PLURAL.items()))
+        f'{counts[verdict]} {words}' for verdict, words in PLURAL.items()))
+    failed = [claim.key for claim, verdict in judged if verdict.verdict == FAILS]
     lines += [fill(f'do not hold: {", ".join(failed)}', 100, initial_indent='  ',
                    subsequent_indent='    ')] if failed else []
   for look in report.undecided:
@@ -122,17 +124,6 @@ def as_text(report: PaperReport) -> str:
   lines += [fill(line, 100, subsequent_indent='  ') for part in report.summary.parts
             if part.name == OPEN for line in part.lines]
   return '\n'.join(lines)
-
-
-def verdict_counts(report: PaperReport) -> list[tuple[str, dict[str, int], list[str]]]:
-  """(budget and protocol, {verdict: how many}, keys of the claims that do not hold)."""
-  by_group: dict[str, list[tuple[str, str]]] = {}
-  for claim in report.claims:
-    for verdict in claim.verdicts:
-      by_group.setdefault(verdict.name, []).append((claim.key, verdict.verdict))
-  return [(name, dict(collections.Counter(verdict for _, verdict in verdicts)),
-           [key for key, verdict in verdicts if verdict == FAILS])
-          for name, verdicts in by_group.items()]
 
 
 def without_paths(value: T) -> T:

@@ -8,43 +8,43 @@ from collections.abc import Callable, Sequence
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
 from sink_jax.paper.content import SyntheticAxis, SyntheticRow
 from sink_jax.paper.metrics import METRICS, Metric, over_blocks, probed, summarize
+from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 from sink_jax.train.experiment import Label
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column: its heading, what it means, its metric, and whether * marks proxies in it."""
+  """A column: its metric, what that means, and whether * marks proxies in it."""
 
-  heading: str
-  meaning: str
   metric: Metric
+  meaning: str
   proxies: bool = False
 
 
-def _column(heading: str, meaning: str, of: Callable[[RunRecord], float | bool | None],
-            unit: str = 'share', proxies: bool = False) -> Column:
-  return Column(heading, meaning, Metric(heading, unit, of), proxies)
+def _share(heading: str, of: Callable[[ProbeRecord], float]) -> Metric:
+  return Metric(heading, 'share', probed(of))
 
 
 COLUMNS = (
-    _column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
-            METRICS['sink_1'].of, 'percent', True),
-    _column('Sink_* %', 'The same of the extra key or learned sink token.',
-            METRICS['sink_star'].of, 'percent'),
-    _column('largest importance', 'Of the first token, over heads.',
-            probed(lambda probe: probe.largest_importance), proxies=True),
-    _column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
-            probed(lambda probe: probe.raw_mass_1)),
-    _column('raw mass, row', 'Mean total weight of a row between tokens.',
-            probed(lambda probe: probe.raw_row_mass)),
-    _column('value ratio', 'Norm of the value of the first token over the mean of the others: the '
-            'smallest over blocks.', over_blocks(min, lambda ratios: ratios.value)),
-    _column('key ratio', 'The same of the keys.', over_blocks(min, lambda ratios: ratios.key)),
-    _column('hidden ratio', 'The same of the hidden states after each block: the largest.',
-            METRICS['massive'].of),
-    _column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
-            METRICS['emergence_step'].of, 'steps'),
+    Column(METRICS['sink_1'], 'Share of heads whose importance of the first token exceeds epsilon.',
+           proxies=True),
+    Column(METRICS['sink_star'], 'The same of the extra key or learned sink token.'),
+    Column(_share('largest importance', lambda probe: probe.largest_importance),
+           'Of the first token, over heads.', proxies=True),
+    Column(_share('raw mass, first', lambda probe: probe.raw_mass_1),
+           'Mean weight on the first token, as it multiplies the values.'),
+    Column(_share('raw mass, row', lambda probe: probe.raw_row_mass),
+           'Mean total weight of a row between tokens.'),
+    Column(Metric('value ratio', 'share', over_blocks(min, lambda ratios: ratios.value)),
+           'Norm of the value of the first token over the mean of the others: the smallest over '
+           'blocks.'),
+    Column(Metric('key ratio', 'share', over_blocks(min, lambda ratios: ratios.key)),
+           'The same of the keys.'),
+    Column(Metric('hidden ratio', 'share', METRICS['massive'].of),
+           'The same of the hidden states after each block: the largest.'),
+    Column(Metric('sink emerged', 'steps', METRICS['emergence_step'].of),
+           'First probed step from which Sink_1 stays at or above 10 %.'),
 )
 
 
@@ -59,18 +59,19 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
   # A budget is named only where rows differ in it.
   several = len({(label.budget, label.protocol) for label in trials}) > 1
   losses = dict.fromkeys(key for run in runs for key in run.shown_losses)
-  columns = [_column(f'{key} loss', f'Validation loss on the {key} targets, nats.' if key != 'valid'
-                     else 'Validation loss, nats.',
-                     lambda run, key=key: (run.losses or {}).get(key), 'nats')
-             for key in losses] + list(COLUMNS)
+  columns = [Column(Metric(f'{key} loss', 'nats',
+                           lambda run, key=key: (run.losses or {}).get(key)),
+                    f'Validation loss on the {key} targets, nats.' if key != 'valid' else
+                    'Validation loss, nats.') for key in losses] + list(COLUMNS)
   rows = [_row(label, members, columns, several) for label, members in trials.items()]
   # The trials have the paper's names, among which 'default' is softmax.
   rows.sort(key=lambda row: (not row.variant.startswith('default'), row.variant))
   optimum = {entropy for run in runs if run.setup
              and (entropy := run.setup.facts.get('bigram_entropy')) is not None}
   # A column that no variant has a number for would only widen the table.
-  shown = [column for column in columns if any(column.heading in row.cells for row in rows)]
-  return SyntheticAxis({column.heading: column.meaning for column in shown}, rows, sorted(optimum))
+  meanings = {column.metric.heading: column.meaning for column in columns
+              if any(column.metric.heading in row.cells for row in rows)}
+  return SyntheticAxis(meanings, rows, sorted(optimum))
 
 
 def _row(label: Label, runs: Sequence[RunRecord], columns: Sequence[Column], several: bool
@@ -84,7 +85,7 @@ def _row(label: Label, runs: Sequence[RunRecord], columns: Sequence[Column], sev
   name = label.trial.removeprefix(SYNTHETIC)
   if several:
     name += f' ({", ".join(filter(None, (label.budget, label.protocol))) or "no budget"})'
-  cells = {column.heading: summary.statistics() for column in columns
+  cells = {column.metric.heading: summary.statistics() for column in columns
            if (summary := summarize(column.metric, measured, column.proxies))}
   return SyntheticRow(name, label.trial, label.budget, label.protocol, group.status(label.trial),
                       cells, [run.name for run in runs])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sink_jax.io.tables import number, short
 from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
 from sink_jax.paper.content import GroupSummary, SyntheticAxis
+from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -16,16 +17,20 @@ Words = str | tuple[str, str]  # a text, or a text and small print
 
 
 def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> None:
-  """The paper's numbers beside the measured ones, and notes; its note where it has no numbers."""
-  metrics, headings = table.paper.metrics, table.headings
-  trained = table.paper.needs == 'training'
+  """A table of the paper with what was measured for it, and notes."""
+  paper, metrics, headings = table.paper, table.paper.metrics, table.headings
+  parts.heading(paper.name, 3)
+  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
+                  f'Section {paper.section}.')
+  parts.paragraph(upper(table.status) + '.' if table.status else '')
+  trained = paper.needs == 'training'
   if not trained and not any(row.entries for row in table.rows):
     # Nothing was measured: columns for measured numbers and differences would be empty.
     if table.rows:
       parts.table(['setting', *(headings[metric] for metric in metrics)],
                   [[_setting(row), *(row.texts[metric] for metric in metrics)]
                    for row in table.rows])
-    parts.paragraph(table.paper.note)
+    parts.paragraph(paper.note)
     return
   several = trained and len(groups) > 1
   head = ['setting'] + ['budget, protocol'] * several
@@ -41,7 +46,7 @@ def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> Non
                   + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
                   + (_cost(entry) if trained else []) + [_sources(entry)])
   parts.table(head, rows, (0, *([1] if several else []), len(head) - 1))
-  parts.paragraphs([table.paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
+  parts.paragraphs([paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
   # The first column names the setting, where a star would be the paper's.
   if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
     parts.paragraph(_PROXIES)

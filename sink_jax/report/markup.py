@@ -22,11 +22,6 @@ def bold(words: object) -> Markdown:
   return Markdown(f'**{escaped(words)}**')
 
 
-def small(words: object) -> Markdown:
-  """Small print: in italics where Markdown is shown as it is."""
-  return Markdown(f'*{escaped(words)}*')
-
-
 def code(words: object) -> Markdown:
   """Words in a fixed-width font."""
   words = ' '.join(str(words).split())

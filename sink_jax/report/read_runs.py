@@ -29,6 +29,9 @@ from sink_jax.train.record import metrics_problem
 from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
 
 _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
+# Fields of a `ProbeRecord` that rows of the probe have under the same name.
+_SAME = ('step', 'sink_1', 'sink', 'largest_importance', 'mean_importance', 'raw_mass_1',
+         'largest_raw_mass_1', 'raw_row_mass')
 _REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
 
 
@@ -196,17 +199,10 @@ def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
   # Sentences name the block where the first token's values are shortest against the others'.
   block = int(np.argmin(last['value_ratio']))
   return ProbeRecord(
-      step=last['step'],
-      sink_1=last['sink_1'],
-      sink=last['sink'],
+      **{key: last[key] for key in _SAME},
       sink_extra_key=last['sink_bias_slot'],
       sink_extra_key_official=last['sink_bias_slot_released'],
-      largest_importance=last['largest_importance'],
-      mean_importance=last['mean_importance'],
       mean_extra_key=last['mean_bias_slot'],
-      raw_mass_1=last['raw_mass_1'],
-      largest_raw_mass_1=last['largest_raw_mass_1'],
-      raw_row_mass=last['raw_row_mass'],
       value_ratio=last['value_ratio'][block],
       value_ratio_block=block + 1,
       ratios=NormRatios(**{field.name: last.get(f'{field.name}_ratio')

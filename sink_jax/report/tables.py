@@ -15,11 +15,15 @@ NEVER = 'did not emerge'  # may take three lines
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column: its heading, what it means, and the cell of a run ('-' where unknown)."""
+  """A column: its heading, what it means, and the cell of a run ('-' where unknown).
+
+  optional: left out where no run has it, such as runs without an extra key.
+  """
 
   heading: str
   meaning: str
   cell: Callable[[RunRecord], str]
+  optional: bool = False
 
 
 def columns(runs: Sequence[RunRecord]) -> list[Column]:
@@ -29,18 +33,14 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
   # last.
   shown += [Column(f'{key} loss', meaning, lambda run, key=key: number(
       (run.losses or {}).get(key), '.3f')) for key, meaning in _losses(runs)]
-  shown.append(Column(
-      'Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
-      _probed(lambda probe: probe.sink_1, '.1f', starred=True)))
-  # Without an extra key these columns would hold dashes alone.
-  if any(run.probe and run.probe.sink_extra_key is not None for run in runs):
-    shown += [
-        Column('Sink_* %', 'The same of the extra key or learned sink token: its mean weight over '
-               'queries.', _probed(lambda probe: probe.sink_extra_key, '.1f')),
-        Column('Sink_* % (official)', 'The same as the official implementation counts it, with a '
-               'dummy row of weight one.',
-               _probed(lambda probe: probe.sink_extra_key_official, '.1f'))]
   shown += [
+      Column('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
+             _probed(lambda probe: probe.sink_1, '.1f', starred=True)),
+      Column('Sink_* %', 'The same of the extra key or learned sink token: its mean weight over '
+             'queries.', _probed(lambda probe: probe.sink_extra_key, '.1f'), optional=True),
+      Column('Sink_* % (official)', 'The same as the official implementation counts it, with a '
+             'dummy row of weight one.',
+             _probed(lambda probe: probe.sink_extra_key_official, '.1f'), optional=True),
       Column('largest import.', 'Largest importance of the first token over heads.',
              _probed(lambda probe: probe.largest_importance, '.3f', starred=True)),
       Column('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
@@ -49,17 +49,14 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
              'an extra key.', _probed(lambda probe: probe.raw_row_mass, '.3f')),
       Column('value ratio (block)', 'Norm of the value of the first token over the mean of the '
              'others: the smallest over blocks, and that block.', _ratio),
-  ]
-  # Older runs did not measure it.
-  if any(_max_over_median(run.probe) is not None for run in runs if run.probe):
-    shown.append(Column(
-        'max / median', 'Largest entry of the hidden states over the median entry, in size: the '
-        'largest ratio over blocks. Activations are massive beyond 100 and more.',
-        _probed(_max_over_median, '.0f')))
-  return shown + [
+      Column('max / median', 'Largest entry of the hidden states over the median entry, in size: '
+             'the largest ratio over blocks. Activations are massive beyond 100 and more.',
+             _probed(lambda probe: probe.curves.max_over_median[-1], '.0f'), optional=True),
       Column('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
              _emerged),
   ]
+  return [column for column in shown
+          if not column.optional or any(column.cell(run) != '-' for run in runs)]
 
 
 def rows(runs: Sequence[RunRecord], shown: Sequence[Column]) -> list[list[str]]:
@@ -97,10 +94,6 @@ def _probed(quantity: Callable[[ProbeRecord], float | None], form: str,
 def _ratio(run: RunRecord) -> str:
   probe = run.probe
   return f'{probe.value_ratio:.2f} ({probe.value_ratio_block})' if probe else '-'
-
-
-def _max_over_median(probe: ProbeRecord) -> float | None:
-  return probe.curves.max_over_median[-1]
 
 
 def _emerged(run: RunRecord) -> str:

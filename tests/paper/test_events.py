@@ -48,7 +48,7 @@ def events_of(folder):
     ([3.0, 3.0, 1.0, None], 2, False, None)])
 def test_a_step_is_that_from_which_a_course_stays(values, level, falls, step):
   curves = Curves([0, 100, 200, 300], [], [], [], values, [], [])
-  assert step_of(curves, lambda curves: curves.value_ratio, level, falls) == step
+  assert step_of(curves, 'value_ratio', level, falls) == step
 
 
 def test_the_events_of_seeds_in_words(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.page import part_words
 from sink_jax.paper.parts import unjudged
-from sink_jax.paper.report import as_text, paper_report, verdict_counts
+from sink_jax.paper.page import part_words
+from sink_jax.paper.report import as_text, paper_report
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
 from sink_jax.paper.strips import deciding, rows, strip_of
@@ -261,7 +262,9 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   seeds(tmp_path / 'runs', 'weight-decay-0', (8, 14, 11))
   seeds(tmp_path / 'runs', 'post-norm', (0, 0, 0))
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
-  (_, counts, failed), = verdict_counts(report)
+  judged, = report.verdicts.values()
+  counts = Counter(verdict.verdict for _, verdict in judged)
+  failed = [claim.key for claim, verdict in judged if verdict.verdict == 'does not hold']
   assert failed == ['post-norm'] and sum(counts.values()) == len(CLAIMS)
   assert counts.keys() == {'holds', 'does not hold', 'undecided', 'cannot be judged'}
   text = as_text(report)
