@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import METRICS, Metric, MetricSummary, impossible, metric_summary
+from sink_jax.paper.metrics import METRICS, MetricSummary, impossible, metric_summary
+from sink_jax.paper.parts import Part, unjudged
 
-_UNITS = {'percent': ' %', 'points': ' points'}
 _ENDED = {'diverged', 'not expressible'}  # states that no more training changes
+MISSING, NOTHING = 'runs are missing', 'nothing was measured'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +30,18 @@ class Aggregate:
   not_done: Sequence[str] = ()
   diverged: Sequence[str] = ()
 
+  @property
   def numbers(self) -> tuple[TrialStatistics, ...]:
     """The numbers as the report has them."""
     return tuple(TrialStatistics(trial, self.metric, summary.statistics())
                  for trial, summary in self.summaries.items())
 
+  @property
   def words(self) -> str:
     """'Sink_1: default 18.18 %, batch-128 16.45 %', and what is missing."""
-    parts = [f'{trial} {summary.text(_UNITS.get(summary.metric.unit, ""))}'
-             for trial, summary in self.summaries.items()]
-    line = f'{heading(self.metric)}: {", ".join(parts)}' if parts else ''
+    metric = METRICS[self.metric]
+    parts = [f'{trial} {summary.text(metric.sign)}' for trial, summary in self.summaries.items()]
+    line = f'{metric.name}: {", ".join(parts)}' if parts else ''
     listing = lambda words, trials: f'{words}: {", ".join(trials)}' if trials else ''
     return '; '.join(filter(None, [
         line, listing('not in the means', self.not_done), listing('missing', self.pending),
@@ -50,6 +53,39 @@ class Aggregate:
         self, summaries={trial: summary for trial, summary in self.summaries.items()
                          if trial not in reasons},
         left_out=[*self.left_out, *(f'{trial} ({why})' for trial, why in reasons.items())])
+
+  def part(self, trials: tuple[str, ...], level: float, above: bool, strict: bool = False,
+           exact: bool = False, doubt: str = '') -> Part | None:
+    """A part about a trial, or about one minus another seed by seed; None where they share no seed.
+
+    level: on the scale of the metric.
+    """
+    summaries = {trial: self.summaries[trial] for trial in trials}
+    first, *others = [summary.by_seed for summary in summaries.values()]
+    values = {seed: value - sum(other[seed] for other in others) for seed, value in first.items()
+              if all(seed in other for other in others)}
+    # Seeds that diverged have no number; the mean of the others is of those that went well.
+    diverged = [trial for trial in trials if trial in self.diverged]
+    return unjudged(
+        self.metric, trials, values, level, above, strict, exact,
+        doubt=f'a seed of {listed(diverged)} diverged' if diverged else doubt,
+        proxy=any(summary.proxy for summary in summaries.values()),
+        never=tuple(f'{trial} with seed {seed}: never (at least '
+                    f'{summary.metric.text(summary.by_seed[seed])})'
+                    for trial, summary in summaries.items() for seed in summary.never)
+    ) if values else None
+
+  def incomplete(self, least: int) -> str:
+    """Why not all that is asked is there, of `least` trials or more; '' if it is."""
+    if self.pending or len(self.summaries) < least:
+      return self.lacking
+    gone = [trial for trial in self.diverged if trial not in self.summaries]
+    return 'every run of a trial diverged' if gone else ''
+
+  @property
+  def lacking(self) -> str:
+    """Why there is too little."""
+    return MISSING if self.pending else NOTHING
 
 
 def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
@@ -71,27 +107,6 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
     words = f'{trial} ({group.status(trial) if not done else never or "not measured"})'
     (left_out if never or ended and ended <= _ENDED else pending).append(words)
   return Aggregate(metric, summaries, pending, left_out, not_done, diverged)
-
-
-def heading(metric: str) -> str:
-  """The heading of a metric without its unit."""
-  return plain(METRICS[metric])
-
-
-def plain(metric: Metric) -> str:
-  """The same of any metric."""
-  return metric.heading.replace(' %', '').replace(' in points', '')
-
-
-def level(metric: str, value: float, apart: bool = False) -> str:
-  """A level with its unit; apart: a distance between two values, on the scale of the metric."""
-  if apart and METRICS[metric].unit == 'ratio':
-    return f'a factor of {METRICS[metric].unscaled(value):.3g}'
-  points = f' point{"s" if value != 1 else ""}'
-  # 10 % and 12 % are 2 points apart, and not 2 %.
-  unit = {'percent': points if apart else ' %', 'points': points, 'nats': ' nats'}.get(
-      METRICS[metric].unit, '')
-  return f'{value:g}{unit}'
 
 
 def listed(trials: Sequence[str]) -> str:

@@ -81,9 +81,8 @@ class Group:
 
     Also those whose own runs differ in more than their seeds: a mean over them is of nothing.
     """
-    # The default run is what every other trial is a change of.
-    # A default run that is done comes first; one under way has its config as well, and that
-    # suffices.
+    # The default run is what every other trial is a change of. One that is done comes first; one
+    # under way has its config as well, and that suffices.
     default = next(iter(_readable((*self.done('default'), *self.runs('default')))), None)
     if default is None:
       return {}
@@ -124,14 +123,14 @@ class Group:
     return '; '.join(words + (listed(of) if several else '') for words, of in seeds.items())
 
   def _status(self, run: RunRecord) -> str:
-    step = f'step {run.step:,}'
-    of = f'{step} of {run.setup.steps:,}' if run.setup else step
-    reason = run.reason or run.error or 'for an unknown reason'
-    return {'done': f'done at {self.budget}' if self.budget else 'done', 'not run': 'not run',
-            'running': f'running ({of})', 'interrupted': f'interrupted ({of})',
-            'diverged': f'diverged ({of})', 'failed': f'failed ({reason})',
-            'not expressible': f'not expressible ({reason})',
-            'unreadable': f'unreadable ({reason})'}.get(run.status, run.status)
+    if run.status == 'done' and self.budget:
+      return f'done at {self.budget}'
+    if run.status in (*_UNDER_WAY, 'diverged'):
+      of = f' of {run.setup.steps:,}' if run.setup else ''
+      return f'{run.status} (step {run.step:,}{of})'
+    if run.status in ('failed', 'not expressible', 'unreadable'):
+      return f'{run.status} ({run.reason or run.error or "for an unknown reason"})'
+    return run.status
 
 
 def is_of_the_paper(run: RunRecord) -> bool:
@@ -151,13 +150,12 @@ def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
     # A trial without a config may have been asked for without naming a protocol.
     key = run.label.budget, run.label.protocol or 'paper'
     by_label.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
-  order = {budget: i for i, budget in enumerate(BUDGETS)}
+  groups = [Group(budget, protocol, {trial: tuple(sorted(members, key=seed_and_name))
+                                     for trial, members in trials.items()})
+            for (budget, protocol), trials in sorted(by_label.items())]
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
-  rank = lambda label: order.get((label[0].split() or [''])[0], len(order))
-  return [Group(budget, protocol, {trial: tuple(sorted(members, key=seed_and_name))
-                                   for trial, members in trials.items()})
-          for (budget, protocol), trials in sorted(
-              by_label.items(), key=lambda item: (rank(item[0]), item[0]))]
+  order = {budget: i for i, budget in enumerate(BUDGETS)}
+  return sorted(groups, key=lambda group: order.get(group.rules, len(order)))
 
 
 def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:

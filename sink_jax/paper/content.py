@@ -6,77 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper.cells import Statistics, Table, TrialStatistics
+from sink_jax.paper.cells import Statistics, Table
+from sink_jax.paper.claims import Claim, Verdict
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgedPart:
-  """A part of a claim: a mean over seeds against a level, in the unit of the metric.
-
-  words: 'Sink_1 of default'. trials: two of a difference. asked: 'at least 10 %'. level: a
-  difference between ratios is a factor. held: None where the seeds do not decide it. low, high: of
-  the interval of the mean; None without a known spread, as of one seed where no trial has more.
-  values: one per seed. fits: whether the mean itself is on the side that is asked for. needed: how
-  many seeds of this spread would decide; None if decided or not known. doubt: why it cannot be
-  decided whatever they are. paper: the paper's number; None where no table has it. proxy: whether
-  values are of scores that do not sum to one. never: the seeds in which no sink emerged, in words.
-  """
-
-  words: str
-  metric: str
-  trials: Sequence[str]
-  asked: str
-  level: float
-  held: bool | None
-  mean: float
-  low: float | None
-  high: float | None
-  n: int
-  values: Sequence[float]
-  seeds: Sequence[int]
-  fits: bool
-  needed: int | None
-  doubt: str
-  paper: float | None
-  proxy: bool = False
-  never: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """What the runs of a group say to a claim.
-
-  name: of the group. verdict: `claims.HOLDS`, FAILS, UNDECIDED or UNKNOWN. reason: why nothing can
-  be judged, in short. numbers: of the trials that decide. parts: what was decided of them. needed:
-  how many seeds would decide what is undecided, where that is known. few: whether what is undecided
-  has fewer seeds than decide anything.
-  """
-
-  name: str
-  budget: str
-  protocol: str
-  verdict: str
-  why: str
-  reason: str
-  numbers: Sequence[TrialStatistics] = ()
-  parts: Sequence[JudgedPart] = ()
-  needed: int | None = None
-  few: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgedClaim:
-  """A claim of the paper with its verdicts. marks: of what it presupposes."""
-
-  key: str
-  section: str
-  statement: str
-  marks: str
-  criterion: str
-  verdicts: Sequence[Verdict]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +128,7 @@ class SyntheticAxis:
 class PaperReport:
   """The whole report.
 
-  undecided: what a second look takes. statuses: how many runs have each. comparison: when numbers
+  undecided: what a second look takes. claims: with their verdicts. statuses: how many runs have each. comparison: when numbers
   are compared with the paper's.
   budgets: their rules in words. notes: on runs that cannot be compared. runs: by name. analyses:
   how each file was made. other_runs: names of runs that are not of the paper. provenance: how runs,
@@ -207,7 +141,7 @@ class PaperReport:
   undecided: Sequence[SecondLook]
   statuses: Mapping[str, int]
   summary: Summary
-  claims: Sequence[JudgedClaim]
+  claims: Sequence[Claim]
   tables: Sequence[Table]
   figures: Sequence[Figure]
   events: Sequence[EventOrder]
@@ -221,9 +155,9 @@ class PaperReport:
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
   @property
-  def verdicts(self) -> dict[str, list[tuple[JudgedClaim, Verdict]]]:
+  def verdicts(self) -> dict[str, list[tuple[Claim, Verdict]]]:
     """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
-    by_group: dict[str, list[tuple[JudgedClaim, Verdict]]] = {}
+    by_group: dict[str, list[tuple[Claim, Verdict]]] = {}
     for claim in self.claims:
       for verdict in claim.verdicts:
         by_group.setdefault(verdict.name, []).append((claim, verdict))

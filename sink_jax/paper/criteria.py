@@ -1,6 +1,6 @@
-"""Criteria of claims: each asks something of runs, in words, and finds the numbers that decide it.
+"""Checks of claims: each asks something of runs, and finds the numbers that decide it.
 
-A criterion is made of parts, each a mean over seeds on one side of a level (`parts`); `claims`
+A check is made of parts, each a mean over seeds on one side of a level (`parts`); `claims`
 decides them together, since the chance of a false verdict is divided among them.
 """
 
@@ -9,23 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sink_jax.paper.aggregate import Aggregate, aggregate, heading, level, listed
+from sink_jax.paper.aggregate import MISSING, NOTHING, Aggregate, aggregate
 from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
-from sink_jax.paper.parts import Part, difference_of, part_of
+from sink_jax.paper.parts import Part, unjudged
 from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
 
 SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
 MASSIVE = 2  # hidden norm ratio from which activations are massive
+POINTS = 2  # points of Sink_k that are a difference
+NATS = 0.1  # of loss that are a difference
+NOISE = 1.0  # points that an ordered row may go the other way
 # Rates that are all near 100 % have reached a ceiling: what orders them is noise.
 _FULL = 95  # percent
-_NOISE = 1.0  # points that an ordered row may go the other way
-_MISSING, _NOTHING = 'runs are missing', 'nothing was measured'
 OPEN_SINK = 'it is undecided'  # how the doubt begins that further seeds may remove
-_NO_PAIRS = 'no seed is common to the trials'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +37,15 @@ class Evidence:
   """
 
   words: str
-  parts: tuple[Part, ...] = ()
-  numbers: tuple[TrialStatistics, ...] = ()
+  parts: Sequence[Part]
+  numbers: tuple[TrialStatistics, ...]
   reason: str = ''
 
 
 class Check:
-  """What is asked of runs: `criterion` in words, of `trials`; `evidence` has what answers it."""
+  """What is asked of runs of `trials`; `evidence` has what answers it."""
 
   trials: tuple[str, ...]
-
-  @property
-  def criterion(self) -> str:
-    raise NotImplementedError
 
   @property
   def asked(self) -> tuple[str, ...]:
@@ -78,38 +74,24 @@ class Every(Check):
   sinks: bool = False
   exact: bool = False
 
-  @property
-  def criterion(self) -> str:
-    of = listed(self.trials)
-    of = f'each of {of}' if len(self.trials) > 1 else of
-    if self.some:
-      of += f' that was measured ({self.some} at least)'
-    of += ' and has a sink on the first token' if self.sinks else ''
-    side = 'at least' if self.below is None else 'below'
-    return f'{heading(self.metric)} of {of} is {side} {level(self.metric, self._level)}'
-
-  @property
-  def _level(self) -> float:
-    level = self.at_least if self.below is None else self.below
-    assert level is not None, 'a check needs at_least or below'
-    return level
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
     sinks = {trial: _has_sink(group, trial, spread) for trial in measured.summaries
              } if self.sinks else {}
     measured = measured.without({trial: 'no sink' for trial, has in sinks.items() if has is False})
     above = self.below is None
-    parts = []
-    for trial, summary in measured.summaries.items():
-      least = known_level(self.metric, self._level, group.done(trial))
-      doubt = _doubt(measured, trial) or (
-          f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
-      parts.append(part_of(self.metric, trial, summary, least, above, not above, self.exact, doubt))
+    level = self.at_least if self.below is None else self.below
+    assert level is not None, 'a check needs at_least or below'
+    levels = {trial: known_level(self.metric, level, group.done(trial))
+              for trial in measured.summaries}
+    parts = [measured.part(
+        (trial,), METRICS[self.metric].scaled(least), above, not above, self.exact,
+        f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
+             for trial, least in levels.items()]
     # A counterexample decides at once; that all hold is known when none is missing.
     if self.some:
-      return _evidence(measured, parts, _lacking(measured) if len(parts) < self.some else '')
-    return _evidence(measured, parts, _incomplete(measured, 1))
+      return _evidence(measured, parts, measured.lacking if len(parts) < self.some else '')
+    return _evidence(measured, parts, measured.incomplete(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,89 +108,39 @@ class Ordered(Check):
   falls: bool = True
   ends: bool = False
 
-  @property
-  def criterion(self) -> str:
-    name, margin = heading(self.metric), level(self.metric, self.margin, True)
-    least = f'at least {margin} ' if self.margin else ''
-    side = f'{least}{"below" if self.falls else "above"}'
-    if len(self.trials) == 2:
-      return f'{name} of {self.trials[-1]} is {side} that of {self.trials[0]}'
-    if self.ends:
-      return (f'{name} of the last one measured of {listed(self.trials)} is {side} that of the '
-              'first one measured')
-    verb, other = ('falls', 'rises') if self.falls else ('rises', 'falls')
-    way = level(self.metric, self._noise, True)
-    return (f'{name} {verb} along {listed(self.trials)}'
-            + (f', by at least {margin} in all' if self.margin else '')
-            + (f', and {other} by no more than {way} on the way' if self._noise else
-               f', and never {other}'))
-
-  @property
-  def _noise(self) -> float:
-    return _NOISE if METRICS[self.metric].unit == 'percent' else 0.05 * self.margin
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.trials)
     # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
-      return _evidence(measured, (), _lacking(measured))
-    means = [summary.mean for summary in measured.summaries.values()]
-    if METRICS[self.metric].unit == 'percent' and min(means) >= _FULL:
-      return Evidence(f'{measured.words()}: no room for an order', (), measured.numbers(),
-                      f'all rates are {_FULL} % or more, which leaves no room for an order')
-    known = list(measured.summaries)
+      return _evidence(measured, (), measured.lacking)
+    means, rate = measured.summaries, METRICS[self.metric].unit == 'percent'
+    if rate and min(summary.mean for summary in means.values()) >= _FULL:
+      return _evidence(measured, (), f'all rates are {_FULL} % or more, which leaves no room for '
+                       'an order', ': no room for an order')
+    known, noise = list(means), NOISE if rate else 0.05 * self.margin
     steps = [] if self.ends or len(known) == 2 else [
-        self._step(measured, a, b, -self._noise) for a, b in zip(known, known[1:])]
+        (a, b, -noise, False) for a, b in zip(known, known[1:])]
     # Also with a margin of 0 the ends must differ: equal values are no order.
-    parts = [*steps, self._step(measured, known[0], known[-1], self.margin, not self.margin)]
-    paired = [part for part in parts if part]
-    return _evidence(measured, paired, _incomplete(measured, 2) or (
-        _NO_PAIRS if len(paired) < len(parts) else ''))
-
-  def _step(self, measured: Aggregate, before: str, after: str, least: float,
-            strict: bool = False) -> Part | None:
-    """The metric goes the right way by a distance at least, from one trial to another."""
-    trials = (before, after) if self.falls else (after, before)
-    return difference_of(self.metric, trials, measured.summaries, least, True, strict,
-                         _doubt(measured, *trials))
-
-
-def _within(measured: Aggregate, base: str, limit: float, either_side: bool) -> Evidence:
-  """Is no mean above the base's by more than a limit, nor below it, with either_side?"""
-  if base not in measured.summaries or len(measured.summaries) < 2:
-    return _evidence(measured, (), _lacking(measured))
-  parts = []
-  for trial in measured.summaries:
-    if trial != base:
-      doubt = _doubt(measured, trial, base)
-      sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
-      parts += [difference_of(measured.metric, (trial, base), measured.summaries, end, above,
-                              doubt=doubt) for end, above in sides]
-  paired = [part for part in parts if part]
-  return _evidence(measured, paired, _incomplete(measured, 2) or (
-      _NO_PAIRS if len(paired) < len(parts) else ''))
+    steps.append((known[0], known[-1], self.margin, not self.margin))
+    return _evidence(measured, [
+        measured.part((a, b) if self.falls else (b, a), least, True, strict)
+        for a, b, least, strict in steps], measured.incomplete(2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Near(Check):
-  """A metric of each trial lies within a margin of another trial's."""
+  """A metric of each trial lies within a margin of the default run's."""
 
   metric: str
   trials: tuple[str, ...]
-  other: str
   margin: float
 
   @property
   def asked(self) -> tuple[str, ...]:
-    return (self.other, *self.trials)
-
-  @property
-  def criterion(self) -> str:
-    return (f'{heading(self.metric)} of {listed(self.trials)} lies within '
-            f'{level(self.metric, self.margin, True)} of that of {self.other}')
+    return ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    return _within(aggregate(group, self.metric, self.asked), self.other, self.margin, True)
+    return _within(aggregate(group, self.metric, self.asked), self.margin, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,27 +158,7 @@ class Trains(Check):
   def asked(self) -> tuple[str, ...]:
     return self.trials if self.within is None else ('default', *self.trials)
 
-  @property
-  def criterion(self) -> str:
-    line = (f'every run of {listed(self.trials)} '
-            + ('diverges' if self.diverges else 'reaches its last step'))
-    return line if self.within is None else (
-        f'{line}, and the valid loss is at most {level("valid_loss", self.within)} above that of '
-        'default')
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    ends = self._ends(group)
-    wrong = any(False in (bool(value) == part.above for value in part.values.values())
-                for part in ends.parts)
-    # The loss of a run that diverged is no number: how it ended says all.
-    if self.within is None or wrong:
-      return ends
-    losses = _within(aggregate(group, 'valid_loss', self.asked), 'default', self.within, False)
-    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
-                    ends.parts + losses.parts, ends.numbers + losses.numbers,
-                    ends.reason or losses.reason)
-
-  def _ends(self, group: Group) -> Evidence:
     numbers, parts, words, waiting = [], [], [], False
     for trial in self.trials:
       runs = group.runs(trial)
@@ -254,12 +166,19 @@ class Trains(Check):
       words.append(f'{trial} ({group.status(trial)})')
       if summary := metric_summary('converges', runs):
         numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-        parts.append(Part('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
+        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
       waiting = waiting or states != {'not expressible'} and not (
           states and states <= {'done', 'diverged'})
-    reason = _MISSING if waiting else '' if parts else _NOTHING
-    return Evidence(f'runs: {", ".join(words)}', tuple(parts), tuple(numbers), reason)
+    ends = Evidence(f'runs: {", ".join(words)}', parts, tuple(numbers),
+                    MISSING if waiting else '' if parts else NOTHING)
+    # The loss of a run that diverged is no number: how it ended says all.
+    if self.within is None or not all(part.fits for part in parts):
+      return ends
+    losses = _within(aggregate(group, 'valid_loss', self.asked), self.within, False)
+    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
+                    [*parts, *losses.parts], ends.numbers + losses.numbers,
+                    ends.reason or losses.reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,16 +187,10 @@ class Onset(Check):
 
   trials: tuple[str, ...]
 
-  @property
-  def criterion(self) -> str:
-    return (f'of the windows among {listed(self.trials)} that are longer than epsilon times the '
-            'probe (shorter ones cannot exceed epsilon, whatever the model learns), the smallest '
-            f'has Sink_1 below {NO_SINK} %, the largest at least {SINK} %')
-
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
     if measured.pending:
-      return _evidence(measured, (), _lacking(measured))
+      return _evidence(measured, (), measured.lacking)
     sizes: dict[str, int] = {}
     for trial in measured.summaries:
       run = group.done(trial)[0]
@@ -287,16 +200,13 @@ class Onset(Check):
         sizes[trial] = size
     # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return Evidence(f'{measured.words()}: {len(sizes)} of the windows can show a sink at all', (),
-                      measured.numbers(), 'windows are too small to show a sink')
+      return _evidence(measured, (), 'windows are too small to show a sink',
+                       f': {len(sizes)} of the windows can show a sink at all')
     small, large = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
     sink = known_level('sink_1', SINK, group.done(large))
-    parts = (part_of('sink_1', small, measured.summaries[small], NO_SINK, False, True,
-                     doubt=_doubt(measured, small)),
-             part_of('sink_1', large, measured.summaries[large], sink, True,
-                     doubt=_doubt(measured, large)))
-    return Evidence(f'{measured.words()}: smallest {sizes[small]}, largest {sizes[large]} tokens',
-                    parts, measured.numbers())
+    return _evidence(measured, [measured.part((small,), NO_SINK, False, True),
+                                measured.part((large,), sink, True)], '',
+                     f': smallest {sizes[small]}, largest {sizes[large]} tokens')
 
 
 def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
@@ -312,31 +222,28 @@ def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
                        run.probe.nulls)])
 
 
-def _evidence(measured: Aggregate, parts: Sequence[Part], reason: str) -> Evidence:
-  return Evidence(measured.words(), tuple(parts), measured.numbers(), reason)
+def _within(measured: Aggregate, limit: float, either_side: bool) -> Evidence:
+  """Is no mean above the default's by more than a limit, nor below it, with either_side?"""
+  if 'default' not in measured.summaries or len(measured.summaries) < 2:
+    return _evidence(measured, (), measured.lacking)
+  sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
+  return _evidence(measured, [measured.part((trial, 'default'), end, above)
+                              for trial in measured.summaries if trial != 'default'
+                              for end, above in sides], measured.incomplete(2))
 
 
-def _lacking(measured: Aggregate) -> str:
-  return _MISSING if measured.pending else _NOTHING
-
-
-def _incomplete(measured: Aggregate, least: int) -> str:
-  """Why not all that is asked is there; '' if it is."""
-  if measured.pending or len(measured.summaries) < least:
-    return _lacking(measured)
-  gone = [trial for trial in measured.diverged if trial not in measured.summaries]
-  return 'every run of a trial diverged' if gone else ''
-
-
-def _doubt(measured: Aggregate, *trials: str) -> str:
-  """Seeds that diverged have no number; the mean of the others is of those that went well."""
-  diverged = [trial for trial in trials if trial in measured.diverged]
-  return f'a seed of {listed(diverged)} diverged' if diverged else ''
+def _evidence(measured: Aggregate, parts: Sequence[Part | None], reason: str, words: str = ''
+              ) -> Evidence:
+  """words: behind those of the aggregate."""
+  found = [part for part in parts if part]
+  return Evidence(measured.words + words, found, measured.numbers, reason or (
+      'no seed is common to the trials' if len(found) < len(parts) else ''))
 
 
 def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
+  """Whether a trial has a sink on the first token; None where that is undecided."""
   sink = metric_summary('sink_1', group.done(trial))
   if sink is None:
     return False
   least = known_level('sink_1', SINK, group.done(trial))
-  return part_of('sink_1', trial, sink, least, True).judge(spread, 1).held
+  return unjudged('sink_1', (trial,), sink.by_seed, least, True).judge(spread, 1).held

@@ -31,17 +31,11 @@ def same_data(run: RunRecord) -> bool:
           and isinstance(experiment.data.tokenizer, HuggingFace))
 
 
-def pile_cc_loss(run: RunRecord) -> float | None:
-  """The validation loss of the domain that the paper reports; None without that domain."""
-  for domain, loss in (run.losses or {}).items():
-    if re.sub(r'[^a-z]', '', domain.lower()) == DOMAIN:
-      return loss
-  return None
-
-
-def comparable_loss(run: RunRecord) -> bool:
-  """May its loss be compared with the paper's?"""
-  return same_data(run) and pile_cc_loss(run) is not None
+def comparable_loss(run: RunRecord) -> float | None:
+  """The validation loss of the domain that the paper reports; None where it cannot be compared."""
+  of_domain = [loss for domain, loss in (run.losses or {}).items()
+               if re.sub(r'[^a-z]', '', domain.lower()) == DOMAIN]
+  return of_domain[0] if of_domain and same_data(run) else None
 
 
 def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
@@ -49,7 +43,8 @@ def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
   runs = list(runs)
   # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
   # a token is.
-  comparable = metric not in _LOSSES or all(map(comparable_loss, runs))
+  comparable = metric not in _LOSSES or all(
+      comparable_loss(run) is not None for run in runs)
   kinds = [word for word, same in (
       ('model', all(map(_same_model, runs))),
       ('data', all(map(same_data, runs)) and comparable)) if not same]
@@ -84,10 +79,7 @@ def difference(measured: float, paper: numbers.Value) -> float | None:
   """Measured minus the paper's; from a range, the distance to its nearer end."""
   if paper is None or isinstance(paper, bool):
     return None
-  if isinstance(paper, tuple):
-    # A number inside of the range is no difference.
-    low, high = paper
-    if low is not None and measured < low:
-      return measured - low
-    return measured - high if high is not None and measured > high else 0.0
-  return measured - paper
+  low, high = paper if isinstance(paper, tuple) else (paper, paper)
+  # A number inside of the range is no difference.
+  nearest = measured if high is None else min(measured, high)
+  return measured - (nearest if low is None else max(nearest, low))

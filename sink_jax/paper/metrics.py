@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sink_jax.attention.mask import Mask
 from sink_jax.paper.cells import Statistics
-from sink_jax.paper.differences import pile_cc_loss, same_data
+from sink_jax.paper.differences import comparable_loss
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
 from sink_jax.report.records import RunRecord
 
@@ -27,14 +28,25 @@ _LAST = 0.1  # share of the training rows whose mean is the training loss at the
 class Metric:
   """A quantity of a run: of(run) is a number, True or False, or None where it is unknown.
 
-  unit: 'percent', 'points', 'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the
-  key of `ProbeRecord.nulls` that says how large it is in models without training; '' without one.
+  No run has those of open models alone, which come from analyses. unit: 'percent', 'points',
+  'nats', 'steps', 'ratio', 'share', 'difference' or 'truth'. null: the key of `ProbeRecord.nulls`
+  that says how large it is in models without training; '' without one.
   """
 
   heading: str
   unit: str
-  of: Callable[[RunRecord], float | bool | None]
+  of: Callable[[RunRecord], float | bool | None] = lambda run: None
   null: str = ''
+
+  @property
+  def name(self) -> str:
+    """The heading without the unit."""
+    return self.heading.replace(' %', '').replace(' in points', '')
+
+  @property
+  def sign(self) -> str:
+    """What stands behind a number in a sentence; '' where the unit goes without saying."""
+    return {'percent': ' %', 'points': ' points'}.get(self.unit, '')
 
   def scaled(self, value: float, last_step: float = math.inf) -> float:
     """A value on the scale on which means are compared and seeds spread alike.
@@ -63,10 +75,6 @@ class Metric:
             'share': '.3f'}
     # Ends of intervals may be of any size.
     return format(value, '.1e' if abs(value) >= _LONG else form.get(self.unit, '.2f'))
-
-  def worded(self, value: float | None) -> str:
-    """The same for a sentence."""
-    return self.text(value) + (' %' if self.unit == 'percent' and value is not None else '')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +156,7 @@ def _mask(run: RunRecord) -> Mask:
   return run.known_setup.experiment.attention.mask
 
 
-def _probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
+def probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
   """A quantity of the probe; None for a run without probe rows."""
   return lambda run: None if run.probe is None else of(run.probe)
 
@@ -173,20 +181,13 @@ def _lead(position: int) -> _Quantity:
   return of
 
 
-def largest_ratio(of: _Blocks, skip: int = 0) -> _Quantity:
-  """The largest ratio over blocks. skip: 1 leaves the embedding out."""
-  # default=None: a model may have no such vectors, and a ratio by zero is None.
-  return lambda run: max(_known_ratios(run, of, skip), default=None)
-
-
-def least_ratio(of: _Blocks) -> _Quantity:
-  """The smallest ratio over blocks."""
-  return lambda run: min(_known_ratios(run, of), default=None)
-
-
-def _known_ratios(run: RunRecord, of: _Blocks, skip: int = 0) -> list[float]:
-  ratios = of(run.probe.ratios) if run.probe else None
-  return [ratio for ratio in (ratios or ())[skip:] if ratio is not None]
+def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -> _Quantity:
+  """The largest or smallest ratio over blocks. pick: max or min. skip: 1 omits the embedding."""
+  def quantity(run: RunRecord) -> float | None:
+    ratios = (of(run.probe.ratios) if run.probe else None) or ()
+    # default=None: a model may have no such vectors, and a ratio by zero is None.
+    return pick((ratio for ratio in ratios[skip:] if ratio is not None), default=None)
+  return quantity
 
 
 def _analysis(name: str, key: str) -> _Quantity:
@@ -197,36 +198,19 @@ def _analysis(name: str, key: str) -> _Quantity:
   return of
 
 
-def _of_uniform(weight: str, uniform: str) -> _Quantity:
-  """How many times the weight that it would have if a query saw all of its keys alike."""
-  # Few keys share the weight of a small window, so that only the ratio compares windows.
+def _of(change: Callable[..., float | None], *quantities: _Quantity) -> _Quantity:
+  """A function of quantities; None where one of them is unknown."""
   def of(run: RunRecord) -> float | None:
-    measured, even = _analysis('window', weight)(run), _analysis('window', uniform)(run)
-    return measured / even if measured is not None and even else None
+    values = [quantity(run) for quantity in quantities]
+    return None if None in values else change(*values)
   return of
 
 
-def _loss_rise(run: RunRecord) -> float | None:
-  after = _analysis('removed', 'valid_loss')(run)
-  before = _analysis('removed', 'valid_loss_before')(run)
-  return None if after is None or before is None else after - before
-
-
-def _share(run: RunRecord) -> float | None:
-  share = _analysis('prefix', 'strongest_in_prefix')(run)
-  return None if share is None else 100 * share
-
-
-def _emergence(run: RunRecord) -> float | None:
-  if run.probe is None:
-    return None
-  # Infinite and not None: that no sink emerged is a result, and later than any step.
-  return math.inf if run.probe.emergence_step is None else run.probe.emergence_step
-
-
-def _converges(run: RunRecord) -> bool | None:
-  # A run under way has not shown yet whether it converges.
-  return {'done': True, 'diverged': False}.get(run.status)
+def _of_uniform(weight: str, uniform: str) -> _Quantity:
+  """How many times the weight that it would have if a query saw all of its keys alike."""
+  # Few keys share the weight of a small window, so that only the ratio compares windows.
+  return _of(lambda measured, even: measured / even if even else None,
+             _analysis('window', weight), _analysis('window', uniform))
 
 
 def _all_text_loss(run: RunRecord) -> float | None:
@@ -235,8 +219,7 @@ def _all_text_loss(run: RunRecord) -> float | None:
 
 def _valid_loss(run: RunRecord) -> float | None:
   """On Pile-CC where that is the paper's, else on all validation text there is."""
-  # A domain of that name means little with another tokenizer, as the losses of tokens differ.
-  pile_cc = pile_cc_loss(run) if same_data(run) else None
+  pile_cc = comparable_loss(run)
   return _all_text_loss(run) if pile_cc is None else pile_cc
 
 
@@ -245,11 +228,6 @@ def _train_loss(run: RunRecord) -> float | None:
   # The loss of a single step is that of one batch, and noisy.
   losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
   return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
-
-
-def _overfitting(run: RunRecord) -> float | None:
-  valid, train = _all_text_loss(run), _train_loss(run)
-  return None if valid is None or train is None else valid - train
 
 
 def _overfit_step(run: RunRecord) -> float | None:
@@ -273,53 +251,57 @@ def _first_in_prefix(run: RunRecord) -> float | None:
 
 
 METRICS = {
-    'sink_1': Metric('Sink_1 %', 'percent', _probed(lambda probe: probe.sink_1), 'sink_1'),
-    'sink_star': Metric('Sink_* %', 'percent', _probed(lambda probe: probe.sink_extra_key)),
-    'sink_2': Metric('Sink_2 %', 'percent', _sink(2)),
-    'sink_3': Metric('Sink_3 %', 'percent', _sink(3)),
-    'sink_4': Metric('Sink_4 %', 'percent', _sink(4)),
-    'lead_1': Metric('lead of Sink_1 in points', 'points', _lead(1)),
-    'lead_2': Metric('lead of Sink_2 in points', 'points', _lead(2)),
-    'lead_3': Metric('lead of Sink_3 in points', 'points', _lead(3)),
+    'sink_1': Metric('Sink_1 %', 'percent', probed(lambda probe: probe.sink_1), 'sink_1'),
+    'sink_star': Metric('Sink_* %', 'percent', probed(lambda probe: probe.sink_extra_key)),
+    **{f'sink_{k}': Metric(f'Sink_{k} %', 'percent', _sink(k)) for k in (2, 3, 4)},
+    **{f'lead_{k}': Metric(f'lead of Sink_{k} in points', 'points', _lead(k)) for k in (1, 2, 3)},
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
                            lambda run: max(_rates(run)[:_FIRST], default=None)),
-    'first_sink_1': Metric('Sink_1 % before training', 'percent', _probed(
+    'first_sink_1': Metric('Sink_1 % before training', 'percent', probed(
         lambda probe: None if probe.curves.step[0] else probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
-    'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
+    'overfitting': Metric('valid loss minus training loss', 'nats', _of(
+        operator.sub, _all_text_loss, _train_loss)),
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
-    'emergence_step': Metric('step of emergence', 'steps', _emergence),
-    'converges': Metric('converges', 'truth', _converges),
+    # Infinite and not None: that no sink emerged is a result, and later than any step.
+    'emergence_step': Metric('step of emergence', 'steps', probed(
+        lambda probe: math.inf if probe.emergence_step is None else probe.emergence_step)),
+    # A run under way has not shown yet whether it converges.
+    'converges': Metric('converges', 'truth', lambda run: {'done': True, 'diverged': False}.get(
+        run.status)),
     'massive': Metric('largest hidden norm ratio', 'ratio',
-                      largest_ratio(lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
+                      over_blocks(max, lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  largest_ratio(lambda ratios: ratios.hidden_before_norm)),
-    'value_ratio': Metric('least value norm ratio', 'ratio', _probed(
+                                  over_blocks(max, lambda ratios: ratios.hidden_before_norm)),
+    'value_ratio': Metric('least value norm ratio', 'ratio', probed(
         lambda probe: probe.value_ratio)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 largest_ratio(lambda ratios: ratios.sink_token, skip=1)),
+                                 over_blocks(max, lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
-    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _loss_rise),
+    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _of(
+        operator.sub, _analysis('removed', 'valid_loss'),
+        _analysis('removed', 'valid_loss_before'))),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',
                               _of_uniform('absolute_first', 'absolute_uniform')),
     'window_relative': Metric('attention to the first token of the window, times uniform',
                               'ratio', _of_uniform('relative_first', 'uniform')),
     'prefix_share': Metric('share of sink heads whose strongest token is in the prefix', 'percent',
-                           _share),
+                           _of(lambda share: 100 * share, _analysis(
+                               'prefix', 'strongest_in_prefix'))),
     'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', lambda run: (
         sum(_in_prefix(run)) if _in_prefix(run) else None)),
     'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent',
                            _first_in_prefix),
     'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
-    # Of open models alone: their numbers come from analyses, so that no run has them.
-    'sink_1_natural': Metric('Sink_1 % on text', 'percent', lambda run: None),
-    'sink_1_random': Metric('Sink_1 % on random tokens', 'percent', lambda run: None),
-    'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent', lambda run: None),
-    'sink_1_base': Metric('Sink_1 % of the base model', 'percent', lambda run: None),
-    'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent', lambda run: None),
-    'sink_t': Metric('Sink_t %', 'percent', lambda run: None),
+    # Of open models alone.
+    'sink_1_natural': Metric('Sink_1 % on text', 'percent'),
+    'sink_1_random': Metric('Sink_1 % on random tokens', 'percent'),
+    'sink_1_repeat': Metric('Sink_1 % on a repeated token', 'percent'),
+    'sink_1_base': Metric('Sink_1 % of the base model', 'percent'),
+    'sink_1_chat': Metric('Sink_1 % of the chat model', 'percent'),
+    'sink_t': Metric('Sink_t %', 'percent'),
 }
 # Of normalised scores, which are proxies where the rows of an operation do not sum to one.
 _OF_SCORES = {name for name in METRICS

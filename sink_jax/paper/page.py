@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sink_jax.paper import drawing, strips
-from sink_jax.paper.claims import PLURAL
-from sink_jax.paper.content import EventOrder, JudgedClaim, JudgedPart, PaperReport, Verdict
+from sink_jax.paper.claims import PLURAL, Claim, Verdict
+from sink_jax.paper.content import EventOrder, PaperReport
 from sink_jax.paper.events import CAPTION, NOTE
 from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS
 from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
@@ -122,7 +123,7 @@ def _add_contents(parts: Parts, report: PaperReport) -> None:
       (_RUNS, report.runs), (_MADE, True)) if there])])
 
 
-def _add_claim(parts: Parts, claim: JudgedClaim) -> None:
+def _add_claim(parts: Parts, claim: Claim) -> None:
   parts.heading(claim.statement + claim.marks, 3)
   parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
   for verdict in claim.verdicts:
@@ -136,7 +137,7 @@ def verdict_words(verdict: Verdict) -> str:
                             else '')
 
 
-def part_words(part: JudgedPart) -> str:
+def part_words(part: Part) -> str:
   """'Sink_1 of default, at least 10 %: 29.79 [15.20, 44.38], n = 3 (34.25, 27.50, 27.62): holds'.
 
   A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A

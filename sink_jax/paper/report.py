@@ -14,7 +14,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, judge
+from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge
 from sink_jax.paper.collect import (
   Group,
   groups_of,
@@ -23,7 +23,7 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import GroupSummary, JudgedClaim, PaperReport, Verdict
+from sink_jax.paper.content import GroupSummary, PaperReport
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
@@ -81,7 +81,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       title='The paper beside our runs',
       paper=numbers.title(),
       groups=[_group_summary(group) for group in groups],
-      undecided=second_looks(zip(CLAIMS, (claim.verdicts for claim in claims)), judged),
+      undecided=second_looks(claims, judged),
       statuses=_counts(runs),
       summary=summarize_claims(claims, judged, open_lines(shown, figures, analysed)),
       claims=claims,
@@ -140,15 +140,13 @@ def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list
   return ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)
 
 
-def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> JudgedClaim:
+def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> Claim:
   # The synthetic axis has a part of the trials, and answers what it can answer.
   verdicts = [judge(claim, group, spread) for group, spread in groups
               if group.protocol or set(claim.trials) <= set(group.trials)]
   # A page without runs lists every claim all the same.
-  nothing = Verdict('no runs', '', '', UNKNOWN, 'nothing has been run',
-                    'nothing has been run')
-  return JudgedClaim(claim.key, claim.section, claim.statement, claim.marks, claim.criterion,
-                     verdicts or [nothing])
+  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
+  return dataclasses.replace(claim, verdicts=verdicts or [nothing])
 
 
 def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],

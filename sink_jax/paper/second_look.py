@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from sink_jax.paper.claims import UNDECIDED, Claim
+from sink_jax.paper.claims import UNDECIDED, Claim, Verdict
 from sink_jax.paper.collect import SYNTHETIC, Group
-from sink_jax.paper.content import SecondLook, Verdict
+from sink_jax.paper.content import SecondLook
 from sink_jax.paper.criteria import OPEN_SINK
 
 MORE = 2  # seeds of a second look, which the simulation of false verdicts includes
 MOST = 3  # seeds that a trial may have before it; with five it has been looked at twice
 
 
-def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequence[Group]
-                 ) -> list[SecondLook]:
+def second_looks(claims: Iterable[Claim], groups: Sequence[Group]) -> list[SecondLook]:
   """The trials of undecided claims with new seeds for them, by group.
 
   All trials of a group get the same seeds, since differences are paired by seed. Trials that have
@@ -23,13 +22,15 @@ def second_looks(claims: Iterable[tuple[Claim, Sequence[Verdict]]], groups: Sequ
   began with, and not with a new one.
   """
   by_group: dict[str, list[str]] = {}
-  for claim, verdicts in claims:
-    for verdict in verdicts:
+  for claim in claims:
+    for verdict in claim.verdicts:
       if verdict.verdict == UNDECIDED and not _hopeless(verdict):
         by_group.setdefault(verdict.name, []).extend(claim.trials)
   looks = []
   for group in groups:
-    seeds = _seeds(group)
+    # Of all runs, whatever became of them.
+    seeds = {trial: {run.setup.seed for run in runs if run.setup}
+             for trial, runs in group.trials.items()}
     trials = [trial for trial in dict.fromkeys(by_group.get(group.name, ()))
               if 0 < len(seeds.get(trial, ())) <= MOST]
     if trials:
@@ -56,9 +57,3 @@ def _hopeless(verdict: Verdict) -> bool:
     return True
   # Of fewer than three seeds too little is known to say how many would do.
   return not (verdict.few or any(map(undecided_sink, open_parts)))
-
-
-def _seeds(group: Group) -> Mapping[str, set[int]]:
-  """The seeds of the runs of each trial, whatever became of them."""
-  return {trial: {run.setup.seed for run in runs if run.setup}
-          for trial, runs in group.trials.items()}

@@ -57,6 +57,12 @@ class Within:
   squares: float = 0.0
   freedom: int = 0
 
+  @classmethod
+  def of(cls, values: Sequence[float]) -> Within:
+    """Of the seeds of one trial."""
+    freedom = len(values) - 1
+    return cls(freedom * statistics.variance(values) if freedom else 0.0, freedom)
+
   @property
   def variance(self) -> float:
     """0 without a degree of freedom."""
@@ -65,12 +71,11 @@ class Within:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-  """The mean of n seeds on the scale of a metric; low, high: None where no spread is known."""
+  """The mean of seeds on the scale of a metric; low, high: None where no spread is known."""
 
   mean: float
   low: float | None
   high: float | None
-  n: int
 
   def above(self, level: float) -> bool:
     """Does all of it lie above the level? Not where its ends are unknown."""
@@ -106,15 +111,13 @@ class Spread:
       values: one per seed, on the scale of the metric.
       parts: among how many parts of a claim the chance of a false verdict is divided.
     """
-    n, mean = len(values), statistics.fmean(values)
-    scale = _scale(metric, trials)
-    half = half_width(self.pool(metric, trials), _within([scale.to(v) for v in values]), n, parts,
-                      confidence)
+    mean, (to, back) = statistics.fmean(values), _scale(metric, trials)
+    half = half_width(self.pool(metric, trials), Within.of([to(value) for value in values]),
+                      len(values), parts, confidence)
     if half is None:
-      return Interval(mean, None, None, n)
+      return Interval(mean, None, None)
     # Around the mean of the rates, which is what is asked about and shown, and not of arcsines.
-    middle = scale.to(mean)
-    return Interval(mean, scale.back(middle - half), scale.back(middle + half), n)
+    return Interval(mean, back(to(mean) - half), back(to(mean) + half))
 
   def chance(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float
              ) -> float:
@@ -123,19 +126,19 @@ class Spread:
     The interval of `interval` excludes the level where this is below 1 - confidence. 1 where no
     interval is known. The arguments are those of `interval`.
     """
-    scale = _scale(metric, trials)
-    spreads = _spreads(self.pool(metric, trials), _within([scale.to(v) for v in values]),
+    to, _ = _scale(metric, trials)
+    spreads = _spreads(self.pool(metric, trials), Within.of([to(value) for value in values]),
                        len(values))
-    gap = abs(scale.to(statistics.fmean(values)) - scale.to(level))
+    gap = abs(to(statistics.fmean(values)) - to(level))
     return max((float(2 * stdtr(freedom, -gap / error)) if error else float(not gap)
                 for freedom, error in spreads), default=1.0)
 
   def seeds_needed(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float,
                    parts: int) -> int | None:
     """How many seeds of this mean and spread would decide; None if unknown or more than 100."""
-    scale, pool = _scale(metric, trials), self.pool(metric, trials)
-    own = _within([scale.to(value) for value in values])
-    gap = abs(scale.to(statistics.fmean(values)) - scale.to(level))
+    (to, _), pool = _scale(metric, trials), self.pool(metric, trials)
+    own = Within.of([to(value) for value in values])
+    gap = abs(to(statistics.fmean(values)) - to(level))
     for n in range(max(len(values), MIN_SEEDS), _MOST_SEEDS + 1):
       half = half_width(pool, Within(own.variance * (n - 1), n - 1), n, parts)
       if half is not None and half < gap:
@@ -200,10 +203,9 @@ def spread_of(group: Group) -> Spread:
     several = {trial: list(summary.by_seed.values()) for trial in group.trials
                if (summary := metric_summary(name, group.done(trial)))
                and len(summary.by_seed) > 1}
-    for spreads, trials in ((levels, ('',)), (differences, ('', ''))):
-      to = _scale(name, trials).to
-      spreads[name] = {trial: _within([to(value) for value in values])
-                       for trial, values in several.items()}
+    to, _ = _scale(name, ('',))
+    levels[name] = {trial: Within.of([*map(to, values)]) for trial, values in several.items()}
+    differences[name] = {trial: Within.of(values) for trial, values in several.items()}
   heads = {trial: min(map(_heads, done)) for trial in group.trials if (done := group.done(trial))}
   return Spread(levels, differences, heads)
 
@@ -214,17 +216,11 @@ def _heads(run: RunRecord) -> int:
   return (model.layers or size['layers']) * (model.heads or size['heads'])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scale:
+def _scale(metric: str, trials: Sequence[str]
+           ) -> tuple[Callable[[float], float], Callable[[float], float]]:
   """From the scale of a metric to that on which seeds spread alike, and back."""
-
-  to: Callable[[float], float] = float
-  back: Callable[[float], float] = float
-
-
-def _scale(metric: str, trials: Sequence[str]) -> _Scale:
   rate = METRICS[metric].unit == 'percent' and len(trials) == 1
-  return _Scale(_angle, _rate) if rate else _Scale()
+  return (_angle, _rate) if rate else (float, float)
 
 
 def _angle(percent: float) -> float:
@@ -234,11 +230,6 @@ def _angle(percent: float) -> float:
 
 def _rate(angle: float) -> float:
   return 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2
-
-
-def _within(values: Sequence[float]) -> Within:
-  freedom = len(values) - 1
-  return Within(freedom * statistics.variance(values) if freedom else 0.0, freedom)
 
 
 def t_quantile(freedom: int, outside: float) -> float:

@@ -1,15 +1,8 @@
 """Criteria for a stable training run, on the loss and the gradient norm of every step.
 
 The paper says that a model has "no issues of training stability" (Appendix C, Figure 30) and gives
-no criterion. Here a run has an issue at a step
-
-  - whose loss or gradient norm is not finite;
-  - after the warm-up, whose gradient norm is above 10 times the median of the 50 steps before;
-  - after the warm-up, whose loss is more than 5 robust deviations above the median of the 50 steps
-    before; a robust deviation is 1.4826 times the median distance from that median, which for
-    normal noise is the standard deviation;
-  - after the warm-up, before which that median itself is more than 5 of these deviations above the
-    loss of the first step, which is taken before any update.
+no criterion. Here a run has an issue at a step that meets one of the four in `CRITERIA`. A robust
+deviation is for normal noise its standard deviation.
 
 A step with fewer than 50 before it is judged by the first alone. The second and the third are
 relative to what the run did just before, so that one that is bad from its first steps on has no
@@ -22,8 +15,9 @@ third, and none in a thousand a median beyond the fourth.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
+
+import numpy as np
 
 WINDOW = 50  # steps before, whose median a step is compared with
 LARGEST_GRADIENT = 10  # medians
@@ -63,48 +57,21 @@ def issues(loss: Sequence[float | None], grad_norm: Sequence[float | None], warm
     loss, grad_norm: of step 1, 2, ... without a gap; None where they were not finite.
     warmup: steps of it.
   """
-  judged = judged_steps(len(loss), warmup)
-  return Issues([i for i, pair in enumerate(zip(loss, grad_norm, strict=True), 1) if None in pair],
-                [step for step in judged if _large_gradient(_before(grad_norm, step))],
-                [step for step in judged if _large_loss(_before(loss, step))],
-                [step for step in judged if _high_level(_before(loss, step), loss[0])])
+  values_2xT = np.array([loss, grad_norm], float)  # None becomes nan, which no comparison meets
+  steps_S = np.array(judged_steps(len(loss), warmup), int)
+  now_2xS = values_2xT[:, steps_S - 1]
+  before_2xSxW = values_2xT[:, steps_S[:, None] + np.arange(-WINDOW - 1, -1)]
+  middle_2xS = np.median(before_2xSxW, -1)
+  # The distance from the median of the losses that is more than noise of its size.
+  allowed_S = LARGEST_LOSS * _NORMAL * np.median(
+      abs(before_2xSxW[0] - middle_2xS[0][:, None]), -1)
+  high_S = (middle_2xS[0] > values_2xT[0, :1] + allowed_S) & ~np.isnan(now_2xS[0])
+  at = lambda judged_S: steps_S[judged_S].tolist()
+  return Issues((np.flatnonzero(np.isnan(values_2xT).any(0)) + 1).tolist(),
+                at(now_2xS[1] > LARGEST_GRADIENT * middle_2xS[1]),
+                at(now_2xS[0] > middle_2xS[0] + allowed_S), at(high_S))
 
 
 def judged_steps(steps: int, warmup: int) -> range:
   """The steps of a run that all criteria judge."""
   return range(max(warmup, WINDOW) + 1, steps + 1)
-
-
-def _before(values: Sequence[float | None], step: int) -> tuple[float, list[float]] | None:
-  """The value of a step and those of the window before it; None where one of them is missing.
-
-  A run with a value that is not finite has an issue already.
-  """
-  value, window = values[step - 1], values[step - 1 - WINDOW:step - 1]
-  known = [x for x in window if x is not None]
-  return None if value is None or len(known) < WINDOW else (value, known)
-
-
-def _large_gradient(pair: tuple[float, list[float]] | None) -> bool:
-  return pair is not None and pair[0] > LARGEST_GRADIENT * statistics.median(pair[1])
-
-
-def _large_loss(pair: tuple[float, list[float]] | None) -> bool:
-  if pair is None:
-    return False
-  middle, allowed = _middle_and_allowed(pair[1])
-  return pair[0] > middle + allowed
-
-
-def _high_level(pair: tuple[float, list[float]] | None, first: float | None) -> bool:
-  if pair is None or first is None:
-    return False
-  middle, allowed = _middle_and_allowed(pair[1])
-  return middle > first + allowed
-
-
-def _middle_and_allowed(window: Sequence[float]) -> tuple[float, float]:
-  """The median of a window, and the distance that is more than noise of its size."""
-  middle = statistics.median(window)
-  deviation = _NORMAL * statistics.median(abs(x - middle) for x in window)
-  return middle, LARGEST_LOSS * deviation

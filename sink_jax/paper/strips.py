@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from textwrap import shorten
 
 from sink_jax.evaluate import plots
-from sink_jax.paper.claims import FAILS, HOLDS
-from sink_jax.paper.content import JudgedClaim, JudgedPart
+from sink_jax.paper.claims import FAILS, HOLDS, Claim
 from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.parts import Part
 from sink_jax.report.images import png
 
 FILE = 'claims.png'
@@ -32,7 +32,7 @@ class Strip:
   paper: float | None
 
 
-def strip_of(part: JudgedPart) -> Strip:
+def strip_of(part: Part) -> Strip:
   """The places of a part's numbers; what lies off the axis stands at its end."""
   metric = METRICS[part.metric]
   ends = [end for end in (part.low, part.high, part.paper) if end is not None]
@@ -50,7 +50,7 @@ def strip_of(part: JudgedPart) -> Strip:
                None if part.paper is None else place(part.paper))
 
 
-def deciding(parts: Iterable[JudgedPart]) -> JudgedPart | None:
+def deciding(parts: Iterable[Part]) -> Part | None:
   """The part that was decided against the claim; else an open one; else that with least room.
 
   None where all are truths, which words say better.
@@ -60,9 +60,9 @@ def deciding(parts: Iterable[JudgedPart]) -> JudgedPart | None:
   return min(drawn, key=lambda part: (order[part.held], _room(part)), default=None)
 
 
-def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, JudgedPart]]]:
+def rows(claims: Iterable[Claim]) -> dict[str, list[tuple[str, str, Part]]]:
   """{group of runs: (claim, verdict, the part that decides it)} of what can be drawn."""
-  found: dict[str, list[tuple[str, str, JudgedPart]]] = {}
+  found: dict[str, list[tuple[str, str, Part]]] = {}
   for claim in claims:
     for verdict in claim.verdicts:
       if part := deciding(verdict.parts):
@@ -70,7 +70,7 @@ def rows(claims: Iterable[JudgedClaim]) -> dict[str, list[tuple[str, str, Judged
   return found
 
 
-def picture(claims: Iterable[JudgedClaim]) -> bytes:
+def picture(claims: Iterable[Claim]) -> bytes:
   """The PNG of all claims that were judged, with a panel for each group of runs."""
   groups = rows(claims)
   heights = [0.44 * len(of) + 0.4 for of in groups.values()]
@@ -97,7 +97,7 @@ def picture(claims: Iterable[JudgedClaim]) -> bytes:
   return png(figure)
 
 
-def _room(part: JudgedPart) -> float:
+def _room(part: Part) -> float:
   """How far the mean lies beyond its level, in widths of the interval where there is one."""
   metric = METRICS[part.metric]
   gap = abs(metric.scaled(part.mean) - metric.scaled(part.level))

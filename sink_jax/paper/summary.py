@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN
+from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
-from sink_jax.paper.content import JudgedClaim, JudgedPart, Summary, SummaryPart, Verdict
+from sink_jax.paper.content import Summary, SummaryPart
 from sink_jax.paper.metrics import METRICS, metric_summary
+from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
 from sink_jax.report.records import split_notes
@@ -43,7 +44,7 @@ LIMITS = {
                  'there is about the mechanism and not about language models.'}
 
 
-def summarize_claims(claims: Sequence[JudgedClaim], groups: Sequence[Group],
+def summarize_claims(claims: Sequence[Claim], groups: Sequence[Group],
                      of_open_models: Sequence[str] = ()) -> Summary:
   """What the claims say about each group of runs; `of_open_models`: lines of `open_lines`."""
   # Rates at different budgets are never averaged: every group has lines of its own.
@@ -69,7 +70,7 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
           f"paper's protocol; {drawn} of {len(waiting)} figures are drawn.", *analysed.lines]
 
 
-def _lines(claims: Sequence[JudgedClaim], group: Group) -> list[str]:
+def _lines(claims: Sequence[Claim], group: Group) -> list[str]:
   judged: dict[str, list[tuple[str, Verdict]]] = {verdict: [] for verdict in PLURAL}
   for claim in claims:
     for verdict in claim.verdicts:
@@ -98,8 +99,7 @@ def _default(group: Group) -> str:
   """The main numbers of the default run."""
   done = group.done('default')
   summaries = [summary for name in _DEFAULT if (summary := metric_summary(name, done))]
-  words = ', '.join(f'{summary.metric.heading.replace(" %", "")} '
-                    f'{summary.text(" %" if summary.metric.unit == "percent" else "")}'
+  words = ', '.join(f'{summary.metric.name} {summary.text(summary.metric.sign)}'
                     for summary in summaries)
   return f'default: {words or group.status("default")}.'
 
@@ -119,7 +119,7 @@ def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
           f'training ends, identities and rates of {_CEILING} % or more: {", ".join(others)}.')
 
 
-def _simulated(part: JudgedPart) -> bool:
+def _simulated(part: Part) -> bool:
   """Is the part of a kind whose false verdicts `tests/paper/calibration.py` keeps within 5 %?"""
   unit = METRICS[part.metric].unit
   if unit == 'percent' and len(part.trials) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
 from sink_jax.paper.content import SyntheticAxis, SyntheticRow
-from sink_jax.paper.metrics import METRICS, Metric, least_ratio, summarize
+from sink_jax.paper.metrics import METRICS, Metric, over_blocks, probed, summarize
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 from sink_jax.train.experiment import Label
@@ -23,7 +23,7 @@ class Column:
 
 
 def _share(heading: str, of: Callable[[ProbeRecord], float]) -> Metric:
-  return Metric(heading, 'share', lambda run: of(run.probe) if run.probe else None)
+  return Metric(heading, 'share', probed(of))
 
 
 COLUMNS = (
@@ -36,10 +36,10 @@ COLUMNS = (
            'Mean weight on the first token, as it multiplies the values.'),
     Column(_share('raw mass, row', lambda probe: probe.raw_row_mass),
            'Mean total weight of a row between tokens.'),
-    Column(Metric('value ratio', 'share', least_ratio(lambda ratios: ratios.value)),
+    Column(Metric('value ratio', 'share', over_blocks(min, lambda ratios: ratios.value)),
            'Norm of the value of the first token over the mean of the others: the smallest over '
            'blocks.'),
-    Column(Metric('key ratio', 'share', least_ratio(lambda ratios: ratios.key)),
+    Column(Metric('key ratio', 'share', over_blocks(min, lambda ratios: ratios.key)),
            'The same of the keys.'),
     Column(Metric('hidden ratio', 'share', METRICS['massive'].of),
            'The same of the hidden states after each block: the largest.'),

@@ -1,12 +1,16 @@
 """Verdicts on the paper's claims follow from the numbers of the runs, and from nothing else."""
 
 import functools
+import math
+import re
 
 import pytest
 
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import judge
 from sink_jax.paper.collect import groups_of, inconsistencies
+from sink_jax.paper.criteria import Every, Near, Onset, Ordered, Trains
+from sink_jax.paper.metrics import METRICS
 from tests.paper import paper_runs
 from tests.paper.paper_runs import change, runs, write, write_not_expressible
 
@@ -30,16 +34,66 @@ def test_the_paper_bears_its_own_claims_out(tmp_path):
     assert verdict_.numbers and all(number.statistics.runs for number in verdict_.numbers)
 
 
-def test_every_claim_says_what_it_asks():
-  for claim in CLAIMS:
-    assert len(claim.criterion) > 20 and claim.criterion.endswith('.'), claim.key
-    assert '1 points' not in claim.criterion
-  words = lambda key: BY_KEY[key].criterion
-  assert 'Sink_1 of weight-decay-0.5 is at least 2 points above that of default.' == words(
-      'weight-decay')
-  assert 'is at least 2 points above that of the first one measured' in words('learnable-dims')
-  assert 'that was measured (1 at least)' in words('prefix')
-  assert 'at most 0.5 nats above that of default' in words('p-norm-trains')
+# What a criterion calls a metric; the rates of a position k are Sink_k or have its number.
+NAMES = {
+    'sink_star': r'Sink_\*', 'first_sink_1': 'Sink_1', 'removed_sink_1': 'Sink_1',
+    'largest_sink': 'largest Sink_k', 'prefix_sink': 'Sink_k summed', 'prefix_first': 'Sink_1',
+    'prefix_share': 'strongest token', 'chain_difference': 'relative difference',
+    'emergence_step': 'step at which', 'valid_loss': 'valid loss',
+    'removed_loss': 'valid loss rises', 'overfitting': 'valid loss minus the training loss',
+    'massive': 'ratio', 'massive_before_norm': 'ratio', 'massive_sink_token': 'ratio',
+    'window_absolute': 'absolute first token', 'window_relative': 'first token of the window'}
+SIDE = re.compile(r'(?:at least|below|at most|no more than|within) (?:a factor of )?'
+                  r'\d+(?:\.\d+)?(?: (?:%|points?|nats))?')
+
+
+def asked_of(check):
+  """Regular expressions of what a criterion has to say, from the fields of a check alone."""
+  metric = getattr(check, 'metric', 'valid_loss')
+  of = f'{NAMES.get(metric, f"Sink_(?:{metric[-1]}|k)")}(?:(?!Sink_).)* '  # with no other between
+  unit = {'percent': ' %', 'points': ' points', 'nats': ' nats'}.get(METRICS[metric].unit, '')
+  match check:
+    case Every(at_least=None):
+      yield f'{of}below {check.below:g}{unit}'
+    case Every():
+      yield f'{of}at least {check.at_least:g}{unit}' + (
+          ' above the largest' if metric.startswith('lead') else '')
+    case Ordered():
+      verb, other, than = ('falls', 'rises', 'below') if check.falls else (
+          'rises', 'falls', 'above')
+      whole = len(check.trials) > 2 and not check.ends
+      least = f'at least a factor of {math.exp(check.margin):g}' if 'massive' in metric else (
+          f'at least {check.margin:g}{unit.replace("%", "points")}')
+      if not check.margin:
+        yield f'{of}{verb} in all, and never {other}' if whole else f'is {than} that'
+      elif whole:
+        yield f'{of}{verb} by {least} in all, and {other} by no more than 1 point from one'
+      else:
+        yield f'{of}{least} {than}[ ,]'
+    case Near():
+      yield f'{of}lies within {check.margin:g}{unit} of that of the default'
+    case Trains():
+      yield 'very run .* ' + ('diverges' if check.diverges else 'reaches its last step')
+      if check.within:
+        yield f'{of}at most {check.within:g}{unit} above that of the default'
+    case Onset():
+      yield 'smallest has Sink_1 below 5 %, and the largest at least 10 %'
+  if getattr(check, 'some', None):
+    yield 'at least one'
+  if getattr(check, 'sinks', False):
+    yield 'whose Sink_1 is at least 10 %'
+
+
+@pytest.mark.parametrize('claim', CLAIMS, ids=BY_KEY)
+def test_a_criterion_says_what_its_checks_decide(claim):
+  words = claim.criterion
+  asked = [phrase for check in claim.checks for phrase in asked_of(check)]
+  for phrase in asked:
+    assert re.search(phrase, words), phrase
+  # Nothing else is asked: each number with a side is one of a check.
+  assert set(SIDE.findall(words)) == {side for phrase in asked for side in SIDE.findall(phrase)}
+  assert words.endswith('.') and not any(f' {trial} ' in words for trial in claim.trials
+                                         if re.search(r'\d', trial))
 
 
 @pytest.mark.parametrize('key, trial, good, bad', [

@@ -13,7 +13,7 @@ from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import LEVELS, PLURAL, judge
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.parts import Part
+from sink_jax.paper.parts import unjudged
 from sink_jax.paper.page import part_words
 from sink_jax.paper.report import as_text, paper_report
 from sink_jax.paper.second_look import second_looks
@@ -57,8 +57,8 @@ def test_an_interval_joins_the_variance_of_a_trial_with_that_of_the_budget():
   spread = pooled(16.0, 8)
   found = spread.interval('valid_loss', ['default'], [10.0, 12.0, 14.0])
   half = t_quantile(10, 0.01) * math.sqrt((8 * 16 + 2 * 4) / 10 / 3)
-  assert (found.mean, found.low, found.high, found.n) == (
-      12, pytest.approx(12 - half), pytest.approx(12 + half), 3)
+  assert (found.mean, found.low, found.high) == (
+      12, pytest.approx(12 - half), pytest.approx(12 + half))
   twice = spread.interval('valid_loss', ['default', 'nope'], [10.0, 12.0, 14.0])
   assert twice.high - 12 == pytest.approx(t_quantile(10, 0.01) * math.sqrt(
       (8 * 32 + 2 * 4) / 10 / 3))
@@ -164,7 +164,8 @@ def test_training_takes_three_seeds_that_end_alike(tmp_path):
   found = verdict(tmp_path, 'p-norm-diverges')
   assert found.verdict == 'undecided'
   groups = groups_of(runs(tmp_path))
-  assert second_looks([(BY_KEY['p-norm-diverges'], [found])], groups) == []  # no seed undoes that
+  assert second_looks(
+      [dataclasses.replace(BY_KEY['p-norm-diverges'], verdicts=[found])], groups) == []  # no seed undoes that
 
 
 def test_an_identity_takes_one_run(tmp_path):
@@ -212,8 +213,8 @@ def test_claims_that_no_seed_decides_are_not_asked_again(tmp_path):
     seeds(tmp_path, trial, (30, 33, 28))
   write(tmp_path / 'more', 'batch-256', seed=3, status='diverged', step=300)
   group, = groups_of(runs(tmp_path))
-  look = lambda key: second_looks([(BY_KEY[key], [judge(BY_KEY[key], group, spread_of(group))])],
-                                  [group])
+  look = lambda key: second_looks([dataclasses.replace(
+      BY_KEY[key], verdicts=[judge(BY_KEY[key], group, spread_of(group))])], [group])
   assert look('batch-size') == []
   seeds(tmp_path, 'weight-decay-0', (9, 10, 11))  # on its level
   seeds(tmp_path, 'weight-decay-0.5', (30, 40, 35))
@@ -232,15 +233,16 @@ def test_a_seed_without_a_sink_is_shown_as_never(tmp_path):
 
 def test_the_interval_that_is_shown_is_the_one_that_decides():
   spread, values = pooled(0.01, 8), {0: 3.0, 1: 3.1, 2: 3.2}
-  low = Part('valid_loss', ('default',), values, 3.5, True)  # the mean is on the wrong side
-  high = Part('valid_loss', ('default',), values, 3.0, True)
+  low = unjudged('valid_loss', ('default',), values, 3.5, True)  # the mean is on the wrong side
+  high = unjudged('valid_loss', ('default',), values, 3.0, True)
   assert low.judge(spread, 6).high > low.judge(spread, 1).high
   assert high.judge(spread, 6).high == high.judge(spread, 1).high
 
 
 def test_numbers_of_any_size_are_shown(tmp_path):
   spread = Spread({}, {})
-  part = Part('massive', ('default',), {0: -20.0, 1: 30.0, 2: 690.0}, 0.7, True).judge(spread, 9)
+  values = {0: -20.0, 1: 30.0, 2: 690.0}
+  part = unjudged('massive', ('default',), values, 0.7, True).judge(spread, 9)
   assert len(part_words(part)) < 150 and part.high > 1e100
 
 
@@ -291,13 +293,13 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
 
 
 def test_a_picture_has_seeds_interval_level_and_the_papers_number():
-  part = Part('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
+  part = unjudged('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
       Spread({'sink_1': {'nope': Within(0.02, 8)}}, {}), 1)
   drawn_ = strip_of(part)
   assert drawn_.seeds == pytest.approx([0.275, 0.3425, 0.276])
   assert (drawn_.level, drawn_.paper) == pytest.approx((0.1, 0.1818)) and part.paper == 18.18
   assert drawn_.interval == pytest.approx((part.low / 100, part.high / 100))
-  ended = Part('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
+  ended = unjudged('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
   assert deciding([ended]) is None and deciding([ended, part]) is part
 
 
@@ -321,7 +323,7 @@ def test_the_simulated_rule_is_the_rule(metric, freedom, variance):
   squares = variance * freedom * typical(max(freedom, 1))
   spread = Spread({metric: {'other': Within(squares, freedom)}}, {})
   for claim, expected in zip(values, found):
-    parts = [Part(metric, ('default',), dict(enumerate(part)), 10.0, True).judge(spread, 2)
+    parts = [unjudged(metric, ('default',), dict(enumerate(part)), 10.0, True).judge(spread, 2)
              for part in claim]
     held = [part.held for part in parts]
     assert expected == (-1 if False in held else 0 if None in held else 1)
