@@ -16,6 +16,7 @@ from sink_jax.analyses.registry import Analysis
 from sink_jax.analyses.runner import Failure
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import text_table
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.train.provenance import hardware, provenance
 
@@ -64,7 +65,8 @@ def analyse_models(name: str, checkpoints: list[str], workdirs: list[str],
   if not results:
     return f'{analysis.figure}: no results', [numbers], failures
   analysis.module.draw(results, picture)
-  text = f'{analysis.figure}: {analysis.line}\n{columns(analysis.module.rows(results))}'
+  head, *rows = analysis.module.rows(results)
+  text = '\n'.join([f'{analysis.figure}: {analysis.line}', *text_table(head, rows)])
   return text, [numbers, picture], failures
 
 
@@ -97,10 +99,3 @@ def _record(analysis: Analysis, results: list[Result], failures: list[Failure]) 
           'versions': {'sink_jax': sink_jax.__version__, 'jax': jax.__version__,
                        'numpy': np.__version__, 'python': platform.python_version()},
           'results': results, 'failed': failures}
-
-
-def columns(rows: list[list[str]]) -> str:
-  """A table for a terminal: the first column to the left, numbers to the right."""
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return '\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-                   for row in rows)

@@ -12,6 +12,7 @@ from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.evaluate.sinks import check_epsilon
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import text_table
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run
@@ -122,7 +123,7 @@ def as_text(result: dict[str, Any]) -> str:
   ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
   # A ratio is None where the others' values have no norm; with all of them None there is no line.
   ratio, block = min(ratios, default=(None, None))
-  lines = [
+  rows = [
       ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
        f'{result["epsilon"]:g}'),
       ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
@@ -133,19 +134,18 @@ def as_text(result: dict[str, Any]) -> str:
        f'of {summary["raw_row_mass"]:.3f} in a row'),
   ]
   if ratio is not None:
-    lines.append(('value norm ratio', f'{ratio:.2f}',
-                  f'first token to the others, smallest in block {block}'))
+    rows.append(('value norm ratio', f'{ratio:.2f}',
+                 f'first token to the others, smallest in block {block}'))
   if summary['sink_bias_slot'] is not None:
     # Beside Sink_1: an extra key takes the sink of the first token over (Table 4).
-    lines.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
-                     f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
-                     'sail-sg/Attention-Sink, counts'))
+    rows.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
+                    f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
+                    'sail-sg/Attention-Sink, counts'))
   step = '' if protocol['step'] is None else f', step {protocol["step"]}'
   head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
           f'{protocol["length"]} tokens, {protocol["dtype"]}')
-  body = [f'  {name:<20}{value:>9}  {what}' for name, value, what in lines]
-  note = ['  * of proxy scores: the rows of this attention do not sum to one'] if star else []
-  return '\n'.join([head, *body, *note])
+  note = ['* of proxy scores: the rows of this attention do not sum to one'] if star else []
+  return '\n'.join([head, *text_table(['metric', 'value', 'meaning'], rows, left=(0, 2)), *note])
 
 
 def _part(tokens, sequences, length):

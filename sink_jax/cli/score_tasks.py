@@ -13,9 +13,10 @@ import sink_jax
 from sink_jax.analyses import runner
 from sink_jax.analyses.lm_eval_tasks import TaskOptions, Tasks, evaluate, rows
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.cli.analyse_models import columns, made_folder
+from sink_jax.cli.analyse_models import made_folder
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import text_table
 from sink_jax.models.precision import matmul_precision
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.train.provenance import hardware, provenance
@@ -61,4 +62,5 @@ def score(model: LoadedModel, tasks: Tasks, options: TaskOptions, folder: AnyPat
       'matmul_precision': matmul_precision(run.config.dtype), **result}
   path = folder / 'lm_eval.json'
   write_atomically(path, to_json(rounded(record)))
-  return f'{run.name}\n{columns(rows(result["metrics"]))}', path
+  head, *shown = rows(result['metrics'])
+  return '\n'.join([str(run.name), *text_table(head, shown)]), path
