@@ -31,7 +31,13 @@ def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
     sys.exit(module.main(options_of(module, words, name)))
   except (ValueError, OSError, MemoryError) as error:
     stop(error)
+  except KeyboardInterrupt:
+    sys.exit(130)
   except RuntimeError as error:
+    # So jax says that the memory of a device is full, in a message that lists all of it.
+    if 'RESOURCE_EXHAUSTED' in str(error):
+      stop(f'{str(error)[:500]}. Where the memory of the device is full: --batch_size=1, fewer '
+           'tokens, --dtype=bfloat16, or --fsdp over several devices.')
     # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
     if not type(error).__module__.startswith('sink_jax.'):
       raise
@@ -55,13 +61,6 @@ def options_of(module: Any, words: Sequence[str], name: str) -> Any:
 def stop(error: BaseException | str) -> NoReturn:
   """Ends the command with exit code 1 and one line that says why."""
   sys.exit('error: ' + ' '.join(str(error).split()))
-
-
-def unused(options: CommandOptions, reason: str, *names: str) -> None:
-  """Raises a ValueError if one of these options is given, which nothing would read."""
-  for name in names:
-    if name in options.given:
-      raise ValueError(f'--{name} {reason}')
 
 
 def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:

@@ -74,16 +74,16 @@ def build(options: Options) -> None:
     ValueError: an option, a source or a file cannot be used. OSError: no space.
   """
   if options.verify:
-    command.unused(options, 'is not used: --verify builds nothing.',
+    options.unused('is not used: --verify builds nothing.',
                    *sorted(options.given - {'verify'}))
     _verify(pathlib.Path(options.verify))
     return
   source = from_string(DocumentSource, options.source)
   if options.valid_source:
-    command.unused(options, 'is not used: with --valid_source nothing of --source is held out.',
+    options.unused('is not used: with --valid_source nothing of --source is held out.',
                    'valid_fraction')
   elif isinstance(source, PackedDataset):
-    command.unused(options, f'is not used: {options.source} is built already.', 'valid_fraction',
+    options.unused(f'is not used: {options.source} is built already.', 'valid_fraction',
                    'cache_dir', 'workers')
   if not 0 < options.valid_fraction < 1:
     raise ValueError(f'--valid_fraction={options.valid_fraction} must be between 0 and 1.')

@@ -8,11 +8,11 @@ from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
-from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.evaluate.sinks import check_epsilon
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import text_table
+from sink_jax.models.arrays import AnyArray
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run
@@ -55,17 +55,16 @@ def evaluate_run(workdir: str | AnyPath, out: str | AnyPath | None = None, *,
   tokens = _part(run.probe_tokens, sequences, length)
   epsilon = settings.epsilon if epsilon is None else epsilon
   check_epsilon(epsilon, '--epsilon')
-  report = _probed(run, tokens, dtype or settings.dtype)
-  pictures = _drawn(run, report, tokens, epsilon, out)
-  pictures.append(out / 'training_curves.png')
-  # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
-  # now.
-  plots.training_curves(read_metrics(workdir), pictures[-1], settings.epsilon)
   data = config['data']
   protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
               'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
-  result = _result(report, epsilon, protocol) | {'config': config}
-  return result, [_written(result, out), *pictures]
+  result, paths = _probed(run, tokens, dtype or settings.dtype, epsilon, out, protocol,
+                          config=config)
+  paths.append(out / 'training_curves.png')
+  # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
+  # now.
+  plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon)
+  return result, paths
 
 
 def evaluate_pretrained(path_or_name: str, out: str | AnyPath,
@@ -84,36 +83,43 @@ def evaluate_pretrained(path_or_name: str, out: str | AnyPath,
     ValueError: no such model, or inputs that it cannot take.
     OSError: `out` cannot be written.
   """
-  out, epsilon = to_path(out), options.epsilon
   model = LoadedModel.of_checkpoint(path_or_name, options.dtype, options.fsdp)
-  run, inputs = model.run, make_inputs(model, options)
-  report = _probed(run, inputs.tokens, options.dtype)
-  pictures = _drawn(run, report, inputs.tokens, epsilon, out)
-  result = _result(report, epsilon, {'bos': inputs.description['bos'],
-                                     'inputs': inputs.description})
-  result['parameters'] = parameter_count(run.config)
-  return result, [_written(result, out), *pictures]
+  inputs = make_inputs(model, options)
+  protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
+  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon, to_path(out), protocol,
+                 parameters=parameter_count(model.run.config))
 
 
-def _probed(run: Run, tokens, dtype: str) -> SinkReport:
-  return probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
-
-
-def _drawn(run: Run, report: SinkReport, tokens, epsilon: float, out) -> list:
+def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
+            protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
+  report = probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+  result = {
+      'protocol': {**report.protocol, **protocol},
+      'epsilon': epsilon,
+      'step': report.protocol['step'],
+      'summary': report.summary(epsilon),
+      'importance_1': report.head_importance().tolist(),
+      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
+      'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
+      'fields': {
+          'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
+          'importance_1': 'importance of the first token, a list of heads per block, mean over '
+                          'sequences',
+          'raw_importance_1': 'the same of the weights that multiply the values',
+          'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
+      },
+      **more, 'provenance': provenance(),
+  }
   out.mkdir(parents=True, exist_ok=True)
-  importance, ratios, maps = (out / f'{name}.png' for name in
-                              ('importance', 'norm_ratios', 'attention_maps'))
+  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norm_ratios.png',
+                                   'attention_maps.png')]
+  numbers, importance, ratios, maps = paths
   report.plot(importance, epsilon)
   report.plot_norm_ratios(ratios)
   plots.attention_maps(run, tokens, maps)
-  return [importance, ratios, maps]
-
-
-def _written(result: dict, out):
-  result['provenance'] = provenance()
-  path = out / 'sink_report.json'
-  write_atomically(path, to_json(result))
-  return path
+  write_atomically(numbers, to_json(result))
+  return result, paths
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -148,7 +154,7 @@ def as_text(result: dict[str, Any]) -> str:
   return '\n'.join([head, *text_table(['metric', 'value', 'meaning'], rows, left=(0, 2)), *note])
 
 
-def _part(tokens, sequences, length):
+def _part(tokens: AnyArray | None, sequences: int | None, length: int | None) -> AnyArray:
   if tokens is None:
     raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
   # A probe needs a token beside the first, so a length of 1 is refused here by its option.
@@ -158,22 +164,3 @@ def _part(tokens, sequences, length):
       raise ValueError(f'--{name}={wanted}: the run stores {tokens.shape[0]} sequences of '
                        f'{tokens.shape[1]} tokens; choose {least} to {stored}.')
   return tokens[:sequences, :length]
-
-
-def _result(report: SinkReport, epsilon: float, protocol: dict) -> dict:
-  return {
-      'protocol': {**report.protocol, **protocol},
-      'epsilon': epsilon,
-      'step': report.protocol['step'],
-      'summary': report.summary(epsilon),
-      'importance_1': report.head_importance().tolist(),
-      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
-      'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
-      'fields': {
-          'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
-          'importance_1': 'importance of the first token, a list of heads per block, mean over '
-                          'sequences',
-          'raw_importance_1': 'the same of the weights that multiply the values',
-          'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
-      },
-  }

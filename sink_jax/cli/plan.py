@@ -84,12 +84,12 @@ def main(options: Options) -> int:
   for kept in ('table', 'scaling'):
     if getattr(options, kept) is not None:
       reason = f'is for the plan of one run: --{kept} takes no other option.'
-      command.unused(options, reason, *sorted(options.given - {kept}))
+      options.unused(reason, *sorted(options.given - {kept}))
       if options.config_words:
         raise ValueError(f'--config {reason}')
   if not options.table and not options.scaling:
     if options.step_seconds is not None:
-      command.unused(options, 'is not used where --step_seconds is given.', 'share')
+      options.unused('is not used where --step_seconds is given.', 'share')
     if not options.topology:
       raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
     # Before the minutes of compiling, after which the result would be lost.

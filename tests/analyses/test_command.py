@@ -16,9 +16,8 @@ import sink_jax as sj
 from sink_jax.analyses import domains, hellaswag, norms, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.cli import analyse_models as driver
 from sink_jax.cli import analyses, command
-from sink_jax.cli.analyse_models import analyse_models
+from sink_jax.cli.analyses import analyse_models
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
@@ -252,7 +251,7 @@ def test_only_models_that_fail(tmp_path):
 
 def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys):
   found = {'model': 'big', 'error': 'no memory'}
-  monkeypatch.setattr(driver, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
+  monkeypatch.setattr(analyses, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
   with pytest.raises(SystemExit) as error:
     command.run(analyses, ['norms'], 'analyses')
   assert error.value.code == 'error: big: no memory'  # and exit status 1

@@ -9,7 +9,7 @@ import sink_jax as sj
 from sink_jax.analyses import hellaswag, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
-from sink_jax.cli.analyse_models import analyse_models
+from sink_jax.cli.analyses import analyse_models
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from tests.analyses.small import random_inputs, repeated_inputs, small_run

@@ -34,7 +34,7 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
 
 
 @pytest.mark.parametrize('arguments,message', [
-    pytest.param(('--out=x',), 'either --workdir or --checkpoint', marks=full),
+    pytest.param(('--out=x',), 'either --checkpoint or --workdir', marks=full),
     pytest.param(('--workdir=x', '--inputs=random'), '--inputs is for published models',
                  marks=full),
     pytest.param((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed', marks=full),
