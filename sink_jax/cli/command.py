@@ -7,14 +7,18 @@ seconds to import, such as jax, is imported by `main`, so that --help and errors
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sink_jax.cli import parser
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
+from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
@@ -56,6 +60,37 @@ def options_of(module: Any, words: Sequence[str], name: str) -> Any:
     sys.exit(0)
   options = module.COMMANDS[parser.chosen(first, lines)]
   return parser.parse(options, words[1:], f'{program} {first}', lines[first])
+
+
+@contextlib.contextmanager
+def training_ends(workdir: str | None) -> Iterator[None]:
+  """Ends the process as the training in the block ends: every way has its exit code.
+
+  workdir: the folder of the run, or of the sweep; None where nothing is trained.
+  """
+  from sink_jax.train.checkpoint import CheckpointError
+  from sink_jax.train.multihost import fail
+  from sink_jax.train.outcome import Diverged, Interrupted
+  from sink_jax.train.stop_handler import Unsaved
+
+  try:
+    yield
+  except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
+    print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except Unsaved as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
+  except (ValueError, Diverged) as error:  # all processes of a job have raised it
+    fail(f'error: {error}')
+  except CheckpointError as error:
+    # One process alone may have met it, with its part of a checkpoint.
+    fail(f'error: {error}', alone=True)
+  except OSError as error:  # a full disk, a lost mount
+    fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
+         'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
 
 
 def stop(error: BaseException | str) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sink_jax.cli import command
+from sink_jax.cli.plan import Options
 from sink_jax.plan import suggestions
 from sink_jax.plan.chips import GIB, parse
 from sink_jax.plan.format import as_line, as_text
@@ -21,33 +22,26 @@ from sink_jax.train.sharding import mesh_sizes
 from sink_jax.train.start import opened, with_sizes
 
 
-def make_plan(config: dict[str, Any], topology: str, vocab: int | None, own_config: bool,
-              share: float, step_seconds: float | None, search: bool, file: str | None) -> int:
+def make_plan(config: dict[str, Any], options: Options) -> int:
   """Prints the plan of a run, or of runs like it, and returns the exit code.
 
   Args:
-    config: of the run.
-    topology: the slice of TPUs, such as v5e:16x16.
-    vocab: size of the vocabulary; None for that of the config.
-    own_config: whether the config is a person's, and so its tokenizer that of the model.
-    share: of the peak that matrix products reach.
-    step_seconds: measured time of a step, in place of the share.
-    search: whether to plan other meshes and remat policies too, and to rank those that fit.
-    file: for all of it as JSON; None for none.
+    config: of the run, with what the options change in it.
+    options: of the command.
 
   Raises:
     ValueError: the run cannot be planned. CompilerMissing: the compiler of TPUs is not installed.
     OSError: the file cannot be written.
   """
-  job = _job(config, topology, vocab, own_config)
-  plan_of = functools.partial(plan, share=share, compute=step_seconds)
-  if search:
+  job = _job(config, options)
+  plan_of = functools.partial(plan, share=options.share, compute=options.step_seconds)
+  if options.search:
     fitting = _search(job, plan_of)
-    _save([planned.to_json() for planned in fitting], file)
+    _save([planned.to_json() for planned in fitting], options)
     return 0 if fitting else 1
   planned = plan_of(job)
   print(as_text(planned, job.where))
-  _save(planned.to_json(), file)
+  _save(planned.to_json(), options)
   if planned.fits:
     return 0
   name, needed = planned.largest_peak
@@ -73,20 +67,21 @@ def _search(job: Job, plan_of: Callable[[Job], Plan]) -> list[Plan]:
   return fitting
 
 
-def _save(document: Any, file: str | None) -> None:
-  if file:
-    pathlib.Path(file).write_text(json.dumps(document, indent=1) + '\n')
+def _save(document: Any, options: Options) -> None:
+  if options.json:
+    pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + '\n')
 
 
-def _job(config: dict[str, Any], topology: str, vocab: int | None, own_config: bool) -> Job:
-  where = parse(topology)
+def _job(config: dict[str, Any], options: Options) -> Job:
+  assert options.topology  # required of a plan of one run
+  where = parse(options.topology)
   experiment = from_dict(config)
   if experiment.init.train != 'all' or experiment.init.distill:
     raise ValueError('init.train and init.distill are not planned: leave them out. A step then '
                      'needs more memory than with the first, and less than with the second.')
   if not experiment.sizes_are_known:
     experiment = from_dict(with_sizes(config, opened(experiment.init, open_source)))
-  model = experiment.model_config(_vocab(experiment, vocab, own_config))
+  model = experiment.model_config(_vocab(experiment, options))
   mesh = experiment.mesh
   job = Job(experiment.label.trial or experiment.model.size, where, model,
              experiment.optimizer, experiment.data.context,
@@ -96,12 +91,12 @@ def _job(config: dict[str, Any], topology: str, vocab: int | None, own_config: b
   return job.with_remat(experiment.model.remat, experiment.model.unroll)
 
 
-def _vocab(experiment: Experiment, given: int | None, own_config: bool) -> int:
+def _vocab(experiment: Experiment, options: Options) -> int:
   source = getattr(experiment.data.source, 'vocab_size', None)
   if source == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
-  known = given or experiment.model.vocab_size or source
-  if not known and own_config:
+  known = options.vocab or experiment.model.vocab_size or source
+  if not known and options.config is not None:
     # Without a config of the person's own the tokenizer is the bytes of configs/base.py, which is
     # not that of the model to plan.
     known = getattr(experiment.data.tokenizer, 'vocab_size', None)

@@ -77,24 +77,25 @@ class Options(parser.ConfigOptions):
                 step_seconds=0)
     if self.share > 1:
       raise ValueError(f'--share={self.share} must be at most 1.')
+    for kept in ('table', 'scaling'):
+      if getattr(self, kept) is not None:
+        reason = f'is for the plan of one run: --{kept} takes no other option.'
+        self.unused(reason, *sorted(self.given - {kept}))
+        if self.config_words:
+          raise ValueError(f'--config {reason}')
+    if self.table or self.scaling:
+      return
+    if self.step_seconds is not None:
+      self.unused('is not used where --step_seconds is given.', 'share')
+    if not self.topology:
+      raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
+    # Before the minutes of compiling, after which the result would be lost.
+    if self.json and not pathlib.Path(self.json).parent.is_dir():
+      raise ValueError(f'--json={self.json}: its folder does not exist.')
 
 
 def main(options: Options) -> int:
   """Prints the plan; the exit code is 1 where it does not fit the chips."""
-  for kept in ('table', 'scaling'):
-    if getattr(options, kept) is not None:
-      reason = f'is for the plan of one run: --{kept} takes no other option.'
-      options.unused(reason, *sorted(options.given - {kept}))
-      if options.config_words:
-        raise ValueError(f'--config {reason}')
-  if not options.table and not options.scaling:
-    if options.step_seconds is not None:
-      options.unused('is not used where --step_seconds is given.', 'share')
-    if not options.topology:
-      raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
-    # Before the minutes of compiling, after which the result would be lost.
-    if options.json and not pathlib.Path(options.json).parent.is_dir():
-      raise ValueError(f'--json={options.json}: its folder does not exist.')
   config = command.read_config(options.config or BASE, options)
   for name, section in _SECTIONS.items():
     value = getattr(options, name)
@@ -111,10 +112,8 @@ def main(options: Options) -> int:
   jax.config.update('jax_platforms', 'cpu')  # nothing runs: a GPU of this machine stays free
   if options.table:
     table.write(pathlib.Path(options.table), command.say)
-    return 0
-  if options.scaling:
+  elif options.scaling:
     scaling.write(pathlib.Path(options.scaling))
-    return 0
-  assert options.topology  # required where there is no table
-  return make_plan(config, options.topology, options.vocab, options.config is not None,
-                   options.share, options.step_seconds, options.search, options.json)
+  else:
+    return make_plan(config, options)
+  return 0

@@ -47,6 +47,5 @@ def main(options: Options) -> None:
 
   command.quiet_logs()
   out = to_path(options.out)
-  runs = to_path(options.runs) if options.runs else None
-  print(make_report(out, runs, options.analyses, options.kind, options.maps))
-  print(*('', *(out / name for name in ('index.html', 'report.md', 'report.json'))), sep='\n')
+  print(make_report(out, options.runs, options.analyses, options.kind, options.maps), '',
+        *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')

@@ -31,8 +31,8 @@ _POLL = 0.5  # seconds between two looks for a signal
 _GRACE = 60  # seconds that a worker gets to save its state
 
 
-class SweepStopped(RuntimeError):
-  """The sweep was asked to stop; what was running is saved."""
+class SweepStopped(KeyboardInterrupt):
+  """By any signal the sweep was asked to stop; what was running is saved."""
 
 
 @dataclasses.dataclass
