@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 
 from sink_jax.analyses.options import INPUTS, InputOptions, check_given
-from sink_jax.analyses.options import Options as AnalysisOptions
 from sink_jax.cli import command
 from sink_jax.cli.one_model import ModelOptions
 
@@ -36,6 +35,9 @@ class Options(ModelOptions, InputOptions):
   def __post_init__(self):
     ModelOptions.__post_init__(self)
     InputOptions.__post_init__(self)
+    if self.epsilon is not None and not 0 < self.epsilon < 1:
+      raise ValueError(f'--epsilon={self.epsilon:g}: importance lies between 0 and 1; the paper '
+                       'uses 0.3.')
     given = self.given & {field.name for field in dataclasses.fields(InputOptions)}
     if self.workdir is not None:
       self.unused('is for published models: a run is probed on the inputs stored with it. Other '
@@ -49,18 +51,10 @@ class Options(ModelOptions, InputOptions):
 
 def main(options: Options) -> None:
   """Probes the model, writes the report, and prints its summary."""
-  from sink_jax.cli.evaluate_models import as_text, evaluate_pretrained, evaluate_run
+  from sink_jax.cli.evaluate_models import as_text, evaluate
   from sink_jax.io import compile_cache
 
   command.quiet_logs()
   compile_cache.enable()
-  given = command.given_of(options, InputOptions)
-  if options.workdir is not None:
-    found = evaluate_run(options.workdir, options.out, epsilon=options.epsilon, **given)
-  else:
-    assert options.checkpoint and options.out  # both are required above
-    if options.epsilon is not None:
-      given['epsilons'] = (options.epsilon,)
-    found = evaluate_pretrained(options.checkpoint, options.out, AnalysisOptions(**given))
-  result, paths = found
+  result, paths = evaluate(options)
   print(as_text(result), *paths, sep='\n')

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
-from sink_jax.analyses.options import Options
+from sink_jax.analyses.loaded_models import make_inputs
+from sink_jax.analyses.options import InputOptions
+from sink_jax.analyses.options import Options as AnalysisOptions
+from sink_jax.cli import command
+from sink_jax.cli.evaluate import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
-from sink_jax.evaluate.sinks import check_epsilon
+from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import text_table
@@ -25,40 +28,40 @@ from sink_jax.train.run_dir import read_config
 _TOKENS_AT_A_TIME = 16384
 
 
-def evaluate_run(workdir: str | AnyPath, out: str | AnyPath | None = None, *,
-                 sequences: int | None = None, length: int | None = None,
-                 epsilon: float | None = None,
-                 dtype: str | None = None) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a run on the probe tokens that it stores, and writes the results below `out`.
-
-  Args:
-    workdir: of the run.
-    out: a folder; WORKDIR/evaluation by default.
-    sequences: how many of the stored sequences; all by default.
-    length: how many tokens of each; all by default.
-    epsilon: the threshold; by default that of the run's config.
-    dtype: of the activations; by default that of the probes in training.
+def evaluate(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes the model that a person names, and writes the results below --out.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.
 
   Raises:
-    ValueError: not a run, or a part that is larger than what is stored.
-    CheckpointError: no usable checkpoint.
-    OSError: `out` cannot be written.
+    ValueError: no such model, inputs that it cannot take, or more than a run has stored.
+    CheckpointError: a run has no usable checkpoint.
+    OSError: the results cannot be written.
   """
-  workdir = to_path(workdir)
-  out = workdir / 'evaluation' if out is None else to_path(out)
-  config = read_config(workdir)
-  run = load_run(workdir)
+  return _trained(options) if options.workdir is not None else _published(options)
+
+
+def _trained(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
+  workdir = to_path(options.workdir or '')
+  out = to_path(options.out) if options.out else workdir / 'evaluation'
+  config, run = read_config(workdir), load_run(workdir)
+  tokens = run.probe_tokens
+  if tokens is None:
+    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+  given = command.given_of(options, InputOptions)
+  for name, stored in zip(('sequences', 'length'), tokens.shape):
+    if given.get(name, stored) > stored:
+      raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
+                       f'{tokens.shape[1]} tokens.')
+  tokens = tokens[:given.get('sequences'), :given.get('length')]
   settings = ProbeConfig(**config['probe'])
-  tokens = _part(run.probe_tokens, sequences, length)
-  epsilon = settings.epsilon if epsilon is None else epsilon
-  check_epsilon(epsilon, '--epsilon')
+  epsilon = settings.epsilon if options.epsilon is None else options.epsilon
   data = config['data']
   protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
               'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
-  result, paths = _probed(run, tokens, dtype or settings.dtype, epsilon, out, protocol,
+  result, paths = _probed(run, tokens, given.get('dtype', settings.dtype), epsilon, out, protocol,
                           config=config)
   paths.append(out / 'training_curves.png')
   # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
@@ -67,27 +70,14 @@ def evaluate_run(workdir: str | AnyPath, out: str | AnyPath | None = None, *,
   return result, paths
 
 
-def evaluate_pretrained(path_or_name: str, out: str | AnyPath,
-                        options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a published model, and writes the results below the folder `out`.
-
-  Args:
-    path_or_name: as `load_pretrained` takes it.
-    out: the folder.
-    options: the inputs, the threshold and the dtype; the rest is not read.
-
-  Returns:
-    What sink_report.json holds, and the paths of the files written.
-
-  Raises:
-    ValueError: no such model, or inputs that it cannot take.
-    OSError: `out` cannot be written.
-  """
-  model = LoadedModel.of_checkpoint(path_or_name, options.dtype, options.fsdp)
-  inputs = make_inputs(model, options)
+def _published(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Probes a published model on the inputs that the options ask for."""
+  model = options.load()
+  inputs = make_inputs(model, AnalysisOptions(**command.given_of(options, InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
-  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon, to_path(out), protocol,
-                 parameters=parameter_count(model.run.config))
+  epsilon = EPSILON if options.epsilon is None else options.epsilon
+  return _probed(model.run, inputs.tokens, options.dtype, epsilon, to_path(options.out or ''),
+                 protocol, parameters=parameter_count(model.run.config))
 
 
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
@@ -152,15 +142,3 @@ def as_text(result: dict[str, Any]) -> str:
           f'{protocol["length"]} tokens, {protocol["dtype"]}')
   note = ['* of proxy scores: the rows of this attention do not sum to one'] if star else []
   return '\n'.join([head, *text_table(['metric', 'value', 'meaning'], rows, left=(0, 2)), *note])
-
-
-def _part(tokens: AnyArray | None, sequences: int | None, length: int | None) -> AnyArray:
-  if tokens is None:
-    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
-  # A probe needs a token beside the first, so a length of 1 is refused here by its option.
-  for name, wanted, stored, least in (('sequences', sequences, tokens.shape[0], 1),
-                                      ('length', length, tokens.shape[1], 2)):
-    if wanted is not None and not least <= wanted <= stored:
-      raise ValueError(f'--{name}={wanted}: the run stores {tokens.shape[0]} sequences of '
-                       f'{tokens.shape[1]} tokens; choose {least} to {stored}.')
-  return tokens[:sequences, :length]
