@@ -59,12 +59,9 @@ class Options(parser.CommandOptions):
 
 
 def main(options: Options) -> None:
-  """Builds a cache, or verifies one."""
+  """Builds a cache, or verifies one; SIGTERM ends it with an exit code of its own."""
   signal.signal(signal.SIGTERM, _stop)
-  try:
-    build(options)
-  except KeyboardInterrupt:
-    sys.exit(130)
+  build(options)
 
 
 def build(options: Options) -> None:

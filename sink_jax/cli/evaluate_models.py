@@ -39,12 +39,14 @@ def evaluate(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
     CheckpointError: a run has no usable checkpoint.
     OSError: the results cannot be written.
   """
-  return _trained(options) if options.workdir is not None else _published(options)
+  if options.workdir is not None:
+    return _trained(to_path(options.workdir), options)
+  assert options.out  # required with --checkpoint
+  return _published(to_path(options.out), options)
 
 
-def _trained(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+def _trained(workdir: AnyPath, options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
-  workdir = to_path(options.workdir or '')
   out = to_path(options.out) if options.out else workdir / 'evaluation'
   config, run = read_config(workdir), load_run(workdir)
   tokens = run.probe_tokens
@@ -70,14 +72,14 @@ def _trained(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
   return result, paths
 
 
-def _published(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+def _published(out: AnyPath, options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a published model on the inputs that the options ask for."""
   model = options.load()
   inputs = make_inputs(model, AnalysisOptions(**command.given_of(options, InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
   epsilon = EPSILON if options.epsilon is None else options.epsilon
-  return _probed(model.run, inputs.tokens, options.dtype, epsilon, to_path(options.out or ''),
-                 protocol, parameters=parameter_count(model.run.config))
+  return _probed(model.run, inputs.tokens, options.dtype, epsilon, out, protocol,
+                 parameters=parameter_count(model.run.config))
 
 
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,

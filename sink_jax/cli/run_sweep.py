@@ -53,8 +53,9 @@ def run_sweep(options: Options) -> int:
         print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} '
               'training tokens', flush=True)
   elif options.status:
-    root = to_path(options.workdir or '')
-    print(as_markdown(read_states(trials, root), f'Sweep in {options.workdir}'), end='')
+    assert options.workdir  # required of --status
+    states = read_states(trials, to_path(options.workdir))
+    print(as_markdown(states, f'Sweep in {options.workdir}'), end='')
   else:
     statuses = _trained(trials, table, options, budget)
     return 1 if statuses - set(FINAL_STATUSES) else 0  # diverging is a result
