@@ -75,12 +75,12 @@ def training_ends(workdir: str | None) -> Iterator[None]:
 
   try:
     yield
+  except Unsaved as error:  # a KeyboardInterrupt, too
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
   except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
     print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
-  except Unsaved as error:
-    print(error, file=sys.stderr, flush=True)
-    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
   except (ValueError, Diverged) as error:  # all processes of a job have raised it
     fail(f'error: {error}')
   except CheckpointError as error:

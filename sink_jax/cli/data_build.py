@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Collection
 
-from sink_jax.cli import command, parser
+from sink_jax.cli import parser
 from sink_jax.component import from_string
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache

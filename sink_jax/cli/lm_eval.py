@@ -48,7 +48,7 @@ def main(options: Options) -> None:
   from sink_jax.io import compile_cache
   from sink_jax.io.tables import text_table
   from sink_jax.models.precision import matmul_precision
-  from sink_jax.train.run_dir import is_workdir, read_config
+  from sink_jax.train.run_dir import read_config
 
   command.quiet_logs()
   # What takes milliseconds comes first, then the index of tasks, and the model last.
@@ -59,10 +59,9 @@ def main(options: Options) -> None:
   chosen = TaskOptions(**command.given_of(options, TaskOptions))
   result, run = evaluate(model, tasks, chosen, command.say), model.run
   # Of a run what it was trained by; of a published model its architecture.
-  trained = run.folder is not None and is_workdir(run.folder)
   write_found(path, {
       'model': run.name, 'checkpoint': runner.checkpoint(run),
-      'config': read_config(run.folder) if trained else repr(run.config),
+      'config': read_config(options.workdir) if options.workdir else repr(run.config),
       'matmul_precision': matmul_precision(run.config.dtype), **result},
               lm_eval=result['harness'].pop('version'), datasets=metadata.version('datasets'))
   head, *shown = rows(result['metrics'])
