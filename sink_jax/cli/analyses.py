@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -60,30 +60,17 @@ def main(options: Options) -> None:
   if not options.name:
     raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
                      '--checkpoint=Pythia-14M --out=analyses. --list names all.')
-  given = command.given_of(options, of_analyses.Options)
-  # People count blocks and heads from 1, as the paper does; the program counts from 0.
-  given |= {name: tuple(i - 1 for i in given[name]) for name in ('layers', 'heads')
-            if name in given}
   compile_cache.enable()
-  text, paths, failures = analyse_models(options.name, options.checkpoint, options.workdir,
-                                         options.out, say=command.say, **given)
+  text, paths, failures = analyse_models(options)
   print(text, *paths, sep='\n')
   if failures:
     sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
 
 
-def analyse_models(name: str, checkpoints: Sequence[str], workdirs: Sequence[str],
-                   out: str | AnyPath | None, **given: Any
-                   ) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
+def analyse_models(options: Options) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
-  Args:
-    name: of an analysis of `sink_jax.analyses.registry`.
-    checkpoints: published models, as `load_pretrained` takes them.
-    workdirs: runs trained with sink_jax. Without models, an analysis that has `check_all` makes
-      its own.
-    out: the folder to write to.
-    given: fields of `sink_jax.analyses.options.Options`; None for the default of the analysis.
+  Without models, an analysis that has `check_all` makes its own.
 
   Returns:
     The results as a table for a terminal, the paths of the files, and {'model', 'error'} of the
@@ -97,25 +84,30 @@ def analyse_models(name: str, checkpoints: Sequence[str], workdirs: Sequence[str
   from sink_jax.cli.results import made_folder, write_found
   from sink_jax.io.tables import text_table
 
-  analysis = registry.find(name)
+  analysis, checkpoints, workdirs = registry.find(options.name), options.checkpoint, options.workdir
   has_models = bool(checkpoints or workdirs)
   if not (has_models or analysis.check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
                      'with sink_jax.')
+  given = command.given_of(options, of_analyses.Options)
+  # People count blocks and heads from 1, as the paper does; the program counts from 0.
+  given |= {name: tuple(i - 1 for i in given[name]) for name in ('layers', 'heads')
+            if name in given}
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
            if has_models else ('length', 'epsilons'))  # of check_all
-  options = analysis.options(takes, **given)
-  folder = made_folder(out)
-  numbers, picture = folder / f'{name}.json', folder / f'{name}.png'
+  chosen = analysis.options(takes, **{'say': command.say} | given)
+  folder = made_folder(options.out)
+  numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   # After every model: hours of work are not lost where a later model ends the process.
   write = lambda results, failures: write_found(numbers, {
-      'analysis': name, 'figure': analysis.figure, 'results': results, 'failed': failures})
+      'analysis': analysis.name, 'figure': analysis.figure, 'results': results,
+      'failed': failures})
   if analysis.check_all and not has_models:
-    results, failures = analysis.check_all(options.length, options.epsilon), []
+    results, failures = analysis.check_all(chosen.length, chosen.epsilon), []
     write(results, failures)
   else:
-    models = runner.loaders(analysis, [*checkpoints], [*workdirs], options)
-    results, failures = runner.measure_all(analysis, models, options, write)
+    models = runner.loaders(analysis, [*checkpoints], [*workdirs], chosen)
+    results, failures = runner.measure_all(analysis, models, chosen, write)
   # Every model has failed: the file lists the errors, and there is nothing to draw.
   if not results:
     return f'{analysis.figure}: no results', [numbers], failures

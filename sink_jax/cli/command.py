@@ -40,8 +40,9 @@ def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
   except RuntimeError as error:
     # So jax says that the memory of a device is full, in a message that lists all of it.
     if 'RESOURCE_EXHAUSTED' in str(error):
-      stop(f'{str(error)[:500]}. Where the memory of the device is full: --batch_size=1, fewer '
-           'tokens, --dtype=bfloat16, or --fsdp over several devices.')
+      stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
+           'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
+           'devices.')
     # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
     if not type(error).__module__.startswith('sink_jax.'):
       raise
@@ -100,8 +101,8 @@ def stop(error: BaseException | str) -> NoReturn:
 
 def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:
   """The fields of a dataclass that a person has given; those of `options` derive from it."""
-  fields = {field.name for field in dataclasses.fields(kind)}
-  return {name: getattr(options, name) for name in sorted(options.given & fields)}
+  return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)
+          if field.name in options.given}
 
 
 def say(line: str) -> None:

@@ -73,7 +73,9 @@ def build(options: Options) -> None:
   if options.verify:
     options.unused('is not used: --verify builds nothing.',
                    *sorted(options.given - {'verify'}))
-    _verify(pathlib.Path(options.verify))
+    folder = pathlib.Path(options.verify)
+    megabytes, names = verify(folder) / 1e6, ', '.join(Cache(folder).manifest['files'])
+    print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
     return
   source = from_string(DocumentSource, options.source)
   if options.valid_source:
@@ -127,12 +129,6 @@ def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_
   sample = f', by the first {_COMPARED / 1e6:.0f} million characters' if cut else ''
   return [f'{share:.1%} of the windows of {near_copies.WINDOW} characters of validation text are '
           f'also in training text{sample}']
-
-
-def _verify(folder: pathlib.Path) -> None:
-  megabytes = verify(folder) / 1e6
-  names = ', '.join(Cache(folder).manifest['files'])
-  print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
 
 
 def _stop(signum, frame):
