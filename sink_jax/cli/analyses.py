@@ -53,7 +53,6 @@ def main(options: Options) -> None:
   from sink_jax.analyses import registry
   from sink_jax.io import compile_cache
 
-  command.quiet_logs()
   if options.list:
     print(registry.as_text())
     return

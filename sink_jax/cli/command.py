@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from sink_jax.cli import parser
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
 from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
+from sink_jax.io.logs import quiet_logs
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
@@ -32,7 +33,9 @@ def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
     name: of the command.
   """
   try:
-    sys.exit(module.main(options_of(module, words, name)))
+    options = options_of(module, words, name)
+    quiet_logs()
+    sys.exit(module.main(options))
   except (ValueError, OSError, MemoryError) as error:
     stop(error)
   except KeyboardInterrupt:
@@ -108,18 +111,6 @@ def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:
 def say(line: str) -> None:
   """Prints a line of progress: on stderr, so that stdout holds the result alone."""
   print(line, file=sys.stderr, flush=True)
-
-
-def quiet_logs() -> None:
-  """Sends messages of this package to stderr with their time, and those of libraries nowhere."""
-  import absl.flags
-  import absl.logging
-
-  from sink_jax.train import loop  # takes seconds
-
-  absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
-  absl.logging.use_absl_handler()
-  loop.quiet_logs()
 
 
 def read_config(path: str, options: ConfigOptions) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sink_jax.arguments import check_least
-from sink_jax.cli import command
 from sink_jax.cli.one_model import ModelOptions
 
 if TYPE_CHECKING:  # it imports jax
@@ -81,7 +80,6 @@ def main(options: Options) -> None:
   from sink_jax.models.generate import stream
   from sink_jax.models.kv_cache import CachePolicy
 
-  command.quiet_logs()
   compile_cache.enable()
   run = options.load().run
   if options.bos == 'none':

@@ -50,7 +50,6 @@ def main(options: Options) -> None:
   from sink_jax.models.precision import matmul_precision
   from sink_jax.train.run_dir import read_config
 
-  command.quiet_logs()
   # What takes milliseconds comes first, then the index of tasks, and the model last.
   path = made_folder(options.out, new=True) / 'lm_eval.json'
   tasks = find_tasks(options.tasks, options.include_path)

@@ -21,6 +21,5 @@ def main(options: Options) -> int:
   """Runs the trials, or does what one of the other modes asks for; returns the exit code."""
   from sink_jax.cli.run_sweep import run_sweep
 
-  command.quiet_logs()
   with command.training_ends(options.workdir):
     return run_sweep(options)

@@ -37,7 +37,6 @@ def main(options: Options) -> None:
   from sink_jax.train.loop import train
   from sink_jax.train.multihost import init_distributed
 
-  command.quiet_logs()
   with command.training_ends(options.workdir):
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over

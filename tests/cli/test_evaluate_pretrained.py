@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.cli.evaluate import Options
-from sink_jax.cli.evaluate_models import as_text, evaluate
+from sink_jax.cli.evaluate import Options, as_text, evaluate
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.cli.evaluate import Options
-from sink_jax.cli.evaluate_models import as_text, evaluate
+from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
