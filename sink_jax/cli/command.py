@@ -57,13 +57,9 @@ def options_of(module: Any, words: Sequence[str], name: str) -> Any:
   program, about = f'python -m sink_jax {name}', module.__doc__ or ''
   if not hasattr(module, 'COMMANDS'):
     return parser.parse(module.Options, words, program, about)
-  first = words[0] if words else ''
   lines = {key: options.__doc__.partition('\n')[0] for key, options in module.COMMANDS.items()}
-  if first in parser.HELP:
-    print(f'{about}\n{parser.listing(program, lines)}')
-    sys.exit(0)
-  options = module.COMMANDS[parser.chosen(first, lines)]
-  return parser.parse(options, words[1:], f'{program} {first}', lines[first])
+  first = parser.chosen(words, program, lines, about)
+  return parser.parse(module.COMMANDS[first], words[1:], f'{program} {first}', lines[first])
 
 
 @contextlib.contextmanager

@@ -136,20 +136,21 @@ def _made(options: type[_Options], values: Mapping[str, Any], prefix: str = '') 
   return options(**arguments)
 
 
-def listing(program: str, commands: Mapping[str, str]) -> str:
-  """The help of a program of several commands: the name of each, and what it does."""
-  width = max(map(len, commands))
-  lines = [f'  {name:<{width}}  {line}' for name, line in commands.items()]
-  return '\n'.join([f'usage: {program} COMMAND [OPTIONS]', '', *lines, '',
-                    f'{program} COMMAND --help lists the options of a command.'])
+def chosen(words: Sequence[str], program: str, commands: Mapping[str, str], about: str = '') -> str:
+  """The command that the first word names, of those that these lines describe.
 
-
-def chosen(name: str, commands: Mapping[str, Any]) -> str:
-  """The name, if it is one of these commands.
+  Lists them, and ends the process, where the word asks for help or there is none.
 
   Raises:
-    ValueError: it is not; names the nearest.
+    ValueError: there is no such command; names the nearest.
   """
+  name = words[0] if words else ''
+  if name in ('', *HELP):
+    width = max(map(len, commands))
+    lines = [f'  {name:<{width}}  {line}' for name, line in commands.items()]
+    print(*filter(None, [about]), f'usage: {program} COMMAND [OPTIONS]', '', *lines, '',
+          f'{program} COMMAND --help lists the options of a command.', sep='\n')
+    sys.exit(0 if name else 2)
   if name not in commands:
     raise ValueError(f'there is no command {name!r}.{_nearest(name, commands)} It is one of '
                      f'{", ".join(commands)}.')
