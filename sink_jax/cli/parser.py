@@ -264,14 +264,14 @@ def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
   Raises:
     ValueError: there is none; names the nearest.
   """
-  options = {name: option for name, option in known.items() if not option.is_positional}
+  options = [name for name, option in known.items() if not option.is_positional]
+  off = {prefix + name: name for prefix in ('no_', 'no') for name in options
+         if known[name].type is bool}
   name = text.replace('-', '_')
   if name in options:
     return name, False
-  for prefix in ('no_', 'no'):
-    positive = name.removeprefix(prefix)
-    if name.startswith(prefix) and positive in options and options[positive].type is bool:
-      return positive, True
+  if name in off:
+    return off[name], True
   raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
                    'options.')
 
