@@ -64,4 +64,4 @@ def main(options: Options) -> None:
       'matmul_precision': matmul_precision(run.config.dtype), **result},
               lm_eval=result['harness'].pop('version'), datasets=metadata.version('datasets'))
   head, *shown = rows(result['metrics'])
-  print(run.name, *text_table(head, shown), path, sep='\n')
+  print(run.name, *text_table(head, shown, left=(0, 1, 4)), path, sep='\n')
