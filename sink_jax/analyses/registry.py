@@ -32,6 +32,7 @@ from sink_jax.analyses.interface import AnalysisModule, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.data.inputs import Inputs
+from sink_jax.io.tables import text_table
 
 # Thresholds of the curves against the length, around the paper's 0.3.
 _MORE = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -178,8 +179,10 @@ def as_text() -> str:
   """Lists all analyses with their defaults, a line each, then the options that each takes."""
   shown = lambda value: ','.join(map(str, value)) if isinstance(value, tuple) else value
   defaults = lambda a: ''.join(f' --{key}={shown(value)}' for key, value in a.defaults.items())
-  lines = [f'{a.name:<16}{a.figure:<37}{a.line}' + (
-      f' (by default{defaults(a)})' if a.defaults else '') for a in ANALYSES.values()]
   flags = lambda a: ' '.join(f'--{name}' for name in a.takes(checkpoints=True))
-  return '\n'.join([*lines, '', 'Options (--fsdp of published models):',
-                    *(f'{a.name:<16}{flags(a)}' for a in ANALYSES.values())])
+  return '\n'.join([
+      *text_table(['analysis', 'of the paper', 'what it shows'],
+                  [[a.name, a.figure, a.line + (f' (by default{defaults(a)})' if a.defaults else '')]
+                   for a in ANALYSES.values()], left=range(3)), '',
+      *text_table(['analysis', 'options (--fsdp of published models)'],
+                  [[a.name, flags(a)] for a in ANALYSES.values()], left=range(2))])

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tyro
 
 from sink_jax.analyses import options as of_analyses
 from sink_jax.cli import command, parser
+
+if TYPE_CHECKING:  # they import jax
+  from sink_jax.analyses.runner import Failure
+  from sink_jax.io.paths import AnyPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +49,10 @@ class Options(of_analyses.Options, parser.CommandOptions):
 
 
 def main(options: Options) -> None:
-  """Carries out the analysis; one line instead of a traceback for what cannot be done."""
-  import jax
-
-  from sink_jax.analyses import registry, runner
-  from sink_jax.cli.analyse_models import analyse_models
+  """Carries out the analysis, and prints its table and the names of its files."""
+  from sink_jax.analyses import registry
   from sink_jax.io import compile_cache
 
-  command.quiet_logs()
   if options.list:
     print(registry.as_text())
     return
@@ -59,21 +60,57 @@ def main(options: Options) -> None:
     raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
                      '--checkpoint=Pythia-14M --out=analyses. --list names all.')
   compile_cache.enable()
-  try:
-    text, paths, failures = analyse_models(
-        options.name, list(options.checkpoint), list(options.workdir), options.out,
-        say=command.say, **_given(options))
-  except jax.errors.JaxRuntimeError as error:  # of a model that is the only one
-    command.stop(f'{runner.in_one_line(error)}. Where the memory of the device is full: '
-                 '--batch_size=1, fewer tokens, --dtype=bfloat16, or --fsdp over several devices.')
+  text, paths, failures = analyse_models(options)
   print(text, *paths, sep='\n')
   if failures:
     sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
 
 
-def _given(options: Options) -> dict[str, Any]:
-  """The options of the analysis that a person has written, as Python has them."""
+def analyse_models(options: Options) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
+  """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
+
+  Without models, an analysis that has `check_all` makes its own.
+
+  Returns:
+    The results as a table for a terminal, the paths of the files, and {'model', 'error'} of the
+    models that failed among several. There is no picture of no results.
+
+  Raises:
+    ValueError: an option, a model or its inputs cannot be used; names it and the remedy.
+    CheckpointError: no usable checkpoint in a workdir, where that is the only model.
+  """
+  from sink_jax.analyses import registry, runner
+  from sink_jax.cli.results import made_folder, write_found
+  from sink_jax.io.tables import text_table
+
+  analysis, checkpoints, workdirs = registry.find(options.name), options.checkpoint, options.workdir
+  has_models = bool(checkpoints or workdirs)
+  if not (has_models or analysis.check_all):
+    raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
+                     'with sink_jax.')
   given = command.given_of(options, of_analyses.Options)
   # People count blocks and heads from 1, as the paper does; the program counts from 0.
-  return given | {name: tuple(i - 1 for i in given[name])
-                  for name in ('layers', 'heads') if name in given}
+  given |= {name: tuple(i - 1 for i in given[name]) for name in ('layers', 'heads')
+            if name in given}
+  takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
+           if has_models else ('length', 'epsilons'))  # of check_all
+  chosen = analysis.options(takes, **{'say': command.say} | given)
+  folder = made_folder(options.out)
+  numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
+  # After every model: hours of work are not lost where a later model ends the process.
+  write = lambda results, failures: write_found(numbers, {
+      'analysis': analysis.name, 'figure': analysis.figure, 'results': results,
+      'failed': failures})
+  if analysis.check_all and not has_models:
+    results, failures = analysis.check_all(chosen.length, chosen.epsilon), []
+    write(results, failures)
+  else:
+    models = runner.loaders(analysis, [*checkpoints], [*workdirs], chosen)
+    results, failures = runner.measure_all(analysis, models, chosen, write)
+  # Every model has failed: the file lists the errors, and there is nothing to draw.
+  if not results:
+    return f'{analysis.figure}: no results', [numbers], failures
+  analysis.module.draw(results, picture)
+  head, *rows = analysis.module.rows(results)
+  text = '\n'.join([f'{analysis.figure}: {analysis.line}', *text_table(head, rows)])
+  return text, [numbers, picture], failures

@@ -7,14 +7,19 @@ seconds to import, such as jax, is imported by `main`, so that --help and errors
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sink_jax.cli import parser
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
+from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
+from sink_jax.io.logs import quiet_logs
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
@@ -28,10 +33,19 @@ def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
     name: of the command.
   """
   try:
-    sys.exit(module.main(options_of(module, words, name)))
+    options = options_of(module, words, name)
+    quiet_logs()
+    sys.exit(module.main(options))
   except (ValueError, OSError, MemoryError) as error:
     stop(error)
+  except KeyboardInterrupt:
+    sys.exit(130)
   except RuntimeError as error:
+    # So jax says that the memory of a device is full, in a message that lists all of it.
+    if 'RESOURCE_EXHAUSTED' in str(error):
+      stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
+           'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
+           'devices.')
     # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
     if not type(error).__module__.startswith('sink_jax.'):
       raise
@@ -43,13 +57,40 @@ def options_of(module: Any, words: Sequence[str], name: str) -> Any:
   program, about = f'python -m sink_jax {name}', module.__doc__ or ''
   if not hasattr(module, 'COMMANDS'):
     return parser.parse(module.Options, words, program, about)
-  first = words[0] if words else ''
   lines = {key: options.__doc__.partition('\n')[0] for key, options in module.COMMANDS.items()}
-  if first in parser.HELP:
-    print(f'{about}\n{parser.listing(program, lines)}')
-    sys.exit(0)
-  options = module.COMMANDS[parser.chosen(first, lines)]
-  return parser.parse(options, words[1:], f'{program} {first}', lines[first])
+  first = parser.chosen(words, program, lines, about)
+  return parser.parse(module.COMMANDS[first], words[1:], f'{program} {first}', lines[first])
+
+
+@contextlib.contextmanager
+def training_ends(workdir: str | None) -> Iterator[None]:
+  """Ends the process as the training in the block ends: every way has its exit code.
+
+  workdir: the folder of the run, or of the sweep; None where nothing is trained.
+  """
+  from sink_jax.train.checkpoint import CheckpointError
+  from sink_jax.train.multihost import fail
+  from sink_jax.train.outcome import Diverged, Interrupted
+  from sink_jax.train.stop_handler import Unsaved
+
+  try:
+    yield
+  except Unsaved as error:  # a KeyboardInterrupt, too
+    print(error, file=sys.stderr, flush=True)
+    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
+  except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
+    print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
+    sys.exit(EXIT_SAVED)
+  except (ValueError, Diverged) as error:  # all processes of a job have raised it
+    fail(f'error: {error}')
+  except CheckpointError as error:
+    # One process alone may have met it, with its part of a checkpoint.
+    fail(f'error: {error}', alone=True)
+  except OSError as error:  # a full disk, a lost mount
+    fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
+         'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
+  except Exception:
+    fail(traceback.format_exc(), alone=True)
 
 
 def stop(error: BaseException | str) -> NoReturn:
@@ -57,34 +98,15 @@ def stop(error: BaseException | str) -> NoReturn:
   sys.exit('error: ' + ' '.join(str(error).split()))
 
 
-def unused(options: CommandOptions, reason: str, *names: str) -> None:
-  """Raises a ValueError if one of these options is given, which nothing would read."""
-  for name in names:
-    if name in options.given:
-      raise ValueError(f'--{name} {reason}')
-
-
 def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:
   """The fields of a dataclass that a person has given; those of `options` derive from it."""
-  fields = {field.name for field in dataclasses.fields(kind)}
-  return {name: getattr(options, name) for name in sorted(options.given & fields)}
+  return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)
+          if field.name in options.given}
 
 
 def say(line: str) -> None:
   """Prints a line of progress: on stderr, so that stdout holds the result alone."""
   print(line, file=sys.stderr, flush=True)
-
-
-def quiet_logs() -> None:
-  """Sends messages of this package to stderr with their time, and those of libraries nowhere."""
-  import absl.flags
-  import absl.logging
-
-  from sink_jax.train import loop  # takes seconds
-
-  absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
-  absl.logging.use_absl_handler()
-  loop.quiet_logs()
 
 
 def read_config(path: str, options: ConfigOptions) -> dict[str, Any]:

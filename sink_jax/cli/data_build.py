@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Collection
 
-from sink_jax.cli import command, parser
+from sink_jax.cli import parser
 from sink_jax.component import from_string
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache
@@ -59,12 +59,9 @@ class Options(parser.CommandOptions):
 
 
 def main(options: Options) -> None:
-  """Builds a cache, or verifies one."""
+  """Builds a cache, or verifies one; SIGTERM ends it with an exit code of its own."""
   signal.signal(signal.SIGTERM, _stop)
-  try:
-    build(options)
-  except KeyboardInterrupt:
-    sys.exit(130)
+  build(options)
 
 
 def build(options: Options) -> None:
@@ -74,16 +71,18 @@ def build(options: Options) -> None:
     ValueError: an option, a source or a file cannot be used. OSError: no space.
   """
   if options.verify:
-    command.unused(options, 'is not used: --verify builds nothing.',
+    options.unused('is not used: --verify builds nothing.',
                    *sorted(options.given - {'verify'}))
-    _verify(pathlib.Path(options.verify))
+    folder = pathlib.Path(options.verify)
+    megabytes, names = verify(folder) / 1e6, ', '.join(Cache(folder).manifest['files'])
+    print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
     return
   source = from_string(DocumentSource, options.source)
   if options.valid_source:
-    command.unused(options, 'is not used: with --valid_source nothing of --source is held out.',
+    options.unused('is not used: with --valid_source nothing of --source is held out.',
                    'valid_fraction')
   elif isinstance(source, PackedDataset):
-    command.unused(options, f'is not used: {options.source} is built already.', 'valid_fraction',
+    options.unused(f'is not used: {options.source} is built already.', 'valid_fraction',
                    'cache_dir', 'workers')
   if not 0 < options.valid_fraction < 1:
     raise ValueError(f'--valid_fraction={options.valid_fraction} must be between 0 and 1.')
@@ -130,12 +129,6 @@ def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_
   sample = f', by the first {_COMPARED / 1e6:.0f} million characters' if cut else ''
   return [f'{share:.1%} of the windows of {near_copies.WINDOW} characters of validation text are '
           f'also in training text{sample}']
-
-
-def _verify(folder: pathlib.Path) -> None:
-  megabytes = verify(folder) / 1e6
-  names = ', '.join(Cache(folder).manifest['files'])
-  print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
 
 
 def _stop(signum, frame):

@@ -40,17 +40,11 @@ class Options(parser.CommandOptions):
 
 def main(options: Options) -> None:
   """Prepares a dataset and prints the source that reads it."""
-  source = from_string(DocumentSource, options.source) if options.source else None
-  print(prepare(options.name, options.data_dir, source))
+  print(prepare(options))
 
 
-def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None) -> Tfds:
+def prepare(options: Options) -> Tfds:
   """Downloads and prepares a dataset, unless the folder has it already.
-
-  Args:
-    name: 'dataset', 'dataset/config', or with ':version'; a new name with a source.
-    data_dir: '' is the folder that TFDS uses.
-    source: documents of which a dataset is made, in their order, instead of a public one.
 
   Returns:
     The source that reads its first split.
@@ -58,13 +52,15 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
   Raises:
     ValueError: the name is unknown, or the dataset needs packages that are not here.
   """
+  name = options.name
+  source = from_string(DocumentSource, options.source) if options.source else None
   # Here and not above: it takes long to import, and a choice of sources or --help does not need it.
   import tensorflow_datasets as tfds
   # In a log file every update of a bar would be a line.
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   default = tfds.core.constants.DATA_DIR  # pyright: ignore  a module that is made at run time
-  folder = os.path.expanduser(data_dir) or default
+  folder = os.path.expanduser(options.data_dir) or default
   builder = (_of_documents(tfds, name, folder, source) if source else
              _known(tfds, name, folder))
   file_format = builder.info.file_format
@@ -82,7 +78,7 @@ def prepare(name: str, data_dir: str = '', source: DocumentSource | None = None)
     raise ValueError(f'{name!r} cannot be prepared: {error}') from None
   # Not every dataset has a split called 'train'.
   split = 'train' if 'train' in builder.info.splits else next(iter(builder.info.splits))
-  return Tfds(name=name, data_dir=data_dir, split=split)
+  return Tfds(name=name, data_dir=options.data_dir, split=split)
 
 
 def _known(tfds, name, folder):

@@ -36,11 +36,8 @@ def main() -> NoReturn:
   if name not in COMMANDS:
     from sink_jax.cli import command, parser
 
-    if name in ('', *parser.HELP):
-      print(parser.listing('python -m sink_jax', COMMANDS))
-      sys.exit(0 if name else 2)
     try:
-      parser.chosen(name, COMMANDS)
+      parser.chosen(sys.argv[1:], 'python -m sink_jax', COMMANDS)
     except ValueError as error:
       command.stop(error)
   # The command sees its options alone, as under its older name; provenance reads sys.orig_argv.

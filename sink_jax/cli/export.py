@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from sink_jax.cli import command, parser
+from sink_jax.cli import parser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,6 @@ def main(options: Options) -> None:
   """Exports the run, and prints what was written and why."""
   from sink_jax.pretrained.export import export_workdir
 
-  command.quiet_logs()
   for line in export_workdir(options.workdir, options.out, dtype=options.dtype,
                              target=options.target):
     print(line)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sink_jax.arguments import check_least
-from sink_jax.cli import command, parser
+from sink_jax.cli.one_model import ModelOptions
 
 if TYPE_CHECKING:  # it imports jax
   from sink_jax.models.run import RunTokenizer
@@ -28,12 +28,10 @@ _CHUNK = 8  # tokens between two writes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(parser.CommandOptions):
-  """The options of a text.
+class Options(ModelOptions):
+  """The options of a text, and those of its model.
 
   Attributes:
-    checkpoint: folder or name of a published model.
-    workdir: folder of a training run instead.
     prompt: the text to continue.
     prompt_file: a file with it, UTF-8.
     bos: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
@@ -47,12 +45,8 @@ class Options(parser.CommandOptions):
     top_p: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
     eos: whether the text ends with an end-of-text token of the tokenizer.
     seed: of the sampling.
-    dtype: of parameters and activations.
-    fsdp: devices to split the parameters of a published model over.
   """
 
-  checkpoint: str | None = None
-  workdir: str | None = None
   prompt: str | None = None
   prompt_file: str | None = None
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
@@ -65,45 +59,29 @@ class Options(parser.CommandOptions):
   top_p: float | None = None
   eos: bool = True
   seed: int = 0
-  dtype: Literal['float32', 'bfloat16'] = 'float32'
-  fsdp: int = 1
 
   def __post_init__(self):
-    check_least(self, length=1, cache_size=1, sinks=0, temperature=0, top_k=1, seed=0, fsdp=1)
+    super().__post_init__()
+    check_least(self, length=1, cache_size=1, sinks=0, temperature=0, top_k=1, seed=0)
     if self.seed >= 2**32:
       raise ValueError(f'--seed={self.seed} must be less than 2**32.')
+    if self.cache_size is None:
+      self.unused('is for a cache that does not keep all: add --cache_size.', 'sinks', 'positions')
+    if not self.temperature:
+      self.unused('is for sampling: add --temperature, such as 1.', 'top_k', 'top_p', 'seed')
 
 
 def main(options: Options) -> None:
-  """Generates; a reason instead of a traceback where that cannot be done."""
-  if (options.checkpoint is None) == (options.workdir is None):
-    raise ValueError('name a model: either --checkpoint or --workdir.')
-  if options.cache_size is None:
-    command.unused(options, 'is for a cache that does not keep all: add --cache_size.',
-                   'sinks', 'positions')
-  if not options.temperature:
-    command.unused(options, 'is for sampling: add --temperature, such as 1.', 'top_k', 'top_p',
-                   'seed')
-  if options.fsdp > 1 and options.workdir is not None:
-    raise ValueError('--fsdp is for published models; a run is loaded onto one device.')
+  """Writes the text as it is generated, and how fast that was."""
   prompt = _prompt(options)
 
   from sink_jax.io import compile_cache
   from sink_jax.models.decode import state_bytes
   from sink_jax.models.generate import stream
   from sink_jax.models.kv_cache import CachePolicy
-  from sink_jax.pretrained.load import load_pretrained, load_run
-  from sink_jax.train.sharding import make_mesh
 
-  command.quiet_logs()
   compile_cache.enable()
-  if options.checkpoint is not None:
-    mesh = make_mesh(-1, options.fsdp) if options.fsdp > 1 else None
-    run = load_pretrained(options.checkpoint, dtype=options.dtype, mesh=mesh)
-  else:
-    assert options.workdir is not None  # one of the two is given
-    run = load_run(os.path.expanduser(options.workdir))
-    run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=options.dtype))
+  run = options.load().run
   if options.bos == 'none':
     # `stream` puts the first token of a run's training before every text that lacks it.
     run = dataclasses.replace(run, first_token=None)

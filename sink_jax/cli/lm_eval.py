@@ -11,71 +11,57 @@ and writes them with the model, the options and the versions to OUT/lm_eval.json
 from __future__ import annotations
 
 import dataclasses
-import os
+from importlib import metadata
 
 from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.analyses.options import TaskOptions
-from sink_jax.arguments import check_least
-from sink_jax.cli import command, parser
+from sink_jax.cli import command
+from sink_jax.cli.one_model import ModelOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(TaskOptions, parser.CommandOptions):
-  """The options of the command, and those of an evaluation.
+class Options(ModelOptions, TaskOptions):
+  """The options of the command, and those of a model and of an evaluation.
 
   Attributes:
-    checkpoint: a published model: its folder, a name such as Pythia-160M, or 'owner/name' on the
-      Hugging Face hub.
-    workdir: folder of a training run instead.
     tasks: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.
     include_path: a folder with tasks and groups of your own.
     out: folder to write to, a new or an empty one.
-    fsdp: devices to split the parameters over.
   """
 
-  checkpoint: str | None = None
-  workdir: str | None = None
   tasks: tuple[str, ...] = ()
   include_path: str | None = None
   out: str | None = None
-  fsdp: int = 1
 
   def __post_init__(self):
-    super().__post_init__()
-    check_least(self, fsdp=1)
+    ModelOptions.__post_init__(self)
+    TaskOptions.__post_init__(self)
 
 
 def main(options: Options) -> None:
-  """Carries out the tasks; one line instead of a traceback for what cannot be done."""
-  if (options.checkpoint is None) == (options.workdir is None):
-    raise ValueError('name a model: either --checkpoint or --workdir.')
-  if options.fsdp > 1 and options.workdir is not None:
-    raise ValueError('--fsdp is for published models; a run is loaded onto one device.')
+  """Carries out the tasks, prints the metrics and writes them."""
   imported()  # without the harness the imports below would be for nothing
 
-  import jax
-
   from sink_jax.analyses import runner
-  from sink_jax.analyses.lm_eval_tasks import find_tasks
-  from sink_jax.analyses.loaded_models import LoadedModel
-  from sink_jax.cli.score_tasks import new_folder, score
+  from sink_jax.analyses.lm_eval_tasks import evaluate, find_tasks, rows
+  from sink_jax.cli.results import made_folder, write_found
   from sink_jax.io import compile_cache
+  from sink_jax.io.tables import text_table
+  from sink_jax.models.precision import matmul_precision
+  from sink_jax.train.run_dir import read_config
 
-  command.quiet_logs()
   # What takes milliseconds comes first, then the index of tasks, and the model last.
-  folder = new_folder(options.out)
+  path = made_folder(options.out, new=True) / 'lm_eval.json'
   tasks = find_tasks(options.tasks, options.include_path)
   compile_cache.enable()
-  try:
-    if options.checkpoint is not None:
-      model = LoadedModel.of_checkpoint(options.checkpoint, options.dtype, options.fsdp)
-    else:
-      assert options.workdir is not None  # one of the two is given, see above
-      model = LoadedModel.of_workdir(os.path.expanduser(options.workdir), options.dtype)
-    chosen = TaskOptions(**command.given_of(options, TaskOptions))
-    text, path = score(model, tasks, chosen, folder, say=command.say)
-  except jax.errors.JaxRuntimeError as error:
-    command.stop(f'{runner.in_one_line(error)}. Where the memory of the device is full: '
-                 '--batch_size=1, a smaller --max_length, --dtype=bfloat16, or --fsdp over several '
-                 'devices.')
-  print(text, path, sep='\n')
+  model = options.load()
+  chosen = TaskOptions(**command.given_of(options, TaskOptions))
+  result, run = evaluate(model, tasks, chosen, command.say), model.run
+  # Of a run what it was trained by; of a published model its architecture.
+  write_found(path, {
+      'model': run.name, 'checkpoint': runner.checkpoint(run),
+      'config': read_config(options.workdir) if options.workdir else repr(run.config),
+      'matmul_precision': matmul_precision(run.config.dtype), **result},
+              lm_eval=result['harness'].pop('version'), datasets=metadata.version('datasets'))
+  head, *shown = rows(result['metrics'])
+  print(run.name, *text_table(head, shown, left=(0, 1, 4)), path, sep='\n')

@@ -21,8 +21,8 @@ from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
 from sink_jax.report.write import compare
 
-# Reports of the runs of one config file.
-_OF_RUNS = ('baseline', 'fine-tuning', 'leaderboard', 'graft')
+# Reports that need nothing but the runs of one config file.
+_PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
@@ -41,37 +41,33 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     maps: whether a comparison draws attention maps; it does by default.
 
   Raises:
-    ValueError: neither runs nor analyses, a folder that holds none, analyses in a comparison, or
-      maps in a report of the paper.
+    ValueError: neither runs nor analyses, a folder that holds none, analyses in a report of runs,
+      or maps in another than a comparison.
     OSError: `out` cannot be written.
   """
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
                      'sink_jax.analyses wrote, or both.')
-  if analyses and kind in ('runs', *_OF_RUNS):
+  if analyses and kind not in (None, 'paper'):
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
   analysed = read_analyses(analyses, ANALYSES)
   records = find_runs(runs) if runs else []
-  if kind in _OF_RUNS:
-    if maps is not None:
-      raise ValueError('--maps is for a comparison of runs, --kind=runs: leave it out.')
-    if kind == 'baseline':
-      return baseline_report(records, out)
-    if kind == 'fine-tuning':
-      return tuning_report(records, out)
-    if kind == 'graft':
-      return graft_report(records, out)
-    return leaderboard(records, out, _step_times(to_path(runs)) if runs else StepTimes())
-  of_paper = bool(analyses) or not records or any(
-      is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
-  if (kind or ('paper' if of_paper else 'runs')) == 'paper':
-    if maps is not None:
-      raise ValueError('--maps is for a comparison of runs, --kind=runs; this is a report of the '
-                       'paper: leave it out.')
+  if kind is None:
+    of_paper = bool(analyses) or not records or any(
+        is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
+    kind = 'paper' if of_paper else 'runs'
+  if maps is not None and kind != 'runs':
+    raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '
+                     f'--kind={kind}: leave it out.')
+  if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
-  assert runs  # no runs and no analyses has been refused, and without runs the kind is 'paper'
-  return comparison_text(compare(runs, out, maps is not False))
+  assert runs  # without them there are analyses, and the report is of the paper
+  if kind == 'runs':
+    return comparison_text(compare(runs, out, maps is not False))
+  if kind == 'leaderboard':
+    return leaderboard(records, out, _step_times(to_path(runs)))
+  return _PAGES[kind](records, out)
 
 
 def _step_times(folder: AnyPath) -> StepTimes:

@@ -1,9 +1,10 @@
 """The one parser of command lines: from words to a dataclass of options, by tyro.
 
 A command states its options once, as the fields of a frozen dataclass, whose docstrings are the
-help. tyro makes the help and the values. What is here turns the many spellings that people and
-scripts use (--name=value, --name value, -name, --no-name, --noname, --name=true, a,b,c) into
-the one of tyro, and says in one line what is wrong with those that it cannot.
+help. tyro makes the help, and the value of every option from words. What is here finds the words of
+an option in the many spellings that people and scripts use (--name=value, --name value, -name,
+--no-name, --noname, --name=true, a,b,c), and says in one line what is wrong with those that it
+cannot read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
@@ -25,14 +26,13 @@ from sink_jax.arguments import nearest
 
 HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
 _SWITCH = {'true': True, 't': True, '1': True, 'false': False, 'f': False, '0': False}
-# As `Positional[str]` and `UseAppendAction[tuple[str, ...]]` leave them in the metadata of a type.
-_MARKS: tuple[Any, ...] = tyro.conf.Positional[str], tyro.conf.UseAppendAction[tuple[str, ...]]
-_POSITIONAL, _REPEATED = (mark.__metadata__[0] for mark in _MARKS)
+# As `Positional[str]`, for one, leaves them in the metadata of a type.
+_MARKS: tuple[Any, ...] = (tyro.conf.Positional[str], tyro.conf.UseAppendAction[tuple[str, ...]],
+                           tyro.conf.Suppress[str])
+_POSITIONAL, _REPEATED, _NO_OPTION = (mark.__metadata__[0] for mark in _MARKS)
 
-_NO_OPTION: Any = dict(init=False, repr=False, compare=False)  # a field that the parser fills in
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOptions:
   """What the options of every command know beside their values.
 
@@ -40,10 +40,17 @@ class CommandOptions:
     given: names of the options in the command line, whatever their values.
   """
 
-  given: frozenset[str] = dataclasses.field(default=frozenset(), **_NO_OPTION)
+  given: tyro.conf.Suppress[frozenset[str]] = dataclasses.field(
+      default=frozenset(), repr=False, compare=False)
+
+  def unused(self, reason: str, *names: str) -> None:
+    """Raises a ValueError if one of these options is given, which nothing would read."""
+    for name in names:
+      if name in self.given:
+        raise ValueError(f'--{name} {reason}')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigOptions(CommandOptions):
   """The options of a command that reads a config file and takes --config.KEY=VALUE.
 
@@ -51,7 +58,8 @@ class ConfigOptions(CommandOptions):
     config_words: those words of the command line, as they were written.
   """
 
-  config_words: tuple[str, ...] = dataclasses.field(default=(), **_NO_OPTION)
+  config_words: tyro.conf.Suppress[tuple[str, ...]] = dataclasses.field(
+      default=(), repr=False, compare=False)
 
 
 _Options = TypeVar('_Options')
@@ -60,22 +68,13 @@ _Options = TypeVar('_Options')
 class _Option(NamedTuple):
   """An option; `type` is that of its field without `| None`, which no command line has to spell."""
 
+  field: str
   type: Any
   spec: PrimitiveConstructorSpec
   required: bool
-  marks: tuple
-
-  @property
-  def is_repeated(self) -> bool:
-    return _REPEATED in self.marks
-
-  @property
-  def is_list(self) -> bool:
-    return typing.get_origin(self.type) is tuple and not self.is_repeated
-
-  @property
-  def is_positional(self) -> bool:
-    return _POSITIONAL in self.marks
+  is_positional: bool
+  is_repeated: bool
+  is_list: bool
 
   @property
   def wanted(self) -> str:
@@ -105,65 +104,65 @@ def parse(options: type[_Options], words: Sequence[str], program: str, about: st
     ValueError: names the option that is unknown, missing or wrong, and the remedy.
   """
   known = _known(options)
-  # `about` is printed as it is written: tyro would join its lines.
-  read = lambda arguments: tyro.cli(
-      options, args=arguments, prog=program, description='', use_underscores=True,
-      config=(tyro.conf.DisallowNone, tyro.conf.SuppressFixed,
-              tyro.conf.PositionalMetavarFromFieldName))
   if set(words) & set(HELP):
-    print(about.strip(), _help(read), sep='\n\n')
+    # `about` is printed as it is written: tyro would join its lines.
+    print(about.strip(), _help(options, program), sep='\n\n')
     sys.exit(0)
-  values, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
-  arguments, positional = [], []
+  given, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
+  values: dict[str, Any] = {}
   for name, option in known.items():
-    if name in values:
-      _check(name, option, values[name])
-      (positional if option.is_positional else arguments).extend(
-          _canonical(name, option, values[name]))
+    if name in given:
+      values[option.field] = _value(name, option, given[name])
     elif option.required:
       example = re.search(r'^ +(python .*)', about, re.MULTILINE)
       raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
-  # Without '--' a list would take those that follow it for its own.
-  arguments += ['--', *positional] if positional else []
-  try:
-    # A dataclass may refuse a value that has the right type. tyro prints that as a box.
-    with contextlib.redirect_stderr(io.StringIO()) as printed:
-      made = read(arguments)
-  except SystemExit as end:
-    raise ValueError(str(end.__context__ or printed.getvalue())) from None
-  # No arguments of the constructor, and frozen.
-  if isinstance(made, CommandOptions):
-    object.__setattr__(made, 'given', frozenset(values))
-  if isinstance(made, ConfigOptions):
-    object.__setattr__(made, 'config_words', tuple(config_words))
-  return made
+  if issubclass(options, CommandOptions):
+    values['given'] = frozenset(given)
+  if issubclass(options, ConfigOptions):
+    values['config_words'] = tuple(config_words)
+  return _made(options, values)
 
 
-def listing(program: str, commands: Mapping[str, str]) -> str:
-  """The help of a program of several commands: the name of each, and what it does."""
-  width = max(map(len, commands))
-  lines = [f'  {name:<{width}}  {line}' for name, line in commands.items()]
-  return '\n'.join([f'usage: {program} COMMAND [OPTIONS]', '', *lines, '',
-                    f'{program} COMMAND --help lists the options of a command.'])
+def _made(options: type[_Options], values: Mapping[str, Any], prefix: str = '') -> _Options:
+  """The dataclass of values by the names of its fields; those of one in a field are FIELD.NAME."""
+  arguments = {}
+  for field in dataclasses.fields(typing.cast(Any, options)):
+    name = prefix + field.name
+    if name in values:
+      arguments[field.name] = values[name]
+    elif dataclasses.is_dataclass(field.default):
+      arguments[field.name] = _made(typing.cast(type, type(field.default)), values, f'{name}.')
+  return options(**arguments)
 
 
-def chosen(name: str, commands: Mapping[str, Any]) -> str:
-  """The name, if it is one of these commands.
+def chosen(words: Sequence[str], program: str, commands: Mapping[str, str], about: str = '') -> str:
+  """The command that the first word names, of those that these lines describe.
+
+  Lists them, and ends the process, where the word asks for help or there is none.
 
   Raises:
-    ValueError: it is not; names the nearest.
+    ValueError: there is no such command; names the nearest.
   """
+  name = words[0] if words else ''
+  if name in ('', *HELP):
+    width = max(map(len, commands))
+    lines = [f'  {name:<{width}}  {line}' for name, line in commands.items()]
+    print(*filter(None, [about]), f'usage: {program} COMMAND [OPTIONS]', '', *lines, '',
+          f'{program} COMMAND --help lists the options of a command.', sep='\n')
+    sys.exit(0 if name else 2)
   if name not in commands:
     raise ValueError(f'there is no command {name!r}.{_nearest(name, commands)} It is one of '
                      f'{", ".join(commands)}.')
   return name
 
 
-def _help(read: Callable[[list[str]], object]) -> str:
+def _help(options: type, program: str) -> str:
   """The options with their types and defaults, as tyro prints them where colours have no use."""
   with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-    read(['--help'])
+    tyro.cli(options, args=['--help'], prog=program, description='', use_underscores=True,
+             config=(tyro.conf.DisallowNone, tyro.conf.SuppressFixed,
+                     tyro.conf.PositionalMetavarFromFieldName))
   # An empty default says nothing: the text of the option says what is done without it.
   text = re.sub(r"\(default:\s+(None|'')?\)", '', printed.getvalue())
   text = re.sub(r'\{(\[.*\])\}', r'\1', text)  # of a list that may be None
@@ -185,10 +184,13 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
       continue
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
     # A field that no text makes, such as a function, is for callers in Python.
-    if field.init and isinstance(spec, PrimitiveConstructorSpec):
+    if _NO_OPTION not in marks and isinstance(spec, PrimitiveConstructorSpec):
       name = next((mark.name for mark in marks if getattr(mark, 'name', None)), field.name)
       required = field.default is field.default_factory is dataclasses.MISSING
-      known[prefix + name] = _Option(kind, spec, required, marks)
+      repeated = _REPEATED in marks
+      known[prefix + name] = _Option(
+          prefix + field.name, kind, spec, required, _POSITIONAL in marks, repeated,
+          is_list=typing.get_origin(kind) is tuple and not repeated)
   return known
 
 
@@ -262,14 +264,14 @@ def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
   Raises:
     ValueError: there is none; names the nearest.
   """
-  options = {name: option for name, option in known.items() if not option.is_positional}
+  options = [name for name, option in known.items() if not option.is_positional]
+  off = {prefix + name: name for prefix in ('no_', 'no') for name in options
+         if known[name].type is bool}
   name = text.replace('-', '_')
   if name in options:
     return name, False
-  for prefix in ('no_', 'no'):
-    positive = name.removeprefix(prefix)
-    if name.startswith(prefix) and positive in options and options[positive].type is bool:
-      return positive, True
+  if name in off:
+    return off[name], True
   raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
                    'options.')
 
@@ -279,8 +281,12 @@ def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
   return f' Did you mean {dashes}{close}?' if close else ''
 
 
-def _check(name: str, option: _Option, values: Sequence[str]) -> None:
-  """Raises a ValueError that names the option if its type does not take the values."""
+def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
+  """The value that words make.
+
+  Raises:
+    ValueError: the type of the option does not take them; names it.
+  """
   text = f'--{name}={",".join(values)}'
   choices = typing.get_args(option.type) if option.spec.choices else ()
   for value in values if choices else ():
@@ -290,17 +296,6 @@ def _check(name: str, option: _Option, values: Sequence[str]) -> None:
     # tyro takes the first of too many words, and leaves the others.
     if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:
       raise ValueError
-    option.spec.instance_from_str(list(values) if option.is_list else [values[-1]])
+    return option.spec.instance_from_str(list(values))
   except ValueError:
     raise ValueError(f'{text}: write {option.wanted}.') from None
-
-
-def _canonical(name: str, option: _Option, values: Sequence[str]) -> list[str]:
-  """The words by which tyro reads the values."""
-  if option.is_positional:
-    return list(values)
-  if option.type is bool:
-    return [f'--{name}' if values == ['True'] else f'--no_{name}']
-  if option.is_list:
-    return [f'--{name}', *values]
-  return [f'--{name}={value}' for value in values]

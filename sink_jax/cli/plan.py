@@ -9,12 +9,22 @@ exit code is 1 where it does not fit the chips.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import pathlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sink_jax.arguments import check_least
 from sink_jax.cli import command, parser
-from sink_jax.plan.chips import SHARE
+from sink_jax.plan.chips import GIB, SHARE, parse
+
+if TYPE_CHECKING:  # they import jax
+  from sink_jax.plan.job import Job
+  from sink_jax.plan.records import Plan
+  from sink_jax.train.experiment import Experiment
 
 # Options that are keys of a config, with the sections of those keys.
 _SECTIONS = {'size': 'model', 'remat': 'model', 'unroll': 'model', 'context': 'data',
@@ -77,24 +87,25 @@ class Options(parser.ConfigOptions):
                 step_seconds=0)
     if self.share > 1:
       raise ValueError(f'--share={self.share} must be at most 1.')
+    for kept in ('table', 'scaling'):
+      if getattr(self, kept) is not None:
+        reason = f'is for the plan of one run: --{kept} takes no other option.'
+        self.unused(reason, *sorted(self.given - {kept}))
+        if self.config_words:
+          raise ValueError(f'--config {reason}')
+    if self.table or self.scaling:
+      return
+    if self.step_seconds is not None:
+      self.unused('is not used where --step_seconds is given.', 'share')
+    if not self.topology:
+      raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
+    # Before the minutes of compiling, after which the result would be lost.
+    if self.json and not pathlib.Path(self.json).parent.is_dir():
+      raise ValueError(f'--json={self.json}: its folder does not exist.')
 
 
 def main(options: Options) -> int:
   """Prints the plan; the exit code is 1 where it does not fit the chips."""
-  for kept in ('table', 'scaling'):
-    if getattr(options, kept) is not None:
-      reason = f'is for the plan of one run: --{kept} takes no other option.'
-      command.unused(options, reason, *sorted(options.given - {kept}))
-      if options.config_words:
-        raise ValueError(f'--config {reason}')
-  if not options.table and not options.scaling:
-    if options.step_seconds is not None:
-      command.unused(options, 'is not used where --step_seconds is given.', 'share')
-    if not options.topology:
-      raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
-    # Before the minutes of compiling, after which the result would be lost.
-    if options.json and not pathlib.Path(options.json).parent.is_dir():
-      raise ValueError(f'--json={options.json}: its folder does not exist.')
   config = command.read_config(options.config or BASE, options)
   for name, section in _SECTIONS.items():
     value = getattr(options, name)
@@ -103,18 +114,105 @@ def main(options: Options) -> int:
 
   import jax
 
-  from sink_jax.cli.make_plan import make_plan
   from sink_jax.plan import scaling, table
 
-  command.quiet_logs()
   logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this CPU
   jax.config.update('jax_platforms', 'cpu')  # nothing runs: a GPU of this machine stays free
   if options.table:
     table.write(pathlib.Path(options.table), command.say)
-    return 0
-  if options.scaling:
+  elif options.scaling:
     scaling.write(pathlib.Path(options.scaling))
+  else:
+    return _planned(config, options)
+  return 0
+
+
+def _planned(config: dict[str, Any], options: Options) -> int:
+  """Prints the plan of a run, or of runs like it, and returns the exit code.
+
+  Raises:
+    ValueError: the run cannot be planned. CompilerMissing: the compiler of TPUs is not installed.
+    OSError: the file of --json cannot be written.
+  """
+  from sink_jax.plan import suggestions
+  from sink_jax.plan.format import as_text
+  from sink_jax.plan.job import plan
+
+  job = _job(config, options)
+  plan_of = functools.partial(plan, share=options.share, compute=options.step_seconds)
+  if options.search:
+    fitting = _search(job, plan_of)
+    _save([planned.to_json() for planned in fitting], options)
+    return 0 if fitting else 1
+  planned = plan_of(job)
+  print(as_text(planned, job.where))
+  _save(planned.to_json(), options)
+  if planned.fits:
     return 0
-  assert options.topology  # required where there is no table
-  return make_plan(config, options.topology, options.vocab, options.config is not None,
-                   options.share, options.step_seconds, options.search, options.json)
+  name, needed = planned.largest_peak
+  print(f'error: {name} needs {needed / GIB:,.1f} GiB of {planned.usable / GIB:,.2f} on a '
+        'device. Estimates of what would help:', *suggestions.memory_options(job, planned.memory),
+        '  --search compiles some of them.', sep='\n', file=sys.stderr)
+  return 1
+
+
+def _search(job: Job, plan_of: Callable[[Job], Plan]) -> list[Plan]:
+  from sink_jax.plan import suggestions
+  from sink_jax.plan.format import as_line
+
+  plans = []
+  for other in suggestions.alternatives(job):
+    try:
+      plans.append(plan_of(other))
+    except ValueError as error:
+      # One alternative may be refused; the others are tried all the same.
+      command.say(f'{suggestions.options_of(other)}: {error}')
+      continue
+    command.say(as_line(plans[-1]))
+  fitting = suggestions.ranked(plans)
+  print('\n'.join(map(as_line, fitting))
+        or 'error: none of them fits: more chips, or smaller batches.')
+  return fitting
+
+
+def _save(document: Any, options: Options) -> None:
+  if options.json:
+    pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + '\n')
+
+
+def _job(config: dict[str, Any], options: Options) -> Job:
+  from sink_jax.plan.job import Job
+  from sink_jax.pretrained.source import open_source
+  from sink_jax.train.experiment import from_dict
+  from sink_jax.train.sharding import mesh_sizes
+  from sink_jax.train.start import opened, with_sizes
+
+  assert options.topology  # required of a plan of one run
+  where = parse(options.topology)
+  experiment = from_dict(config)
+  if experiment.init.train != 'all' or experiment.init.distill:
+    raise ValueError('init.train and init.distill are not planned: leave them out. A step then '
+                     'needs more memory than with the first, and less than with the second.')
+  if not experiment.sizes_are_known:
+    experiment = from_dict(with_sizes(config, opened(experiment.init, open_source)))
+  model = experiment.model_config(_vocab(experiment, options))
+  mesh = experiment.mesh
+  job = Job(experiment.label.trial or experiment.model.size, where, model,
+             experiment.optimizer, experiment.data.context,
+             experiment.batch_size, experiment.microbatches,
+             mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe,
+             experiment.loss_logits, experiment.gradient_reduction or 'step')
+  return job.with_remat(experiment.model.remat, experiment.model.unroll)
+
+
+def _vocab(experiment: Experiment, options: Options) -> int:
+  source = getattr(experiment.data.source, 'vocab_size', None)
+  if source == 0:
+    raise ValueError('the config is of a task without tokens: there is nothing to plan.')
+  known = options.vocab or experiment.model.vocab_size or source
+  if not known and options.config is not None:
+    # Without a config of the person's own the tokenizer is the bytes of configs/base.py, which is
+    # not that of the model to plan.
+    known = getattr(experiment.data.tokenizer, 'vocab_size', None)
+  # The models of the paper have 50432 = 788 * 64 entries, of which GPT-NeoX's tokenizer uses fewer.
+  return known or 50432

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from sink_jax.cli import command, parser
+from sink_jax.cli import parser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,6 @@ def main(options: Options) -> None:
   from sink_jax.cli.make_report import make_report
   from sink_jax.io.paths import to_path
 
-  command.quiet_logs()
   out = to_path(options.out)
-  runs = to_path(options.runs) if options.runs else None
-  print(make_report(out, runs, options.analyses, options.kind, options.maps))
-  print(*('', *(out / name for name in ('index.html', 'report.md', 'report.json'))), sep='\n')
+  print(make_report(out, options.runs, options.analyses, options.kind, options.maps), '',
+        *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')

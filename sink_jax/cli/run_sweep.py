@@ -38,26 +38,26 @@ def run_sweep(options: Options) -> int:
   """
   table = _table(options)
   trials = _selected(table, options)
+  # As given, or as the config file has it.
+  budget = options.budget or next((trial.label.get('budget') for trial in trials.values()), None)
   if options.list:
     print('\n'.join(trials))
   elif options.dry_run:
     rules = next((trial.rules for trial in trials.values()), ())  # one budget has one table
-    print(estimate.as_text(estimate.estimate_sweep(trials, options.processes),
-                           _budget(trials, options), rules))
+    print(estimate.as_text(estimate.estimate_sweep(trials, options.processes), budget, rules))
   elif options.data_only:
-    _open_data(trials)
+    for name, trial in trials.items():
+      # A trial that cannot be expressed at this budget has no config.
+      if trial.config:
+        data = open_data(from_dict(trial.config).data).summary()
+        print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} '
+              'training tokens', flush=True)
+  elif options.status:
+    assert options.workdir  # required of --status
+    states = read_states(trials, to_path(options.workdir))
+    print(as_markdown(states, f'Sweep in {options.workdir}'), end='')
   else:
-    assert options.workdir  # required where none of the modes above is chosen
-    root = to_path(options.workdir)
-    if options.status:
-      print(as_markdown(read_states(trials, root), f'Sweep in {options.workdir}'), end='')
-      return 0
-    alone = _begun(options)
-    if alone:  # a broadcast would take the device, which workers need
-      _make(root)
-    else:
-      broadcast_from_process0(lambda: _make(root), ValueError)
-    statuses = _run(trials, table, root, alone or is_first(), options)
+    statuses = _trained(trials, table, options, budget)
     return 1 if statuses - set(FINAL_STATUSES) else 0  # diverging is a result
   return 0
 
@@ -108,33 +108,6 @@ def _of_claims(known: Set[str | None], options: Options) -> set[str]:
   return set(needed)
 
 
-def _budget(trials: Mapping[str, Trial], options: Options) -> str | None:
-  """The budget of the trials: as given, or as their config file has it."""
-  return options.budget or next((trial.label.get('budget') for trial in trials.values()), None)
-
-
-def _open_data(trials: Mapping[str, Trial]) -> None:
-  """Builds the caches of all trials; those of a config are built once."""
-  for name, trial in trials.items():
-    # A trial that cannot be expressed at this budget has no config.
-    if trial.config:
-      data = open_data(from_dict(trial.config).data).summary()
-      print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} training '
-            'tokens', flush=True)
-
-
-def _begun(options: Options) -> bool:
-  """Joins the job, and settles what signals do; returns whether this process is alone in it."""
-  alone = options.processes > 1 or init_distributed()
-  # Between trials there is nothing to save; training installs a handler that saves.
-  if alone:
-    for number in stop_signals():
-      signal.signal(number, signal.default_int_handler)
-  else:
-    exit_saved_until_training()  # at once: a shutdown of the job would wait for all processes
-  return alone
-
-
 def _make(root: AnyPath) -> None:
   try:
     root.mkdir(parents=True, exist_ok=True)
@@ -143,39 +116,43 @@ def _make(root: AnyPath) -> None:
                      '--workdir.') from None
 
 
-def _run(trials: Mapping[str, Trial], table: Mapping[str, Trial], root: AnyPath, first: bool,
-         options: Options) -> set[str]:
+def _trained(trials: Mapping[str, Trial], table: Mapping[str, Trial], options: Options,
+             budget: str | None) -> set[str]:
   """Prints an estimate, runs the trials, and prints how each ended; returns how they did.
 
-  Args:
-    trials: those that this sweep runs.
-    table: all trials of the config file, for the summary.
-    root: the folder of the sweep.
-    first: whether this process of the job is the one that prints.
-    options: of the command.
+  table: all trials of the config file, for the summary.
   """
-  statuses = {}
-  if first:
-    # Those that are done or have diverged end at once, and neither take time nor need a line.
-    left = {state.name: trials[state.name] for state in read_states(trials, root)
-            if state.status not in FINAL_STATUSES}
-    if options.estimate:
-      expected = estimate.estimate_sweep(left, options.processes)
-      print(estimate.headline(expected, _budget(trials, options)), file=sys.stderr)
-      remaining = RemainingTime(expected.work(), expected.seconds)
-    else:
-      remaining = RemainingTime(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
-    with keep_summary(table, root, remaining, lines=options.processes > 1):
-      for trial, status in _outcomes(trials, root, options):
-        statuses[trial] = status
-        remaining.finish(trial)
-        if trial in left:
-          print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {remaining.as_text()}',
-                file=sys.stderr, flush=True)
-    for trial in trials:
-      print(f'{trial}: {statuses[trial]}')
+  assert options.workdir  # required to run trials
+  root = to_path(options.workdir)
+  alone = options.processes > 1 or init_distributed()
+  if alone:
+    # Between trials there is nothing to save; training installs a handler that saves.
+    for number in stop_signals():
+      signal.signal(number, signal.default_int_handler)
+    _make(root)  # a broadcast would take the device, which workers need
   else:
-    statuses = dict(_outcomes(trials, root, options))
+    exit_saved_until_training()  # at once: a shutdown of the job would wait for all processes
+    broadcast_from_process0(lambda: _make(root), ValueError)
+  if not (alone or is_first()):
+    return {status for _, status in _outcomes(trials, root, options)}
+  # Those that are done or have diverged end at once, and neither take time nor need a line.
+  left = {state.name: trials[state.name] for state in read_states(trials, root)
+          if state.status not in FINAL_STATUSES}
+  remaining = RemainingTime(dict.fromkeys(left, 1.0), None)  # as if every trial took as long
+  if options.estimate:
+    expected = estimate.estimate_sweep(left, options.processes)
+    print(estimate.headline(expected, budget), file=sys.stderr)
+    remaining = RemainingTime(expected.work(), expected.seconds)
+  statuses = {}
+  with keep_summary(table, root, remaining, lines=options.processes > 1):
+    for trial, status in _outcomes(trials, root, options):
+      statuses[trial] = status
+      remaining.finish(trial)
+      if trial in left:
+        print(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {remaining.as_text()}',
+              file=sys.stderr, flush=True)
+  for trial in trials:
+    print(f'{trial}: {statuses[trial]}')
   return set(statuses.values())
 
 

@@ -9,38 +9,17 @@ far all of them are; --status prints the same.
 
 from __future__ import annotations
 
-from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
+from sink_jax.io.exit_code import exit_saved_until_training
 
 exit_saved_until_training()  # the imports below and in `main` take seconds
-
-import os
-import sys
-import traceback
 
 from sink_jax.cli import command
 from sink_jax.sweep.options import Options as Options
 
 
-def main(options: Options) -> None:
-  """Runs the trials, or does what one of the other modes asks for."""
+def main(options: Options) -> int:
+  """Runs the trials, or does what one of the other modes asks for; returns the exit code."""
   from sink_jax.cli.run_sweep import run_sweep
-  from sink_jax.sweep.pool import SweepStopped
-  from sink_jax.train.multihost import fail
-  from sink_jax.train.outcome import Interrupted
-  from sink_jax.train.stop_handler import Unsaved
 
-  command.quiet_logs()
-  try:
-    sys.exit(run_sweep(options))
-  except Unsaved as error:
-    print(error, file=sys.stderr, flush=True)
-    # After three signals, without waiting for threads that save.
-    os._exit(EXIT_UNSAVED)
-  except (Interrupted, SweepStopped, KeyboardInterrupt):
-    print('Stopped and saved; the same command resumes.', file=sys.stderr)
-    sys.exit(EXIT_SAVED)
-  except ValueError as error:
-    # All processes of a job have raised it, since all have the same options.
-    fail(f'error: {error}')
-  except Exception:
-    fail(traceback.format_exc(), alone=True)
+  with command.training_ends(options.workdir):
+    return run_sweep(options)

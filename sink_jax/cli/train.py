@@ -9,14 +9,11 @@ does not remove; anything from 128 on: died, the same command resumes.
 
 from __future__ import annotations
 
-from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
+from sink_jax.io.exit_code import exit_saved_until_training
 
 exit_saved_until_training()  # the imports below and in `main` take seconds
 
 import dataclasses
-import os
-import sys
-import traceback
 
 from sink_jax.cli import command, parser
 
@@ -37,32 +34,12 @@ def main(options: Options) -> None:
 
   from sink_jax.io import compile_cache
   from sink_jax.pretrained.source import open_source
-  from sink_jax.train.checkpoint import CheckpointError
   from sink_jax.train.loop import train
-  from sink_jax.train.multihost import fail, init_distributed
-  from sink_jax.train.outcome import Diverged, Interrupted
-  from sink_jax.train.stop_handler import Unsaved
+  from sink_jax.train.multihost import init_distributed
 
-  command.quiet_logs()
-  try:
+  with command.training_ends(options.workdir):
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     # A plain dict, since a run stores it as JSON and compares it when it is resumed.
     train(config, options.workdir, open_source=open_source)
-  except Interrupted as stop:
-    print(stop, file=sys.stderr)
-    sys.exit(EXIT_SAVED)
-  except Unsaved as error:
-    print(error, file=sys.stderr, flush=True)
-    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
-  except (ValueError, Diverged) as error:  # all processes have raised it
-    fail(f'error: {error}')
-  except CheckpointError as error:
-    # One process alone may have met it, with its part of a checkpoint.
-    fail(f'error: {error}', alone=True)
-  except OSError as error:  # a full disk, a lost mount
-    fail(f'error: {error}. Checkpoints that were complete are kept in {options.workdir}; once '
-         'this is solved, the same command resumes.', alone=True)
-  except Exception:
-    fail(traceback.format_exc(), alone=True)

@@ -1,4 +1,4 @@
-"""The files of analyses, NAME.json as `sink_jax.cli.analyse_models` writes them, read back."""
+"""The files of analyses, NAME.json as `sink_jax.cli.analyses` writes them, read back."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sink_jax.io.tables import text_table
 from sink_jax.plan.chips import GIB, SOURCE, Slice
 from sink_jax.plan.records import Plan, StepCost, Traffic
 
@@ -82,10 +83,9 @@ def _memory(plan: Plan) -> list[str]:
 def _traffic(rows: list[Traffic]) -> list[str]:
   if not rows:
     return ['  between devices: nothing']
-  lines = ['  between devices, a step:',
-           f'    {"what":<20}{"over":<16}{"devices":>8}{"times":>8}{"arrays GB":>11}{"sent GB":>9}'
-           f'{"ms":>9}']
-  return lines + [
-      f'    {row.kind:<20}{row.axes:<16}{row.group:>8,}{row.count:>8,.0f}'
-      f'{row.payload / 1e9:>11,.3f}{row.moved / 1e9:>9,.3f}{1e3 * row.seconds:>9,.1f}'
-      + (' overlapped' if row.overlapped else '') for row in rows]
+  table = text_table(
+      ['what', 'over', 'devices', 'times', 'arrays GB', 'sent GB', 'ms', ''],
+      [[row.kind, row.axes, f'{row.group:,}', f'{row.count:,.0f}', f'{row.payload / 1e9:,.3f}',
+        f'{row.moved / 1e9:,.3f}', f'{1e3 * row.seconds:,.1f}',
+        'overlapped' if row.overlapped else ''] for row in rows], left=(0, 1, 7))
+  return ['  between devices, a step:', *(f'    {line}' for line in table)]

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from sink_jax.io.tables import markdown_table
 from sink_jax.models.sizes import SIZES, flops_per_token, parameter_count, sized
 from sink_jax.plan import compiler, interconnect
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, Slice, parse
@@ -227,23 +228,23 @@ def _markdown(rows: dict[str, list[Estimate]], checks: list[FormulaCheck]) -> st
   titles = {'weak': 'Weak scaling: the same sequences on every device',
             'strong': 'Strong scaling: the same sequences in every step'}
   for kind, title in titles.items():
-    lines += [
-        f'## {title}', '',
-        '| model | chips | fsdp x tensor | sequences | of a group / micro-batches | state GiB '
-        '(computed) | sent GB a step (computed) | links ms (computed) | compute ms (computed) | '
-        'efficiency low-high (computed) | MFU (computed) |',
-        '|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|', *map(_row, rows[kind]), '']
+    lines += [f'## {title}', '', *markdown_table(
+        ['model', 'chips', 'fsdp x tensor', 'sequences', 'of a group / micro-batches',
+         'state GiB (computed)', 'sent GB a step (computed)', 'links ms (computed)',
+         'compute ms (computed)', 'efficiency low-high (computed)', 'MFU (computed)'],
+        map(_row, rows[kind])), '']
   lines += [
       'A group is the devices that have the same sequences: one, but where a slice has more '
       'devices than a step has sequences; there mesh.tensor splits the heads. Traffic within '
       'such groups is of the formula alone where no compiled program below has them.', '',
       '## The formula beside compiled programs', '',
       'Mesh: data x fsdp x tensor.', '',
-      '| model | slice | mesh | micro-batches | sent GB, formula (computed) | sent GB (compiled) | '
-      'ratio |', '|---|---|---|---:|---:|---:|---:|',
-      *(f'| {check.model} | {check.topology} | {check.mesh} | {check.microbatches} | '
-        f'{check.formula_gb:.2f} | {check.compiled_gb:.2f} | '
-        f'{check.compiled_gb / check.formula_gb:.2f} |' for check in checks), '',
+      *markdown_table(
+          ['model', 'slice', 'mesh', 'micro-batches', 'sent GB, formula (computed)',
+           'sent GB (compiled)', 'ratio'],
+          [[check.model, check.topology, check.mesh, check.microbatches, f'{check.formula_gb:.2f}',
+            f'{check.compiled_gb:.2f}', f'{check.compiled_gb / check.formula_gb:.2f}']
+           for check in checks], left=(0, 1, 2)), '',
       'Above 1 the compiler sends more than the formula: a table gathered in float32, or products '
       'taken apart into rings of permutations, part by part. Near 2 it would gather by summing '
       'arrays of zeros with a device\'s part in its place. The times above are lower by that.',
@@ -254,22 +255,23 @@ def _markdown(rows: dict[str, list[Estimate]], checks: list[FormulaCheck]) -> st
       'models as 2e8 tokens / loss^4.76, at losses in nats per token; a batch of B tokens then '
       'needs 1 + B / critical times the fewest tokens. Their models and data were others: only '
       'the order of magnitude carries over.', '',
-      '| loss | critical batch, million tokens (computed) | tokens needed at 1M | at 4M | at 16M |',
-      '|---:|---:|---:|---:|---:|',
-      *(f'| {loss} | {critical_tokens(loss) / 1e6:.1f} | ' + ' | '.join(
-          f'{1 + n * 2**20 / critical_tokens(loss):.1f}x' for n in (1, 4, 16)) + ' |'
-        for loss in _LOSSES), '',
+      *markdown_table(
+          ['loss', 'critical batch, million tokens (computed)', 'tokens needed at 1M', 'at 4M',
+           'at 16M'],
+          [[loss, f'{critical_tokens(loss) / 1e6:.1f}',
+            *(f'{1 + n * 2**20 / critical_tokens(loss):.1f}x' for n in (1, 4, 16))]
+           for loss in _LOSSES], left=()), '',
       'At 4,096 chips, four sequences on each are 34 million tokens a step: the slice is busy, '
       'and most of its tokens are wasted on a 1B model. There the rows of strong scaling are the '
       'ones to go by.']
   return '\n'.join(lines) + '\n'
 
 
-def _row(row: Estimate) -> str:
-  return (f'| {row.model} | {row.chips:,} | {row.fsdp} x {row.tensor} | '
-          f'{row.sequences:,} | {row.each:g} / {row.microbatches} | '
-          f'{row.state_gib:.1f} | {row.sent_gb:.1f} | {row.links_ms:.0f} | '
-          f'{row.compute_ms:,.0f} | {row.low:.0%}-{row.high:.0%} | {row.mfu:.0%} |')
+def _row(row: Estimate) -> list[str]:
+  return [row.model, f'{row.chips:,}', f'{row.fsdp} x {row.tensor}', f'{row.sequences:,}',
+          f'{row.each:g} / {row.microbatches}', f'{row.state_gib:.1f}', f'{row.sent_gb:.1f}',
+          f'{row.links_ms:.0f}', f'{row.compute_ms:,.0f}', f'{row.low:.0%}-{row.high:.0%}',
+          f'{row.mfu:.0%}']
 
 
 def _figure(rows: dict[str, list[Estimate]], path: pathlib.Path) -> None:

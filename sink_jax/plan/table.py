@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sink_jax.io.files import write_atomically
+from sink_jax.io.tables import markdown_table
 from sink_jax.models.sizes import sized
 from sink_jax.plan.chips import GIB, SHARE, SOURCE, parse
 from sink_jax.plan.compiler import CompilerMissing
@@ -19,6 +20,8 @@ from sink_jax.train.provenance import provenance
 from sink_jax.train.sharding import mesh_sizes
 
 CONTEXT, VOCAB = 2048, 50432
+_HEAD = ('model', 'slice', 'mesh', 'sequences', 'remat', 'args', 'temps', 'of GiB', 'TFLOP',
+         'links GB', 'compute ms', 'HBM ms', 'links ms', 'step ms', 'MFU', 'tokens/s')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +119,7 @@ def markdown(plans: Sequence[Plan | Refused]) -> str:
       'program gets and that it needs beside, of those that programs may use; TFLOP, those of '
       'kernels by formula; links GB, what every device sends in a step. Computed: times of each '
       'alone, of links in brackets those that no work hides; step, MFU and tokens/s.', '',
-      '| model | slice | mesh | sequences | remat | args | temps | of GiB | TFLOP | links GB | '
-      'compute ms | HBM ms | links ms | step ms | MFU | tokens/s |',
-      '|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|']
-  lines += map(_row, plans)
+      *markdown_table(_HEAD, map(_row, plans), left=range(5))]
   if any(isinstance(one, Plan) and not one.peaks for one in plans):
     lines += ['', 'These rows were made before validation and the probe were counted, and with our '
               'kernels in the place of splash attention, which training takes for softmax on TPUs.']
@@ -131,27 +131,22 @@ def markdown(plans: Sequence[Plan | Refused]) -> str:
   return '\n'.join(lines) + '\n'
 
 
-def _row(plan: Plan | Refused) -> str:
+def _row(plan: Plan | Refused) -> list[str]:
   size, topology, *_ = plan.name.split('/')
-  # The message takes the third of the 16 columns, and the other 13 stay empty.
-  if isinstance(plan, Refused):
-    return f'| {size} | {topology} | {plan.failed} |' + ' |' * 13
+  if isinstance(plan, Refused):  # the message takes the third column, and the others stay empty
+    return [size, topology, plan.failed] + [''] * (len(_HEAD) - 3)
   cells = [size, topology, 'x'.join(str(n) for n in plan.mesh.values()),
            f'{plan.batch_size} / {plan.microbatches}', plan.remat,
            f'{plan.memory.arguments / GIB:.2f}', f'{plan.memory.temporaries / GIB:.2f}',
            f'{plan.usable / GIB:.1f}']
   if plan.cost is None:
-    return _cells([*cells, 'does not fit', *[''] * 7])
+    return [*cells, 'does not fit', *[''] * 7]
   seconds = plan.cost.roofline
-  return _cells([
+  return [
       *cells, f'{plan.cost.flops / 1e12:.1f}',
       f'{sum(row.moved for row in plan.cost.collectives) / 1e9:.2f}',
       f'{1e3 * seconds.compute:.0f}', f'{1e3 * seconds.memory:.0f}',
       f'{1e3 * (seconds.overlapped + seconds.exposed):.1f} '
       f'({1e3 * seconds.exposed:.1f})',
       f'{1e3 * seconds.step:.0f}' + ('' if plan.fits else ' (does not fit)'),
-      f'{plan.cost.mfu:.0%}', f'{plan.cost.tokens_per_second:,.0f}'])
-
-
-def _cells(cells: list[str]) -> str:
-  return f'| {" | ".join(cells)} |'
+      f'{plan.cost.mfu:.0%}', f'{plan.cost.tokens_per_second:,.0f}']

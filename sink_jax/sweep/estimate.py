@@ -10,6 +10,7 @@ from typing import Any
 
 from sink_jax.io import compile_cache
 from sink_jax.io.parent_process import begin_child
+from sink_jax.io.tables import text_table
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.cost import REFERENCE, START_UP, UTILISATION, Cost, cost_of, measure_devices
 from sink_jax.sweep.summary import duration
@@ -90,16 +91,13 @@ def headline(estimate: Estimate, budget: str | None = None) -> str:
 def as_text(estimate: Estimate, budget: str | None = None, rules: Sequence[str] = ()) -> str:
   """Lists every trial, the rules of the budget (by default the paper's trials' own), and the sum.
   """
-  width = max(map(len, [*estimate.costs, *estimate.reasons, 'trial']))
-  lines = [f'{"trial":<{width}}  {"parameters":>13}  {"steps":>7}  {"tokens":>15}  '
-           f'{"here":>9}  {REFERENCE[0]:>9}']
-  for name, cost in estimate.costs.items():
-    here = duration(cost.seconds(estimate.rate)) if estimate.rate else '?'
-    reference = duration(cost.flops / (UTILISATION * REFERENCE[1]))
-    lines.append(f'{name:<{width}}  {cost.parameters:>13,}  {cost.steps:>7,}  '
-                 f'{cost.tokens:>15,}  {here:>9}  {reference:>9}')
-  lines += [f'{name:<{width}}  not expressible: {reason}'
-            for name, reason in estimate.reasons.items()]
+  lines = text_table(
+      ['trial', 'parameters', 'steps', 'tokens', 'here', REFERENCE[0]],
+      [[name, f'{cost.parameters:,}', f'{cost.steps:,}', f'{cost.tokens:,}',
+        duration(cost.seconds(estimate.rate)) if estimate.rate else '?',
+        duration(cost.flops / (UTILISATION * REFERENCE[1]))]
+       for name, cost in estimate.costs.items()])
+  lines += [f'{name}: not expressible: {reason}' for name, reason in estimate.reasons.items()]
   if not rules and budget in BUDGETS:
     rules = BUDGETS[budget].rules
   if rules:

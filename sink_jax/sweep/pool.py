@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+import absl.logging
+
 from sink_jax.io import compile_cache
 from sink_jax.io.exit_code import EXIT_SAVED
 from sink_jax.io.parent_process import call
 from sink_jax.io.paths import AnyPath
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.loop import quiet_logs
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.stop_handler import StopHandler
@@ -31,8 +32,8 @@ _POLL = 0.5  # seconds between two looks for a signal
 _GRACE = 60  # seconds that a worker gets to save its state
 
 
-class SweepStopped(RuntimeError):
-  """The sweep was asked to stop; what was running is saved."""
+class SweepStopped(KeyboardInterrupt):
+  """By any signal the sweep was asked to stop; what was running is saved."""
 
 
 @dataclasses.dataclass
@@ -164,7 +165,7 @@ def work(pipe: Connection, number: int, processes: int, root: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = cores[number * len(cores) // processes:(number + 1) * len(cores) // processes]
     os.sched_setaffinity(0, share or cores)  # all of them where there are more processes
-  quiet_logs()
+  absl.logging.set_verbosity(absl.logging.ERROR)  # libraries are silent, as in the sweep itself
   compile_cache.enable()  # after the affinity: programs are kept by the number of cores
   while True:
     try:

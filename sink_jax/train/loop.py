@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-import absl.logging
 import jax
 import numpy as np
 
@@ -76,12 +74,6 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   model = dataclasses.replace(run.model, implementation=None, unroll=1)  # of training; see load_run
   return Run(model, params, name, run.experiment.steps, probe_tokens=run.probe_tokens,
              first_token=first_token(run.experiment.data.interventions))
-
-
-def quiet_logs() -> None:
-  """Keeps the libraries' own progress reports out of a command's output."""
-  absl.logging.set_verbosity(absl.logging.ERROR)
-  logging.getLogger('sink_jax').setLevel(logging.INFO)
 
 
 def _train(run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool) -> Params:

@@ -5,6 +5,7 @@ import struct
 
 import sink_jax as sj
 from sink_jax.analyses.options import Options
+from sink_jax.cli import analyses
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.analysis_fields import FIELDS, check_result
@@ -31,6 +32,13 @@ def repeated_inputs(sequences=2, length=12):
 
 def options(**changes):
   return Options(**dict(batch_size=1) | changes)
+
+
+def analyse_models(name, checkpoints, workdirs, out, **given):
+  """The command on models, with the options that are given."""
+  return analyses.analyse_models(analyses.Options(
+      name=name, checkpoint=tuple(map(str, checkpoints)), workdir=tuple(workdirs), out=out,
+      given=frozenset(given), **given))
 
 
 def check_rows(module, results):

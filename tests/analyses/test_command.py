@@ -16,9 +16,7 @@ import sink_jax as sj
 from sink_jax.analyses import domains, hellaswag, norms, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.cli import analyse_models as driver
 from sink_jax.cli import analyses, command
-from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
@@ -27,7 +25,7 @@ from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_dir import lock_workdir
-from tests.analyses.small import check_png, small_run
+from tests.analyses.small import analyse_models, check_png, small_run
 from tests.commands import run_here
 from tests.documents import TEXTS
 from tests.pretrained import tiny
@@ -122,7 +120,7 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, tmp_path):
   said = []
   text, paths, failed = analyse_models(
       'lengths', [str(checkpoint)], [run], tmp_path / 'out', lengths=(4, 9), epsilons=(0.3,),
-      sequences=3, say=said.append, bos=None)
+      sequences=3, say=said.append)
   assert [p.name for p in paths] == ['lengths.json', 'lengths.png'] and failed == []
   check_png(paths[1])
   written = json.loads(paths[0].read_text())
@@ -253,7 +251,7 @@ def test_only_models_that_fail(tmp_path):
 
 def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys):
   found = {'model': 'big', 'error': 'no memory'}
-  monkeypatch.setattr(driver, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
+  monkeypatch.setattr(analyses, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
   with pytest.raises(SystemExit) as error:
     command.run(analyses, ['norms'], 'analyses')
   assert error.value.code == 'error: big: no memory'  # and exit status 1

@@ -14,6 +14,10 @@ from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES
+from sink_jax.sweep.pool import SweepStopped
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.stop_handler import Unsaved
 from tests.train.runs import ROOT
 
 # As `python -m sink_jax train` reads its options, over and over in one process.
@@ -174,6 +178,23 @@ def test_scores_without_the_harness_end_in_one_line_before_jax():
                         env=dict(os.environ, PYTHONPATH=str(ROOT)))
   assert (done.returncode, done.stdout.strip(), done.stderr.count('\n')) == (1, 'False', 1)
   assert re.match(r"error: .*pip install 'sink_jax\[evaluation\]'", done.stderr)
+
+
+@pytest.mark.parametrize('error, code, words', [
+    (Interrupted(3, 9), 42, 'Stopped and saved at step 3 of 9; the same command resumes.'),
+    (SweepStopped(), 42, 'Stopped and saved; the same command resumes.'),
+    (KeyboardInterrupt(), 42, 'Stopped and saved'), (Unsaved(), 130, 'a third Ctrl-C'),
+    (Diverged(2, 1.0), 1, 'error: Step 2 diverged'), (ValueError('a key'), 1, 'error: a key'),
+    (CheckpointError('damaged'), 1, 'error: damaged'),
+    (OSError('disk full'), 1, 'error: disk full. Checkpoints that were complete are kept in runs/a;'),
+    (KeyError('a defect'), 1, 'Traceback')], ids=lambda value: type(value).__name__)
+def test_every_way_in_which_training_ends_has_its_exit_code(error, code, words, monkeypatch, capsys):
+  monkeypatch.setattr(os, '_exit', sys.exit)  # which nobody could catch
+  with pytest.raises(SystemExit) as end:
+    with command.training_ends('runs/a'):
+      raise error
+  said = capsys.readouterr().err if isinstance(end.value.code, int) else end.value.code
+  assert (end.value.code if isinstance(end.value.code, int) else 1) == code and words in said
 
 
 def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses.options import Options
-from sink_jax.cli.evaluate_models import as_text, evaluate_pretrained
+from sink_jax.cli.evaluate import Options, as_text, evaluate
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
@@ -16,9 +15,13 @@ FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
 full = pytest.mark.full
 
 
+def evaluated(model, out, **given):
+  return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, given=frozenset(given), **given))
+
+
 def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
-  options = Options(inputs='random', length=14, sequences=5, seed=3, epsilons=(0.2,))
-  result, paths = evaluate_pretrained(FIXTURES / 'llama', tmp_path, options)
+  result, paths = evaluated('llama', tmp_path, inputs='random', length=14, sequences=5, seed=3,
+                            epsilon=0.2)
   assert {path.name for path in paths} == {
       'sink_report.json', 'importance.png', 'norm_ratios.png', 'attention_maps.png'}
   assert all(path.stat().st_size > 2000 for path in paths)
@@ -32,7 +35,7 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
 
 
 @pytest.mark.parametrize('arguments,message', [
-    pytest.param(('--out=x',), 'either --workdir or --checkpoint', marks=full),
+    pytest.param(('--out=x',), 'either --checkpoint or --workdir', marks=full),
     pytest.param(('--workdir=x', '--inputs=random'), '--inputs is for published models',
                  marks=full),
     pytest.param((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed', marks=full),
@@ -48,7 +51,6 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, message):
 
 
 def test_blocks_without_attention_are_not_counted(tmp_path):
-  options = Options(inputs='random', length=8, sequences=3)
-  result, _ = evaluate_pretrained(FIXTURES / 'jamba', tmp_path, options)
+  result, _ = evaluated('jamba', tmp_path, inputs='random', length=8, sequences=3)
   assert result['protocol']['blocks'] == [3, 7]  # of eight
   assert 'smallest in block 3' in as_text(result)

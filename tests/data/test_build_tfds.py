@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from sink_jax.cli import command, data_build_tfds
-from sink_jax.cli.data_build_tfds import prepare
 from sink_jax.component import from_string
 from sink_jax.data.chat import StdlibChat
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
+
+
+def prepare(name, folder, source=None):
+  return data_build_tfds.prepare(data_build_tfds.Options(
+      name=name, data_dir=folder, source=repr(source) if source else ''))
 
 
 def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):

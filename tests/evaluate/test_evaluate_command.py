@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.cli.evaluate_models import as_text, evaluate_run
+from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
@@ -27,6 +27,10 @@ def command(*options):
   done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *options], cwd=ROOT, text=True,
                         capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
   return done.returncode, done.stdout, done.stderr
+
+
+def evaluate_run(workdir, out=None, **given):
+  return evaluate(Options(workdir=str(workdir), out=out, given=frozenset(given), **given))
 
 
 @pytest.fixture(scope='module')
@@ -64,8 +68,9 @@ def test_the_numbers_are_the_probe_s(workdir):
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(sequences=7), 'stores 6 sequences of 12 tokens; choose 1 to 6'),
-    (dict(length=13), 'choose 2 to 12'), (dict(sequences=0), 'choose 1'), (dict(length=1), 'choose 2'),
+    (dict(sequences=7), '--sequences=7: the run stores 6 sequences of 12 tokens'),
+    (dict(length=13), '--length=13: the run stores 6 '), (dict(sequences=0), '--sequences=0 must'),
+    (dict(length=1), '--length=1 must be at least 2'),
     (dict(epsilon=1.5), '--epsilon=1.5: .*between 0 and 1')])
 def test_wrong_options(workdir, options, message):
   with pytest.raises(ValueError, match=message):

@@ -9,7 +9,6 @@ import shutil
 import pytest
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.cli.analyse_models import analyse_models
 from sink_jax.cli.make_report import make_report
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
@@ -21,6 +20,7 @@ from sink_jax.paper.report import as_text, build, paper_report
 from sink_jax.paper.tables import tables
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.hub import MODELS
+from tests.analyses.small import analyse_models
 from tests.paper.analysed_files import content, inputs, write
 from tests.pretrained.test_parity import FIXTURES
 from tests.report.test_report import Page

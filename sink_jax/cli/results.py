@@ -1,0 +1,54 @@
+"""How commands write what they have found."""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from typing import Any
+
+import jax
+import numpy as np
+
+import sink_jax
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.report.jsontext import rounded, to_json
+from sink_jax.train.provenance import hardware, provenance
+
+
+def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
+  """Makes the folder to write to, and tries to write, before work that may take hours.
+
+  Raises:
+    ValueError: it is not named, cannot be written to, or holds something where it is to be `new`.
+  """
+  if not out:
+    raise ValueError('--out is needed: the folder to write to.')
+  folder = to_path(out)
+  if new and folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
+    raise ValueError(f'--out={folder} holds {held[0]}: name a new folder, or empty this one.')
+  # A name that no other process takes, in case several try the same folder at once.
+  trial = folder / f'.{uuid.uuid4().hex[:12]}'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    trial.write_bytes(b'')
+    trial.unlink()
+  except OSError as error:
+    raise ValueError(f'--out={folder} cannot be written to ({error.strerror or error}): name '
+                     'another folder, which is made where there is none.') from None
+  return folder
+
+
+def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
+  """Writes numbers as JSON, with when, where and with what they were made.
+
+  Args:
+    path: of the file.
+    found: the numbers.
+    versions: of packages, beside those that every command uses.
+  """
+  versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
+              'python': platform.python_version(), **versions}
+  # The versions have a place of their own, so provenance is asked for the rest alone.
+  made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
+  write_atomically(path, to_json(rounded(made | found)))
