@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
-from sink_jax.paper.curves import series, thinned
+from sink_jax.paper.curves import series, sink_points, thinned
 from sink_jax.paper.pictures import SeedPanel, TrainedPicture
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
@@ -35,6 +35,11 @@ from sink_jax.report.records import RunRecord
 TITLE = 'Fine-tuning (Figure 30)'
 CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
            'over seeds and stretches of steps.')
+_CAPTIONS = {
+    'loss.png': 'Training loss of both models and of the planted unstable run, for each budget and '
+                'protocol: every seed as a thin line, and means over seeds and stretches of steps.',
+    'sink.png': 'Sink_1 of the same runs while they are fine-tuned, every seed as a thin line; of '
+                'sigmoid by proxy scores, as its rows do not sum to one.'}
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
 METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
@@ -49,6 +54,8 @@ METHOD = (
     f'{MEASURES["last_loss"].margin:g} nats of a loss, a factor of '
     f'{math.exp(MEASURES["gradient"].margin):.1f} of a gradient norm. A star marks proxy scores, '
     'of rows that do not sum to one.')
+_Point = tuple[float, float]
+_Points = Callable[[RunRecord], Sequence[_Point]]
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
@@ -76,6 +83,8 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
       [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
                                              if of.measure == key), '-') for key in MEASURES)]
       for tuning in found], range(2 + len(MEASURES)))
+  for picture in _first_pictures(groups):
+    page.picture(picture.file, drawing.panels(picture), _CAPTIONS[picture.file])
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
@@ -96,7 +105,7 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 
 def _figure_30(group: Group) -> TrainedPicture | None:
   """Loss and gradient norm of both models; None where neither has a step."""
-  return _picture(group, 'figure-30', (SOFTMAX, SIGMOID), group.name)
+  return _courses(group, 'figure-30', (SOFTMAX, SIGMOID), group.name)
 
 
 def tuned_pictures(groups: Iterable[Group]) -> list[TrainedPicture]:
@@ -105,27 +114,12 @@ def tuned_pictures(groups: Iterable[Group]) -> list[TrainedPicture]:
 
 
 def _planted(group: Group) -> TrainedPicture | None:
-  return _picture(group, 'unstable', (PLANTED,), f'{TRIALS[PLANTED].capitalize()}, {group.name}')
+  return _courses(group, 'unstable', (PLANTED,), f'{TRIALS[PLANTED].capitalize()}, {group.name}')
 
 
-def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> TrainedPicture | None:
-  panels = []
-  for metric, words in (('loss', 'training loss in nats per token'),
-                        ('grad_norm', 'gradient norm')):
-    points = lambda run, metric=metric: [
-        (step, value) for step, value in zip(run.train_course.get('step', ()),
-                                             run.train_course.get(metric, ()))
-        if step is not None and value is not None]
-    means, seeds = [], []
-    for trial in trials:
-      runs = group.runs(trial)
-      lines = [line for run in runs if (line := series(TRIALS[trial], [run], points))]
-      # A mean would end where the shortest run does: those without a step have no part in it.
-      mean = series(TRIALS[trial], [run for run in runs if run.train_course.get('step')
-                                    and run.readable],
-                    lambda run, points=points: _stretches(run, points(run)))
-      means, seeds = means + ([mean] if mean else []), seeds + lines
-    panels.append(SeedPanel('', 'step', words, means, seeds=seeds))
+def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> TrainedPicture | None:
+  """Loss and gradient norm of trials, a panel each; None where none of them has a step."""
+  panels = [_panel(group, trials, '', *of) for of in (_LOSS, _GRADIENT)]
   if not any(panel.series for panel in panels):
     return None
   drawn = {line.name for panel in panels for line in panel.series}
@@ -136,9 +130,45 @@ def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> Traine
                if TRIALS[trial] not in drawn])
 
 
-def _stretches(run: RunRecord, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _first_pictures(groups: Sequence[Group]) -> list[TrainedPicture]:
+  """Loss and Sink_1 of all trials, with a panel for each group: what the page shows first."""
+  pictures = [TrainedPicture(file=file, panels=[
+      panel for group in groups if (panel := _panel(group, [*TRIALS], group.name, *of)).series])
+              for file, of in (('loss.png', _LOSS), ('sink.png', _SINK))]
+  return [picture for picture in pictures if picture.panels]
+
+
+def _panel(group: Group, trials: Iterable[str], title: str, words: str, points: _Points
+           ) -> SeedPanel:
+  """A line of each trial, its mean over seeds, and a thin one of each seed."""
+  means, seeds = [], []
+  for trial in trials:
+    runs = group.runs(trial)
+    seeds += [line for run in runs if (line := series(TRIALS[trial], [run], points))]
+    # A mean would end where the shortest run does: those without a point have no part in it.
+    mean = series(TRIALS[trial], [run for run in runs if run.readable and points(run)],
+                  lambda run: _stretches(run, points(run)))
+    means += [mean] if mean else []
+  return SeedPanel(title, 'step', words, means, seeds=seeds)
+
+
+def _of_steps(key: str) -> _Points:
+  """The points of a row of training: those whose value is finite."""
+  return lambda run: [(step, value) for step, value in zip(
+      run.train_course.get('step', ()), run.train_course.get(key, ()))
+      if step is not None and value is not None]
+
+
+# What is drawn: the label of its axis, and the points of a run.
+_LOSS = 'training loss in nats per token', _of_steps('loss')
+_GRADIENT = 'gradient norm', _of_steps('grad_norm')
+_SINK = 'Sink_1 in % of heads', sink_points
+
+
+def _stretches(run: RunRecord, points: Sequence[_Point]) -> Sequence[_Point]:
   """Means over as many steps as in any other run, however far this one is."""
-  return thinned(points, max(1, -(-_POINTS * len(points) // run.known_setup.steps)))
+  share = points[-1][0] / run.known_setup.steps
+  return thinned(points, math.ceil(_POINTS * share) or 1)
 
 
 def _record(tuning: Tuning) -> dict[str, Any]:
