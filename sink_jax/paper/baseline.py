@@ -24,8 +24,8 @@ _DESK = {'default': 'softmax', **{kind: kind for kind in KINDS[1:]}}
 # whose names end alike. Longer kinds come first: '-sigmoid' ends none of them.
 _TRIAL = re.compile(rf'(.*?\d.*?)-({"|".join(KINDS)})')
 _OTHER_TASK = 'backcopy'  # searched for massive activations alone
-_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
-_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
+LARGE_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
+LARGE_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +49,12 @@ def hidden_ratio(probe: ProbeRecord) -> float | None:
 
 
 CRITERIA = (
-    Criterion('a', 'softmax', f'softmax: Sink_1 of {_SINK} % or more, and beyond its null',
-              lambda probe: probe.sink_1 >= max(_SINK, _null(probe, 'sink_1'))),
-    Criterion('b', 'softmax', f'softmax: a hidden norm ratio of {_RATIO} or more in some block, '
-              'and beyond its null',
+    Criterion('a', 'softmax', f'softmax: Sink_1 of {LARGE_SINK} % or more, and beyond its null',
+              lambda probe: probe.sink_1 >= max(LARGE_SINK, _null(probe, 'sink_1'))),
+    Criterion('b', 'softmax', f'softmax: a hidden norm ratio of {LARGE_RATIO} or more in some '
+              'block, and beyond its null',
               lambda probe: (hidden_ratio(probe) or 0) >= max(
-                  _RATIO, _null(probe, 'hidden_ratio'))),
+                  LARGE_RATIO, _null(probe, 'hidden_ratio'))),
     Criterion('c', 'sigmoid-normalized', f'normalised sigmoid: Sink_1 of {SINK} % or more, and '
               'beyond its null',
               lambda probe: probe.sink_1 >= max(SINK, _null(probe, 'sink_1'))),

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sink_jax.evaluate import plots
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper.baseline import CRITERIA, DESK, Found, find, hidden_ratio, met_by_setting
+from sink_jax.paper import drawing
+from sink_jax.paper.baseline import (
+  CRITERIA,
+  DESK,
+  LARGE_RATIO,
+  LARGE_SINK,
+  Found,
+  find,
+  hidden_ratio,
+  met_by_setting,
+)
+from sink_jax.paper.criteria import NO_SINK, SINK
+from sink_jax.paper.curves import series, sink_points
+from sink_jax.paper.pictures import SeedPanel, TrainedPicture
 from sink_jax.paper.report import without_paths
+from sink_jax.paper.seed_rows import seed_rows
 from sink_jax.report.images import png
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
+from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
 TITLE = 'The search for a baseline'
@@ -19,7 +33,7 @@ _HEAD = ('run', 'seed', 'steps', 'training', 'valid loss', 'Sink_1 %', 'Sink_* %
 
 
 def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
-  """Writes index.html, report.md, report.json and curves.png, and returns the text.
+  """Writes index.html, report.md, report.json and PNGs, and returns the text.
 
   Raises:
     ValueError: there is no run of the search among the runs.
@@ -27,7 +41,6 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   """
   found = find(runs)
   lines = summary(found)
-  picture = _curves([it for it in found if it.kind == 'softmax' and it.run.probe])
   page = Parts(TITLE)
   counts = met_by_setting(found)
   rows = [[criterion.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of))]
@@ -36,8 +49,10 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
                  f'setting; {len(found)} runs of {len(counts)} settings are there.')
   page.table(['wanted', 'settings run', 'settings that meet it'], rows)
+  for name, of in pictures(found).items():
+    page.picture(name, of, _CAPTIONS[name])
+  page.heading('In detail')
   page.items(lines)
-  page.picture('curves.png', picture, _CAPTION)
   page.table(_HEAD, [_row(it) for it in found])
   record = rounded(finite({'criteria': {it.key: it.words for it in CRITERIA}, 'summary': lines,
                            'runs': [without_paths(it.as_dict()) for it in found]}))
@@ -87,27 +102,60 @@ def _row(it: Found) -> list[str]:
           number(largest, '.0f'), verdict or it.run.status]
 
 
-_CAPTION = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained; a '
-            'line for each setting, thinner for further seeds.')
+_CAPTIONS = {
+    'rates.png': 'Sink rates of each setting at the last probe, a mark for each seed; dotted: the '
+                 'levels that are asked for.',
+    'curves.png': 'Sink_1 and the largest hidden norm ratio of the softmax runs while they '
+                  'trained: every seed as a thin line, and means of settings; dotted: the levels '
+                  'that are asked for.'}
+
+
+def pictures(found: Sequence[Found]) -> dict[str, bytes]:
+  """{file: PNG}: rates by setting of the runs that are done, and the courses of softmax."""
+  # Some settings are searched for massive activations alone: nothing is asked of their rates.
+  asked = [it for it in found if set(it.met) - {'b'}]
+  trained = [it for it in found if it.kind == 'softmax' and it.run.probe]
+  return ({'rates.png': _rates(asked)} if asked else {}) | (
+      {'curves.png': _curves(trained)} if trained else {})
+
+
+def _rates(found: Sequence[Found]) -> bytes:
+  """Sink_1 and Sink_* by setting, the strongest sinks of softmax first."""
+  probes: dict[tuple[str, str], list[ProbeRecord]] = {}  # by setting and kind
+  for it in found:
+    probes.setdefault((it.setting, it.kind), []).append(it.run.probe)
+  strongest = lambda setting: max(
+      (probe.sink_1 for probe in probes.get((setting, 'softmax'), ())), default=-1)
+  settings = sorted({setting: None for setting, _ in probes}, key=strongest, reverse=True)
+  # {title: {name in the legend: (kind, rate of a probe, level)}}
+  panels = {
+      'A sink is wanted on the first token': {
+          f'softmax, at least {LARGE_SINK} %': ('softmax', 'sink_1', LARGE_SINK),
+          f'normalised sigmoid, at least {SINK} %': ('sigmoid-normalized', 'sink_1', SINK)},
+      'None is wanted on the first token': {
+          f'sigmoid, below {NO_SINK} %': ('sigmoid', 'sink_1', NO_SINK),
+          f'K bias, below {NO_SINK} %': ('k-bias', 'sink_1', NO_SINK),
+          f'K bias, Sink_* of its key, at least {SINK} %': ('k-bias', 'sink_extra_key', SINK)}}
+  return png(seed_rows(
+      {title: {setting: {name: [rate for probe in probes.get((setting, kind), ())
+                                if (rate := getattr(probe, key)) is not None]
+                         for name, (kind, key, _) in names.items()} for setting in settings}
+       for title, names in panels.items()},
+      {name: [level] for names in panels.values() for name, (*_, level) in names.items()}))
 
 
 def _curves(found: Sequence[Found]) -> bytes:
-  figure, axes = plots.canvas(12, 4.2, 1, 2)
-  names = list(dict.fromkeys(it.setting for it in found))
-  for ax, key in ((axes[0, 0], 'sink_1'), (axes[0, 1], 'hidden_ratio')):
-    seen = set()
-    for it in found:
-      assert it.run.probe is not None, 'only probed runs are drawn'
-      curves = it.run.probe.curves
-      i = names.index(it.setting)
-      style = ('-', '--', ':')[i // len(plots.COLOURS) % 3]
-      values = [float('nan') if value is None else value for value in getattr(curves, key)]
-      ax.plot(curves.step, values, style, color=plots.COLOURS[i % len(plots.COLOURS)],
-              linewidth=0.8 if it.setting in seen else 1.8,
-              label=None if it.setting in seen else it.setting)
-      seen.add(it.setting)
-    ax.grid(alpha=0.25)
-  plots.label(axes[0, 0], 'A sink on the first token', 'step', f'{plots.SINK_1} (% of heads)')
-  plots.label(axes[0, 1], 'Massive activations', 'step', 'largest hidden norm ratio of a block')
-  axes[0, 1].legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  return png(figure)
+  """Sink_1 and the largest hidden norm ratio of a block while settings were trained."""
+  runs: dict[str, list[RunRecord]] = {}
+  for it in found:
+    runs.setdefault(it.setting, []).append(it.run)
+  ratio = lambda run: list(zip(run.probe.curves.step, run.probe.curves.hidden_ratio))
+  panels = []
+  for title, y, points, level in (
+      ('A sink on the first token', 'Sink_1 in % of heads', sink_points, LARGE_SINK),
+      ('Massive activations', 'largest hidden norm ratio of a block', ratio, LARGE_RATIO)):
+    means = [series(name, of, points) for name, of in runs.items()]
+    seeds = [series(name, [run], points) for name, of in runs.items() for run in of]
+    panels.append(SeedPanel(title, 'step', y, list(filter(None, means)),
+                            seeds=list(filter(None, seeds)), levels=[level]))
+  return drawing.panels(TrainedPicture('curves.png', panels=panels))
