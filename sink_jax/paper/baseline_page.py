@@ -20,7 +20,7 @@ from sink_jax.paper.criteria import NO_SINK, SINK
 from sink_jax.paper.curves import series, sink_points
 from sink_jax.paper.pictures import SeedPanel, TrainedPicture
 from sink_jax.paper.report import without_paths
-from sink_jax.paper.seed_rows import seed_rows
+from sink_jax.paper.seed_rows import SeedRows, seed_rows
 from sink_jax.report.images import png
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
@@ -136,12 +136,11 @@ def _rates(found: Sequence[Found]) -> bytes:
           f'sigmoid, below {NO_SINK} %': ('sigmoid', 'sink_1', NO_SINK),
           f'K bias, below {NO_SINK} %': ('k-bias', 'sink_1', NO_SINK),
           f'K bias, Sink_* of its key, at least {SINK} %': ('k-bias', 'sink_extra_key', SINK)}}
-  return png(seed_rows(
-      {title: {setting: {name: [rate for probe in probes.get((setting, kind), ())
-                                if (rate := getattr(probe, key)) is not None]
-                         for name, (kind, key, _) in names.items()} for setting in settings}
-       for title, names in panels.items()},
-      {name: [level] for names in panels.values() for name, (*_, level) in names.items()}))
+  return png(seed_rows([SeedRows(
+      title, {setting: {name: [rate for probe in probes.get((setting, kind), ())
+                               if (rate := getattr(probe, key)) is not None]
+                        for name, (kind, key, _) in names.items()} for setting in settings},
+      {name: level for name, (*_, level) in names.items()}) for title, names in panels.items()]))
 
 
 def _curves(found: Sequence[Found]) -> bytes:

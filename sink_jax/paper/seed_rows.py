@@ -6,52 +6,55 @@ where a sink emerges in some seeds alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sink_jax.evaluate import plots
 
-# {row: {kind: a rate in percent for each seed}}
-Rows = Mapping[str, Mapping[str, Sequence[float]]]
 _MARKERS = 'osD^v'
 
 
-def seed_rows(rows_by_title: Mapping[str, Rows], levels: Mapping[str, Sequence[float]],
-              height: float = 0.2) -> Figure:
-  """A panel for each title with its rows from the top, and one legend of all kinds.
+@dataclasses.dataclass(frozen=True)
+class SeedRows:
+  """A panel of rows, from the top.
 
-  Args:
-    levels: {kind: where its dotted lines stand}, of every kind, in the order of the legend.
-    height: of a row, in inches.
+  rows: {row: {kind: a rate in percent for each seed}}. levels: {kind: where its dotted line is}.
   """
-  kinds, most = list(levels), max(map(len, rows_by_title.values()))
+
+  title: str
+  rows: Mapping[str, Mapping[str, Sequence[float]]]
+  levels: Mapping[str, float]
+
+
+def seed_rows(panels: Sequence[SeedRows], height: float = 0.2) -> Figure:
+  """Panels beside one another, with one legend of all kinds. height: of a row, in inches."""
   # Narrow panels: on a phone each has the whole screen, where letters of wide ones are small.
-  figure, axes = plots.canvas(4.6 * len(rows_by_title), 1.6 + height * most,
-                              columns=len(rows_by_title))
+  figure, axes = plots.canvas(4.2 * len(panels), 1.6 + height * max(len(of.rows) for of in panels),
+                              columns=len(panels))
+  kinds = list(dict.fromkeys(kind for panel in panels for of in panel.rows.values() for kind in of))
   artists = {}
-  for ax, (title, rows) in zip(axes[0], rows_by_title.items()):
-    shown = [kind for kind in kinds if any(of.get(kind) for of in rows.values())]
+  for ax, panel in zip(axes[0], panels):
+    shown = [kind for kind in kinds if any(of.get(kind) for of in panel.rows.values())]
     for place, kind in enumerate(shown):
-      style = {'color': plots.COLOURS[kinds.index(kind)], 'marker': _MARKERS[kinds.index(kind)]}
-      shift = 0.6 * ((place + 0.5) / len(shown) - 0.5)  # kinds of a row do not hide one another
-      points = [(value, i + shift) for i, of in enumerate(rows.values())
+      # Marks of a row's kinds lie below one another, so that none hides another.
+      shift = 0.6 * ((place + 0.5) / len(shown) - 0.5)
+      points = [(value, i + shift) for i, of in enumerate(panel.rows.values())
                 for value in of.get(kind, ())]
-      artists[kind], = ax.plot(*zip(*points), linestyle='', markersize=5, alpha=0.75, **style)
-      for level in levels[kind]:
-        ax.axvline(level, color=style['color'], linewidth=1.2, linestyle=':')
-    _rows(ax, list(rows))
+      colour, marker = plots.COLOURS[kinds.index(kind)], _MARKERS[kinds.index(kind)]
+      artists[kind], = ax.plot(*zip(*points), linestyle='', markersize=5, alpha=0.75,
+                               color=colour, marker=marker)
+      if kind in panel.levels:
+        ax.axvline(panel.levels[kind], color=colour, linewidth=1.2, linestyle=':')
+    ax.set_yticks(range(len(panel.rows)), map(plots.mathematical, panel.rows))
+    ax.set_ylim(len(panel.rows) - 0.4, -0.6)
     ax.set_xlim(-4, 104)
-    plots.label(ax, title, '% of heads, a mark for each seed', '')
+    ax.grid(alpha=0.25)
+    plots.label(ax, panel.title, '% of heads, a mark for each seed', '')
     ax.tick_params(axis='y', labelsize=9)
-  known = [kind for kind in kinds if kind in artists]
-  figure.legend([artists[kind] for kind in known], list(map(plots.mathematical, known)),
-                loc='outside lower center', ncols=min(2, len(known)), frameon=False, fontsize=10)
+  names = [kind for kind in kinds if kind in artists]
+  figure.legend([artists[kind] for kind in names], list(map(plots.mathematical, names)),
+                loc='outside lower center', ncols=max(1, min(2, len(names))), frameon=False,
+                fontsize=10)
   return figure
-
-
-def _rows(ax: Axes, names: Sequence[str]) -> None:
-  ax.set_yticks(range(len(names)), names)
-  ax.set_ylim(len(names) - 0.4, -0.6)
-  ax.grid(alpha=0.25)

@@ -58,12 +58,10 @@ def answer(task: Task) -> str:
   begun = sum(variant.name in known for variant in task.variants)
   lines = [f'{task.words}: {begun} of {len(known)} variants were begun, with {softmax} '
            f'seed{"" if softmax == 1 else "s"} of softmax.']
-  open_, closed = [], []
-  for axis in AXES:
-    (closed if axis.key in task.closed else open_).append(axis)
-  lines += [_of_axis(axis, task) for axis in open_ if task.variants]
-  if closed:
-    why = ', '.join(f'{axis.heading} ({task.closed[axis.key]})' for axis in closed)
+  lines += [_of_axis(axis, task) for axis in task.open_axes if task.variants]
+  if task.closed:
+    why = ', '.join(f'{axis.heading} ({task.closed[axis.key]})' for axis in AXES
+                    if axis.key in task.closed)
     lines.append(f'Not judged: {why}.')
   return ' '.join(lines)
 
@@ -89,12 +87,12 @@ def listed(names: Sequence[str]) -> str:
 
 def verdicts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
   """A row for every variant, and a column for every axis of a task that softmax leaves open."""
-  columns = [(task, axis) for task in tasks for axis in AXES if axis.key not in task.closed]
+  columns = [(task, axis) for task in tasks for axis in task.open_axes]
   head = ['variant', *(f'{task.words}: {axis.heading}' for task, axis in columns)]
   others = {variant.name for task in tasks for variant in task.variants} - {*VARIANTS}
   rows = []
   for name in (*VARIANTS, *sorted(others)):
-    cells = [_cell(name, task, axis) for task, axis in columns]
+    cells = [short_verdict(name, task, axis) for task, axis in columns]
     if set(cells) - {'not run', ''}:
       rows.append([name, *cells])
   return head, rows
@@ -106,15 +104,15 @@ def counts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
              'the same': (SAME,), 'undecided': (UNDECIDED,), 'not judged': (NOT_JUDGED,)}
   rows = []
   for task in tasks:
-    for axis in AXES:
-      if axis.key not in task.closed and task.variants:
-        found = [variant.standings[axis.key].verdict for variant in task.variants]
-        rows.append([f'{task.words}: {axis.heading}', *(
-            str(sum(verdict in of for verdict in found)) for of in columns.values())])
+    for axis in task.open_axes if task.variants else ():
+      found = [variant.standings[axis.key].verdict for variant in task.variants]
+      rows.append([f'{task.words}: {axis.heading}', *(
+          str(sum(verdict in of for verdict in found)) for of in columns.values())])
   return ['compared with softmax', *columns], rows
 
 
-def _cell(name: str, task: Task, axis: Axis) -> str:
+def short_verdict(name: str, task: Task, axis: Axis) -> str:
+  """A verdict in a word or a sign; '' of a variant that the task cannot have."""
   variant = next((variant for variant in task.variants if variant.name == name), None)
   if variant is None:
     return 'not run' if name in variants_of(task.key) else ''

@@ -22,7 +22,7 @@ from sink_jax.remedies.overview import (
   overall,
   verdicts,
 )
-from sink_jax.remedies.picture import CAPTION, UNITS, differences
+from sink_jax.remedies.picture import CAPTIONS, UNITS, differences, first_pictures
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
 from sink_jax.report import markup
@@ -51,11 +51,14 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   page = Parts(TITLE)
   page.paragraph(answers[0])
   page.table(*counts(tasks))
+  for file, picture in first_pictures(tasks).items():
+    page.picture(file, picture, CAPTIONS[file])
+  page.heading('In detail')
   page.items(answers[1:])
   page.heading('Verdicts')
   page.table(*verdicts(tasks))
   page.paragraph(LEGEND)
-  page.picture('differences.png', differences(tasks), CAPTION)
+  page.picture('differences.png', differences(tasks), CAPTIONS['differences.png'])
   page.heading('How they are reached')
   page.paragraph(METHOD)
   page.paragraph(times.sentence())
@@ -168,9 +171,7 @@ def _parameters(variant: Variant) -> int | None:
 
 def _rankings(task: Task) -> Iterator[tuple[str, list[str], list[list[str]]]]:
   """A table for every open axis: variants by their difference from softmax, with the verdicts."""
-  for axis in AXES:
-    if axis.key in task.closed:
-      continue
+  for axis in task.open_axes:
     standings = [(variant, variant.standings[axis.key]) for variant in task.variants]
     known = [pair for pair in standings if pair[1].difference is not None]
     known.sort(key=lambda pair: pair[1].difference or 0.0, reverse=axis.small)

@@ -90,6 +90,11 @@ class Task:
   def words(self) -> str:
     return TASKS[self.key]
 
+  @property
+  def open_axes(self) -> list[Axis]:
+    """The axes on which softmax has something to remedy."""
+    return [axis for axis in AXES if axis.key not in self.closed]
+
 
 def groups(runs: Iterable[RunRecord]) -> list[Group]:
   """The runs of configs/remedies.py by task; variants under their names, softmax as the default.
