@@ -123,7 +123,8 @@ def _rates(found: Sequence[Found]) -> bytes:
   """Sink_1 and Sink_* by setting, the strongest sinks of softmax first."""
   probes: dict[tuple[str, str], list[ProbeRecord]] = {}  # by setting and kind
   for it in found:
-    probes.setdefault((it.setting, it.kind), []).append(it.run.probe)
+    if it.run.probe is not None:
+      probes.setdefault((it.setting, it.kind), []).append(it.run.probe)
   strongest = lambda setting: max(
       (probe.sink_1 for probe in probes.get((setting, 'softmax'), ())), default=-1)
   settings = sorted({setting: None for setting, _ in probes}, key=strongest, reverse=True)
