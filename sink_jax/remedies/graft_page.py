@@ -193,7 +193,7 @@ def _comparison(standings: Standings) -> tuple[list[str], list[list[str]]]:
   for name, of in standings.items():
     row = [name]
     for it in of.values():
-      seeds = ', '.join(difference(it.axis, value) for value in it.values.values())
+      seeds = ', '.join(difference(it.axis, value) for value in it.differences.values())
       row += [interval(it.axis, it) if seeds else '-', seeds or '-', it.verdict]
     rows.append([*row, '; '.join(dict.fromkeys(filter(None, (it.reason for it in of.values()))))])
   return [*head, 'because'], rows

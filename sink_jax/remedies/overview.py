@@ -54,7 +54,7 @@ def overall(tasks: Sequence[Task]) -> str:
 def answer(task: Task) -> str:
   """What was found on a task: the verdicts by name, and the others by number."""
   known = variants_of(task.key)
-  softmax = task.softmax.standings['loss'].n
+  softmax = len(task.softmax.standings['loss'].values)
   begun = sum(variant.name in known for variant in task.variants)
   lines = [f'{task.words}: {begun} of {len(known)} variants were begun, with {softmax} '
            f'seed{"" if softmax == 1 else "s"} of softmax.']

@@ -135,7 +135,7 @@ def interval(axis: Axis, standing: Standing) -> str:
   if standing.low is None or standing.high is None:
     return words
   return (f'{words} ({difference(axis, standing.low)} to '
-          f'{difference(axis, standing.high)}, n = {standing.n})')
+          f'{difference(axis, standing.high)}, n = {len(standing.differences)})')
 
 
 def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
@@ -196,8 +196,9 @@ def _findings(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
 def standing_record(it: Standing) -> dict[str, Any]:
   """A standing as report.json has it."""
   return {'values': list(it.values.values()), 'seeds': list(it.values),
-          'difference': it.difference, 'low': it.low, 'high': it.high, 'n': it.n,
-          'verdict': it.verdict, 'reason': it.reason}
+          'differences': list(it.differences.values()), 'difference': it.difference,
+          'low': it.low, 'high': it.high, 'n': len(it.differences), 'verdict': it.verdict,
+          'reason': it.reason}
 
 
 def _record(task: Task, times: StepTimes) -> dict[str, Any]:

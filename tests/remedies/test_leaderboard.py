@@ -231,6 +231,7 @@ def test_the_report_says_what_its_records_say(planted, tmp_path):
   variants = {it['variant']: it for it in record['tasks'][0]['variants']}
   sigmoid, softmax = (variants[name]['axes']['loss'] for name in ('sigmoid', 'softmax'))
   differences = [a - b for a, b in zip(sigmoid['values'], softmax['values'])]
+  assert sigmoid['differences'] == pytest.approx(differences)
   assert sigmoid['difference'] == pytest.approx(statistics.fmean(differences), abs=1e-6)
   assert sigmoid['low'] < sigmoid['difference'] < sigmoid['high'] and sigmoid['n'] == 5
   assert variants['k-bias']['parameters'] - variants['softmax']['parameters'] == 4 * 16
