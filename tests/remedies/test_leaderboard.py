@@ -159,7 +159,7 @@ def test_runs_that_are_not_alike_are_not_paired(tmp_path):
                       ('sigmoid', '5 of 5 runs diverged'), ('qk-norm', '2 of 3 seeds'),
                       ('sink-logit', 'running')):
     assert words in of[name].reason
-  assert of['k-bias'].difference is None and of['k-bias'].n == 0
+  assert of['k-bias'].difference is None and not of['k-bias'].differences
   _, rows = overview.verdicts([task(tmp_path)])
   assert len(rows) == 5 and {cell for row in rows for cell in row[1:]} == {'-'}
   text = make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
