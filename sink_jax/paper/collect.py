@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
@@ -144,20 +144,25 @@ def is_synthetic(run: RunRecord) -> bool:
   return run.label.trial.startswith(SYNTHETIC)
 
 
-def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
-  """Large budgets first. A budget without any run of the paper makes no group."""
+def groups_of(runs: Iterable[RunRecord],
+              chosen: Callable[[RunRecord], bool] = is_of_the_paper) -> list[Group]:
+  """The chosen runs by budget and protocol: large budgets first, and of one the paper's protocol.
+
+  A budget without any such run makes no group.
+  """
   by_label: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
-  for run in filter(is_of_the_paper, runs):
+  for run in filter(chosen, runs):
     # A trial without a config may have been asked for without naming a protocol.
     key = run.label.budget, run.label.protocol or 'paper'
     by_label.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
   order = {budget: i for i, budget in enumerate(BUDGETS)}
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
-  rank = lambda label: order.get((label[0].split() or [''])[0], len(order))
+  rank = lambda label: (order.get((label[0].split() or [''])[0], len(order)), label[0],
+                        label[1] != 'paper', label[1])
   return [Group(budget, protocol, {trial: tuple(sorted(members, key=seed_and_name))
                                    for trial, members in trials.items()})
           for (budget, protocol), trials in sorted(
-              by_label.items(), key=lambda item: (rank(item[0]), item[0]))]
+              by_label.items(), key=lambda item: rank(item[0]))]
 
 
 def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:

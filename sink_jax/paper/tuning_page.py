@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
@@ -19,9 +18,9 @@ from sink_jax.paper.tuning import (
   MEASURES,
   PLANTED,
   SIGMOID,
+  SIGNS,
   SOFTMAX,
   TRIALS,
-  Signs,
   TunedRun,
   Tuning,
   tuned_groups,
@@ -99,7 +98,8 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   page.heading('How it is judged')
   page.paragraph(METHOD)
   page.write(to_path(out), to_json({
-      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
+      'criteria': CRITERIA, 'tuned': [dataclasses.asdict(tuning) | {
+          'verdict': verdict(tuning), 'sentences': sentences(tuning)} for tuning in found]}))
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 
@@ -171,20 +171,11 @@ def _stretches(run: RunRecord, points: Sequence[_Point]) -> Sequence[_Point]:
   return thinned(points, math.ceil(_POINTS * share) or 1)
 
 
-def _record(tuning: Tuning) -> dict[str, Any]:
-  return dataclasses.asdict(tuning) | {'verdict': verdict(tuning), 'sentences': sentences(tuning)}
-
-
 def _row(run: TunedRun) -> list[str]:
-  number = lambda value: '-' if value is None else f'{value:.3f}'
+  number = lambda value, form='.3f': '-' if value is None else format(value, form)
   counts = [str(len(getattr(run.issues, key))) if run.issues else '-' for key in CRITERIA]
-  star = '*' if run.proxy else ''
-  signs = [f'{_sign(run.before, key)} to {_sign(run.after, key)}{star if key == "sink_1" else ""}'
-           for key in ('sink_1', 'hidden_ratio', 'value_ratio')]
+  sign = lambda probe, key: number(probe and probe[key], '.2f')
+  signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in SIGNS]
+  signs[0] += '*' if run.proxy else ''
   return [TRIALS[run.trial], str(run.seed), f'{run.status}, step {run.step:,}', *counts,
           number(run.first_loss), number(run.last_loss), number(run.median_gradient), *signs]
-
-
-def _sign(signs: Signs | None, key: str) -> str:
-  value = getattr(signs, key) if signs else None
-  return '-' if value is None else f'{value:.2f}'

@@ -12,7 +12,7 @@ from configs import sft
 from sink_jax.cli.make_report import make_report
 from sink_jax.paper import drawing
 from sink_jax.paper.stability import Issues, issues
-from sink_jax.paper.tuning import Difference, Signs, TunedRun, Tuning, difference
+from sink_jax.paper.tuning import Difference, TunedRun, Tuning, difference
 from sink_jax.paper.tuning_words import sentences, verdict
 from sink_jax.report.jsontext import finite, rounded
 from tests.paper.paper_runs import HARDWARE, change, probe_row
@@ -128,9 +128,8 @@ def page(runs, out):
 def read_back(record):
   """A `Tuning` of what report.json holds of it."""
   record = {key: value for key, value in record.items() if key not in ('verdict', 'sentences')}
-  of = lambda kind, value: value and kind(**value)
-  runs = [TunedRun(**run | dict(issues=of(Issues, run['issues']), before=of(Signs, run['before']),
-                                after=of(Signs, run['after']))) for run in record.pop('runs')]
+  runs = [TunedRun(**run | dict(issues=run['issues'] and Issues(**run['issues'])))
+          for run in record.pop('runs')]
   return Tuning(**record | dict(
       runs=runs, differences=[Difference(**found) for found in record['differences']]))
 
