@@ -13,8 +13,7 @@ from sink_jax.paper.baseline import (
   LARGE_SINK,
   Found,
   find,
-  hidden_ratio,
-  met_by_setting,
+  settings_met,
 )
 from sink_jax.paper.criteria import NO_SINK, SINK
 from sink_jax.paper.curves import series, sink_points
@@ -28,8 +27,12 @@ from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
 TITLE = 'The search for a baseline'
-_HEAD = ('run', 'seed', 'steps', 'training', 'valid loss', 'Sink_1 %', 'Sink_* %',
-         'raw mass on token 1', 'value ratio', 'hidden ratio', 'max / median', 'meets')
+# Columns of the table of runs: the key of `Found.numbers`, the heading, and how it is written.
+_NUMBERS = {
+    'valid_loss': ('valid loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),
+    'sink_star': ('Sink_* %', '.1f'), 'raw_mass_1': ('raw mass on token 1', '.3f'),
+    'value_ratio': ('value ratio', '.2f'), 'hidden_ratio': ('hidden ratio', '.2f'),
+    'max_over_median': ('max / median', '.0f')}
 
 
 def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
@@ -40,20 +43,19 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     OSError: `out` cannot be written.
   """
   found = find(runs)
-  lines = summary(found)
-  page = Parts(TITLE)
-  counts = met_by_setting(found)
-  rows = [[criterion.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of))]
-          for criterion in CRITERIA
-          for of in [[met[criterion.key] for met in counts.values() if criterion.key in met]]]
+  met, lines, page = settings_met(found), summary(found), Parts(TITLE)
+  rows = [[it.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of.values()))]
+          for it in CRITERIA for of in [met[it.key]]]
   page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
-                 f'setting; {len(found)} runs of {len(counts)} settings are there.')
+                 f'setting; {len(found)} runs of {len(set().union(*met.values()))} settings are '
+                 'there.')
   page.table(['wanted', 'settings run', 'settings that meet it'], rows)
   for name, of in pictures(found).items():
     page.picture(name, of, _CAPTIONS[name])
   page.heading('In detail')
   page.items(lines)
-  page.table(_HEAD, [_row(it) for it in found])
+  page.table(['run', 'seed', 'steps', 'training', *(heading for heading, _ in _NUMBERS.values()),
+              'meets'], [_row(it) for it in found])
   record = rounded(finite({'criteria': {it.key: it.words for it in CRITERIA}, 'summary': lines,
                            'runs': [without_paths(it.as_dict()) for it in found]}))
   page.write(to_path(out), to_json(record))
@@ -62,10 +64,9 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 
 def summary(found: Sequence[Found]) -> list[str]:
   """What was found, in sentences: of each criterion, and of each setting."""
-  counts = met_by_setting(found)
-  lines = []
+  lines, met = [], settings_met(found)
   for criterion in CRITERIA:
-    of = {name: met[criterion.key] for name, met in counts.items() if criterion.key in met}
+    of = met[criterion.key]
     yes = [f'{name} ({seeds} of {n} seeds)' if n > 1 else name
            for name, (seeds, n) in of.items() if seeds]
     no = [f'{name} (0 of {n} seeds)' for name, (seeds, n) in of.items() if n > 1 and not seeds]
@@ -87,19 +88,12 @@ def summary(found: Sequence[Found]) -> list[str]:
 
 
 def _row(it: Found) -> list[str]:
-  probe = it.run.probe
-  number = lambda value, form='.2f': '-' if value is None else format(value, form)
-  row = [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
-         '-' if it.seconds is None else f'{it.seconds:.0f} s',
-         number((it.run.losses or {}).get('valid'), '.3f')]
-  if probe is None:
-    return [*row, *['-'] * 6, it.run.status]
-  largest = max((block.max_over_median or 0 for block in probe.activations), default=None)
-  met = it.met
-  verdict = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in met.items())
-  return [*row, number(probe.sink_1, '.1f'), number(probe.sink_extra_key, '.1f'),
-          number(probe.raw_mass_1, '.3f'), number(probe.value_ratio), number(hidden_ratio(probe)),
-          number(largest, '.0f'), verdict or it.run.status]
+  numbers = [(it.numbers.get(key), form) for key, (_, form) in _NUMBERS.items()]
+  met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it.met.items())
+  return [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
+          '-' if it.seconds is None else f'{it.seconds:.0f} s',
+          *('-' if value is None else format(value, form) for value, form in numbers),
+          met or it.run.status]
 
 
 _CAPTIONS = {
