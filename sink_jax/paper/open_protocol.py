@@ -9,12 +9,11 @@ same, and marked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.paper.analysed import Result, printable
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos
+from sink_jax.report.markup import short
 
 CRITERION = (
     'Open models are compared where inputs, T, epsilon, the number of sequences, BOS and dtype are '
@@ -52,27 +51,11 @@ PROTOCOLS = {
 }
 
 
-def inputs_of(result: Result, kind: str | None) -> Mapping[str, Any] | None:
-  """How the inputs of a kind were made; None where the result has none of that kind."""
-  inputs = result.content['inputs']
-  if result.analysis != 'kinds':
-    return inputs
-  return next((item for item in inputs['kinds'] if item['kind'] == kind), None)
-
-
-def checkpoint_of(result: Result) -> dict[str, Any]:
-  """Which checkpoint a result is of: folder, revision, dtype and number of parameters."""
-  checkpoint = result.content['checkpoint']
-  return {key: checkpoint.get(key) for key in ('folder', 'revision', 'dtype', 'parameters')}
-
-
 def differences(result: Result, kind: str | None = None) -> list[str]:
   """In what a result is not made as the paper's, in words; kind: of the inputs, if not usual."""
-  protocol, inputs = PROTOCOLS[result.analysis], _known_inputs(result, kind)
-  expected = dataclasses.replace(protocol, kind=kind or protocol.kind)
-  content = result.content
+  expected, inputs, content = PROTOCOLS[result.analysis], result.inputs(kind), result.content
   words = [f'{name} {_value(actual)} instead of {_value(wanted)}' for name, actual, wanted in (
-      ('inputs', inputs['kind'], expected.kind),
+      ('inputs', inputs['kind'], kind or expected.kind),
       ('sequences', inputs['sequences'], expected.sequences),
       ('T =', inputs['length'], expected.length),
       ('epsilon', content.get('epsilon'), expected.epsilon),
@@ -84,7 +67,7 @@ def differences(result: Result, kind: str | None = None) -> list[str]:
 
 def other_model(result: Result) -> list[str]:
   """A line where the size of a model shows that it is not the paper's, whatever its name."""
-  size, nominal = result.content['checkpoint'].get('parameters'), result.paper_model.billions * 1e9
+  size, nominal = result.content['checkpoint'].get('parameters'), result.model.billions * 1e9
   # A folder may have any name; and the nominal size is a rounded one.
   if size is None or abs(size / nominal - 1) <= _SIZE:
     return []
@@ -93,7 +76,7 @@ def other_model(result: Result) -> list[str]:
 
 def remarks(result: Result, kind: str | None = None) -> list[str]:
   """What is to be said of a result that is made as the paper's."""
-  inputs, checkpoint = _known_inputs(result, kind), result.content['checkpoint']
+  inputs, checkpoint = result.inputs(kind), result.content['checkpoint']
   lines, source = [], inputs.get('source') or ''
   # The official repository names this file but does not have it, so that most results are of other
   # text: a remark, and no difference.
@@ -104,13 +87,6 @@ def remarks(result: Result, kind: str | None = None) -> list[str]:
   if checkpoint.get('revision') == result.content.get('model'):
     lines.append(f'revision {printable(checkpoint["revision"], 12)} of the hub')
   return lines
-
-
-def _known_inputs(result: Result, kind: str | None) -> Mapping[str, Any]:
-  """The inputs of a result that is known to have some of the kind."""
-  inputs = inputs_of(result, kind)
-  assert inputs is not None, f'{result.file} has no {kind} inputs'
-  return inputs
 
 
 def described(result: Result) -> str:
@@ -134,15 +110,6 @@ def alike(result: Result) -> tuple:
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
           str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
-
-
-def short(number: float) -> str:
-  """1557611200 -> '1.6 B'."""
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if number >= size:
-      return f'{number / size:.2g} {letter}' if number < 100 * size else (
-          f'{number / size:.0f} {letter}')
-  return f'{number:.0f}'
 
 
 def _value(value: object) -> str:

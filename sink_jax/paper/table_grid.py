@@ -14,6 +14,7 @@ from sink_jax.paper.content import (
   Verdict,
 )
 from sink_jax.paper.metrics import METRICS
+from sink_jax.report.markup import short
 
 _MARKS = '†‡§¶#'
 GridCell = str | tuple[str, str]  # a text, or a text and small print
@@ -180,18 +181,8 @@ def _with_spread(text: str) -> GridCell:
 def _cost(entry: TrainedEntry | None) -> list[GridCell]:
   if entry is None:
     return ['', '', 'not run']
-  seen = short(entry.tokens)
+  seen = '' if entry.tokens is None else short(entry.tokens)
   tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
   # Steps are those of the config, tokens those seen so far.
   steps = '' if entry.steps is None else f'{entry.steps:,}'
   return [steps, tokens, (entry.status, ', '.join(entry.runs))]
-
-
-def short(tokens: int | None) -> str:
-  """1228800 -> '1.23 M'."""
-  if tokens is None:
-    return ''
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if tokens >= size:
-      return f'{tokens / size:.3g} {letter}'
-  return str(tokens)

@@ -51,6 +51,14 @@ def upper(words: str) -> str:
   return words[:1].upper() + words[1:]
 
 
+def short(number: float) -> str:
+  """1228800 -> '1.23 M'."""
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+    if number >= size:
+      return f'{number / size:.3g} {letter}'
+  return f'{number:g}'
+
+
 def _spaced(words: object) -> str:
   """As `escaped`, with the blanks at both ends, which part it from what is beside it."""
   if isinstance(words, Markdown):
