@@ -16,10 +16,10 @@ from sink_jax.paper.baseline import (
   settings_met,
 )
 from sink_jax.paper.criteria import NO_SINK, SINK
-from sink_jax.paper.curves import series, sink_points
-from sink_jax.paper.pictures import SeedPanel, TrainedPicture
+from sink_jax.paper.curves import sink_points
+from sink_jax.paper.pictures import TrainedPicture
 from sink_jax.paper.report import without_paths
-from sink_jax.paper.seed_rows import SeedRows, seed_rows
+from sink_jax.paper.seeds import SeedRows, seed_panel, seed_rows
 from sink_jax.report.images import png
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
@@ -144,12 +144,8 @@ def _curves(found: Sequence[Found]) -> bytes:
   for it in found:
     runs.setdefault(it.setting, []).append(it.run)
   ratio = lambda run: list(zip(run.probe.curves.step, run.probe.curves.hidden_ratio))
-  panels = []
-  for title, y, points, level in (
-      ('A sink on the first token', 'Sink_1 in % of heads', sink_points, LARGE_SINK),
-      ('Massive activations', 'largest hidden norm ratio of a block', ratio, LARGE_RATIO)):
-    means = [series(name, of, points) for name, of in runs.items()]
-    seeds = [series(name, [run], points) for name, of in runs.items() for run in of]
-    panels.append(SeedPanel(title, 'step', y, list(filter(None, means)),
-                            seeds=list(filter(None, seeds)), levels=[level]))
-  return drawing.panels(TrainedPicture('curves.png', panels=panels))
+  return drawing.panels(TrainedPicture('curves.png', panels=[
+      seed_panel('A sink on the first token', 'Sink_1 in % of heads', runs, sink_points,
+                 levels=[LARGE_SINK]),
+      seed_panel('Massive activations', 'largest hidden norm ratio of a block', runs, ratio,
+                 levels=[LARGE_RATIO])]))

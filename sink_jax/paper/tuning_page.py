@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
-from sink_jax.paper.curves import series, sink_points, thinned
+from sink_jax.paper.curves import sink_points, thinned
 from sink_jax.paper.pictures import SeedPanel, TrainedPicture
+from sink_jax.paper.seeds import Points, seed_panel
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
@@ -53,8 +54,6 @@ METHOD = (
     f'{MEASURES["last_loss"].margin:g} nats of a loss, a factor of '
     f'{math.exp(MEASURES["gradient"].margin):.1f} of a gradient norm. A star marks proxy scores, '
     'of rows that do not sum to one.')
-_Point = tuple[float, float]
-_Points = Callable[[RunRecord], Sequence[_Point]]
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
@@ -73,8 +72,6 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
   # Of numbers as report.json has them, so that a reader of it can make every sentence again.
   found = [rounded(finite(tuning_of(group))) for group in groups]
-  pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
-              for group in groups}
   page = Parts(TITLE)
   for tuning in found:
     page.paragraph(sentences(tuning)[0])
@@ -87,7 +84,9 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
-    for picture in pictures[tuning.name]:
+    planted = _courses(group, 'unstable', (PLANTED,),
+                       f'{TRIALS[PLANTED].capitalize()}, {group.name}')
+    for picture in filter(None, (*tuned_pictures([group]), planted)):
       page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {CAPTION}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
     page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
@@ -103,18 +102,10 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 
-def _figure_30(group: Group) -> TrainedPicture | None:
-  """Loss and gradient norm of both models; None where neither has a step."""
-  return _courses(group, 'figure-30', (SOFTMAX, SIGMOID), group.name)
-
-
 def tuned_pictures(groups: Iterable[Group]) -> list[TrainedPicture]:
-  """Figure 30 of every group that has something to draw."""
-  return [picture for group in groups if (picture := _figure_30(group))]
-
-
-def _planted(group: Group) -> TrainedPicture | None:
-  return _courses(group, 'unstable', (PLANTED,), f'{TRIALS[PLANTED].capitalize()}, {group.name}')
+  """Figure 30 of every group that has something to draw: loss and gradient norm of both models."""
+  return [picture for group in groups if (
+      picture := _courses(group, 'figure-30', (SOFTMAX, SIGMOID), group.name))]
 
 
 def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> TrainedPicture | None:
@@ -138,21 +129,16 @@ def _first_pictures(groups: Sequence[Group]) -> list[TrainedPicture]:
   return [picture for picture in pictures if picture.panels]
 
 
-def _panel(group: Group, trials: Iterable[str], title: str, words: str, points: _Points
-           ) -> SeedPanel:
-  """A line of each trial, its mean over seeds, and a thin one of each seed."""
-  means, seeds = [], []
-  for trial in trials:
-    runs = group.runs(trial)
-    seeds += [line for run in runs if (line := series(TRIALS[trial], [run], points))]
-    # A mean would end where the shortest run does: those without a point have no part in it.
-    mean = series(TRIALS[trial], [run for run in runs if run.readable and points(run)],
-                  lambda run: _stretches(run, points(run)))
-    means += [mean] if mean else []
-  return SeedPanel(title, 'step', words, means, seeds=seeds)
+def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> SeedPanel:
+  """The courses of trials, and their means over as many steps in every run, however far it is."""
+  def means(run: RunRecord) -> Sequence[tuple[float, float]]:
+    known = [(step, value) for step, value in points(run) if value is not None]
+    return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
+  return seed_panel(title, y, {TRIALS[trial]: [run for run in group.runs(trial) if run.readable]
+                               for trial in trials}, points, means)
 
 
-def _of_steps(key: str) -> _Points:
+def _of_steps(key: str) -> Points:
   """The points of a row of training: those whose value is finite."""
   return lambda run: [(step, value) for step, value in zip(
       run.train_course.get('step', ()), run.train_course.get(key, ()))
@@ -163,12 +149,6 @@ def _of_steps(key: str) -> _Points:
 _LOSS = 'training loss in nats per token', _of_steps('loss')
 _GRADIENT = 'gradient norm', _of_steps('grad_norm')
 _SINK = 'Sink_1 in % of heads', sink_points
-
-
-def _stretches(run: RunRecord, points: Sequence[_Point]) -> Sequence[_Point]:
-  """Means over as many steps as in any other run, however far this one is."""
-  share = points[-1][0] / run.known_setup.steps
-  return thinned(points, math.ceil(_POINTS * share) or 1)
 
 
 def _row(run: TunedRun) -> list[str]:

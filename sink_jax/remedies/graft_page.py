@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.curves import losses, series, sink_points, thinned
 from sink_jax.paper.metrics import MetricSummary
-from sink_jax.paper.pictures import SeedPanel, TrainedPicture
+from sink_jax.paper.pictures import TrainedPicture
+from sink_jax.paper.seeds import seed_panel
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
@@ -218,12 +220,10 @@ def _pictures(found: Grafts) -> list[TrainedPicture]:
       ('loss.png', 'loss minus that of the default', loss, None, [])):
     panels = []
     for name in filter(group.runs, GRAFTS):
-      trials = {trial: group.measured(trial) for trial in (CONTINUED, name)}
-      means = [series(trial, runs, points) for trial, runs in trials.items()]
-      means += [series(name, trials[name], dashed, dashed=True)] if dashed else []
-      seeds = [series(trial, [run], points) for trial, runs in trials.items() for run in runs]
-      panels.append(SeedPanel(name, 'step', y, [line for line in means if line],
-                              seeds=[line for line in seeds if line], levels=levels))
+      panel = seed_panel(name, y, {trial: group.measured(trial) for trial in (CONTINUED, name)},
+                         points, levels=levels)
+      extra = series(name, group.measured(name), dashed, dashed=True) if dashed else None
+      panels.append(dataclasses.replace(panel, series=[*panel.series, extra]) if extra else panel)
     if any(panel.series for panel in panels):
       pictures.append(TrainedPicture(file=file, name=group.name, panels=panels))
   return pictures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sink_jax.remedies.axes import AXES, Axis
 from sink_jax.remedies.standings import (
@@ -120,22 +121,18 @@ def short_verdict(name: str, task: Task, axis: Axis) -> str:
   return _SHORT.get(verdict, verdict)
 
 
-def not_begun(tasks: Sequence[Task]) -> dict[str, tuple[str, ...]]:
-  """{task: the variants of which there is no run, softmax included}; tasks without any left out."""
-  by_key = {task.key: task for task in tasks}
+def not_run(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+  """{task: the variants of which there is no run, and the command that trains them}.
+
+  Softmax is one of them, whose seeds the command has; tasks without any are left out.
+  """
+  found = {task.key: (task.softmax, *task.variants) for task in tasks}
   missing = {}
   for key in TASKS:
-    there = {variant.name for variant in by_key[key].variants} if key in by_key else set()
-    if key in by_key and by_key[key].softmax.runs:
-      there.add(SOFTMAX)
-    if names := tuple(name for name in (SOFTMAX, *variants_of(key)) if name not in there):
-      missing[key] = names
+    there = {variant.name: variant for variant in found.get(key, ()) if variant.runs}
+    names = [name for name in (SOFTMAX, *variants_of(key)) if name not in there]
+    seeds = sorted({run.setup.seed for run in there[SOFTMAX].runs if run.setup}
+                   ) if SOFTMAX in there else []
+    if names:
+      missing[key] = {'variants': names, 'command': command(key, names, seeds or _SEEDS)}
   return missing
-
-
-def commands(tasks: Sequence[Task]) -> dict[str, str]:
-  """{task: the command that trains what was never begun, with the seeds of softmax}."""
-  seeds = {task.key: sorted({run.setup.seed for run in task.softmax.runs if run.setup})
-           for task in tasks}
-  return {key: command(key, names, seeds.get(key) or _SEEDS)
-          for key, names in not_begun(tasks).items()}

@@ -13,15 +13,7 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import (
-  LEGEND,
-  answer,
-  commands,
-  counts,
-  not_begun,
-  overall,
-  verdicts,
-)
+from sink_jax.remedies.overview import LEGEND, answer, counts, not_run, overall, verdicts
 from sink_jax.remedies.picture import CAPTIONS, UNITS, differences, first_pictures
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
@@ -47,7 +39,7 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     OSError: `out` cannot be written.
   """
   tasks = [task_of(group) for group in groups(runs)]
-  answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
+  answers, missing = [overall(tasks), *map(answer, tasks)], not_run(tasks)
   page = Parts(TITLE)
   page.paragraph(answers[0])
   page.table(*counts(tasks))
@@ -73,14 +65,12 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   page.table(*_findings(tasks), range(4 + len(tasks)))
   if missing:
     page.heading('Not run')
-    for key, names in not_begun(tasks).items():
-      page.paragraph(f'{TASKS[key]}, not run: {", ".join(names)}. To train them:')
-      page.code(missing[key])
+    for key, of in missing.items():
+      page.paragraph(f'{TASKS[key]}, not run: {", ".join(of["variants"])}. To train them:')
+      page.code(of['command'])
   page.write(to_path(out), to_json(rounded(finite({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
-      'steps_timed': times.measured, 'not_run': {
-          key: {'variants': list(names), 'command': missing[key]}
-          for key, names in not_begun(tasks).items()}}))))
+      'steps_timed': times.measured, 'not_run': missing}))))
   return '\n'.join(answers)
 
 

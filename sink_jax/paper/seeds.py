@@ -1,18 +1,23 @@
-"""Rates of many trials at a glance: a row for each, with a mark for each seed.
+"""Seeds at a glance: panels of courses, and of rows with a mark for each seed.
 
-Beside means and ranges, which `drawing.rates` has, marks show seeds that fall into two groups, as
-where a sink emerges in some seeds alone.
+Beside means and ranges, seeds themselves show where they fall into two groups, as where a sink
+emerges in some of them alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
 from sink_jax.evaluate import plots
+from sink_jax.paper.curves import series
+from sink_jax.paper.pictures import SeedPanel, Series
+from sink_jax.report.records import RunRecord
 
+# (step, value) of a run; None where it was not measured or not finite.
+Points = Callable[[RunRecord], Sequence[tuple[float, float | None]]]
 _MARKERS = 'osD^v'
 
 
@@ -26,6 +31,23 @@ class SeedRows:
   title: str
   rows: Mapping[str, Mapping[str, Sequence[float]]]
   levels: Mapping[str, float]
+
+
+def seed_panel(title: str, y: str, runs: Mapping[str, Sequence[RunRecord]], points: Points,
+               means: Points | None = None, levels: Sequence[float] = ()) -> SeedPanel:
+  """Courses against the step: the mean of each line's runs, and each run as a thin line.
+
+  Args:
+    runs: by the name of their line.
+    means: the points of which means are taken, where those of runs are too many to see them.
+    levels: where dotted lines stand.
+  """
+  def lines(groups: Iterable[tuple[str, Sequence[RunRecord]]], of: Points) -> list[Series]:
+    return [line for name, members in groups if (line := series(name, members, of))]
+  # A mean would end where the shortest run does: those without a point have no part in it.
+  begun = [(name, [run for run in members if points(run)]) for name, members in runs.items()]
+  return SeedPanel(title, 'step', y, lines(begun, means or points), levels=levels, seeds=lines(
+      ((name, [run]) for name, members in begun for run in members), points))
 
 
 def seed_rows(panels: Sequence[SeedRows], height: float = 0.2) -> Figure:
