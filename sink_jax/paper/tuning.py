@@ -10,7 +10,6 @@ sentence is about 1B models, so that smaller budgets show the same curves withou
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,6 @@ _ENDED = ('done', 'diverged')
 FULL = 'full'  # the budget that has the paper's models
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
 SIMILAR, DIFFERENT, UNDECIDED = 'similar', 'different', 'undecided'
-_ALIKE = 0.9  # confidence of the interval that has to lie within the margin
 # Settings in which the runs of a page may differ: where they begin, what they are about.
 _VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
 _RATE = 'optimizer.learning_rate'  # of the planted run
@@ -187,16 +185,11 @@ def difference(key: str, softmax: Mapping[int, TunedRun], sigmoid: Mapping[int, 
   if not values:
     return None
   # Two trials alone: there are no others whose spread could be joined with theirs.
-  interval = functools.partial(Spread({}, {}).interval, 'train_loss', (SOFTMAX, SIGMOID),
-                               list(values.values()))
-  whole, inner = interval(parts=len(MEASURES)), interval(confidence=_ALIKE)
-  margin, verdict = measure.margin, UNDECIDED
-  if inner.above(-margin) and inner.below(margin):
-    verdict = SIMILAR
-  elif whole.above(margin) or whole.below(-margin):
-    verdict = DIFFERENT
-  return Difference(key, list(values), list(values.values()), whole.mean, whole.low, whole.high,
-                    verdict)
+  spread, of = Spread({}, {}), ('train_loss', (SOFTMAX, SIGMOID), list(values.values()))
+  it, margin = spread.interval(*of, parts=len(MEASURES)), measure.margin
+  verdict = SIMILAR if spread.negligible(*of, margin) else (
+      DIFFERENT if it.above(margin) or it.below(-margin) else UNDECIDED)
+  return Difference(key, list(values), list(values.values()), it.mean, it.low, it.high, verdict)
 
 
 def _mixed(records: Sequence[RunRecord]) -> list[str]:

@@ -1,4 +1,8 @@
-"""The page on fine-tuning, and Figure 30: curves, issues, and what becomes of the sink."""
+"""The page on fine-tuning, and Figure 30: curves, issues, and what becomes of the sink.
+
+Its sentences are made of the values of `tuning` alone, so that a reader of report.json can make
+every one of them again.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
   COMMAND,
+  FULL,
   MEASURES,
   PLANTED,
   SIGMOID,
@@ -27,8 +32,8 @@ from sink_jax.paper.tuning import (
   tuned_groups,
   tuning_of,
 )
-from sink_jax.paper.tuning_words import sentences, verdict
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -57,6 +62,9 @@ METHOD = (
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
+TOO_SMALL = "too small to test the paper's sentence, which is about 1B models"
+UNABLE = 'no verdict: the criteria are not able to tell'
+STABLE, UNSTABLE = 'no stability issue by these criteria', 'a stability issue'
 
 
 def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
@@ -159,3 +167,93 @@ def _row(run: TunedRun) -> list[str]:
   signs[0] += '*' if run.proxy else ''
   return [TRIALS[run.trial], str(run.seed), f'{run.status}, step {run.step:,}', *counts,
           number(run.first_loss), number(run.last_loss), number(run.median_gradient), *signs]
+
+
+def verdict(tuning: Tuning) -> str:
+  """The verdict on "no stability issue", in words."""
+  models = [run for trial in (SOFTMAX, SIGMOID) for run in tuning.of(trial)]
+  if tuning.rules != FULL:
+    return TOO_SMALL
+  if tuning.mixed:
+    return f'no verdict: the runs differ in {", ".join(tuning.mixed)}'
+  if absent := [trial for trial in (SOFTMAX, SIGMOID) if not tuning.of(trial)]:
+    return f'no verdict: not run: {", ".join(absent)}'
+  if open_ := [run for run in models if not run.ended or run.issues is None]:
+    return f'no verdict: {"; ".join(map(_where, open_))}'
+  if tuning.able is None:
+    return f'{UNABLE}, since {PLANTED} has not been run to its end'
+  if not tuning.able:
+    return UNABLE
+  unstable = [_named(run) for run in tuning.of(SIGMOID) if run.issues and run.issues.steps]
+  return f'{UNSTABLE}: {", ".join(unstable)}' if unstable else STABLE
+
+
+def sentences(tuning: Tuning) -> list[str]:
+  """What was found, all of it from the values of the `Tuning`."""
+  judged = {trial: [run for run in tuning.of(trial) if run.issues] for trial in TRIALS}
+  steps = [f'{TRIALS[trial]} {sum(len(run.issues.steps) for run in runs if run.issues)} of '
+           f'{sum(run.judged for run in runs):,}' for trial, runs in judged.items() if runs]
+  lines = [f'{tuning.name}: {verdict(tuning)}. Steps with an issue, of those judged: '
+           f'{", ".join(steps) or "none judged"}.', _control(tuning)]
+  if tuning.mixed:
+    lines.append(f'The runs differ in more than they are about: {", ".join(tuning.mixed)}. They '
+                 'are not compared.')
+  if left := [run for run in tuning.runs if not run.ended or run.problem]:
+    lines.append(f'Not at their last step, or not judged: {"; ".join(map(_where, left))}.')
+  for trial in (SOFTMAX, SIGMOID):
+    runs, words = judged[trial], upper(TRIALS[trial])
+    seeds = f'seed{"s" if len(runs) > 1 else ""} {", ".join(str(run.seed) for run in runs)}'
+    lines.append(f'{words}, {seeds}: {_issues(runs)}.' if runs else f'{words}: nothing to judge.')
+  for of in tuning.differences:
+    measure = MEASURES[of.measure]
+    interval = 'no interval' if of.low is None or of.high is None else (
+        f'{measure.text(of.low)} to {measure.text(of.high)}')
+    lines.append(f'Sigmoid against softmax, {measure.words}: {measure.text(of.mean)} ({interval}, '
+                 f'n = {len(of.values)}): {of.verdict}.')
+  if not tuning.differences:
+    lines.append('Whether the two models behave alike is open: no seed of both is done.')
+  return lines + [line for trial in (SOFTMAX, SIGMOID) if (line := _signs(tuning.of(trial)))]
+
+
+def _control(tuning: Tuning) -> str:
+  runs = tuning.of(PLANTED)
+  mean = lambda key: mean_and_range([getattr(run, key) for run in runs], '.2f')
+  if tuning.able is None:
+    return (f'{PLANTED}, softmax with 1,000 times the learning rate, has not been run to its end: '
+            'nothing shows that the criteria find an unstable run.')
+  if tuning.able:
+    return f'The criteria find the planted unstable run: {_issues(runs)}.'
+  return (f'The criteria do not find the planted unstable run, whose loss goes from '
+          f'{mean("first_loss")} in the first tenth of its steps to {mean("last_loss")} in the '
+          f'last: {_issues(runs)}. They are not able to tell, and there is no verdict.')
+
+
+def _issues(runs: Sequence[TunedRun]) -> str:
+  """'0 values not finite, 1 gradient norm and 0 losses too large, ... in 750 judged steps'."""
+  def count(key: str, one: str, several: str) -> str:
+    n = sum(len(getattr(run.issues, key)) for run in runs if run.issues)
+    return f'{n} {one if n == 1 else several}'
+  return (f'{count("not_finite", "value", "values")} not finite, '
+          f'{count("gradient", "gradient norm", "gradient norms")} and '
+          f'{count("loss", "loss", "losses")} too large, {count("level", "median", "medians")} too '
+          f'far above the first loss, in {sum(run.judged for run in runs):,} judged steps')
+
+
+def _signs(runs: Sequence[TunedRun]) -> str:
+  """What became of the sink, of the runs that were probed before and after; '' without one."""
+  pairs = [(run.before, run.after) for run in runs if run.before and run.after]
+  if not pairs:
+    return ''
+  mean = lambda key, i: mean_and_range([pair[i][key] for pair in pairs], '.2f')
+  star = '*' if any(run.proxy for run in runs) else ''
+  words = [f'{f"{name}{star} in %" if key == "sink_1" else name} '
+           f'{mean(key, 0)} before and {mean(key, 1)} after' for key, name in SIGNS.items()]
+  return f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
+
+
+def _named(run: TunedRun) -> str:
+  return f'{run.trial}, seed {run.seed}'
+
+
+def _where(run: TunedRun) -> str:
+  return f'{_named(run)} ({run.problem or f"{run.status} at step {run.step:,} of {run.steps:,}"})'

@@ -17,8 +17,8 @@ from sink_jax.remedies.overview import LEGEND, answer, counts, not_run, overall,
 from sink_jax.remedies.picture import CAPTIONS, UNITS, differences, first_pictures
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
-from sink_jax.report import markup
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -93,7 +93,7 @@ def sentences(task: Task) -> list[str]:
     found: dict[str, list[str]] = {}
     for variant in task.variants:
       found.setdefault(variant.standings[axis.key].verdict, []).append(variant.name)
-    start = f'{markup.upper(axis.heading)}: softmax {_seeds(axis, task.softmax)}'
+    start = f'{upper(axis.heading)}: softmax {_seeds(axis, task.softmax)}'
     if axis.key in task.closed:
       lines.append(f'{start}; {task.closed[axis.key]}, so that no variant is judged.')
       continue
@@ -138,17 +138,10 @@ def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
     own = _parameters(variant)
     more = '-' if own is None or base is None else f'{own - base:,}'
     rows.append([variant.name, variant.status, *(_seeds(axis, variant) for axis in AXES),
-                 *(_column(variant, name) for name in COLUMNS), more,
+                 *(mean_and_range([of(run) for run in variant.runs if run.status == 'done'], '.3g')
+                   for of in COLUMNS.values()), more,
                  times.text(task.key, variant.name)])
   return head, rows
-
-
-def _column(variant: Variant, name: str) -> str:
-  values = [value for run in variant.runs
-            if run.status == 'done' and (value := COLUMNS[name](run)) is not None]
-  if not values:
-    return '-'
-  return f'{sum(values) / len(values):.3g} ({min(values):.3g} to {max(values):.3g})'
 
 
 def _parameters(variant: Variant) -> int | None:

@@ -22,7 +22,6 @@ from sink_jax.report.records import RunRecord
 
 TASKS = {'trigger': 'Trigger averaging', 'bigram': 'Bigram-Backcopy', 'desk': 'text (desk)'}
 _DEFAULT = 'default'  # what a group calls the trial that the others are changes of
-_EQUIVALENT = 0.90  # two one-sided tests at 5 % each: the whole interval lies inside the margin
 REMOVES, MOVES, SAME = 'removes', 'moves to the extra key', 'no difference'
 UNDECIDED, NO_BASELINE, NOT_JUDGED = 'undecided', 'baseline has none', 'cannot be judged'
 _TRIAL = re.compile(rf'({"|".join(TASKS)})-(.+)')
@@ -222,8 +221,10 @@ def decided(found: Sequence[Standing], spread: Spread, effect: Callable[[Standin
     share = (1 - CONFIDENCE) / (len(chances) - rank)
     # Once one is not decided, none with a larger chance is.
     allowed = allowed and chances[i] <= share
-    verdict = effect(found[i], share) if allowed else _no_effect(found[i], spread)
-    standings[i] = dataclasses.replace(found[i], verdict=verdict)
+    it = found[i]
+    verdict = effect(it, share) if allowed else SAME if spread.negligible(
+        it.axis.metric, it.trials, list(it.differences.values()), it.axis.margin) else UNDECIDED
+    standings[i] = dataclasses.replace(it, verdict=verdict)
   return standings
 
 
@@ -234,14 +235,6 @@ def _chance_beyond_margin(it: Standing, spread: Spread) -> float:
   if abs(mean) <= margin:
     return 1.0
   return spread.chance(it.axis.metric, it.trials, values, math.copysign(margin, mean))
-
-
-def _no_effect(it: Standing, spread: Spread) -> str:
-  """'no difference' where the whole interval of two one-sided tests lies within the margin."""
-  interval = spread.interval(it.axis.metric, it.trials, list(it.differences.values()),
-                             confidence=_EQUIVALENT)
-  inside = interval.above(-it.axis.margin) and interval.below(it.axis.margin)
-  return SAME if inside else UNDECIDED
 
 
 def _effect(it: Standing, share: float, group: Group, spread: Spread,

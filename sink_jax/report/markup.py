@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 
 from sink_jax.io.tables import Markdown, escaped
@@ -57,6 +58,15 @@ def short(number: float) -> str:
     if number >= size:
       return f'{number / size:.3g} {letter}'
   return f'{number:g}'
+
+
+def mean_and_range(values: Sequence[float | None], form: str) -> str:
+  """'3.05 (3.01 to 3.09)': the mean, and the least and the largest of several; '-' of none."""
+  known = [value for value in values if value is not None]
+  if not known:
+    return '-'
+  mean = format(statistics.fmean(known), form)
+  return mean if len(known) == 1 else f'{mean} ({min(known):{form}} to {max(known):{form}})'
 
 
 def _spaced(words: object) -> str:

@@ -13,7 +13,7 @@ from sink_jax.cli.make_report import make_report
 from sink_jax.paper import drawing
 from sink_jax.paper.stability import Issues, issues
 from sink_jax.paper.tuning import Difference, TunedRun, Tuning, difference
-from sink_jax.paper.tuning_words import sentences, verdict
+from sink_jax.paper.tuning_page import sentences, verdict
 from sink_jax.report.jsontext import finite, rounded
 from tests.paper.paper_runs import HARDWARE, change, probe_row
 from tests.report.test_report import ROOT
