@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
-from sink_jax.paper.cells import OpenCell, OpenEntry, Row
+from sink_jax.paper.cells import OpenCell, OpenEntry
 from sink_jax.paper.differences import difference
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
@@ -56,16 +56,9 @@ def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
   return {metric: chat if metric == 'sink_1_chat' else base.name for metric in table.metrics}
 
 
-def lacking(table: PaperTable, row: Row) -> list[str]:
-  """The models of a row that have no measured number in it."""
-  cells = row.open_models.cells.values() if row.open_models else ()
-  there = {cell.model for cell in cells}
-  return [model for model in dict.fromkeys(models_of(table, row.paper).values())
-          if model not in there]
-
-
-def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> OpenEntry | None:
-  """The measured numbers of a row; None if nothing was run for it."""
+def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed
+             ) -> tuple[OpenEntry | None, list[str]]:
+  """The measured numbers of a row, None if nothing was run for it; its models without a number."""
   cells = {metric: cell for metric, model in models_of(table, row).items()
            if (cell := _cell(table, row, metric, model, analysed))}
   there = {cell.model for cell in cells.values()}
@@ -73,12 +66,12 @@ def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> OpenEntry 
   absent = {model: _absent(table, model, analysed) for model in models if model not in there}
   # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {_NOT_RUN}:
-    return None
+    return None, [*absent]
   others = dict.fromkeys(file for cell in cells.values() for file in cell.others)
   status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
             f'also in {listed(list(others))}' if others else '']
   return OpenEntry('; '.join(filter(None, status)), cells,
-                   list(dict.fromkeys(cell.file for cell in cells.values())))
+                   list(dict.fromkeys(cell.file for cell in cells.values()))), [*absent]
 
 
 def figure_of(figure: PaperFigure, analysed: Analysed) -> tuple[OpenPicture | None, bytes, str]:

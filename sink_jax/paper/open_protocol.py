@@ -9,6 +9,7 @@ same, and marked.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.paper.analysed import Result, printable
@@ -21,7 +22,7 @@ CRITERION = (
 _TEXT = 'probe_valid_natural.jsonl'
 _DTYPE = 'float32'
 _SIZE = 0.15  # by which the number of parameters may differ from the nominal one
-_SOURCE = 80  # characters
+_value = functools.partial(printable, most=80)  # characters of what a file says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ def remarks(result: Result, kind: str | None = None) -> list[str]:
   # The official repository names this file but does not have it, so that most results are of other
   # text: a remark, and no difference.
   if inputs['kind'] == 'natural' and _TEXT not in source:
-    lines.append(f'other text, {printable(source or "of an unknown source", _SOURCE)}')
+    lines.append(f'other text, {_value(source or "of an unknown source")}')
   if checkpoint.get('parameters') is None:
     lines.append('the file does not say how many parameters the model has')
   if checkpoint.get('revision') == result.content.get('model'):
@@ -110,10 +111,6 @@ def alike(result: Result) -> tuple:
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
           str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
-
-
-def _value(value: object) -> str:
-  return printable(value, _SOURCE)
 
 
 def _hellaswag(result: Result) -> list[str]:
