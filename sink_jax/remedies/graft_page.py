@@ -18,7 +18,7 @@ from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
 from sink_jax.remedies.overview import listed
-from sink_jax.remedies.page import difference, interval, standing_record
+from sink_jax.remedies.page import standing_record
 from sink_jax.remedies.standings import NOT_JUDGED, SAME, UNDECIDED
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
@@ -169,7 +169,7 @@ def _found(standings: Standings, key: str) -> str:
   parts = []
   for verdict, words in _WORDS.items():
     names = [name if (mean := of[key].difference) is None else
-             f'{name} ({difference(of[key].axis, mean)})' for name, of in standings.items()
+             f'{name} ({of[key].axis.text(mean)})' for name, of in standings.items()
              if of[key].verdict == verdict]
     if names:
       nowhere = verdict == NOT_JUDGED and len(names) == len(standings)
@@ -195,8 +195,8 @@ def _comparison(standings: Standings) -> tuple[list[str], list[list[str]]]:
   for name, of in standings.items():
     row = [name]
     for it in of.values():
-      seeds = ', '.join(difference(it.axis, value) for value in it.differences.values())
-      row += [interval(it.axis, it) if seeds else '-', seeds or '-', it.verdict]
+      seeds = ', '.join(map(it.axis.text, it.differences.values()))
+      row += [it.text() if seeds else '-', seeds or '-', it.verdict]
     rows.append([*row, '; '.join(dict.fromkeys(filter(None, (it.reason for it in of.values()))))])
   return [*head, 'because'], rows
 

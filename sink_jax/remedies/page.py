@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,32 +99,14 @@ def sentences(task: Task) -> list[str]:
     words = [f'{verdict} ({", ".join(names)})' for verdict, names in sorted(found.items())]
     power = task.power[axis.key]
     shown = '' if power is None else (
-        f' The smallest difference that these seeds can show is {difference(axis, power)}.')
+        f' The smallest difference that these seeds can show is {axis.text(power)}.')
     lines.append(f'{start}; {"; ".join(words) or "no other variant was run"}.{shown}')
   return lines
 
 
 def _seeds(axis: Axis, variant: Variant) -> str:
-  metric = metric_summary(axis.metric, [run for run in variant.runs if run.status == 'done'])
+  metric = metric_summary(axis.metric, variant.done)
   return metric.text() if metric else variant.status
-
-
-def difference(axis: Axis, value: float) -> str:
-  """A difference on the scale of the metric: points, nats, or the factor between two ratios."""
-  if METRICS[axis.metric].unit == 'ratio':
-    return f'x {math.exp(value):.2f}'
-  return f'{value:+.3f}' if axis.key == 'loss' else f'{value:+.1f}'
-
-
-def interval(axis: Axis, standing: Standing) -> str:
-  """The difference with its interval and seeds; without a difference the reason."""
-  if standing.difference is None:
-    return standing.reason
-  words = difference(axis, standing.difference)
-  if standing.low is None or standing.high is None:
-    return words
-  return (f'{words} ({difference(axis, standing.low)} to '
-          f'{difference(axis, standing.high)}, n = {len(standing.differences)})')
 
 
 def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
@@ -138,9 +119,8 @@ def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
     own = _parameters(variant)
     more = '-' if own is None or base is None else f'{own - base:,}'
     rows.append([variant.name, variant.status, *(_seeds(axis, variant) for axis in AXES),
-                 *(mean_and_range([of(run) for run in variant.runs if run.status == 'done'], '.3g')
-                   for of in COLUMNS.values()), more,
-                 times.text(task.key, variant.name)])
+                 *(mean_and_range(list(map(of, variant.done)), '.3g') for of in COLUMNS.values()),
+                 more, times.text(task.key, variant.name)])
   return head, rows
 
 
@@ -155,11 +135,10 @@ def _parameters(variant: Variant) -> int | None:
 def _rankings(task: Task) -> Iterator[tuple[str, list[str], list[list[str]]]]:
   """A table for every open axis: variants by their difference from softmax, with the verdicts."""
   for axis in task.open_axes:
-    standings = [(variant, variant.standings[axis.key]) for variant in task.variants]
-    known = [pair for pair in standings if pair[1].difference is not None]
-    known.sort(key=lambda pair: pair[1].difference or 0.0, reverse=axis.small)
-    rows = [[variant.name, interval(axis, standing), standing.verdict, standing.reason]
-            for variant, standing in (*known, *(p for p in standings if p not in known))]
+    standings = [(variant.name, variant.standings[axis.key]) for variant in task.variants]
+    standings.sort(key=lambda pair: (pair[1].difference is None, (
+        -1 if axis.small else 1) * (pair[1].difference or 0.0)))
+    rows = [[name, it.text(), it.verdict, it.reason] for name, it in standings]
     yield (f'{axis.heading}, by the difference from softmax',
            ['variant', 'difference (interval)', 'verdict', 'because'], rows)
 
@@ -185,14 +164,13 @@ def standing_record(it: Standing) -> dict[str, Any]:
 
 
 def _record(task: Task, times: StepTimes) -> dict[str, Any]:
-  def of(variant: Variant) -> dict[str, Any]:
+  def shown(variant: Variant) -> dict[str, Any]:
     standings = {key: standing_record(it) for key, it in variant.standings.items()}
     time = times.ratios.get((task.key, variant.name))
     return {'variant': variant.name, 'status': variant.status, 'axes': standings,
-            'columns': {name: [COLUMNS[name](run) for run in variant.runs
-                               if run.status == 'done'] for name in COLUMNS},
+            'columns': {name: list(map(of, variant.done)) for name, of in COLUMNS.items()},
             'parameters': _parameters(variant),
             'step_time': None if time is None else dataclasses.asdict(time)}
   return {'task': task.key, 'sentences': sentences(task), 'closed': dict(task.closed),
           'power': dict(task.power),
-          'variants': [of(variant) for variant in (task.softmax, *task.variants)]}
+          'variants': [shown(variant) for variant in (task.softmax, *task.variants)]}

@@ -65,8 +65,7 @@ def _verdicts(tasks: Sequence[Task], names: Sequence[str]) -> bytes:
 def _rates(task: Task) -> SeedRows:
   """Sink_1 and Sink_* of all variants of a task."""
   first, extra = 'Sink_1, first token', 'Sink_*, extra key'
-  done = lambda variant: [run for run in variant.runs if run.status == 'done']
-  rates = lambda key, variant: of.values if (of := metric_summary(key, done(variant))) else ()
+  rates = lambda key, variant: of.values if (of := metric_summary(key, variant.done)) else ()
   found = [(variant, rates('sink_1', variant)) for variant in (task.softmax, *task.variants)]
   order = lambda pair: (pair[0] is not task.softmax, statistics.fmean(pair[1]))
   rows = {variant.name + '*' * any(run.proxy for run in variant.runs):

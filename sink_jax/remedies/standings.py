@@ -57,6 +57,15 @@ class Standing:
   verdict: str = ''
   reason: str = ''
 
+  def text(self) -> str:
+    """The difference with its interval and number of seeds; without a difference the reason."""
+    if self.difference is None:
+      return self.reason
+    words, of = self.axis.text(self.difference), self.axis.text
+    if self.low is None or self.high is None:
+      return words
+    return f'{words} ({of(self.low)} to {of(self.high)}, n = {len(self.differences)})'
+
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
@@ -66,6 +75,10 @@ class Variant:
   runs: tuple[RunRecord, ...]
   status: str
   standings: Mapping[str, Standing]
+
+  @property
+  def done(self) -> list[RunRecord]:
+    return [run for run in self.runs if run.status == 'done']
 
 
 @dataclasses.dataclass(frozen=True)
