@@ -69,14 +69,12 @@ def answer(task: Task) -> str:
 
 def _of_axis(axis: Axis, task: Task) -> str:
   """'The loss is higher with relu (20 without a difference, 9 undecided).'"""
-  by_verdict = {verdict: [variant.name for variant in task.variants
-                          if variant.standings[axis.key].verdict == verdict]
-                for verdict in (*_EFFECTS, SAME, UNDECIDED, NOT_JUDGED)}
-  found = [f'{_WORDS[verdict]} {listed(names)}' for verdict in _EFFECTS
-           if (names := by_verdict[verdict])]
-  rest = [f'{len(names)} {words}' for verdict, words in (
+  names = task.by_verdict(axis)
+  found = [f'{_WORDS[verdict]} {listed(names[verdict])}' for verdict in _EFFECTS
+           if verdict in names]
+  rest = [f'{len(names[verdict])} {words}' for verdict, words in (
       (SAME, 'without a difference'), (UNDECIDED, 'undecided'), (NOT_JUDGED, 'not judged'))
-          if (names := by_verdict[verdict])]
+          if verdict in names]
   others = f' ({", ".join(rest)})' if rest else ''
   return f'{_SUBJECT[axis.key]} is {", ".join(found) or "changed by none"}{others}.'
 
@@ -106,9 +104,9 @@ def counts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
   rows = []
   for task in tasks:
     for axis in task.open_axes if task.variants else ():
-      found = [variant.standings[axis.key].verdict for variant in task.variants]
+      names = task.by_verdict(axis)
       rows.append([f'{task.words}: {axis.heading}', *(
-          str(sum(verdict in of for verdict in found)) for of in columns.values())])
+          str(sum(len(names.get(verdict, ())) for verdict in of)) for of in columns.values())])
   return ['compared with softmax', *columns], rows
 
 

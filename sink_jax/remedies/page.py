@@ -89,14 +89,12 @@ def sentences(task: Task) -> list[str]:
   """What was found on a task, axis by axis, with every variant."""
   lines = []
   for axis in AXES:
-    found: dict[str, list[str]] = {}
-    for variant in task.variants:
-      found.setdefault(variant.standings[axis.key].verdict, []).append(variant.name)
     start = f'{upper(axis.heading)}: softmax {_seeds(axis, task.softmax)}'
     if axis.key in task.closed:
       lines.append(f'{start}; {task.closed[axis.key]}, so that no variant is judged.')
       continue
-    words = [f'{verdict} ({", ".join(names)})' for verdict, names in sorted(found.items())]
+    words = [f'{verdict} ({", ".join(names)})'
+             for verdict, names in sorted(task.by_verdict(axis).items())]
     power = task.power[axis.key]
     shown = '' if power is None else (
         f' The smallest difference that these seeds can show is {axis.text(power)}.')

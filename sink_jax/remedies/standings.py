@@ -106,6 +106,13 @@ class Task:
     """The axes on which softmax has something to remedy."""
     return [axis for axis in AXES if axis.key not in self.closed]
 
+  def by_verdict(self, axis: Axis) -> dict[str, list[str]]:
+    """{verdict: the names of the variants that have it on an axis}."""
+    found: dict[str, list[str]] = {}
+    for variant in self.variants:
+      found.setdefault(variant.standings[axis.key].verdict, []).append(variant.name)
+    return found
+
 
 def groups(runs: Iterable[RunRecord]) -> list[Group]:
   """The runs of configs/remedies.py by task; variants under their names, softmax as the default.
