@@ -210,7 +210,7 @@ def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
 def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
   """The files of a picture, how its inputs were made, and in what that is not the paper's way."""
   files = listed(list(dict.fromkeys(result.file for result in shown)))
-  lines = [f'Ours, of {files}: {described(shown[0])}']
+  lines = [f'Drawn from {files}: {described(shown[0])}']
   apart = list(dict.fromkeys(words for result in shown for words in differences(result)))
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
   lines += [f'{result.model.name}: {words}' for result in shown

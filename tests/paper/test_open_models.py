@@ -314,7 +314,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
   assert [own.model for own in picture.models] == ['GPT2']
   place = tmp_path.name
   assert picture.note == (
-      f'Ours, of {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '
+      f'Drawn from {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '
       f'tokenizer, float32. Not drawn with these: GPT2 of {place}/a.json, GPT2-XL of '
       f'{place}/a.json, OPT-125M of {place}/a.json.')
   (tmp_path / 'b.json').unlink()
