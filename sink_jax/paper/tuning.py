@@ -14,10 +14,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sink_jax.paper.collect import FREE, Group, groups_of
+from sink_jax.paper.collect import Group, groups_of, unlike
 from sink_jax.paper.spread import Spread
 from sink_jax.paper.stability import Issues, issues, judged_steps
-from sink_jax.report.records import Course, RunRecord, differing_settings
+from sink_jax.report.records import Course, RunRecord
 
 SOFTMAX, SIGMOID, PLANTED = 'sft-softmax', 'sft-sigmoid', 'sft-unstable'
 TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
@@ -124,7 +124,7 @@ class Difference:
 class Tuning:
   """The runs of a budget and protocol.
 
-  rules: the budget whose rules apply. mixed: settings in which the runs must not differ, and do.
+  rules: the budget whose rules apply. mixed: in what the runs must not differ, and do.
   trained: with what code and on what machines.
   """
 
@@ -193,15 +193,10 @@ def difference(key: str, softmax: Mapping[int, TunedRun], sigmoid: Mapping[int, 
 
 
 def _mixed(records: Sequence[RunRecord]) -> list[str]:
-  """Settings in which runs differ that may not; the planted run has a learning rate of its own."""
-  def different(runs: Sequence[RunRecord]) -> set[str]:
-    _, own = differing_settings(runs) if runs else ({}, {})
-    return {key for settings in own.values() for key in settings
-            if key not in FREE and not key.startswith(_VARIED)}
-  models = [run for run in records if run.label.trial != PLANTED]
-  contents = {run.text.content for run in records if run.text and run.text.content}
-  return [*sorted(different(models) | different(records) - {_RATE}),
-          *(['the content of their data'] if len(contents) > 1 else [])]
+  """In what runs are unlike the first and may not be; the planted run has a rate of its own."""
+  return list(dict.fromkeys(words for run in records for words in unlike(
+      run.label.trial, run, records[0],
+      (*_VARIED, _RATE) if run.label.trial == PLANTED else _VARIED)))
 
 
 def _tuned(run: RunRecord) -> TunedRun:
