@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -24,36 +24,46 @@ _SHOWN = 10  # names in a line
 _NAME, _MESSAGE = 100, 200  # characters
 
 
+# What no table or figure shows is named in a line of its kind.
+_LINES = {
+    'not of an analysis': 'Not of an analysis',
+    'damaged': 'Damaged, and left out',
+    'version': f'Read, but written by another version than {sink_jax.__version__}',
+    'elsewhere': 'Of analyses that no table or figure of this page is about',
+    'left out': 'Results that cannot be used',
+    'failed': 'Models that failed in their analysis'}
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """The result of an analysis of one model.
+  """The result of an analysis of one of the paper's models.
 
-  published: the model, where it is one of the paper's. content: as `analysis_fields` checks it.
+  content: as `analysis_fields` checks it.
   """
 
   analysis: str
   file: str
   date: datetime.datetime
-  model: str
-  published: Published | None
+  model: Published
   content: Mapping[str, Any]
 
   @property
-  def paper_model(self) -> Published:
-    """The model of a result that a row or a figure of the paper may show."""
-    assert self.published is not None, f'{self.model} is none of the paper\'s models'
-    return self.published
+  def rank(self) -> tuple[float, str]:
+    """Newest first."""
+    return -self.date.timestamp(), self.file
 
+  @property
+  def checkpoint(self) -> dict[str, Any]:
+    """Which checkpoint it is of: folder, revision, dtype and number of parameters."""
+    return {key: self.content['checkpoint'].get(key)
+            for key in ('folder', 'revision', 'dtype', 'parameters')}
 
-@dataclasses.dataclass(frozen=True)
-class Failed:
-  """A model whose analysis failed."""
-
-  analysis: str
-  file: str
-  model: str
-  published: Published | None
-  error: str
+  def inputs(self, kind: str | None) -> Mapping[str, Any]:
+    """How the inputs of a kind were made; {} where the result has none of that kind."""
+    inputs = self.content['inputs']
+    if self.analysis != 'kinds':
+      return inputs
+    return next((item for item in inputs['kinds'] if item['kind'] == kind), {})
 
 
 class AnalysisModule(Protocol):
@@ -75,14 +85,20 @@ class Analysis(Protocol):
 class Analysed:
   """Results of files.
 
-  files: {name: how it was made}; lines: about the rest; analyses: what draws them, by name.
+  failed: {(analysis, model of the paper): why}; files: {name: how it was made}; lines: about the
+  rest; analyses: what draws them, by name.
   """
 
   results: tuple[Result, ...] = ()
-  failed: tuple[Failed, ...] = ()
+  failed: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
   files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   lines: tuple[str, ...] = ()
   analyses: Mapping[str, Analysis] = dataclasses.field(default_factory=dict)
+
+  def of(self, analysis: str | None, models: Collection[str] | None) -> list[Result]:
+    """The results of an analysis of these models; None: of all."""
+    return [result for result in self.results if result.analysis == analysis
+            and (models is None or result.model.name in models)]
 
 
 def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> Analysed:
@@ -97,45 +113,52 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
     ValueError: a place is neither file nor folder, or a folder holds no .json file.
   """
   results: list[Result] = []
-  failed: list[Failed] = []
-  files, about = {}, {}
+  failed: dict[tuple[str, str], str] = {}
+  files: dict[str, dict[str, Any]] = {}
+  about: dict[str, list[str]] = {kind: [] for kind in _LINES}
+  others = []
   for path, name in _files_of(places):
     try:
       if is_local(path) and not path.is_file():  # a pipe would wait for its other end
         raise ValueError('not a file')
       record = from_json(read_text_limited(path, _LARGEST))
       if not isinstance(record, dict) or record.get('analysis') not in analyses:
-        about.setdefault('not of an analysis', []).append(name)
+        about['not of an analysis'].append(name)
         continue
       analysis = record['analysis']
       contents, failures = _list_of(record, 'results'), _list_of(record, 'failed')
     except (ValueError, TypeError, OSError) as error:
-      about.setdefault('damaged', []).append(f'{name} ({_reason(error, path)})')
+      about['damaged'].append(f'{name} ({_reason(error, path)})')
       continue
     # From here on a fault in one result spares the others of its file.
     files[name] = _made(record)
     if (version := files[name]['versions'].get('sink_jax')) != sink_jax.__version__:
-      about.setdefault('version', []).append(f'{name} ({version or "unknown"})')
+      about['version'].append(f'{name} ({version or "unknown"})')
     # Its results cannot be checked, and no table or figure would show them.
     if analysis not in FIELDS:
-      about.setdefault('elsewhere', []).append(name)
+      about['elsewhere'].append(name)
       continue
     for content in contents:
       model = printable(content.get('model') or 'a model without a name', _NAME)
       try:
         check_result(analysis, content)
       except ValueError as error:
-        about.setdefault('left out', []).append(f'{model} in {name} ({error})')
+        about['left out'].append(f'{model} in {name} ({error})')
         continue
-      results.append(Result(analysis, name, _date(record), model, _published(content), content))
+      if published := _published(content):
+        results.append(Result(analysis, name, _date(record), published, content))
+      else:
+        others.append(f'{model} ({name})')
     for item in failures:
-      model = printable(item.get('model'), _NAME)
-      failed.append(Failed(analysis, name, model, known_model(model),
-                           printable(item.get('error'), _MESSAGE)))
-  about['failed'] = [f'{failure.model} in {failure.file} ({failure.error})' for failure in failed]
-  about['others'] = [f'{result.model} ({result.file})' for result in results
-                     if not result.published]
-  return Analysed(tuple(results), tuple(failed), files, tuple(_lines(about)), analyses)
+      model, error = printable(item.get('model'), _NAME), printable(item.get('error'), _MESSAGE)
+      about['failed'].append(f'{model} in {name} ({error})')
+      if published := known_model(model):
+        failed.setdefault((analysis, published.name), f'failed: {error} ({name})')
+  lines = [f'{words}: {listed(about[kind])}.' for kind, words in _LINES.items() if about[kind]]
+  if others:
+    verb = 'model is none' if len(others) == 1 else 'models are none'
+    lines.append(f'{len(others)} {verb} of the paper\'s: {listed(others)}.')
+  return Analysed(tuple(results), failed, files, tuple(lines), analyses)
 
 
 def printable(value: object, most: int) -> str:
@@ -228,20 +251,3 @@ def _reason(error: Exception, path: AnyPath) -> str:
   """Why a file cannot be read, without its path, which the line has."""
   words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
   return printable(words.removeprefix(f'{path} is '), _MESSAGE)
-
-
-def _lines(about: Mapping[str, Sequence[str]]) -> list[str]:
-  """A line for each kind of thing that no table or figure shows."""
-  words = {
-      'not of an analysis': 'Not of an analysis',
-      'damaged': 'Damaged, and left out',
-      'version': f'Read, but written by another version than {sink_jax.__version__}',
-      'elsewhere': 'Of analyses that no table or figure of this page is about',
-      'left out': 'Results that cannot be used',
-      'failed': 'Models that failed in their analysis'}
-  lines = [f'{text}: {listed(about[kind])}.' for kind, text in words.items() if about.get(kind)]
-  others = about['others']
-  if others:
-    verb = 'model is none' if len(others) == 1 else 'models are none'
-    lines.append(f'{len(others)} {verb} of the paper\'s: {listed(others)}.')
-  return lines

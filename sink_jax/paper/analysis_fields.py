@@ -7,6 +7,7 @@ every list for its shape, before anything is computed from it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,18 +49,9 @@ class Items:
   most: int
 
 
-def _percent(axes: str = '') -> Numbers:
-  return Numbers(axes, 0, 100.001)  # 100 * a mean in float32 may round up
-
-
-def _share(axes: str = '') -> Numbers:
-  return Numbers(axes, 0, 1)
-
-
-def _importance(axes: str = '') -> Numbers:
-  return Numbers(axes, 0, _LONGEST)  # above one for late keys of a short sequence
-
-
+_percent = functools.partial(Numbers, low=0, high=100.001)  # 100 * a mean in float32 may round up
+_share = functools.partial(Numbers, low=0, high=1)
+_importance = functools.partial(Numbers, low=0, high=_LONGEST)  # late keys of short texts: above 1
 _COUNT = Numbers(low=0, high=1e15, whole=True)
 _NAMES = Words('D')
 _BLOCKS = Numbers('N', 0, 1e6, whole=True)

@@ -8,6 +8,7 @@ level and beyond what an untrained model, or random target positions, have (see 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,8 +25,8 @@ _DESK = {'default': 'softmax', **{kind: kind for kind in KINDS[1:]}}
 # whose names end alike. Longer kinds come first: '-sigmoid' ends none of them.
 _TRIAL = re.compile(rf'(.*?\d.*?)-({"|".join(KINDS)})')
 _OTHER_TASK = 'backcopy'  # searched for massive activations alone
-_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
-_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
+LARGE_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
+LARGE_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +50,12 @@ def hidden_ratio(probe: ProbeRecord) -> float | None:
 
 
 CRITERIA = (
-    Criterion('a', 'softmax', f'softmax: Sink_1 of {_SINK} % or more, and beyond its null',
-              lambda probe: probe.sink_1 >= max(_SINK, _null(probe, 'sink_1'))),
-    Criterion('b', 'softmax', f'softmax: a hidden norm ratio of {_RATIO} or more in some block, '
-              'and beyond its null',
+    Criterion('a', 'softmax', f'softmax: Sink_1 of {LARGE_SINK} % or more, and beyond its null',
+              lambda probe: probe.sink_1 >= max(LARGE_SINK, _null(probe, 'sink_1'))),
+    Criterion('b', 'softmax', f'softmax: a hidden norm ratio of {LARGE_RATIO} or more in some '
+              'block, and beyond its null',
               lambda probe: (hidden_ratio(probe) or 0) >= max(
-                  _RATIO, _null(probe, 'hidden_ratio'))),
+                  LARGE_RATIO, _null(probe, 'hidden_ratio'))),
     Criterion('c', 'sigmoid-normalized', f'normalised sigmoid: Sink_1 of {SINK} % or more, and '
               'beyond its null',
               lambda probe: probe.sink_1 >= max(SINK, _null(probe, 'sink_1'))),
@@ -97,29 +98,30 @@ class Found:
             and (criterion.key == 'b' or not self.setting.startswith(_OTHER_TASK))}
 
   def as_dict(self) -> dict[str, Any]:
-    probe = self.run.probe
     return {'setting': self.setting, 'kind': self.kind, 'seed': self.seed,
             'status': self.run.status, 'steps': self.run.step, 'training_seconds': self.seconds,
             'met': dict(self.met), 'trained_on': self.run.origin.hardware,
             'trained_by': self.run.origin.command, 'trained_with': self.run.origin.code,
-            **({} if probe is None else numbers_of(self.run, probe))}
+            **self.numbers}
 
-
-def numbers_of(run: RunRecord, probe: ProbeRecord) -> dict[str, Any]:
-  """The numbers of a run that the search looks at, from its last rows of metrics."""
-  largest = max(probe.activations, key=lambda block: block.max_over_median or 0, default=None)
-  return {
-      'sink_1': probe.sink_1, 'sink_star': probe.sink_extra_key,
-      'largest_importance': probe.largest_importance,
-      'uniform_importance': uniform_importance(len(probe.sink)), 'raw_mass_1': probe.raw_mass_1,
-      'raw_row_mass': probe.raw_row_mass, 'value_ratio': probe.value_ratio,
-      'hidden_ratio': hidden_ratio(probe),
-      'largest_hidden_ratio_ever': max((r for r in probe.curves.hidden_ratio if r), default=None),
-      'max_over_median': largest and largest.max_over_median,
-      'kurtosis_moment': largest and largest.kurtosis_moment,
-      'massive_block': largest and largest.block, 'massive_channel': largest and largest.channel,
-      'valid_loss': (run.losses or {}).get('valid'),
-      'null_untrained': dict(probe.nulls), 'null_trained': dict(probe.last_nulls)}
+  @functools.cached_property
+  def numbers(self) -> dict[str, Any]:
+    """What the search looks at, from the last rows of metrics; the loss alone without a probe."""
+    loss, probe = {'valid_loss': (self.run.losses or {}).get('valid')}, self.run.probe
+    if probe is None:
+      return loss
+    largest = max(probe.activations, key=lambda block: block.max_over_median or 0, default=None)
+    return loss | {
+        'sink_1': probe.sink_1, 'sink_star': probe.sink_extra_key,
+        'largest_importance': probe.largest_importance,
+        'uniform_importance': uniform_importance(len(probe.sink)), 'raw_mass_1': probe.raw_mass_1,
+        'raw_row_mass': probe.raw_row_mass, 'value_ratio': probe.value_ratio,
+        'hidden_ratio': hidden_ratio(probe),
+        'largest_hidden_ratio_ever': max((r for r in probe.curves.hidden_ratio if r), default=None),
+        'max_over_median': largest and largest.max_over_median,
+        'kurtosis_moment': largest and largest.kurtosis_moment,
+        'massive_block': largest and largest.block, 'massive_channel': largest and largest.channel,
+        'null_untrained': dict(probe.nulls), 'null_trained': dict(probe.last_nulls)}
 
 
 def find(runs: Iterable[RunRecord]) -> list[Found]:
@@ -157,11 +159,11 @@ def _seconds(run: RunRecord) -> float | None:
   return run.setup.tokens * run.step / run.setup.steps / rates[len(rates) // 2]
 
 
-def met_by_setting(found: Sequence[Found]) -> dict[str, dict[str, tuple[int, int]]]:
-  """{setting: {criterion: (seeds that meet it, seeds that are done)}}."""
-  counts: dict[str, dict[str, tuple[int, int]]] = {}
+def settings_met(found: Sequence[Found]) -> dict[str, dict[str, tuple[int, int]]]:
+  """{criterion: {setting: (seeds that meet it, seeds that are done)}} of the settings asked for."""
+  counts: dict[str, dict[str, tuple[int, int]]] = {criterion.key: {} for criterion in CRITERIA}
   for it in found:
     for key, met in it.met.items():
-      yes, n = counts.setdefault(it.setting, {}).get(key, (0, 0))
-      counts[it.setting][key] = yes + met, n + 1
+      yes, n = counts[key].get(it.setting, (0, 0))
+      counts[key][it.setting] = yes + met, n + 1
   return counts

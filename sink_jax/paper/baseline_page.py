@@ -4,41 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sink_jax.evaluate import plots
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper.baseline import CRITERIA, DESK, Found, find, hidden_ratio, met_by_setting
+from sink_jax.paper import drawing
+from sink_jax.paper.baseline import (
+  CRITERIA,
+  DESK,
+  LARGE_RATIO,
+  LARGE_SINK,
+  Found,
+  find,
+  settings_met,
+)
+from sink_jax.paper.criteria import NO_SINK, SINK
+from sink_jax.paper.curves import sink_points
+from sink_jax.paper.pictures import Picture
 from sink_jax.paper.report import without_paths
+from sink_jax.paper.seeds import SeedRows, seed_panel, seed_rows
 from sink_jax.report.images import png
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
+from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
 TITLE = 'The search for a baseline'
-_HEAD = ('run', 'seed', 'steps', 'training', 'valid loss', 'Sink_1 %', 'Sink_* %',
-         'raw mass on token 1', 'value ratio', 'hidden ratio', 'max / median', 'meets')
+# Columns of the table of runs: the key of `Found.numbers`, the heading, and how it is written.
+_NUMBERS = {
+    'valid_loss': ('valid loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),
+    'sink_star': ('Sink_* %', '.1f'), 'raw_mass_1': ('raw mass on token 1', '.3f'),
+    'value_ratio': ('value ratio', '.2f'), 'hidden_ratio': ('hidden ratio', '.2f'),
+    'max_over_median': ('max / median', '.0f')}
 
 
 def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
-  """Writes index.html, report.md, report.json and curves.png, and returns the text.
+  """Writes index.html, report.md, report.json and PNGs, and returns the text.
 
   Raises:
     ValueError: there is no run of the search among the runs.
     OSError: `out` cannot be written.
   """
   found = find(runs)
-  lines = summary(found)
-  picture = _curves([it for it in found if it.kind == 'softmax' and it.run.probe])
-  page = Parts(TITLE)
-  counts = met_by_setting(found)
-  rows = [[criterion.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of))]
-          for criterion in CRITERIA
-          for of in [[met[criterion.key] for met in counts.values() if criterion.key in met]]]
+  met, lines, page = settings_met(found), summary(found), Parts(TITLE)
+  rows = [[it.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of.values()))]
+          for it in CRITERIA for of in [met[it.key]]]
   page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
-                 f'setting; {len(found)} runs of {len(counts)} settings are there.')
+                 f'setting; {len(found)} runs of {len(set().union(*met.values()))} settings are '
+                 'there.')
   page.table(['wanted', 'settings run', 'settings that meet it'], rows)
+  for name, of in pictures(found).items():
+    page.picture(name, of, _CAPTIONS[name])
+  page.heading('In detail')
   page.items(lines)
-  page.picture('curves.png', picture, _CAPTION)
-  page.table(_HEAD, [_row(it) for it in found])
+  page.table(['run', 'seed', 'steps', 'training', *(heading for heading, _ in _NUMBERS.values()),
+              'meets'], [_row(it) for it in found])
   record = rounded(finite({'criteria': {it.key: it.words for it in CRITERIA}, 'summary': lines,
                            'runs': [without_paths(it.as_dict()) for it in found]}))
   page.write(to_path(out), to_json(record))
@@ -47,10 +64,9 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 
 def summary(found: Sequence[Found]) -> list[str]:
   """What was found, in sentences: of each criterion, and of each setting."""
-  counts = met_by_setting(found)
-  lines = []
+  lines, met = [], settings_met(found)
   for criterion in CRITERIA:
-    of = {name: met[criterion.key] for name, met in counts.items() if criterion.key in met}
+    of = met[criterion.key]
     yes = [f'{name} ({seeds} of {n} seeds)' if n > 1 else name
            for name, (seeds, n) in of.items() if seeds]
     no = [f'{name} (0 of {n} seeds)' for name, (seeds, n) in of.items() if n > 1 and not seeds]
@@ -72,42 +88,64 @@ def summary(found: Sequence[Found]) -> list[str]:
 
 
 def _row(it: Found) -> list[str]:
-  probe = it.run.probe
-  number = lambda value, form='.2f': '-' if value is None else format(value, form)
-  row = [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
-         '-' if it.seconds is None else f'{it.seconds:.0f} s',
-         number((it.run.losses or {}).get('valid'), '.3f')]
-  if probe is None:
-    return [*row, *['-'] * 6, it.run.status]
-  largest = max((block.max_over_median or 0 for block in probe.activations), default=None)
-  met = it.met
-  verdict = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in met.items())
-  return [*row, number(probe.sink_1, '.1f'), number(probe.sink_extra_key, '.1f'),
-          number(probe.raw_mass_1, '.3f'), number(probe.value_ratio), number(hidden_ratio(probe)),
-          number(largest, '.0f'), verdict or it.run.status]
+  numbers = [(it.numbers.get(key), form) for key, (_, form) in _NUMBERS.items()]
+  met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it.met.items())
+  return [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
+          '-' if it.seconds is None else f'{it.seconds:.0f} s',
+          *('-' if value is None else format(value, form) for value, form in numbers),
+          met or it.run.status]
 
 
-_CAPTION = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained; a '
-            'line for each setting, thinner for further seeds.')
+_CAPTIONS = {
+    'rates.png': 'Sink rates of each setting at the last probe, a mark for each seed; dotted: the '
+                 'levels that are asked for.',
+    'curves.png': 'Sink_1 and the largest hidden norm ratio of the softmax runs while they '
+                  'trained: every seed as a thin line, and means of settings; dotted: the levels '
+                  'that are asked for.'}
+
+
+def pictures(found: Sequence[Found]) -> dict[str, bytes]:
+  """{file: PNG}: rates by setting of the runs that are done, and the courses of softmax."""
+  # Some settings are searched for massive activations alone: nothing is asked of their rates.
+  asked = [it for it in found if set(it.met) - {'b'}]
+  trained = [it for it in found if it.kind == 'softmax' and it.run.probe]
+  return ({'rates.png': _rates(asked)} if asked else {}) | (
+      {'curves.png': _curves(trained)} if trained else {})
+
+
+def _rates(found: Sequence[Found]) -> bytes:
+  """Sink_1 and Sink_* by setting, the strongest sinks of softmax first."""
+  probes: dict[tuple[str, str], list[ProbeRecord]] = {}  # by setting and kind
+  for it in found:
+    if it.run.probe is not None:
+      probes.setdefault((it.setting, it.kind), []).append(it.run.probe)
+  strongest = lambda setting: max(
+      (probe.sink_1 for probe in probes.get((setting, 'softmax'), ())), default=-1)
+  settings = sorted({setting: None for setting, _ in probes}, key=strongest, reverse=True)
+  # {title: {name in the legend: (kind, rate of a probe, level)}}
+  panels = {
+      'A sink is wanted on the first token': {
+          f'softmax, at least {LARGE_SINK} %': ('softmax', 'sink_1', LARGE_SINK),
+          f'normalised sigmoid, at least {SINK} %': ('sigmoid-normalized', 'sink_1', SINK)},
+      'None is wanted on the first token': {
+          f'sigmoid, below {NO_SINK} %': ('sigmoid', 'sink_1', NO_SINK),
+          f'K bias, below {NO_SINK} %': ('k-bias', 'sink_1', NO_SINK),
+          f'K bias, Sink_* of its key, at least {SINK} %': ('k-bias', 'sink_extra_key', SINK)}}
+  return png(seed_rows([SeedRows(
+      title, {setting: {name: [rate for probe in probes.get((setting, kind), ())
+                               if (rate := getattr(probe, key)) is not None]
+                        for name, (kind, key, _) in names.items()} for setting in settings},
+      {name: level for name, (*_, level) in names.items()}) for title, names in panels.items()]))
 
 
 def _curves(found: Sequence[Found]) -> bytes:
-  figure, axes = plots.canvas(12, 4.2, 1, 2)
-  names = list(dict.fromkeys(it.setting for it in found))
-  for ax, key in ((axes[0, 0], 'sink_1'), (axes[0, 1], 'hidden_ratio')):
-    seen = set()
-    for it in found:
-      assert it.run.probe is not None, 'only probed runs are drawn'
-      curves = it.run.probe.curves
-      i = names.index(it.setting)
-      style = ('-', '--', ':')[i // len(plots.COLOURS) % 3]
-      values = [float('nan') if value is None else value for value in getattr(curves, key)]
-      ax.plot(curves.step, values, style, color=plots.COLOURS[i % len(plots.COLOURS)],
-              linewidth=0.8 if it.setting in seen else 1.8,
-              label=None if it.setting in seen else it.setting)
-      seen.add(it.setting)
-    ax.grid(alpha=0.25)
-  plots.label(axes[0, 0], 'A sink on the first token', 'step', f'{plots.SINK_1} (% of heads)')
-  plots.label(axes[0, 1], 'Massive activations', 'step', 'largest hidden norm ratio of a block')
-  axes[0, 1].legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-  return png(figure)
+  """Sink_1 and the largest hidden norm ratio of a block while settings were trained."""
+  runs: dict[str, list[RunRecord]] = {}
+  for it in found:
+    runs.setdefault(it.setting, []).append(it.run)
+  ratio = lambda run: list(zip(run.probe.curves.step, run.probe.curves.hidden_ratio))
+  return drawing.panels(Picture('curves.png', panels=[
+      seed_panel('A sink on the first token', 'Sink_1 in % of heads', runs, sink_points,
+                 levels=[LARGE_SINK]),
+      seed_panel('Massive activations', 'largest hidden norm ratio of a block', runs, ratio,
+                 levels=[LARGE_RATIO])]))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
@@ -143,10 +143,14 @@ def is_synthetic(run: RunRecord) -> bool:
   return run.label.trial.startswith(SYNTHETIC)
 
 
-def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
-  """Large budgets first. A budget without any run of the paper makes no group."""
+def groups_of(runs: Iterable[RunRecord],
+              chosen: Callable[[RunRecord], bool] = is_of_the_paper) -> list[Group]:
+  """The chosen runs by budget and protocol: large budgets first, and of one the paper's protocol.
+
+  A budget without any such run makes no group.
+  """
   by_label: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
-  for run in filter(is_of_the_paper, runs):
+  for run in filter(chosen, runs):
     # A trial without a config may have been asked for without naming a protocol.
     key = run.label.budget, run.label.protocol or 'paper'
     by_label.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
@@ -155,7 +159,8 @@ def groups_of(runs: Iterable[RunRecord]) -> list[Group]:
             for (budget, protocol), trials in sorted(by_label.items())]
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
   order = {budget: i for i, budget in enumerate(BUDGETS)}
-  return sorted(groups, key=lambda group: order.get(group.rules, len(order)))
+  return sorted(groups, key=lambda group: (order.get(group.rules, len(order)), group.budget,
+                                           group.protocol != 'paper', group.protocol))
 
 
 def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:

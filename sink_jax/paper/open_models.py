@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
-from sink_jax.paper.cells import Cell, Entry, OpenNumber, Row
+from sink_jax.paper.cells import Cell, Entry, OpenNumber
+from sink_jax.paper.differences import difference
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
 from sink_jax.paper.open_protocol import (
   PROTOCOLS,
   alike,
-  checkpoint_of,
   described,
   differences,
-  inputs_of,
   other_model,
   remarks,
 )
@@ -57,15 +56,9 @@ def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
   return {metric: chat if metric == 'sink_1_chat' else base.name for metric in table.metrics}
 
 
-def lacking(table: PaperTable, row: Row) -> list[str]:
-  """The models of a row that have no measured number in it."""
-  there = {number.model for entry in row.entries for number in _numbers(entry.cells)}
-  return [model for model in dict.fromkeys(models_of(table, row.paper).values())
-          if model not in there]
-
-
-def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> Entry | None:
-  """The measured numbers of a row; None if nothing was run for it."""
+def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed
+             ) -> tuple[Entry | None, list[str]]:
+  """The measured numbers of a row, None if nothing was run for it; its models without a number."""
   cells = {metric: cell for metric, model in models_of(table, row).items()
            if (cell := _cell(table, row, metric, model, analysed))}
   numbers = _numbers(cells)
@@ -74,12 +67,12 @@ def entry_of(table: PaperTable, row: PaperRow, analysed: Analysed) -> Entry | No
   absent = {model: _absent(table, model, analysed) for model in models if model not in there}
   # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {_NOT_RUN}:
-    return None
+    return None, [*absent]
   others = dict.fromkeys(file for number in numbers for file in number.others)
   status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
             f'also in {listed(list(others))}' if others else '']
   return Entry('; '.join(filter(None, status)), cells,
-               list(dict.fromkeys(number.file for number in numbers)))
+               list(dict.fromkeys(number.file for number in numbers))), [*absent]
 
 
 def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
@@ -97,13 +90,13 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
     return Figure(figure, [], f'cannot be drawn: the results in {files} do not fit together '
                               f'({printable(error, _MESSAGE)})')
   # The pictures of analyses have no palette yet, as every other picture of the page has.
-  there = {result.paper_model.name for result in shown}
+  there = {result.model.name for result in shown}
   picture = Picture(
       file=f'{figure.key}.png',
       missing=[f'{name} ({_absent(figure, name, analysed)})'
                for name in figure.models or () if name not in there],
       note=_note(shown, left_out), numbers=numbers,
-      models=[DrawnModel(result.paper_model.name, result.file, checkpoint_of(result))
+      models=[DrawnModel(result.model.name, result.file, result.checkpoint)
               for result in shown],
       png=with_palette(raw))
   return Figure(figure, [picture], 'drawn')
@@ -111,42 +104,36 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
 
 def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:
   """Why an analysis has no result of a model."""
-  failed = [failure for failure in analysed.failed if failure.analysis == item.analysis
-            and failure.published and failure.published.name == model]
-  return f'failed: {failed[0].error} ({failed[0].file})' if failed else _NOT_RUN
+  return analysed.failed.get((item.analysis or '', model), _NOT_RUN)
 
 
 def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: Analysed
           ) -> Cell | None:
   kind = _kind(table, metric)
-  candidates = []  # (differences from the protocol, result, value)
-  for result in analysed.results:
-    if result.analysis == table.analysis and result.published and (
-        result.published.name == model) and inputs_of(result, kind):
-      if (value := _value(table, row, metric, result)) is not None:
-        candidates.append((differences(result, kind) + other_model(result), result, value))
+  candidates = [(differences(result, kind) + other_model(result), result, value)
+                for result in analysed.of(table.analysis, [model]) if result.inputs(kind)
+                and (value := _value(table, row, metric, result)) is not None]
   if not candidates:
     return None
   # Fewest differences first, as such a number says most about the paper's; of equal ones the
   # newest.
   apart, shown, value = min(
-      candidates, key=lambda candidate: (len(candidate[0]), *_newest_first(candidate[1])))
-  paper, inputs = row.values.get(metric), inputs_of(shown, kind) or {}
-  # One difference from the protocol is enough to withhold the comparison; the number is shown all
-  # the same.
-  compared = not apart and isinstance(paper, (int, float))
+      candidates, key=lambda candidate: (len(candidate[0]), *candidate[1].rank))
+  paper, inputs = row.values.get(metric), shown.inputs(kind)
   number = OpenNumber(
       value=value,
       text=METRICS[metric].text(value),
       model=model,
       file=shown.file,
-      checkpoint=checkpoint_of(shown),
+      checkpoint=shown.checkpoint,
       inputs={key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
           'bos': inputs['bos']['protocol']},
       others=[result.file for _, result, _ in candidates if result is not shown])
   return Cell(
       paper=paper,
-      difference=value - paper if compared else None,
+      # One difference from the protocol is enough to withhold the comparison; the number is shown
+      # all the same.
+      difference=None if apart else difference(value, paper),
       agrees=None,
       remark='' if paper is None else '; '.join(apart or remarks(shown, kind)),
       measured=number)
@@ -180,9 +167,7 @@ def _kind(table: PaperTable, metric: str) -> str | None:
 def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], list[str]]:
   """The results to draw in one picture, a model each; and words on those that are left out."""
   names, epsilon = figure.models, figure.epsilon
-  candidates = [result for result in analysed.results
-                if result.analysis == figure.analysis and result.published
-                and (names is None or result.published.name in names)]
+  candidates = analysed.of(figure.analysis, names)
   # A panel of Figure 9 is of one threshold, which the analysis must have used.
   fit = [result for result in candidates
          if epsilon is None or epsilon in result.content['epsilons']]
@@ -190,41 +175,34 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
   for result in fit:
     groups.setdefault(alike(result), []).append(result)
   if not groups:
-    failed = {failure.published.name: _absent(figure, failure.published.name, analysed)
-              for failure in analysed.failed
-              if failure.analysis == figure.analysis and failure.published}
     return [], [f'{result.file} has no epsilon {epsilon:g}' for result in candidates] + [
-        f'{model} {why}' for model, why in failed.items() if names is None or model in names]
+        f'{model} {why}' for (analysis, model), why in analysed.failed.items()
+        if analysis == figure.analysis and (names is None or model in names)]
   # Results of different protocols never share a picture.
   group = min(groups.values(), key=_group_order)
   shown: dict[str, Result] = {}
-  for result in sorted(group, key=lambda result: (
-      len(other_model(result)), *_newest_first(result))):
+  for result in sorted(group, key=lambda result: (len(other_model(result)), *result.rank)):
     # The first of a model: of the right size, then the newest.
-    shown.setdefault(result.paper_model.name, result)
+    shown.setdefault(result.model.name, result)
   left_out = [result for result in candidates
               if all(result is not other for other in shown.values())]
   # As the paper or the catalogue lists them: colours and legends then do not depend on the order of
   # files.
   order = list(names or MODELS)
-  return sorted(shown.values(), key=lambda result: order.index(result.paper_model.name)), [
-      f'{result.paper_model.name} of {result.file}' for result in left_out]
+  return sorted(shown.values(), key=lambda result: order.index(result.model.name)), [
+      f'{result.model.name} of {result.file}' for result in left_out]
 
 
 def _group_order(group: Sequence[Result]) -> tuple[int, int, float, str]:
   """Of results that are alike: nearest to the protocol, most models, newest first."""
-  models = {result.paper_model.name for result in group}
+  models = {result.model.name for result in group}
   return (max(len(differences(result)) for result in group), -len(models),
-          *min(map(_newest_first, group)))
-
-
-def _newest_first(result: Result) -> tuple[float, str]:
-  return -result.date.timestamp(), result.file
+          *min(result.rank for result in group))
 
 
 def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
   """A result as its module draws it: with the paper's name, and the thresholds of the figure."""
-  name = result.paper_model.name
+  name = result.model.name
   content: dict[str, Any] = {**result.content, 'model': name}
   if 'family' in content:
     content['family'] = name.split('-')[0]
@@ -240,10 +218,10 @@ def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
 def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
   """The files of a picture, how its inputs were made, and in what that is not the paper's way."""
   files = listed(list(dict.fromkeys(result.file for result in shown)))
-  lines = [f'Ours, of {files}: {described(shown[0])}']
+  lines = [f'Drawn from {files}: {described(shown[0])}']
   apart = list(dict.fromkeys(words for result in shown for words in differences(result)))
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
-  lines += [f'{result.paper_model.name}: {words}' for result in shown
+  lines += [f'{result.model.name}: {words}' for result in shown
             for words in other_model(result)]
   if not apart:
     lines += dict.fromkeys(words for result in shown for words in remarks(result))

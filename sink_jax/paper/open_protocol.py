@@ -9,8 +9,7 @@ same, and marked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
 
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io.tables import short
@@ -23,7 +22,7 @@ CRITERION = (
 _TEXT = 'probe_valid_natural.jsonl'
 _DTYPE = 'float32'
 _SIZE = 0.15  # by which the number of parameters may differ from the nominal one
-_SOURCE = 80  # characters
+_value = functools.partial(printable, most=80)  # characters of what a file says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +52,11 @@ PROTOCOLS = {
 }
 
 
-def inputs_of(result: Result, kind: str | None) -> Mapping[str, Any] | None:
-  """How the inputs of a kind were made; None where the result has none of that kind."""
-  inputs = result.content['inputs']
-  if result.analysis != 'kinds':
-    return inputs
-  return next((item for item in inputs['kinds'] if item['kind'] == kind), None)
-
-
-def checkpoint_of(result: Result) -> dict[str, Any]:
-  """Which checkpoint a result is of: folder, revision, dtype and number of parameters."""
-  checkpoint = result.content['checkpoint']
-  return {key: checkpoint.get(key) for key in ('folder', 'revision', 'dtype', 'parameters')}
-
-
 def differences(result: Result, kind: str | None = None) -> list[str]:
   """In what a result is not made as the paper's, in words; kind: of the inputs, if not usual."""
-  protocol, inputs = PROTOCOLS[result.analysis], _known_inputs(result, kind)
-  expected = dataclasses.replace(protocol, kind=kind or protocol.kind)
-  content = result.content
+  expected, inputs, content = PROTOCOLS[result.analysis], result.inputs(kind), result.content
   words = [f'{name} {_value(actual)} instead of {_value(wanted)}' for name, actual, wanted in (
-      ('inputs', inputs['kind'], expected.kind),
+      ('inputs', inputs['kind'], kind or expected.kind),
       ('sequences', inputs['sequences'], expected.sequences),
       ('T =', inputs['length'], expected.length),
       ('epsilon', content.get('epsilon'), expected.epsilon),
@@ -85,7 +68,7 @@ def differences(result: Result, kind: str | None = None) -> list[str]:
 
 def other_model(result: Result) -> list[str]:
   """A line where the size of a model shows that it is not the paper's, whatever its name."""
-  size, nominal = result.content['checkpoint'].get('parameters'), result.paper_model.billions * 1e9
+  size, nominal = result.content['checkpoint'].get('parameters'), result.model.billions * 1e9
   # A folder may have any name; and the nominal size is a rounded one.
   if size is None or abs(size / nominal - 1) <= _SIZE:
     return []
@@ -94,24 +77,17 @@ def other_model(result: Result) -> list[str]:
 
 def remarks(result: Result, kind: str | None = None) -> list[str]:
   """What is to be said of a result that is made as the paper's."""
-  inputs, checkpoint = _known_inputs(result, kind), result.content['checkpoint']
+  inputs, checkpoint = result.inputs(kind), result.content['checkpoint']
   lines, source = [], inputs.get('source') or ''
   # The official repository names this file but does not have it, so that most results are of other
   # text: a remark, and no difference.
   if inputs['kind'] == 'natural' and _TEXT not in source:
-    lines.append(f'other text, {printable(source or "of an unknown source", _SOURCE)}')
+    lines.append(f'other text, {_value(source or "of an unknown source")}')
   if checkpoint.get('parameters') is None:
     lines.append('the file does not say how many parameters the model has')
   if checkpoint.get('revision') == result.content.get('model'):
     lines.append(f'revision {printable(checkpoint["revision"], 12)} of the hub')
   return lines
-
-
-def _known_inputs(result: Result, kind: str | None) -> Mapping[str, Any]:
-  """The inputs of a result that is known to have some of the kind."""
-  inputs = inputs_of(result, kind)
-  assert inputs is not None, f'{result.file} has no {kind} inputs'
-  return inputs
 
 
 def described(result: Result) -> str:
@@ -135,10 +111,6 @@ def alike(result: Result) -> tuple:
   return (described(result), content['inputs'].get('source'), str(content.get('lengths')),
           str(questions.get('bos')), str(questions.get('limit')),
           str(content['options'].get('layers')), str(content['options'].get('heads')))
-
-
-def _value(value: object) -> str:
-  return printable(value, _SOURCE)
 
 
 def _hellaswag(result: Result) -> list[str]:

@@ -39,6 +39,8 @@ from sink_jax.report.records import RunRecord
 
 # Two-sided, of one interval. A claim is looked at twice, with three seeds and with five.
 CONFIDENCE = 0.99
+# Of the interval that has to lie within a margin: two one-sided tests at 5 % each.
+EQUIVALENT = 0.90
 # Claims exactly on their level that get a verdict, at most, by simulation.
 FALSE_VERDICTS = 0.05
 # Fewer seeds are no verdict: one in ten may collapse, and two seeds show that in one case of five.
@@ -118,6 +120,12 @@ class Spread:
       return Interval(mean, None, None)
     # Around the mean of the rates, which is what is asked about and shown, and not of arcsines.
     return Interval(mean, back(to(mean) - half), back(to(mean) + half))
+
+  def negligible(self, metric: str, trials: Sequence[str], values: Sequence[float], margin: float
+                 ) -> bool:
+    """Does the whole interval of a mean difference lie within the margin around zero?"""
+    interval = self.interval(metric, trials, values, confidence=EQUIVALENT)
+    return interval.above(-margin) and interval.below(margin)
 
   def chance(self, metric: str, trials: Sequence[str], values: Sequence[float], level: float
              ) -> float:

@@ -25,10 +25,10 @@ def _table(table: PaperTable, groups: Sequence[Group], analysed: Analysed) -> Ta
   if table.needs != 'open models':
     rows = [row_of(row, table.metrics, groups) for row in table.rows]
     return Table(table, 'nothing to run' if table.needs == 'nothing' else '', headings, rows)
-  rows = [Row(row, paper_texts(row, table.metrics),
-              [entry] if (entry := open_models.entry_of(table, row, analysed)) else [])
-          for row in table.rows]
-  lacking = dict.fromkeys(model for row in rows for model in open_models.lacking(table, row))
+  entries = [open_models.entry_of(table, row, analysed) for row in table.rows]
+  rows = [Row(row, paper_texts(row, table.metrics), [entry] if entry else [])
+          for row, (entry, _) in zip(table.rows, entries)]
+  lacking = dict.fromkeys(model for _, models in entries for model in models)
   return Table(table, open_models.needs_models(table, list(lacking)) if lacking else '', headings,
                rows)
 

@@ -14,10 +14,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sink_jax.paper.collect import FREE, Group, seed_and_name
-from sink_jax.paper.spread import Within, half_width
+from sink_jax.paper.collect import Group, groups_of, unlike
+from sink_jax.paper.spread import Spread
 from sink_jax.paper.stability import Issues, issues, judged_steps
-from sink_jax.report.records import Course, RunRecord, differing_settings
+from sink_jax.report.records import Course, RunRecord
 
 SOFTMAX, SIGMOID, PLANTED = 'sft-softmax', 'sft-sigmoid', 'sft-unstable'
 TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
@@ -27,18 +27,13 @@ _ENDED = ('done', 'diverged')
 FULL = 'full'  # the budget that has the paper's models
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
 SIMILAR, DIFFERENT, UNDECIDED = 'similar', 'different', 'undecided'
-_ALIKE = 0.9  # confidence of the interval that has to lie within the margin
 # Settings in which the runs of a page may differ: where they begin, what they are about.
 _VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
 _RATE = 'optimizer.learning_rate'  # of the planted run
-
-@dataclasses.dataclass(frozen=True)
-class Signs:
-  """What the probe measured: Sink_1 in percent, the largest hidden and the least value ratio."""
-
-  sink_1: float | None
-  hidden_ratio: float | None
-  value_ratio: float | None
+# What the probe measures of the sink, by the key of `Curves`, with its heading in words.
+SIGNS = {'sink_1': 'Sink_1', 'hidden_ratio': 'largest hidden norm ratio',
+         'value_ratio': 'least value norm ratio'}
+Signs = Mapping[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +42,9 @@ class TunedRun:
 
   step, steps: how far it is, and how many it is to have. problem: why it is not judged, or ''.
   issues: None where it is not. first_loss, last_loss: means over the first and the last tenth of
-  the steps; median_gradient: after the warm-up. before, after: None without two probes. proxy:
-  whether its rows of attention do not sum to one. loss, grad_norm: of step 1, 2, ...
+  the steps; median_gradient: after the warm-up. before, after: what the first and the last probe
+  have, by the keys of SIGNS; None where there is none. proxy: whether its rows of attention do not
+  sum to one. loss, grad_norm: of step 1, 2, ...
   """
 
   name: str
@@ -128,7 +124,7 @@ class Difference:
 class Tuning:
   """The runs of a budget and protocol.
 
-  rules: the budget whose rules apply. mixed: settings in which the runs must not differ, and do.
+  rules: the budget whose rules apply. mixed: in what the runs must not differ, and do.
   trained: with what code and on what machines.
   """
 
@@ -161,17 +157,7 @@ def is_fine_tuned(run: RunRecord) -> bool:
 
 def tuned_groups(runs: Iterable[RunRecord]) -> list[Group]:
   """The runs of configs/sft.py by budget and protocol, the paper's first; [] where none is."""
-  found: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
-  for run in filter(is_fine_tuned, runs):
-    key = run.label.budget, run.label.protocol or 'paper'
-    found.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
-  return [Group(*key, {trial: tuple(sorted(trials[trial], key=seed_and_name))
-                       for trial in TRIALS if trial in trials})
-          for key, trials in sorted(found.items(), key=lambda item: _rank(*item[0]))]
-
-
-def _rank(budget: str, protocol: str) -> tuple[bool, str, bool, str]:
-  return not budget.startswith(FULL), budget, protocol != 'paper', protocol
+  return groups_of(runs, is_fine_tuned)
 
 
 def tuning_of(group: Group) -> Tuning:
@@ -198,31 +184,19 @@ def difference(key: str, softmax: Mapping[int, TunedRun], sigmoid: Mapping[int, 
   values = {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
   if not values:
     return None
-  listed = list(values.values())
-  n, mean = len(listed), statistics.fmean(listed)
-  own = Within((n - 1) * statistics.variance(listed) if n > 1 else 0.0, n - 1)
   # Two trials alone: there are no others whose spread could be joined with theirs.
-  half = half_width(Within(), own, n, len(MEASURES))
-  inner = half_width(Within(), own, n, 1, _ALIKE)
-  verdict = UNDECIDED
-  if inner is not None and abs(mean) + inner < measure.margin:
-    verdict = SIMILAR
-  elif half is not None and abs(mean) - half > measure.margin:
-    verdict = DIFFERENT
-  ends = (None, None) if half is None else (mean - half, mean + half)
-  return Difference(key, list(values), listed, mean, *ends, verdict)
+  spread, of = Spread({}, {}), ('train_loss', (SOFTMAX, SIGMOID), list(values.values()))
+  it, margin = spread.interval(*of, parts=len(MEASURES)), measure.margin
+  verdict = SIMILAR if spread.negligible(*of, margin) else (
+      DIFFERENT if it.above(margin) or it.below(-margin) else UNDECIDED)
+  return Difference(key, list(values), list(values.values()), it.mean, it.low, it.high, verdict)
 
 
 def _mixed(records: Sequence[RunRecord]) -> list[str]:
-  """Settings in which runs differ that may not; the planted run has a learning rate of its own."""
-  keys = set()
-  for allowed, runs in ((), [run for run in records if run.label.trial != PLANTED]), (
-      (_RATE,), records):
-    _, different = differing_settings(runs) if runs else ({}, {})
-    keys |= {key for own in different.values() for key in own
-             if key not in (*FREE, *allowed) and not key.startswith(_VARIED)}
-  contents = {run.text.content for run in records if run.text and run.text.content}
-  return [*sorted(keys), *(['the content of their data'] if len(contents) > 1 else [])]
+  """In what runs are unlike the first and may not be; the planted run has a rate of its own."""
+  return list(dict.fromkeys(words for run in records for words in unlike(
+      run.label.trial, run, records[0],
+      (*_VARIED, _RATE) if run.label.trial == PLANTED else _VARIED)))
 
 
 def _tuned(run: RunRecord) -> TunedRun:
@@ -235,12 +209,12 @@ def _tuned(run: RunRecord) -> TunedRun:
     # Of a step that is not finite no row is written; the status has it.
     found = dataclasses.replace(found, not_finite=[*found.not_finite, run.step])
   part = max(1, round(_PART * setup.steps))
-  whole = len(loss) == setup.steps
+  last, late = (loss[-part:], grad_norm[warmup:]) if len(loss) == setup.steps else ([], [])
   before, after = _ends(run)
   return TunedRun(
       run.name, run.label.trial, setup.seed, run.status, run.step, setup.steps, warmup, problem,
-      found, _mean(loss[:part]), _mean(loss[-part:]) if whole else None,
-      _median(grad_norm[warmup:]) if whole else None, before, after, run.proxy, loss, grad_norm)
+      found, _of_known(statistics.fmean, loss[:part]), _of_known(statistics.fmean, last),
+      _of_known(statistics.median, late), before, after, run.proxy, loss, grad_norm)
 
 
 def _problem(run: RunRecord, course: Course) -> str:
@@ -255,14 +229,11 @@ def _problem(run: RunRecord, course: Course) -> str:
   return '' if steps else 'no step has been logged'
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _of_known(quantity: Callable[[list[float]], float], values: Sequence[float | None]
+              ) -> float | None:
+  """A mean or median of the values that are finite; None where none is."""
   known = [value for value in values if value is not None]
-  return statistics.fmean(known) if known else None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-  known = [value for value in values if value is not None]
-  return statistics.median(known) if known else None
+  return quantity(known) if known else None
 
 
 def _ends(run: RunRecord) -> tuple[Signs | None, Signs | None]:
@@ -270,5 +241,5 @@ def _ends(run: RunRecord) -> tuple[Signs | None, Signs | None]:
   if run.probe is None:
     return None, None
   curves = run.probe.curves
-  of = lambda i: Signs(curves.sink_1[i], curves.hidden_ratio[i], curves.value_ratio[i])
+  of = lambda i: {key: getattr(curves, key)[i] for key in SIGNS}
   return (of(0) if curves.step[0] == 0 else None, of(-1) if curves.step[-1] > 0 else None)

@@ -1,40 +1,50 @@
-"""The page on fine-tuning, and Figure 30: curves, issues, and what becomes of the sink."""
+"""The page on fine-tuning, and Figure 30: curves, issues, and what becomes of the sink.
+
+Its sentences are made of the values of `tuning` alone, so that a reader of report.json can make
+every one of them again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
-from sink_jax.paper.curves import series, thinned
+from sink_jax.paper.curves import sink_points, thinned
 from sink_jax.paper.pictures import Panel, Picture
+from sink_jax.paper.seeds import Points, seed_panel
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
   COMMAND,
+  FULL,
   MEASURES,
   PLANTED,
   SIGMOID,
+  SIGNS,
   SOFTMAX,
   TRIALS,
-  Signs,
   TunedRun,
   Tuning,
   tuned_groups,
   tuning_of,
 )
-from sink_jax.paper.tuning_words import sentences, verdict
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 TITLE = 'Fine-tuning (Figure 30)'
 CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
            'over seeds and stretches of steps.')
+_CAPTIONS = {
+    'loss.png': 'Training loss of both models and of the planted unstable run, for each budget and '
+                'protocol: every seed as a thin line, and means over seeds and stretches of steps.',
+    'sink.png': 'Sink_1 of the same runs while they are fine-tuned, every seed as a thin line; of '
+                'sigmoid by proxy scores, as its rows do not sum to one.'}
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
 METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
@@ -52,6 +62,9 @@ METHOD = (
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
+TOO_SMALL = "too small to test the paper's sentence, which is about 1B models"
+UNABLE = 'no verdict: the criteria are not able to tell'
+STABLE, UNSTABLE = 'no stability issue by these criteria', 'a stability issue'
 
 
 def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
@@ -67,8 +80,6 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
   # Of numbers as report.json has them, so that a reader of it can make every sentence again.
   found = [rounded(finite(tuning_of(group))) for group in groups]
-  pictures = {group.name: list(filter(None, (_figure_30(group), _planted(group))))
-              for group in groups}
   page = Parts(TITLE)
   for tuning in found:
     page.paragraph(sentences(tuning)[0])
@@ -76,10 +87,14 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
       [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
                                              if of.measure == key), '-') for key in MEASURES)]
       for tuning in found], range(2 + len(MEASURES)))
+  for picture in _first_pictures(groups):
+    page.picture(picture.file, drawing.panels(picture), _CAPTIONS[picture.file])
   for group, tuning in zip(groups, found):
     page.heading(tuning.name)
     page.items(sentences(tuning)[1:])
-    for picture in pictures[tuning.name]:
+    planted = _courses(group, 'unstable', (PLANTED,),
+                       f'{TRIALS[PLANTED].capitalize()}, {group.name}')
+    for picture in filter(None, (*tuned_pictures([group]), planted)):
       page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {CAPTION}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
     page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
@@ -90,42 +105,20 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   page.heading('How it is judged')
   page.paragraph(METHOD)
   page.write(to_path(out), to_json({
-      'criteria': CRITERIA, 'tuned': [_record(tuning) for tuning in found]}))
+      'criteria': CRITERIA, 'tuned': [dataclasses.asdict(tuning) | {
+          'verdict': verdict(tuning), 'sentences': sentences(tuning)} for tuning in found]}))
   return '\n'.join(line for tuning in found for line in sentences(tuning))
 
 
-def _figure_30(group: Group) -> Picture | None:
-  """Loss and gradient norm of both models; None where neither has a step."""
-  return _picture(group, 'figure-30', (SOFTMAX, SIGMOID), group.name)
-
-
 def tuned_pictures(groups: Iterable[Group]) -> list[Picture]:
-  """Figure 30 of every group that has something to draw."""
-  return [picture for group in groups if (picture := _figure_30(group))]
+  """Figure 30 of every group that has something to draw: loss and gradient norm of both models."""
+  return [picture for group in groups if (
+      picture := _courses(group, 'figure-30', (SOFTMAX, SIGMOID), group.name))]
 
 
-def _planted(group: Group) -> Picture | None:
-  return _picture(group, 'unstable', (PLANTED,), f'{TRIALS[PLANTED].capitalize()}, {group.name}')
-
-
-def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> Picture | None:
-  panels = []
-  for metric, words in (('loss', 'training loss in nats per token'),
-                        ('grad_norm', 'gradient norm')):
-    points = lambda run, metric=metric: [
-        (step, value) for step, value in zip(run.train_course.get('step', ()),
-                                             run.train_course.get(metric, ()))
-        if step is not None and value is not None]
-    means, seeds = [], []
-    for trial in trials:
-      runs = group.runs(trial)
-      lines = [line for run in runs if (line := series(TRIALS[trial], [run], points))]
-      # A mean would end where the shortest run does: those without a step have no part in it.
-      mean = series(TRIALS[trial], [run for run in runs if run.train_course.get('step')
-                                    and run.readable],
-                    lambda run, points=points: _stretches(run, points(run)))
-      means, seeds = means + ([mean] if mean else []), seeds + lines
-    panels.append(Panel('', 'step', words, means, seeds=seeds))
+def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> Picture | None:
+  """Loss and gradient norm of trials, a panel each; None where none of them has a step."""
+  panels = [_panel(group, trials, '', *of) for of in (_LOSS, _GRADIENT)]
   if not any(panel.series for panel in panels):
     return None
   drawn = {line.name for panel in panels for line in panel.series}
@@ -136,25 +129,131 @@ def _picture(group: Group, key: str, trials: Sequence[str], name: str) -> Pictur
                if TRIALS[trial] not in drawn])
 
 
-def _stretches(run: RunRecord, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-  """Means over as many steps as in any other run, however far this one is."""
-  return thinned(points, max(1, -(-_POINTS * len(points) // run.known_setup.steps)))
+def _first_pictures(groups: Sequence[Group]) -> list[Picture]:
+  """Loss and Sink_1 of all trials, with a panel for each group: what the page shows first."""
+  pictures = [Picture(file=file, panels=[
+      panel for group in groups if (panel := _panel(group, [*TRIALS], group.name, *of)).series])
+              for file, of in (('loss.png', _LOSS), ('sink.png', _SINK))]
+  return [picture for picture in pictures if picture.panels]
 
 
-def _record(tuning: Tuning) -> dict[str, Any]:
-  return dataclasses.asdict(tuning) | {'verdict': verdict(tuning), 'sentences': sentences(tuning)}
+def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> Panel:
+  """The courses of trials, and their means over as many steps in every run, however far it is."""
+  def means(run: RunRecord) -> Sequence[tuple[float, float]]:
+    known = [(step, value) for step, value in points(run) if value is not None]
+    return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
+  return seed_panel(title, y, {TRIALS[trial]: [run for run in group.runs(trial) if run.readable]
+                               for trial in trials}, points, means)
+
+
+def _of_steps(key: str) -> Points:
+  """The points of a row of training: those whose value is finite."""
+  return lambda run: [(step, value) for step, value in zip(
+      run.train_course.get('step', ()), run.train_course.get(key, ()))
+      if step is not None and value is not None]
+
+
+# What is drawn: the label of its axis, and the points of a run.
+_LOSS = 'training loss in nats per token', _of_steps('loss')
+_GRADIENT = 'gradient norm', _of_steps('grad_norm')
+_SINK = 'Sink_1 in % of heads', sink_points
 
 
 def _row(run: TunedRun) -> list[str]:
-  number = lambda value: '-' if value is None else f'{value:.3f}'
+  number = lambda value, form='.3f': '-' if value is None else format(value, form)
   counts = [str(len(getattr(run.issues, key))) if run.issues else '-' for key in CRITERIA]
-  star = '*' if run.proxy else ''
-  signs = [f'{_sign(run.before, key)} to {_sign(run.after, key)}{star if key == "sink_1" else ""}'
-           for key in ('sink_1', 'hidden_ratio', 'value_ratio')]
+  sign = lambda probe, key: number(probe and probe[key], '.2f')
+  signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in SIGNS]
+  signs[0] += '*' if run.proxy else ''
   return [TRIALS[run.trial], str(run.seed), f'{run.status}, step {run.step:,}', *counts,
           number(run.first_loss), number(run.last_loss), number(run.median_gradient), *signs]
 
 
-def _sign(signs: Signs | None, key: str) -> str:
-  value = getattr(signs, key) if signs else None
-  return '-' if value is None else f'{value:.2f}'
+def verdict(tuning: Tuning) -> str:
+  """The verdict on "no stability issue", in words."""
+  models = [run for trial in (SOFTMAX, SIGMOID) for run in tuning.of(trial)]
+  if tuning.rules != FULL:
+    return TOO_SMALL
+  if tuning.mixed:
+    return f'no verdict: the runs differ in {", ".join(tuning.mixed)}'
+  if absent := [trial for trial in (SOFTMAX, SIGMOID) if not tuning.of(trial)]:
+    return f'no verdict: not run: {", ".join(absent)}'
+  if open_ := [run for run in models if not run.ended or run.issues is None]:
+    return f'no verdict: {"; ".join(map(_where, open_))}'
+  if tuning.able is None:
+    return f'{UNABLE}, since {PLANTED} has not been run to its end'
+  if not tuning.able:
+    return UNABLE
+  unstable = [_named(run) for run in tuning.of(SIGMOID) if run.issues and run.issues.steps]
+  return f'{UNSTABLE}: {", ".join(unstable)}' if unstable else STABLE
+
+
+def sentences(tuning: Tuning) -> list[str]:
+  """What was found, all of it from the values of the `Tuning`."""
+  judged = {trial: [run for run in tuning.of(trial) if run.issues] for trial in TRIALS}
+  steps = [f'{TRIALS[trial]} {sum(len(run.issues.steps) for run in runs if run.issues)} of '
+           f'{sum(run.judged for run in runs):,}' for trial, runs in judged.items() if runs]
+  lines = [f'{tuning.name}: {verdict(tuning)}. Steps with an issue, of those judged: '
+           f'{", ".join(steps) or "none judged"}.', _control(tuning)]
+  if tuning.mixed:
+    lines.append(f'The runs differ in more than they are about: {", ".join(tuning.mixed)}. They '
+                 'are not compared.')
+  if left := [run for run in tuning.runs if not run.ended or run.problem]:
+    lines.append(f'Not at their last step, or not judged: {"; ".join(map(_where, left))}.')
+  for trial in (SOFTMAX, SIGMOID):
+    runs, words = judged[trial], upper(TRIALS[trial])
+    seeds = f'seed{"s" if len(runs) > 1 else ""} {", ".join(str(run.seed) for run in runs)}'
+    lines.append(f'{words}, {seeds}: {_issues(runs)}.' if runs else f'{words}: nothing to judge.')
+  for of in tuning.differences:
+    measure = MEASURES[of.measure]
+    interval = 'no interval' if of.low is None or of.high is None else (
+        f'{measure.text(of.low)} to {measure.text(of.high)}')
+    lines.append(f'Sigmoid against softmax, {measure.words}: {measure.text(of.mean)} ({interval}, '
+                 f'n = {len(of.values)}): {of.verdict}.')
+  if not tuning.differences:
+    lines.append('Whether the two models behave alike is open: no seed of both is done.')
+  return lines + [line for trial in (SOFTMAX, SIGMOID) if (line := _signs(tuning.of(trial)))]
+
+
+def _control(tuning: Tuning) -> str:
+  runs = tuning.of(PLANTED)
+  mean = lambda key: mean_and_range([getattr(run, key) for run in runs], '.2f')
+  if tuning.able is None:
+    return (f'{PLANTED}, softmax with 1,000 times the learning rate, has not been run to its end: '
+            'nothing shows that the criteria find an unstable run.')
+  if tuning.able:
+    return f'The criteria find the planted unstable run: {_issues(runs)}.'
+  return (f'The criteria do not find the planted unstable run, whose loss goes from '
+          f'{mean("first_loss")} in the first tenth of its steps to {mean("last_loss")} in the '
+          f'last: {_issues(runs)}. They are not able to tell, and there is no verdict.')
+
+
+def _issues(runs: Sequence[TunedRun]) -> str:
+  """'0 values not finite, 1 gradient norm and 0 losses too large, ... in 750 judged steps'."""
+  def count(key: str, one: str, several: str) -> str:
+    n = sum(len(getattr(run.issues, key)) for run in runs if run.issues)
+    return f'{n} {one if n == 1 else several}'
+  return (f'{count("not_finite", "value", "values")} not finite, '
+          f'{count("gradient", "gradient norm", "gradient norms")} and '
+          f'{count("loss", "loss", "losses")} too large, {count("level", "median", "medians")} too '
+          f'far above the first loss, in {sum(run.judged for run in runs):,} judged steps')
+
+
+def _signs(runs: Sequence[TunedRun]) -> str:
+  """What became of the sink, of the runs that were probed before and after; '' without one."""
+  pairs = [(run.before, run.after) for run in runs if run.before and run.after]
+  if not pairs:
+    return ''
+  mean = lambda key, i: mean_and_range([pair[i][key] for pair in pairs], '.2f')
+  star = '*' if any(run.proxy for run in runs) else ''
+  words = [f'{f"{name}{star} in %" if key == "sink_1" else name} '
+           f'{mean(key, 0)} before and {mean(key, 1)} after' for key, name in SIGNS.items()]
+  return f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
+
+
+def _named(run: TunedRun) -> str:
+  return f'{run.trial}, seed {run.seed}'
+
+
+def _where(run: TunedRun) -> str:
+  return f'{_named(run)} ({run.problem or f"{run.status} at step {run.step:,} of {run.steps:,}"})'

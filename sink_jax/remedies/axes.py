@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from sink_jax.paper.criteria import MASSIVE, NO_SINK, SINK
+from sink_jax.paper.metrics import METRICS
 from sink_jax.report.records import RunRecord
 
 DRAINED = 0.5  # value norm ratio below which the first token's values are drained
@@ -44,6 +45,12 @@ class Axis:
   present: float | None = None
   absent: float | None = None
   small: bool = False
+
+  def text(self, value: float) -> str:
+    """A difference on the scale of the metric: points, nats, or the factor between two ratios."""
+    if METRICS[self.metric].unit == 'ratio':
+      return f'x {math.exp(value):.2f}'
+    return f'{value:+.3f}' if self.key == 'loss' else f'{value:+.1f}'
 
 
 AXES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,12 +12,13 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.curves import losses, series, sink_points, thinned
 from sink_jax.paper.metrics import MetricSummary
-from sink_jax.paper.pictures import Panel, Picture
+from sink_jax.paper.pictures import Picture
+from sink_jax.paper.seeds import seed_panel
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
 from sink_jax.remedies.overview import listed
-from sink_jax.remedies.page import difference, interval, standing_record
+from sink_jax.remedies.page import standing_record
 from sink_jax.remedies.standings import NOT_JUDGED, SAME, UNDECIDED
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.parts import Parts
@@ -167,7 +169,7 @@ def _found(standings: Standings, key: str) -> str:
   parts = []
   for verdict, words in _WORDS.items():
     names = [name if (mean := of[key].difference) is None else
-             f'{name} ({difference(of[key].axis, mean)})' for name, of in standings.items()
+             f'{name} ({of[key].axis.text(mean)})' for name, of in standings.items()
              if of[key].verdict == verdict]
     if names:
       nowhere = verdict == NOT_JUDGED and len(names) == len(standings)
@@ -193,8 +195,8 @@ def _comparison(standings: Standings) -> tuple[list[str], list[list[str]]]:
   for name, of in standings.items():
     row = [name]
     for it in of.values():
-      seeds = ', '.join(difference(it.axis, value) for value in it.values.values())
-      row += [interval(it.axis, it) if seeds else '-', seeds or '-', it.verdict]
+      seeds = ', '.join(map(it.axis.text, it.differences.values()))
+      row += [it.text() if seeds else '-', seeds or '-', it.verdict]
     rows.append([*row, '; '.join(dict.fromkeys(filter(None, (it.reason for it in of.values()))))])
   return [*head, 'because'], rows
 
@@ -218,12 +220,10 @@ def _pictures(found: Grafts) -> list[Picture]:
       ('loss.png', 'loss minus that of the default', loss, None, [])):
     panels = []
     for name in filter(group.runs, GRAFTS):
-      trials = {trial: group.measured(trial) for trial in (CONTINUED, name)}
-      means = [series(trial, runs, points) for trial, runs in trials.items()]
-      means += [series(name, trials[name], dashed, dashed=True)] if dashed else []
-      seeds = [series(trial, [run], points) for trial, runs in trials.items() for run in runs]
-      panels.append(Panel(name, 'step', y, [line for line in means if line],
-                              seeds=[line for line in seeds if line], levels=levels))
+      panel = seed_panel(name, y, {trial: group.measured(trial) for trial in (CONTINUED, name)},
+                         points, levels=levels)
+      extra = series(name, group.measured(name), dashed, dashed=True) if dashed else None
+      panels.append(dataclasses.replace(panel, series=[*panel.series, extra]) if extra else panel)
     if any(panel.series for panel in panels):
       pictures.append(Picture(file=file, name=group.name, panels=panels))
   return pictures

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.paper.collect import Group, seed_and_name, unlike
 from sink_jax.paper.metrics import METRICS, Metric, MetricSummary, summarize
-from sink_jax.paper.spread import MIN_SEEDS, Spread, spread_of
+from sink_jax.paper.spread import MIN_SEEDS, Spread
 from sink_jax.remedies import standings
 from sink_jax.remedies.axes import AXES, EXTRA_KEY, Axis
-from sink_jax.remedies.standings import NOT_JUDGED, UNDECIDED, Standing, values_of
+from sink_jax.remedies.standings import NOT_JUDGED, UNDECIDED, Standing
 from sink_jax.report.records import RunRecord
 
 CONTINUED = 'continued'
@@ -99,8 +99,7 @@ def grafts_of(runs: Sequence[RunRecord]) -> Grafts:
   """
   group = _group(runs)
   misfits = _misfits(group)
-  spread = spread_of(dataclasses.replace(group, trials={
-      trial: members for trial, members in group.trials.items() if trial not in misfits}))
+  spread = standings.spread_without(group, misfits)
   continued = _compared(dict.fromkeys(GRAFTS, CONTINUED), group, misfits, spread)
   moved = [name for name, of in continued.items() if of[SINK.key].verdict == LOWER
            and standings.moved(name, group, spread, group.done(CONTINUED))]
@@ -184,40 +183,29 @@ def _compared(others: Mapping[str, str], group: Group, misfits: Mapping[str, str
   """The standings of grafts, each beside its other trial, judged over all grafts by axis."""
   found: dict[str, dict[str, Standing]] = {name: {} for name in others}
   for axis in (SINK, LOSS):
-    of = {name: _standing(axis, name, other, group, misfits, spread)
-          for name, other in others.items()}
-    pairs = {name: ((others[name], name), list(it.values.values()))
-             for name, it in of.items() if it.verdict == UNDECIDED}
-    shares = standings.holm(axis, pairs, spread)
-    for name, it in of.items():
-      verdict = it.verdict
-      if name in pairs:
-        verdict = standings.no_effect(axis, pairs[name], spread) if shares[name] is None else (
-            LOWER if (it.difference or 0) < 0 else HIGHER)
-      found[name][axis.key] = dataclasses.replace(it, verdict=verdict)
+    of = [_standing(axis, (other, name), group, misfits, spread) for name, other in others.items()]
+    for it in standings.decided(of, spread, lambda it, share: (
+        LOWER if (it.difference or 0) < 0 else HIGHER)):
+      found[it.trials[1]][axis.key] = it
   return found
 
 
-def _standing(axis: Axis, name: str, other: str, group: Group, misfits: Mapping[str, str],
+def _standing(axis: Axis, trials: tuple[str, str], group: Group, misfits: Mapping[str, str],
               spread: Spread) -> Standing:
   """The differences with their interval: undecided as yet, or why they get no verdict."""
-  mine, its = (values_of(axis, group.done(trial)) for trial in (name, other))
-  values = {seed: mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())}
-  reasons = []
-  for trial in (name, other):
+  it = standings.paired(axis, trials, group, spread, not misfits.keys() & {*trials})
+  few, reasons = len(it.differences) < MIN_SEEDS, []
+  for trial in reversed(trials):
     gone = sum(run.status == 'diverged' for run in group.runs(trial))
     if not group.runs(trial):
       reasons.append(f'{trial or "the variant from scratch"}: not run')
     elif trial in misfits:
-      values = {}
       reasons.append(f'{trial}: {misfits[trial]}')
     elif gone:
       reasons.append(f'{trial}: {gone} of {len(group.runs(trial))} runs diverged')
-    elif len(values) < MIN_SEEDS and (left := group.not_done(trial)):
+    elif few and (left := group.not_done(trial)):
       reasons.append(f'{trial}: {left}')
-  if len(values) < MIN_SEEDS:
-    reasons = reasons or [f'{len(values)} of {MIN_SEEDS} seeds']
-  it = spread.interval(axis.metric, (other, name), list(values.values())) if values else None
-  ends = (it.mean, it.low, it.high) if it else (None, None, None)
-  return Standing(axis, values, *ends, len(values), NOT_JUDGED if reasons else UNDECIDED,
-                  '; '.join(reasons))
+  if few:
+    reasons = reasons or [f'{len(it.differences)} of {MIN_SEEDS} seeds']
+  return dataclasses.replace(it, verdict=NOT_JUDGED if reasons else UNDECIDED,
+                             reason='; '.join(reasons))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sink_jax.remedies.axes import AXES, Axis
 from sink_jax.remedies.standings import (
@@ -54,30 +55,26 @@ def overall(tasks: Sequence[Task]) -> str:
 def answer(task: Task) -> str:
   """What was found on a task: the verdicts by name, and the others by number."""
   known = variants_of(task.key)
-  softmax = task.softmax.standings['loss'].n
+  softmax = len(task.softmax.standings['loss'].values)
   begun = sum(variant.name in known for variant in task.variants)
   lines = [f'{task.words}: {begun} of {len(known)} variants were begun, with {softmax} '
            f'seed{"" if softmax == 1 else "s"} of softmax.']
-  open_, closed = [], []
-  for axis in AXES:
-    (closed if axis.key in task.closed else open_).append(axis)
-  lines += [_of_axis(axis, task) for axis in open_ if task.variants]
-  if closed:
-    why = ', '.join(f'{axis.heading} ({task.closed[axis.key]})' for axis in closed)
+  lines += [_of_axis(axis, task) for axis in task.open_axes if task.variants]
+  if task.closed:
+    why = ', '.join(f'{axis.heading} ({task.closed[axis.key]})' for axis in AXES
+                    if axis.key in task.closed)
     lines.append(f'Not judged: {why}.')
   return ' '.join(lines)
 
 
 def _of_axis(axis: Axis, task: Task) -> str:
   """'The loss is higher with relu (20 without a difference, 9 undecided).'"""
-  by_verdict = {verdict: [variant.name for variant in task.variants
-                          if variant.standings[axis.key].verdict == verdict]
-                for verdict in (*_EFFECTS, SAME, UNDECIDED, NOT_JUDGED)}
-  found = [f'{_WORDS[verdict]} {listed(names)}' for verdict in _EFFECTS
-           if (names := by_verdict[verdict])]
-  rest = [f'{len(names)} {words}' for verdict, words in (
+  names = task.by_verdict(axis)
+  found = [f'{_WORDS[verdict]} {listed(names[verdict])}' for verdict in _EFFECTS
+           if verdict in names]
+  rest = [f'{len(names[verdict])} {words}' for verdict, words in (
       (SAME, 'without a difference'), (UNDECIDED, 'undecided'), (NOT_JUDGED, 'not judged'))
-          if (names := by_verdict[verdict])]
+          if verdict in names]
   others = f' ({", ".join(rest)})' if rest else ''
   return f'{_SUBJECT[axis.key]} is {", ".join(found) or "changed by none"}{others}.'
 
@@ -89,12 +86,12 @@ def listed(names: Sequence[str]) -> str:
 
 def verdicts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
   """A row for every variant, and a column for every axis of a task that softmax leaves open."""
-  columns = [(task, axis) for task in tasks for axis in AXES if axis.key not in task.closed]
+  columns = [(task, axis) for task in tasks for axis in task.open_axes]
   head = ['variant', *(f'{task.words}: {axis.heading}' for task, axis in columns)]
   others = {variant.name for task in tasks for variant in task.variants} - {*VARIANTS}
   rows = []
   for name in (*VARIANTS, *sorted(others)):
-    cells = [_cell(name, task, axis) for task, axis in columns]
+    cells = [short_verdict(name, task, axis) for task, axis in columns]
     if set(cells) - {'not run', ''}:
       rows.append([name, *cells])
   return head, rows
@@ -106,15 +103,15 @@ def counts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
              'the same': (SAME,), 'undecided': (UNDECIDED,), 'not judged': (NOT_JUDGED,)}
   rows = []
   for task in tasks:
-    for axis in AXES:
-      if axis.key not in task.closed and task.variants:
-        found = [variant.standings[axis.key].verdict for variant in task.variants]
-        rows.append([f'{task.words}: {axis.heading}', *(
-            str(sum(verdict in of for verdict in found)) for of in columns.values())])
+    for axis in task.open_axes if task.variants else ():
+      names = task.by_verdict(axis)
+      rows.append([f'{task.words}: {axis.heading}', *(
+          str(sum(len(names.get(verdict, ())) for verdict in of)) for of in columns.values())])
   return ['compared with softmax', *columns], rows
 
 
-def _cell(name: str, task: Task, axis: Axis) -> str:
+def short_verdict(name: str, task: Task, axis: Axis) -> str:
+  """A verdict in a word or a sign; '' of a variant that the task cannot have."""
   variant = next((variant for variant in task.variants if variant.name == name), None)
   if variant is None:
     return 'not run' if name in variants_of(task.key) else ''
@@ -122,22 +119,18 @@ def _cell(name: str, task: Task, axis: Axis) -> str:
   return _SHORT.get(verdict, verdict)
 
 
-def not_begun(tasks: Sequence[Task]) -> dict[str, tuple[str, ...]]:
-  """{task: the variants of which there is no run, softmax included}; tasks without any left out."""
-  by_key = {task.key: task for task in tasks}
+def not_run(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+  """{task: the variants of which there is no run, and the command that trains them}.
+
+  Softmax is one of them, whose seeds the command has; tasks without any are left out.
+  """
+  found = {task.key: (task.softmax, *task.variants) for task in tasks}
   missing = {}
   for key in TASKS:
-    there = {variant.name for variant in by_key[key].variants} if key in by_key else set()
-    if key in by_key and by_key[key].softmax.runs:
-      there.add(SOFTMAX)
-    if names := tuple(name for name in (SOFTMAX, *variants_of(key)) if name not in there):
-      missing[key] = names
+    there = {variant.name: variant for variant in found.get(key, ()) if variant.runs}
+    names = [name for name in (SOFTMAX, *variants_of(key)) if name not in there]
+    seeds = sorted({run.setup.seed for run in there[SOFTMAX].runs if run.setup}
+                   ) if SOFTMAX in there else []
+    if names:
+      missing[key] = {'variants': names, 'command': command(key, names, seeds or _SEEDS)}
   return missing
-
-
-def commands(tasks: Sequence[Task]) -> dict[str, str]:
-  """{task: the command that trains what was never begun, with the seeds of softmax}."""
-  seeds = {task.key: sorted({run.setup.seed for run in task.softmax.runs if run.setup})
-           for task in tasks}
-  return {key: command(key, names, seeds.get(key) or _SEEDS)
-          for key, names in not_begun(tasks).items()}

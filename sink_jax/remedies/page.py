@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,20 +12,12 @@ from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies.axes import AXES, COLUMNS, Axis
 from sink_jax.remedies.findings import FINDINGS, compared
-from sink_jax.remedies.overview import (
-  LEGEND,
-  answer,
-  commands,
-  counts,
-  not_begun,
-  overall,
-  verdicts,
-)
-from sink_jax.remedies.picture import CAPTION, UNITS, differences
+from sink_jax.remedies.overview import LEGEND, answer, counts, not_run, overall, verdicts
+from sink_jax.remedies.picture import CAPTIONS, UNITS, differences, first_pictures
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
-from sink_jax.report import markup
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -47,15 +38,18 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     OSError: `out` cannot be written.
   """
   tasks = [task_of(group) for group in groups(runs)]
-  answers, missing = [overall(tasks), *map(answer, tasks)], commands(tasks)
+  answers, missing = [overall(tasks), *map(answer, tasks)], not_run(tasks)
   page = Parts(TITLE)
   page.paragraph(answers[0])
   page.table(*counts(tasks))
+  for file, picture in first_pictures(tasks).items():
+    page.picture(file, picture, CAPTIONS[file])
+  page.heading('In detail')
   page.items(answers[1:])
   page.heading('Verdicts')
   page.table(*verdicts(tasks))
   page.paragraph(LEGEND)
-  page.picture('differences.png', differences(tasks), CAPTION)
+  page.picture('differences.png', differences(tasks), CAPTIONS['differences.png'])
   page.heading('How they are reached')
   page.paragraph(METHOD)
   page.paragraph(times.sentence())
@@ -70,14 +64,12 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
   page.table(*_findings(tasks), range(4 + len(tasks)))
   if missing:
     page.heading('Not run')
-    for key, names in not_begun(tasks).items():
-      page.paragraph(f'{TASKS[key]}, not run: {", ".join(names)}. To train them:')
-      page.code(missing[key])
+    for key, of in missing.items():
+      page.paragraph(f'{TASKS[key]}, not run: {", ".join(of["variants"])}. To train them:')
+      page.code(of['command'])
   page.write(to_path(out), to_json(rounded(finite({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
-      'steps_timed': times.measured, 'not_run': {
-          key: {'variants': list(names), 'command': missing[key]}
-          for key, names in not_begun(tasks).items()}}))))
+      'steps_timed': times.measured, 'not_run': missing}))))
   return '\n'.join(answers)
 
 
@@ -97,42 +89,22 @@ def sentences(task: Task) -> list[str]:
   """What was found on a task, axis by axis, with every variant."""
   lines = []
   for axis in AXES:
-    found: dict[str, list[str]] = {}
-    for variant in task.variants:
-      found.setdefault(variant.standings[axis.key].verdict, []).append(variant.name)
-    start = f'{markup.upper(axis.heading)}: softmax {_seeds(axis, task.softmax)}'
+    start = f'{upper(axis.heading)}: softmax {_seeds(axis, task.softmax)}'
     if axis.key in task.closed:
       lines.append(f'{start}; {task.closed[axis.key]}, so that no variant is judged.')
       continue
-    words = [f'{verdict} ({", ".join(names)})' for verdict, names in sorted(found.items())]
+    words = [f'{verdict} ({", ".join(names)})'
+             for verdict, names in sorted(task.by_verdict(axis).items())]
     power = task.power[axis.key]
     shown = '' if power is None else (
-        f' The smallest difference that these seeds can show is {difference(axis, power)}.')
+        f' The smallest difference that these seeds can show is {axis.text(power)}.')
     lines.append(f'{start}; {"; ".join(words) or "no other variant was run"}.{shown}')
   return lines
 
 
 def _seeds(axis: Axis, variant: Variant) -> str:
-  metric = metric_summary(axis.metric, [run for run in variant.runs if run.status == 'done'])
+  metric = metric_summary(axis.metric, variant.done)
   return metric.text() if metric else variant.status
-
-
-def difference(axis: Axis, value: float) -> str:
-  """A difference on the scale of the metric: points, nats, or the factor between two ratios."""
-  if METRICS[axis.metric].unit == 'ratio':
-    return f'x {math.exp(value):.2f}'
-  return f'{value:+.3f}' if axis.key == 'loss' else f'{value:+.1f}'
-
-
-def interval(axis: Axis, standing: Standing) -> str:
-  """The difference with its interval and seeds; without a difference the reason."""
-  if standing.difference is None:
-    return standing.reason
-  words = difference(axis, standing.difference)
-  if standing.low is None or standing.high is None:
-    return words
-  return (f'{words} ({difference(axis, standing.low)} to '
-          f'{difference(axis, standing.high)}, n = {standing.n})')
 
 
 def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
@@ -145,17 +117,9 @@ def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:
     own = _parameters(variant)
     more = '-' if own is None or base is None else f'{own - base:,}'
     rows.append([variant.name, variant.status, *(_seeds(axis, variant) for axis in AXES),
-                 *(_column(variant, name) for name in COLUMNS), more,
-                 times.text(task.key, variant.name)])
+                 *(mean_and_range(list(map(of, variant.done)), '.3g') for of in COLUMNS.values()),
+                 more, times.text(task.key, variant.name)])
   return head, rows
-
-
-def _column(variant: Variant, name: str) -> str:
-  values = [value for run in variant.runs
-            if run.status == 'done' and (value := COLUMNS[name](run)) is not None]
-  if not values:
-    return '-'
-  return f'{sum(values) / len(values):.3g} ({min(values):.3g} to {max(values):.3g})'
 
 
 def _parameters(variant: Variant) -> int | None:
@@ -168,14 +132,11 @@ def _parameters(variant: Variant) -> int | None:
 
 def _rankings(task: Task) -> Iterator[tuple[str, list[str], list[list[str]]]]:
   """A table for every open axis: variants by their difference from softmax, with the verdicts."""
-  for axis in AXES:
-    if axis.key in task.closed:
-      continue
-    standings = [(variant, variant.standings[axis.key]) for variant in task.variants]
-    known = [pair for pair in standings if pair[1].difference is not None]
-    known.sort(key=lambda pair: pair[1].difference or 0.0, reverse=axis.small)
-    rows = [[variant.name, interval(axis, standing), standing.verdict, standing.reason]
-            for variant, standing in (*known, *(p for p in standings if p not in known))]
+  for axis in task.open_axes:
+    standings = [(variant.name, variant.standings[axis.key]) for variant in task.variants]
+    standings.sort(key=lambda pair: (pair[1].difference is None, (
+        -1 if axis.small else 1) * (pair[1].difference or 0.0)))
+    rows = [[name, it.text(), it.verdict, it.reason] for name, it in standings]
     yield (f'{axis.heading}, by the difference from softmax',
            ['variant', 'difference (interval)', 'verdict', 'because'], rows)
 
@@ -195,19 +156,19 @@ def _findings(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
 def standing_record(it: Standing) -> dict[str, Any]:
   """A standing as report.json has it."""
   return {'values': list(it.values.values()), 'seeds': list(it.values),
-          'difference': it.difference, 'low': it.low, 'high': it.high, 'n': it.n,
-          'verdict': it.verdict, 'reason': it.reason}
+          'differences': list(it.differences.values()), 'difference': it.difference,
+          'low': it.low, 'high': it.high, 'n': len(it.differences), 'verdict': it.verdict,
+          'reason': it.reason}
 
 
 def _record(task: Task, times: StepTimes) -> dict[str, Any]:
-  def of(variant: Variant) -> dict[str, Any]:
+  def shown(variant: Variant) -> dict[str, Any]:
     standings = {key: standing_record(it) for key, it in variant.standings.items()}
     time = times.ratios.get((task.key, variant.name))
     return {'variant': variant.name, 'status': variant.status, 'axes': standings,
-            'columns': {name: [COLUMNS[name](run) for run in variant.runs
-                               if run.status == 'done'] for name in COLUMNS},
+            'columns': {name: list(map(of, variant.done)) for name, of in COLUMNS.items()},
             'parameters': _parameters(variant),
             'step_time': None if time is None else dataclasses.asdict(time)}
   return {'task': task.key, 'sentences': sentences(task), 'closed': dict(task.closed),
           'power': dict(task.power),
-          'variants': [of(variant) for variant in (task.softmax, *task.variants)]}
+          'variants': [shown(variant) for variant in (task.softmax, *task.variants)]}

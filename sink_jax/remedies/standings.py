@@ -8,9 +8,10 @@ task are corrected by Holm's method, axis by axis.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sink_jax.paper.collect import Group, seed_and_name
 from sink_jax.paper.metrics import METRICS, metric_summary
@@ -21,7 +22,6 @@ from sink_jax.report.records import RunRecord
 
 TASKS = {'trigger': 'Trigger averaging', 'bigram': 'Bigram-Backcopy', 'desk': 'text (desk)'}
 _DEFAULT = 'default'  # what a group calls the trial that the others are changes of
-_EQUIVALENT = 0.90  # two one-sided tests at 5 % each: the whole interval lies inside the margin
 REMOVES, MOVES, SAME = 'removes', 'moves to the extra key', 'no difference'
 UNDECIDED, NO_BASELINE, NOT_JUDGED = 'undecided', 'baseline has none', 'cannot be judged'
 _TRIAL = re.compile(rf'({"|".join(TASKS)})-(.+)')
@@ -33,31 +33,38 @@ _VARIED = ('attention.', 'model.norm', 'model.init', 'model.linear', 'model.sink
 # Trials of the paper at that budget are variants as well, and need not be trained twice.
 _OF_THE_PAPER = {_DEFAULT: SOFTMAX, **{name: name for name in (
     'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid', 'sigmoid-normalized')}}
-Pair = tuple[tuple[str, str], Sequence[float]]  # two trials, and their differences seed by seed
-
-
 @dataclasses.dataclass(frozen=True)
 class Standing:
-  """A variant on an axis of a task.
+  """A trial on an axis, beside another one, on the scale of the metric.
 
   Attributes:
-    values: {seed: on the scale of the metric}; of two trials that are compared (`grafts`), their
-      differences.
-    difference: mean difference from softmax over the seeds that both have, on that scale.
+    trials: the other one, of the leaderboard softmax, and the trial itself.
+    values: {seed: of the trial}.
+    differences: {seed: the trial's minus the other's} of the seeds that both have.
+    difference: their mean; None where there is none.
     low, high: the ends of its interval; None where no spread is known.
-    n: seeds that both have.
     verdict: one of the constants of this module, or the axis' words for less and more.
     reason: why there is none, or in what it differs; '' otherwise.
   """
 
   axis: Axis
+  trials: tuple[str, str]
   values: Mapping[int, float]
-  difference: float | None
-  low: float | None
-  high: float | None
-  n: int
-  verdict: str
+  differences: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  difference: float | None = None
+  low: float | None = None
+  high: float | None = None
+  verdict: str = ''
   reason: str = ''
+
+  def text(self) -> str:
+    """The difference with its interval and number of seeds; without a difference the reason."""
+    if self.difference is None:
+      return self.reason
+    words, of = self.axis.text(self.difference), self.axis.text
+    if self.low is None or self.high is None:
+      return words
+    return f'{words} ({of(self.low)} to {of(self.high)}, n = {len(self.differences)})'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +75,10 @@ class Variant:
   runs: tuple[RunRecord, ...]
   status: str
   standings: Mapping[str, Standing]
+
+  @property
+  def done(self) -> list[RunRecord]:
+    return [run for run in self.runs if run.status == 'done']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +100,18 @@ class Task:
   @property
   def words(self) -> str:
     return TASKS[self.key]
+
+  @property
+  def open_axes(self) -> list[Axis]:
+    """The axes on which softmax has something to remedy."""
+    return [axis for axis in AXES if axis.key not in self.closed]
+
+  def by_verdict(self, axis: Axis) -> dict[str, list[str]]:
+    """{verdict: the names of the variants that have it on an axis}."""
+    found: dict[str, list[str]] = {}
+    for variant in self.variants:
+      found.setdefault(variant.standings[axis.key].verdict, []).append(variant.name)
+    return found
 
 
 def groups(runs: Iterable[RunRecord]) -> list[Group]:
@@ -126,37 +149,33 @@ def _named(run: RunRecord) -> tuple[str, str] | None:
 
 def task_of(group: Group) -> Task:
   """The standings of a task's variants."""
-  spread, softmax = _spread_of_alike(group), group.done(_DEFAULT)
+  spread, softmax = spread_without(group, group.incomparable), group.done(_DEFAULT)
   closed = {axis.key: why for axis in AXES if (why := _closed(axis, group, spread))}
   names = [name for name in group.trials if name != _DEFAULT]
-  standings: dict[str, dict[str, Standing]] = {name: {} for name in names}
+  standings: dict[str, dict[str, Standing]] = {name: {} for name in group.trials}
   for axis in AXES:
-    found = {name: _measured(axis, name, group, spread, closed.get(axis.key, ''))
-             for name in names}
-    for name, standing in _decided(axis, found, group, spread, softmax).items():
-      standings[name][axis.key] = standing
-  make = lambda name, own: Variant(SOFTMAX if name == _DEFAULT else name, group.runs(name),
-                                   group.status(name), own)
-  power = {axis.key: _power(axis, group, spread) for axis in AXES}
-  return Task(group.budget, make(_DEFAULT, {axis.key: _of_softmax(axis, softmax) for axis in AXES}),
-              tuple(make(name, standings[name]) for name in names), closed, power)
+    found = decided([_measured(axis, name, group, spread, closed.get(axis.key, ''))
+                     for name in names], spread, lambda it, share: _effect(
+                         it, share, group, spread, softmax))
+    # Softmax beside itself has no difference; its values are shown first.
+    for it in (Standing(axis, (_DEFAULT, _DEFAULT), values_of(axis, softmax)), *found):
+      standings[it.trials[1]][axis.key] = it
+  make = lambda name: Variant(SOFTMAX if name == _DEFAULT else name, group.runs(name),
+                              group.status(name), standings[name])
+  return Task(group.budget, make(_DEFAULT), tuple(map(make, names)), closed,
+              {axis.key: _power(axis, group, spread) for axis in AXES})
 
 
-def _spread_of_alike(group: Group) -> Spread:
+def spread_without(group: Group, apart: Collection[str]) -> Spread:
   """The spread within trials that can be compared: what others spread by is no measure of it."""
   return spread_of(dataclasses.replace(group, trials={
-      name: runs for name, runs in group.trials.items() if name not in group.incomparable}))
+      name: runs for name, runs in group.trials.items() if name not in apart}))
 
 
 def values_of(axis: Axis, runs: Sequence[RunRecord]) -> dict[int, float]:
   """{seed: on the scale of the metric} of the runs that have it."""
   summary = metric_summary(axis.metric, runs)
   return dict(summary.by_seed) if summary else {}
-
-
-def _of_softmax(axis: Axis, runs: Sequence[RunRecord]) -> Standing:
-  values = values_of(axis, runs)
-  return Standing(axis, values, None, None, None, len(values), '')
 
 
 def _closed(axis: Axis, group: Group, spread: Spread) -> str:
@@ -180,85 +199,75 @@ def _closed(axis: Axis, group: Group, spread: Spread) -> str:
   return NO_BASELINE
 
 
-def _measured(axis: Axis, name: str, group: Group, spread: Spread, closed: str) -> Standing:
-  """The difference from softmax with its interval, and why it gets no verdict, if it gets none."""
-  mine, its = (values_of(axis, group.done(trial)) for trial in (name, _DEFAULT))
-  seeds = sorted(mine.keys() & its.keys())
-  diverged = sum(run.status == 'diverged' for run in group.runs(name))
-  if strange := group.incomparable.get(name):
-    return Standing(axis, mine, None, None, None, 0, NOT_JUDGED, strange)
-  if _DEFAULT in group.incomparable:  # what is closed says in what its runs differ
-    return Standing(axis, mine, None, None, None, 0, NOT_JUDGED, closed)
-  if diverged:
-    return Standing(axis, mine, None, None, None, len(seeds), NOT_JUDGED,
-                    f'{diverged} of {len(group.runs(name))} runs diverged')
-  if not seeds:
-    return Standing(axis, mine, None, None, None, 0, NOT_JUDGED, group.status(name))
-  differences = [mine[seed] - its[seed] for seed in seeds]
-  interval = spread.interval(axis.metric, (_DEFAULT, name), differences)
-  verdict, reason = UNDECIDED, ''
-  if closed:
-    verdict, reason = (closed if closed == NO_BASELINE else NOT_JUDGED), closed
-  elif len(seeds) < MIN_SEEDS:
-    verdict, reason = NOT_JUDGED, f'{len(seeds)} of {MIN_SEEDS} seeds'
-  return Standing(axis, mine, interval.mean, interval.low, interval.high, len(seeds), verdict,
-                  reason)
+def paired(axis: Axis, trials: tuple[str, str], group: Group, spread: Spread,
+           alike: bool = True) -> Standing:
+  """What the second of two trials differs by from the first, seed by seed, and no verdict yet.
 
-
-def _decided(axis: Axis, found: Mapping[str, Standing], group: Group, spread: Spread,
-             softmax: Sequence[RunRecord]) -> dict[str, Standing]:
-  """The same with verdicts; Holm's method keeps the chance of a false one over the variants."""
-  its = values_of(axis, softmax)
-  pairs = {name: ((_DEFAULT, name), [standing.values[seed] - its[seed]
-                                     for seed in sorted(standing.values.keys() & its.keys())])
-           for name, standing in found.items() if standing.verdict == UNDECIDED}
-  decided = dict(found)
-  for name, share in holm(axis, pairs, spread).items():
-    verdict = (no_effect(axis, pairs[name], spread) if share is None else
-               _effect(axis, name, group, spread, softmax, found[name], share))
-    decided[name] = dataclasses.replace(found[name], verdict=verdict)
-  return decided
-
-
-def holm(axis: Axis, pairs: Mapping[str, Pair], spread: Spread) -> dict[str, float | None]:
-  """Which pairs differ by more than the margin, by Holm's method over all of them.
-
-  Returns:
-    {name: the chance of a false verdict that is its share; None where it gets no verdict}.
+  alike: False where the two cannot be compared, and have no difference.
   """
-  chances = {name: _chance_beyond_margin(axis, pair, spread) for name, pair in pairs.items()}
-  shares: dict[str, float | None] = {}
-  allowed = True
-  for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+  its, mine = (values_of(axis, group.done(trial)) for trial in trials)
+  differences = {seed: mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys()) if alike}
+  if not differences:
+    return Standing(axis, trials, mine)
+  it = spread.interval(axis.metric, trials, list(differences.values()))
+  return Standing(axis, trials, mine, differences, it.mean, it.low, it.high)
+
+
+def _measured(axis: Axis, name: str, group: Group, spread: Spread, closed: str) -> Standing:
+  """The difference from softmax with its interval: undecided, or why it gets no verdict."""
+  gone = sum(run.status == 'diverged' for run in group.runs(name))
+  apart = group.incomparable.get(name) or (
+      closed if _DEFAULT in group.incomparable else  # which says in what softmax's runs differ
+      f'{gone} of {len(group.runs(name))} runs diverged' if gone else '')
+  found = paired(axis, (_DEFAULT, name), group, spread, not apart)
+  n = len(found.differences)
+  few = f'{n} of {MIN_SEEDS} seeds' if n < MIN_SEEDS else ''
+  reason = apart or (closed or few if n else group.status(name))
+  verdict = (UNDECIDED if not reason else NO_BASELINE if reason == NO_BASELINE else NOT_JUDGED)
+  return dataclasses.replace(found, verdict=verdict, reason=reason)
+
+
+def decided(found: Sequence[Standing], spread: Spread, effect: Callable[[Standing, float], str]
+            ) -> list[Standing]:
+  """The same with verdicts where they are undecided, by Holm's method over all of them.
+
+  effect: what a difference beyond the margin is called, by the standing and its share of the chance
+    of a false verdict.
+  """
+  chances = {i: _chance_beyond_margin(it, spread) for i, it in enumerate(found)
+             if it.verdict == UNDECIDED}
+  standings, allowed = list(found), True
+  for rank, i in enumerate(sorted(chances, key=lambda i: chances[i])):
     share = (1 - CONFIDENCE) / (len(chances) - rank)
-    # Once a pair is not decided, none with a larger chance is.
-    allowed = allowed and chances[name] <= share
-    shares[name] = share if allowed else None
-  return shares
+    # Once one is not decided, none with a larger chance is.
+    allowed = allowed and chances[i] <= share
+    it = found[i]
+    verdict = effect(it, share) if allowed else SAME if spread.negligible(
+        it.axis.metric, it.trials, list(it.differences.values()), it.axis.margin) else UNDECIDED
+    standings[i] = dataclasses.replace(it, verdict=verdict)
+  return standings
 
 
-def _chance_beyond_margin(axis: Axis, pair: Pair, spread: Spread) -> float:
+def _chance_beyond_margin(it: Standing, spread: Spread) -> float:
   """The chance of so large a mean difference if the truth were just within the margin."""
-  trials, differences = pair
-  mean = statistics.fmean(differences)
-  if abs(mean) <= axis.margin:
+  values = list(it.differences.values())
+  mean, margin = statistics.fmean(values), it.axis.margin
+  if abs(mean) <= margin:
     return 1.0
-  edge = axis.margin if mean > 0 else -axis.margin
-  return spread.chance(axis.metric, trials, differences, edge)
+  return spread.chance(it.axis.metric, it.trials, values, math.copysign(margin, mean))
 
 
-def _effect(axis: Axis, name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord],
-            standing: Standing, share: float) -> str:
+def _effect(it: Standing, share: float, group: Group, spread: Spread,
+            softmax: Sequence[RunRecord]) -> str:
   """What a variant does whose difference is beyond the margin."""
-  assert standing.difference is not None, 'it has been compared'
-  smaller = standing.difference < 0
+  axis, name = it.axis, it.trials[1]
+  smaller = statistics.fmean(it.differences.values()) < 0
   words = axis.less if smaller else axis.more
   if axis.absent is None or smaller == axis.small:
     return words
-  metric = METRICS[axis.metric]
-  level = metric.scaled(max(axis.absent, null_level(axis, softmax)) if not axis.small
-                        else axis.absent)
-  values = list(standing.values.values())
+  level = METRICS[axis.metric].scaled(
+      axis.absent if axis.small else max(axis.absent, null_level(axis, softmax)))
+  values = list(it.values.values())
   mean = statistics.fmean(values)
   beyond = mean > level if axis.small else mean < level
   if not beyond or spread.chance(axis.metric, (name,), values, level) > share:
@@ -275,13 +284,6 @@ def moved(name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord])
   assert axis.present is not None
   level = max(axis.present, null_level(axis, softmax))
   return spread.interval(EXTRA_KEY, (name,), list(summary.by_seed.values())).above(level)
-
-
-def no_effect(axis: Axis, pair: Pair, spread: Spread) -> str:
-  """'no difference' where the whole interval of two one-sided tests lies within the margin."""
-  interval = spread.interval(axis.metric, *pair, confidence=_EQUIVALENT)
-  inside = interval.above(-axis.margin) and interval.below(axis.margin)
-  return SAME if inside else UNDECIDED
 
 
 def _power(axis: Axis, group: Group, spread: Spread) -> float | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 from sink_jax.io.tables import Markdown, escaped
 
@@ -44,6 +45,15 @@ def anchor(heading: str) -> str:
 def upper(words: str) -> str:
   """The words with a capital at their beginning."""
   return words[:1].upper() + words[1:]
+
+
+def mean_and_range(values: Sequence[float | None], form: str) -> str:
+  """'3.05 (3.01 to 3.09)': the mean, and the least and the largest of several; '-' of none."""
+  known = [value for value in values if value is not None]
+  if not known:
+    return '-'
+  mean = format(statistics.fmean(known), form)
+  return mean if len(known) == 1 else f'{mean} ({min(known):{form}} to {max(known):{form}})'
 
 
 def _spaced(words: object) -> str:

@@ -146,7 +146,7 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
     (None, {'epsilon': 0.2}, 'epsilon 0.2 instead of 0.3'),
     (None, {'dtype': 'bfloat16'}, 'dtype bfloat16 instead of float32'),
     (None, {'checkpoint': {'dtype': 'float32', 'parameters': 12_345}},
-     'another model of that name: 12 k parameters instead of 7 B')])
+     'another model of that name: 12.3 k parameters instead of 7 B')])
 def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, words):
   write(tmp_path / 'chat.json', 'chat', [content('chat', 'Mistral-7B', made, **changes)])
   cell = entry_of(tables_of(*read(tmp_path).results), 'table-1-right', 'Mistral-7B').cells[
@@ -247,8 +247,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
   assert lines.pop("2 models are none of the paper's") == (
       f"2 models are none of the paper's: Mistral-7B@step1000 ({place}/good.json), Mistral-7B "
       f'({place}/good.json).')
-  assert not lines and [result.model for result in analysed.results] == [
-      'Mistral-7B', 'Mistral-7B@step1000', 'Mistral-7B']
+  assert not lines and [result.model.name for result in analysed.results] == ['Mistral-7B']
   ours = tables([], analysed)
   assert entry_of(ours, 'table-1-right', 'LLaMA2-7B').status.startswith(
       'LLaMA2-7B Base not run; LLaMA2-7B Chat failed: it is gated (')
@@ -319,7 +318,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
   assert [own.model for own in picture.models] == ['GPT2']
   place = tmp_path.name
   assert picture.note == (
-      f'Ours, of {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '
+      f'Drawn from {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '
       f'tokenizer, float32. Not drawn with these: GPT2 of {place}/a.json, GPT2-XL of '
       f'{place}/a.json, OPT-125M of {place}/a.json.')
   (tmp_path / 'b.json').unlink()

@@ -42,6 +42,8 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(drawing, name, lambda *values: drawing.png(None))  # one pixel
   monkeypatch.setattr(strips, 'picture', lambda claims: b'')
   monkeypatch.setattr(page, 'differences', lambda tasks: drawing.png(None))
+  monkeypatch.setattr(page, 'first_pictures', lambda tasks: dict.fromkeys(
+      ('verdicts.png', 'rates.png'), drawing.png(None)))
 
 
 def made_again(folder, work):

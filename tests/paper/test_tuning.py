@@ -12,8 +12,8 @@ from configs import sft
 from sink_jax.cli.make_report import make_report
 from sink_jax.paper import drawing
 from sink_jax.paper.stability import Issues, issues
-from sink_jax.paper.tuning import Difference, Signs, TunedRun, Tuning, difference
-from sink_jax.paper.tuning_words import sentences, verdict
+from sink_jax.paper.tuning import Difference, TunedRun, Tuning, difference
+from sink_jax.paper.tuning_page import sentences, verdict
 from sink_jax.report.jsontext import finite, rounded
 from tests.paper.paper_runs import HARDWARE, change, probe_row
 from tests.report.test_report import ROOT
@@ -113,7 +113,11 @@ def unstable(seed=9):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-  monkeypatch.setattr(drawing, 'panels', lambda picture: drawing.png(None))  # one pixel
+  """The pictures that are asked for, as they are asked for; none is drawn."""
+  asked = []
+  one_pixel = lambda picture: asked.append(picture) or drawing.png(None)
+  monkeypatch.setattr(drawing, 'panels', one_pixel)
+  return asked
 
 
 def page(runs, out):
@@ -124,9 +128,8 @@ def page(runs, out):
 def read_back(record):
   """A `Tuning` of what report.json holds of it."""
   record = {key: value for key, value in record.items() if key not in ('verdict', 'sentences')}
-  of = lambda kind, value: value and kind(**value)
-  runs = [TunedRun(**run | dict(issues=of(Issues, run['issues']), before=of(Signs, run['before']),
-                                after=of(Signs, run['after']))) for run in record.pop('runs')]
+  runs = [TunedRun(**run | dict(issues=run['issues'] and Issues(**run['issues'])))
+          for run in record.pop('runs')]
   return Tuning(**record | dict(
       runs=runs, differences=[Difference(**found) for found in record['differences']]))
 
@@ -168,9 +171,12 @@ def test_three_seeds_of_each_get_a_verdict_and_every_sentence_is_in_the_record(t
   assert [of['verdict'] for of in record['differences']] == ['different', 'similar', 'similar']
   assert math.exp(gradient['mean']) == pytest.approx(1.1, rel=1e-4)
   assert abs(fall['mean']) < 1e-4
-  for name in ('figure-30-full-paper.png', 'unstable-full-paper.png'):
+  first, *details = (re.findall(r'\((\S+\.png)\)', part) for part in text.split('\n## '))
+  assert first == ['loss.png', 'sink.png']
+  assert details[0] == ['figure-30-full-paper.png', 'unstable-full-paper.png']
+  for name in first + details[0]:
     assert (tmp_path / 'out' / name).is_file()
-  assert (tmp_path / 'out/index.html').read_text().count('data:image/png') == 2
+  assert (tmp_path / 'out/index.html').read_text().count('data:image/png') == 4
   # The report of the paper draws the figure, and knows of no other run.
   make_report(tmp_path / 'paper', tmp_path / 'runs')
   whole = json.loads((tmp_path / 'paper/report.json').read_text())
@@ -189,6 +195,11 @@ def test_a_page_of_nothing_of_half_and_of_what_diverged(tmp_path, undrawn):
   tuned(tmp_path / 'a/sigmoid', 'sft-sigmoid', loss=loss[:120], grad=grad[:120], status='running')
   record, = page(tmp_path / 'a', tmp_path / 'out')
   check_recomputed([record])
+  # The first pictures: what there is of each model, up to the step that it has reached.
+  courses = {picture.file: {line.name: (line.x[-1], line.y[-1]) for panel in picture.panels
+                            for line in panel.series} for picture in undrawn[:2]}
+  assert courses['sink.png'] == {'softmax': (300, 10), 'sigmoid without normalisation': (0, 20)}
+  assert [step for step, _ in courses['loss.png'].values()] == [300, 120]
   assert record['verdict'] == 'no verdict: sft-sigmoid, seed 1 (running at step 120 of 300)'
   text = (tmp_path / 'out/report.md').read_text()
   assert 'Not run: sft-unstable' in text and '--only=sft-unstable --workdir=runs/sft/paper' in text

@@ -104,8 +104,8 @@ def test_planted_grafts_get_their_verdicts_steps_and_differences(planted, tmp_pa
   assert (measured('graft-k-bias', 'loss_before')[0], measured('graft-k-bias', 'loss_after')[0],
           measured('graft-k-bias', 'sink_grafted')[0]) == (3.0, 3.25, 20.3333)
   loss = record['beside_continued']['graft-gate-random']['loss']
-  assert loss['values'] == pytest.approx([0.2] * 3) and loss['seeds'] == list(SEEDS)
-  assert loss['low'] < statistics.fmean(loss['values']) < loss['high']
+  assert loss['differences'] == pytest.approx([0.2] * 3) and loss['seeds'] == list(SEEDS)
+  assert loss['low'] < statistics.fmean(loss['differences']) < loss['high']
   assert text == '\n'.join(record['answer']) and text.startswith(
       'With 3 of 5 grafts that can be judged Sink_1 ends lower than with further training alone '
       '(below half of before from step 100 to 4,000 on). The loss ends lower with 1, '

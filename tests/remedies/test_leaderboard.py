@@ -14,14 +14,23 @@ from sink_jax.benchmark.table import write_json
 from sink_jax.benchmark.timing import summary
 from sink_jax.cli.make_report import make_report
 from sink_jax.paper.spread import CONFIDENCE
-from sink_jax.remedies import axes, findings, overview, page, standings
+from sink_jax.remedies import axes, findings, overview, page, picture, standings
 from sink_jax.remedies import trials as names
-from sink_jax.report import markup
+from sink_jax.report import images, markup
 from sink_jax.report.read_runs import find_runs
 from tests.paper import stored
+from tests.paper.conftest import PIXEL
 from tests.paper.paper_runs import HARDWARE, probe_row
 
 SEEDS = range(5)
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+  """The figures that are asked for; their PNGs, which take a second, are made by one test."""
+  asked = []
+  monkeypatch.setattr(picture, 'png', lambda figure: asked.append(figure) or PIXEL)
+  return asked
 
 
 def plant(root, variant, sinks, *, task='bigram', status='done', slot=None, losses=1.0,
@@ -105,6 +114,35 @@ def test_what_softmax_has_not_cannot_be_remedied(planted):
   assert 'Bigram-Backcopy: valid loss' in head and not any('hidden' in words for words in head)
 
 
+def test_pictures_show_each_verdict_and_each_seed(planted, tmp_path, figures):
+  plant(tmp_path, 'softmax', (30, 31, 30), task='desk')
+  tasks = [task(planted), task(tmp_path, 'desk')]
+  assert list(picture.first_pictures(tasks)) == ['verdicts.png', 'rates.png']
+  cells, rates = figures
+  head, rows = overview.verdicts(tasks)
+  by_axis = {ax.get_title(): ax for ax in cells.axes}
+  loss = by_axis['valid loss']
+  assert [label.get_text() for label in loss.get_yticklabels()] == [row[0] for row in rows]
+  shown = {tuple(map(int, text.get_position())): text.get_text() for text in loss.texts}
+  column = head.index('Bigram-Backcopy: valid loss')
+  assert [shown[0, i] for i in range(len(rows))] == [row[column] for row in rows]
+  assert {shown[1, i] for i in range(len(rows))} == {''}  # not run
+  assert [ax.get_title() for ax in rates.axes] == ['Bigram-Backcopy', 'text (desk)']
+  ax = rates.axes[0]
+  first, extra = (line for line in ax.lines if line.get_marker() in 'os')
+  seeds = {}
+  for line in (first, extra):
+    for x, y in zip(*line.get_data()):
+      name = ax.get_yticklabels()[round(y)].get_text()
+      seeds.setdefault(name, []).append(x)
+  assert next(iter(seeds)) == 'softmax' and sorted(seeds['softmax']) == [59, 60, 60, 60, 61]
+  assert sorted(seeds['k-bias']) == [0, 0, 0, 0, 1] + 5 * [50]
+  assert 'sigmoid*' in seeds and list(seeds)[-1] == 'kv-bias'  # of proxies; the strongest sink
+  assert all(len(images.tiles(images.png(figure))[1]) > 1 for figure in figures)  # panels stack
+  # Without a variant there is no verdict; the rates of softmax are shown all the same.
+  assert list(picture.first_pictures(tasks[1:])) == ['rates.png']
+
+
 def test_runs_that_are_not_alike_are_not_paired(tmp_path):
   plant(tmp_path, 'softmax', (60,) * 5)
   plant(tmp_path, 'k-bias', (0,) * 5, changes={'probe.epsilon': 0.2, 'steps': 1000})
@@ -121,7 +159,7 @@ def test_runs_that_are_not_alike_are_not_paired(tmp_path):
                       ('sigmoid', '5 of 5 runs diverged'), ('qk-norm', '2 of 3 seeds'),
                       ('sink-logit', 'running')):
     assert words in of[name].reason
-  assert of['k-bias'].difference is None and of['k-bias'].n == 0
+  assert of['k-bias'].difference is None and not of['k-bias'].differences
   _, rows = overview.verdicts([task(tmp_path)])
   assert len(rows) == 5 and {cell for row in rows for cell in row[1:]} == {'-'}
   text = make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
@@ -193,6 +231,7 @@ def test_the_report_says_what_its_records_say(planted, tmp_path):
   variants = {it['variant']: it for it in record['tasks'][0]['variants']}
   sigmoid, softmax = (variants[name]['axes']['loss'] for name in ('sigmoid', 'softmax'))
   differences = [a - b for a, b in zip(sigmoid['values'], softmax['values'])]
+  assert sigmoid['differences'] == pytest.approx(differences)
   assert sigmoid['difference'] == pytest.approx(statistics.fmean(differences), abs=1e-6)
   assert sigmoid['low'] < sigmoid['difference'] < sigmoid['high'] and sigmoid['n'] == 5
   assert variants['k-bias']['parameters'] - variants['softmax']['parameters'] == 4 * 16
@@ -206,7 +245,7 @@ def test_the_report_says_what_its_records_say(planted, tmp_path):
   html = (tmp_path / 'out/index.html').read_text()
   assert '<script' not in html and 'Bigram-Backcopy' in html
   assert all((tmp_path / 'out' / name).stat().st_size for name in (
-      'index.html', 'report.md', 'report.json', 'differences.png'))
+      'index.html', 'report.md', 'report.json', 'differences.png', 'verdicts.png', 'rates.png'))
 
 
 def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
@@ -217,6 +256,8 @@ def test_the_page_answers_first_and_then_has_all_verdicts(planted, tmp_path):
   first, *others = map(markup.escaped, text.splitlines())
   places = [lines.index(line) for line in (first, *(f'- {line}' for line in others), '## Verdicts')]
   assert places == sorted(places) and places[0] == 2
+  assert [file for line in lines[places[0]:places[1]] for file in picture.CAPTIONS
+          if line.endswith(f']({file})')] == ['verdicts.png', 'rates.png']
   # Of seven variants four lessen the sink, kv-bias adds to it, and one is undecided.
   assert '| Bigram-Backcopy: Sink\\_1 % | 4 | 1 | 1 | 1 | 0 |' in lines[:places[1]]
   # One that costs loss, and none that is undecided or adds to the sink.

@@ -48,7 +48,7 @@ def widths(page, work):
 @pytest.mark.skipif(not BROWSER, reason='no Chromium; CHROMIUM=PATH names one')
 @pytest.mark.parametrize('kind', [
     'runs', *(pytest.param(kind, marks=pytest.mark.full) for kind in (
-        'paper', 'baseline', 'fine-tuning', 'leaderboard'))])
+        'paper', 'baseline', 'fine-tuning', 'leaderboard', 'graft'))])
 def test_nothing_is_beyond_the_screen(kind, tmp_path):
   if kind == 'runs':
     for i, name in enumerate(TRIALS):
