@@ -146,7 +146,7 @@ def test_a_row_in_the_papers_protocol_has_a_difference(tmp_path):
     (None, {'epsilon': 0.2}, 'epsilon 0.2 instead of 0.3'),
     (None, {'dtype': 'bfloat16'}, 'dtype bfloat16 instead of float32'),
     (None, {'checkpoint': {'dtype': 'float32', 'parameters': 12_345}},
-     'another model of that name: 12.3 k parameters instead of 7 B')])
+     'another model of that name: 12 k parameters instead of 7 B')])
 def test_another_protocol_is_named_and_not_compared(tmp_path, made, changes, words):
   write(tmp_path / 'chat.json', 'chat', [content('chat', 'Mistral-7B', made, **changes)])
   cell = entry_of(tables_of(*read(tmp_path).results), 'table-1-right', 'Mistral-7B').cells[
