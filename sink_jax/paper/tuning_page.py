@@ -82,7 +82,7 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   found = [rounded(finite(tuning_of(group))) for group in groups]
   page = Parts(TITLE)
   for tuning in found:
-    page.paragraph(sentences(tuning)[0])
+    page.paragraph(upper(sentences(tuning)[0]))
   page.table(['runs', 'verdict', *(measure.words for measure in MEASURES.values())], [
       [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
                                              if of.measure == key), '-') for key in MEASURES)]
