@@ -103,7 +103,7 @@ def _trained(workdir: AnyPath, options: Options) -> tuple[dict[str, Any], list[A
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if given.get(name, stored) > stored:
       raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
-                       f'{tokens.shape[1]} tokens.')
+                       f'{tokens.shape[1]} tokens; choose up to {stored}.')
   tokens = tokens[:given.get('sequences'), :given.get('length')]
   settings = ProbeConfig(**config['probe'])
   epsilon = settings.epsilon if options.epsilon is None else options.epsilon

@@ -41,8 +41,8 @@ CLAIMS = (
     Claim('post-norm', '7.2', 'A sink emerges in a post-norm model too.',
           f'Sink_1 of the post-norm model is at least {SINK} %.',
           (Every('sink_1', ('post-norm',), at_least=SINK),)),
-    Claim('post-norm-massive', '7.2', 'There massive activations are in what enters the norm, not '
-          'in the hidden states.',
+    Claim('post-norm-massive', '7.2', 'In a post-norm model massive activations are in what enters '
+          'the norm, not in the hidden states.',
           'In the post-norm model, the largest norm ratio of the hidden states is below '
           f'{MASSIVE}, and that of what enters the norm at least {MASSIVE}.',
           (Every('massive', ('post-norm',), below=MASSIVE),
@@ -53,10 +53,10 @@ CLAIMS = (
           f'Sink_1 below {NO_SINK} %.',
           (Every('sink_star', _KEY_BIASES, at_least=SINK),
            Every('sink_1', _KEY_BIASES, below=NO_SINK))),
-    Claim('value-biases', '7.3', 'V biases do not.',
+    Claim('value-biases', '7.3', 'V biases leave the sink on the first token.',
           f'Sink_1 with V biases is at least {SINK} %.',
           (Every('sink_1', ('v-bias',), at_least=SINK),)),
-    Claim('biases-loss', '7.3', 'None of them changes the loss.',
+    Claim('biases-loss', '7.3', 'Neither a sink token nor a bias changes the loss.',
           'The valid loss with a sink token, with KV biases, with K biases and with V biases lies '
           f'within {NATS} nats of that of the default run.',
           (Near('valid_loss', (*_KEY_BIASES, 'v-bias'), NATS),), ()),
@@ -84,7 +84,8 @@ CLAIMS = (
            Ordered('sink_star', _values('first'), POINTS, ends=True),
            Ordered('sink_star', _values('uniform'), POINTS, ends=True),
            Every('sink_1', ('value-first-20', 'value-uniform-20'), at_least=SINK))),
-    Claim('value-massive', '7.3', 'And massive activations come back with it.',
+    Claim('value-massive', '7.3', 'With a longer fixed value v*, massive activations return, '
+          'too.',
           f'The largest hidden norm ratio is below {MASSIVE} with K biases, whose v* is zero, and '
           f'at least {MASSIVE} with v* of norm 20 along the first axis.',
           (Every('massive', ('k-bias',), below=MASSIVE),
@@ -101,7 +102,8 @@ CLAIMS = (
           f'at least {POINTS} points above that with KV biases of each head.',
           (Ordered('sink_star', ('kv-bias', 'kv-bias-shared'), POINTS),
            Ordered('sink_1', ('kv-bias', 'kv-bias-shared'), POINTS, falls=False))),
-    Claim('shared-k', '7.3', 'Shared K biases do so less.',
+    Claim('shared-k', '7.3', 'K biases that heads share give less of the sink back to '
+          'the first token than KV biases that they share.',
           f'Sink_1 with K biases that heads share is at least {POINTS} points below that with KV '
           'biases that heads share.',
           (Ordered('sink_1', ('kv-bias-shared', 'k-bias-shared'), POINTS),)),
@@ -115,7 +117,8 @@ CLAIMS = (
           f'Sink_1 is below {NO_SINK} % with sigmoid, elu + 1, the identity kernel and the MLP '
           'kernel, all without normalisation.',
           (Every('sink_1', _FREE, below=NO_SINK),), _COUNTERPART),
-    Claim('no-normalisation-massive', '7.4', 'Nor are there massive activations.',
+    Claim('no-normalisation-massive', '7.4', 'Without normalisation there are no massive '
+          'activations.',
           f'The largest hidden norm ratio is below {MASSIVE} with sigmoid, elu + 1, the identity '
           'kernel and the MLP kernel, all without normalisation.',
           (Every('massive', _FREE, below=MASSIVE),), (*_COUNTERPART, 'massive')),
@@ -132,7 +135,8 @@ CLAIMS = (
           f'Sink_1 is at least {SINK} % with normalised sigmoid and with the normalised elu + 1 '
           'kernel.',
           (Every('sink_1', ('sigmoid-normalized', 'elu-kernel-normalized'), at_least=SINK),)),
-    Claim('normalised-massive', '7.4', 'And massive activations.',
+    Claim('normalised-massive', '7.4', 'Sigmoid with normalisation has massive activations, as '
+          'has the elu kernel with it.',
           f'The largest hidden norm ratio is at least {MASSIVE} with normalised sigmoid and with '
           'the normalised elu + 1 kernel.',
           (Every('massive', ('sigmoid-normalized', 'elu-kernel-normalized'), at_least=MASSIVE),),
@@ -167,11 +171,12 @@ CLAIMS = (
     Claim('p-norm-diverges', 'C.4', 'p-normalised softmax with p > 1 diverges.',
           'Every run of p-normalised softmax with p = 2, 3 and 4 diverges.',
           (Trains(_p('softmax', '2', '3', '4'), diverges=True),), ()),
-    Claim('p-norm-trains', 'C.4', 'With p < 1 it trains.',
+    Claim('p-norm-trains', 'C.4', 'p-normalised softmax with p < 1 trains.',
           'Every run of p-normalised softmax with p = 1/2, 1/3 and 1/4 reaches its last step, and '
           f'the valid loss with each is at most {_TRAINED} nats above that of the default run.',
           (Trains(_p('softmax', 'half', 'third', 'quarter'), within=_TRAINED),), ()),
-    Claim('p-norm-massive', 'C.4', 'There massive activations are weaker, but stronger than with '
+    Claim('p-norm-massive', 'C.4', 'With p-normalised softmax of p < 1 massive activations are '
+          'weaker than with softmax, but stronger than with '
           'sigmoid without normalisation.',
           'The largest hidden norm ratio of p-normalised softmax with the smallest p measured, of '
           f'1/2, 1/3 and 1/4, is at least a factor of {_WEAKER} below that of the default run, '

@@ -30,7 +30,8 @@ CLAIMS = (
           f'falls by at least {POINTS} points in all, and rises by no more than {NOISE:g} point '
           'from one to the next.',
           (Ordered('sink_1', ('lr-8e-4', 'default', 'lr-2e-4', 'lr-1e-4'), POINTS),)),
-    Claim('learning-rate-steps', 'C.1', 'They do so even where more steps make up for them.',
+    Claim('learning-rate-steps', 'C.1', 'Smaller learning rates make the sink weaker even '
+          'where more steps make up for them.',
           'From twice the default learning rate with half of the steps to the default, half of the '
           'rate with twice the steps and a quarter of it with four times the steps, Sink_1 falls '
           f'by at least {POINTS} points in all, and rises by no more than {NOISE:g} point from one '
@@ -59,7 +60,8 @@ CLAIMS = (
     Claim('random-first', '5', 'A first token drawn at random leaves the sink on the first token.',
           f'Sink_1 is at least {SINK} % where the first token is drawn at random.',
           (Every('sink_1', ('random-1',), at_least=SINK),), _ON_TEXT),
-    Claim('random-second', '5', 'So does a second token drawn at random.',
+    Claim('random-second', '5', 'A second token drawn at random leaves the sink on the '
+          'first token.',
           f'Sink_1 is at least {SINK} % where the second token is drawn at random.',
           (Every('sink_1', ('random-2',), at_least=SINK),), _ON_TEXT),
     Claim('random-both', '5', 'Two tokens drawn at random move the sink to the second token.',
@@ -95,7 +97,8 @@ CLAIMS = (
           'strongest token of at least 90 % of the heads with a sink is in the prefix.',
           (Every('prefix_sink', _PREFIXES, at_least=SINK, some=1),
            Every('prefix_share', _PREFIXES, at_least=90, some=1)), _ON_TEXT),
-    Claim('prefix-anywhere', '6', 'There it is not always on the first token.',
+    Claim('prefix-anywhere', '6', 'Within a prefix the sink is not always on the first '
+          'token.',
           'With a prefix of 5 tokens, Sink_1 is below 90 % of Sink_k summed over the prefix.',
           (Every('prefix_first', ('prefix-5',), below=90),), _ON_TEXT),
     Claim('window', '6', 'With window attention the sink is on the absolute first token, not on '
