@@ -65,7 +65,7 @@ class ExtraKeyValue(Component):
     """Raises a ValueError if heads of `head_dim` channels are too narrow for this variant."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:

@@ -21,7 +21,7 @@ class FeatureMap(Component):
   positive: ClassVar[bool] = False  # are all features positive, so that phi(q).phi(k) > 0?
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:

@@ -40,7 +40,7 @@ class HeadOutput(Component):
     return False
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: HeadOutput) -> dict[str, float] | None:

@@ -16,7 +16,7 @@ class QueryKeyNorm(Component):
   """A normalisation of each query and key by itself; a cache stores the normalised keys."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def queries(self, q_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:

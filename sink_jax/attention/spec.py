@@ -126,13 +126,13 @@ class AttentionSpec:
 
   @property
   def scores_by_difference(self) -> bool:
-    """Whether queries and keys are rotated such that products depend on differences alone."""
+    """Whether rotations make q_i . k_j depend on positions by the difference i - j alone."""
     # Features of a rotated vector are not the rotated features.
     return self.position.turns and isinstance(self.feature_map, Identity)
 
   @property
   def rows_sum_to_one(self) -> bool:
-    """Whether the weights of a row, with the extra key's, are shares of one, as in softmax."""
+    """Whether a row's weights, with the extra key's, are >= 0 and sum to one, as in softmax."""
     # `type` and not isinstance: a subclass may divide by something else.
     z = self.normalizer
     return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED

@@ -30,7 +30,7 @@ class Temperature(Component):
   counts_keys: ClassVar[bool] = False
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def factor_LxH(self, positions_L: Positions, mask: Mask,

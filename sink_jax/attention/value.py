@@ -24,7 +24,7 @@ class Value(Component):
   reads_first: ClassVar[bool] = False  # does it mix in the projected values of the first block?
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: Value) -> dict[str, float] | None:

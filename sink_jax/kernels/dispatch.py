@@ -57,15 +57,16 @@ def attend(
       block its normed input), for a spec whose `head` is a gate that reads it, and for no other.
     first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later block.
       Without them the values count as those of the first block, and are not changed.
-    implementation: one of the following, which agree to rounding. By default the fastest that runs
-      the case on this platform is chosen from a fixed list, and logged.
-      'reference': the T x T definition.
-      'chunked': plain XLA with memory linear in T, on every platform.
-      'linear': time linear in T as well, for similarity Linear and mask Causal.
-      'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but Clipped
-        in float32 or bfloat16; elsewhere they are interpreted and very slow. Inside your own
-        shard_map they need check_vma=False.
-      'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
+    implementation: one of the following, which agree to rounding. The default is the first in a
+      fixed list for this platform that runs the case; which one it is, is logged.
+
+      - 'reference': the T x T definition.
+      - 'chunked': plain XLA with memory linear in T, on every platform.
+      - 'linear': time linear in T as well, for similarity Linear and mask Causal.
+      - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
+        Clipped in float32 or bfloat16; elsewhere they are interpreted and very slow. Inside your
+        own shard_map they need check_vma=False.
+      - 'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
 
   Raises:
     ValueError: shapes do not fit, parameters are missing, the implementation is unknown, a gate

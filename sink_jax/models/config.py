@@ -147,13 +147,15 @@ class ModelConfig:
     remat: what the backward pass recomputes instead of keeping it. Per token and block it keeps
       the following numbers of values, of 2 bytes each in bfloat16, where D = d_model,
       A = heads x head_dim, K = kv_heads x head_dim and F = ffn_hidden:
-      'none': everything that a gradient needs, as XLA decides; more than with the others.
-      'save_matmuls': the block's input and the outputs of linear layers and attention,
+
+      - 'none': everything that a gradient needs, as XLA decides; more than with the others.
+      - 'save_matmuls': the block's input and the outputs of linear layers and attention,
         2 D + 2 A + 2 K + 2 F (one F if the network is not gated), D more if a norm follows the
         sub-layers, and the pre-activations of gates that read the block's input. Norms, rotations
         and activations are recomputed.
-      'save_attention': D + A, and two float32 statistics per head. All else is recomputed.
-      'blocks': D, the block's input. The whole block is recomputed.
+      - 'save_attention': D + A, and two float32 statistics per head. All else is recomputed.
+      - 'blocks': D, the block's input. The whole block is recomputed.
+
       With ValueResidual each of the last three keeps K more. One A is the output of attention; the
       implementations 'chunked' and 'linear' keep it in float32, and 'reference' does not keep it
       but recomputes it.

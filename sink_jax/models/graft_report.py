@@ -39,7 +39,7 @@ class GraftReport:
 
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
-    """Returns the report that `row` made this of. Raises a KeyError if a field is missing."""
+    """Returns the report with this `row`. Raises a KeyError if a field is missing."""
     parts = lambda key, mark: tuple(filter(None, row[key].split(mark)))
     return cls(parts('changed', '; '), parts('new', ', '), parts('removed', ', '), row['start'],
                row['exact'], row['loss_before'], row['loss_after'])
