@@ -157,8 +157,8 @@ class ModelConfig:
       - 'blocks': D, the block's input. The whole block is recomputed.
 
       With ValueResidual each of the last three keeps K more. One A is the output of attention; the
-      implementations 'chunked' and 'linear' keep it in float32, and 'reference' does not keep it
-      but recomputes it.
+      implementations 'chunked' (except for Clipped) and 'linear' keep it in float32, and
+      'reference' does not keep it but recomputes it.
     unroll: the number of blocks that one iteration of the loop over blocks computes, rounded down
       to whole periods of the pattern; from `layers` on there is no loop. A loop copies the values
       that it keeps for the backward pass into one array for all iterations and out again. Without
