@@ -70,12 +70,13 @@ def components_in(folder: Path) -> dict[str, str]:
 
 @explained
 def from_string(base: type[C], text: str | Component) -> C:
-  """The component that a config string names, e.g. `from_string(Mask, 'Window(size=32)')`.
+  """Returns the component that a config string names: `from_string(Mask, 'Window(size=32)')`.
 
   The string is parsed with `ast` and never evaluated: a class name, then literals.
 
   Raises:
-    ValueError: unknown class, unknown or ill-typed argument; lists the choices.
+    ValueError: the class or an argument is unknown, or an argument has the wrong type; the message
+      lists the choices.
   """
   if isinstance(text, base):
     return text

@@ -42,14 +42,14 @@ class AnalysisModule(Protocol):
 
 
 class AnalysisResult(dict[str, Any]):
-  """A `Result` with the table and the picture of its analysis."""
+  """The numbers of one analysis of one model, as a dict, with its table and its picture."""
 
   def __init__(self, result: Result, module: AnalysisModule):
     super().__init__(result)
     self._module = module
 
   def to_pandas(self) -> Any:
-    """A `pandas.DataFrame` of the table that the command prints, whose cells are texts.
+    """Returns the table that the command prints as a `pandas.DataFrame` of strings.
 
     Raises:
       ImportError: pandas is not installed.
@@ -60,8 +60,9 @@ class AnalysisResult(dict[str, Any]):
   def plot(self, path: PictureFile | None = None, *, ax: Axes | None = None) -> Figure:
     """Draws the picture of the analysis, as one image, and returns the figure.
 
-    path: a PNG to write; none by default. ax: Matplotlib axes to draw on; by default those of a new
-    figure.
+    Args:
+      path: the PNG file to write; by default none is written.
+      ax: the Matplotlib axes to draw on; by default those of a new figure.
     """
     from matplotlib.image import imread  # matplotlib only when a picture is wanted
 

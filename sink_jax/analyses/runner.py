@@ -131,22 +131,23 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
             plot: PictureFile | None = None, **options: Any) -> AnalysisResult:
-  """Carries out one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
+  """Runs one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
   Args:
-    name: one that `python -m sink_jax analyses --list` prints.
+    name: the name of the analysis; `python -m sink_jax analyses --list` prints all names.
     run: the model.
-    tokens: (S, T), integers; by default the inputs that the options ask for.
-    plot: the file to draw to (PNG).
+    tokens: ids (S, T); by default the inputs that the options describe.
+    plot: the PNG file to draw to; by default nothing is drawn.
     options: fields of `sink_jax.analyses.options.Options`.
 
   Returns:
-    What was measured, a dict ready for JSON whose keys the `measure` of the analysis's module
-    lists, with `plot` and `to_pandas`.
+    The measured numbers, a dict ready for JSON with the methods `plot` and `to_pandas`. The
+    function `measure` in the analysis's module documents the keys.
 
   Raises:
-    ValueError: the name, an option, the tokens or the model do not fit; names the remedy.
-    TypeError: there is no such option; names the nearest.
+    ValueError: the name, an option, the tokens or the model do not fit; the message names the
+      remedy.
+    TypeError: there is no such option; the message names the nearest one.
   """
   analysis = find(name)
   chosen = analysis.options(analysis.takes(tokens=tokens is not None), **options)

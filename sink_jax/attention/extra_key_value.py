@@ -1,9 +1,9 @@
 """The extra key k* and value v* that a layer may have beside its tokens (Section 7.3).
 
 The paper calls them K biases, KV biases and V biases. An extra key takes part in the softmax, or
-in the row sum, of every query: attention that finds nothing can go there instead of to the first
-token, which is why these variants show no sink on it. gpt-oss' learned sink logit is the same
-with a score that no query changes.
+in the row sum, of every query. A query that matches no token can attend to it instead of to the
+first token, which is why variants with an extra key show no sink on that token. The learned sink
+logit of gpt-oss is an extra key whose score does not depend on the query.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by nam
 
 @dataclasses.dataclass(frozen=True)
 class ExtraKeyValue(Component):
-  """What attention sees beside its tokens.
+  """What attention has beside its tokens: an extra key, an extra value, both or neither.
 
-  An extra key is one more key that every query sees: it is never rotated, gets no position
-  bias, and has the value v*, or a zero value where `value_HxDh` returns None. Whoever asks what
-  a variant does asks the attributes here, not its class.
+  An extra key is one more key that every query sees. It is never rotated and gets no position bias.
+  Its value is v*, or zero if `value_HxDh` returns None. Code that depends on the variant reads the
+  attributes below and does not test for its class.
   """
 
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
@@ -50,51 +50,54 @@ class ExtraKeyValue(Component):
 
   @property
   def acts_only_through_normalisation(self) -> bool:
-    """Is the extra key without a value, so that it changes nothing but the sum of a row?"""
+    """Whether the extra key has no value, so that it changes nothing but the sum of a row."""
     return False
 
   @property
   def future(self) -> int | None:
-    """The number of positions of which it stands for those after the query; None without any.
+    """The text length, if the extra key stands for all positions after the query; else None.
 
-    The mask must hide all of those.
+    The mask must hide those positions.
     """
     return None
 
   def check_narrower(self, head_dim: int) -> None:
-    """Raises a ValueError where heads of `head_dim` channels leave no such variant."""
+    """Raises a ValueError if heads of `head_dim` channels are too narrow for this variant."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
-    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    """Returns initial values with which this layer computes what `before` did; None without any.
+
+    They are {name: value}; every entry of the new parameter `name` starts at the value.
+    """
     return {} if self == before else None
 
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
-    """k* of every query head, before the feature map; None where the logit ignores the query."""
+    """Returns each query head's k* before the feature map; None if the logit ignores the query."""
     return None
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
-    """The extra key's score where no query changes it, for query heads and positions.
+    """Returns the extra key's score where it depends on the head and position of a query alone.
 
-    Either axis may have size one instead, where the score is the same along it.
+    An axis may have size one instead, if the score is the same along it.
     """
     raise NotImplementedError
 
   def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
-    """v* of every query head, or None for a zero value."""
+    """Returns v* of every query head, or None for a zero value."""
     return None
 
   def output_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
-    """A vector that is added to every head's output, or None."""
+    """Returns a vector per head that is added to the head's output, or None."""
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class NoBias(ExtraKeyValue):
-  """Attention to the tokens alone."""
+  """No extra key and no extra value: attention sees its tokens alone."""
 
   label = description = ''
 
@@ -104,12 +107,12 @@ class KBias(ExtraKeyValue):
   """A learned key k* whose value is fixed (Tables 4, 5, 12 and 13).
 
   Attributes:
-    shared: one k* serves all heads of a layer, instead of one per head.
-    learnable_dims: only the first d_a channels are learned, the rest are zero
-      (Table 13); None learns all.
-    value: 'zero'; 'first' for v' = [1, 0, ..., 0]; 'uniform' for
-      v'' = [1, ..., 1] / sqrt(Dh).
-    value_norm: the m of m v' and m v'' (Table 5).
+    shared: whether all heads of a layer share one k*, instead of one per head.
+    learnable_dims: the number d_a of channels, from the first on, that are learned; the others
+      are zero (Table 13). None learns all.
+    value: the fixed value: 'zero', 'first' for m v' with v' = [1, 0, ..., 0], or 'uniform' for
+      m v'' with v'' = [1, ..., 1] / sqrt(Dh).
+    value_norm: the norm m of the value (Table 5).
   """
 
   shared: bool = False
@@ -189,7 +192,7 @@ class KVBias(ExtraKeyValue):
 
 @dataclasses.dataclass(frozen=True)
 class VBias(ExtraKeyValue):
-  """A learned v* that is added to every head's output; no extra key (Table 4, last row)."""
+  """A learned v* that is added to every head's output, without an extra key (Table 4, last row)."""
 
   shared: bool = False
 
@@ -235,8 +238,9 @@ class ZeroSink(ExtraKeyValue):
   """Softmax off by one: Z_i = n + sum_j exp(s_ij), without parameters (Miller 2023).
 
   With n = 1 it is softmax with a logit of zero and a value of zero appended, which Xiao et al. 2023
-  (arXiv:2309.17453) call a zero sink, and a sink logit that stays at 0, where `SinkLogit` starts.
-  Any n > 0 is the logit log n. What a row gives to n is reported as the extra key's.
+  (arXiv:2309.17453) call a zero sink. It is also a sink logit that stays at 0, where `SinkLogit`
+  starts. Any n > 0 acts as a fixed logit log n. The share n / Z_i of a row is reported as the
+  weight of the extra key.
   """
 
   n: float = 1.0
@@ -260,19 +264,19 @@ class ZeroSink(ExtraKeyValue):
 
 @dataclasses.dataclass(frozen=True)
 class PseudoMask(ExtraKeyValue):
-  """Weights for what is still to come: Z_i gains sum_j exp(-p_ij) over j = i+1 .. context.
+  """Z_i gains sum_j exp(-p_ij) over j = i+1 .. context, with p_ij = m_h (j - i + 1).
 
-  These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779), which
-  stand where a causal mask hides keys and whose weights no value gets. The sum becomes smaller from
-  position to position, which tells a model without position embeddings where it is. As in the
-  release (MikaStars39/StableMask, src/model.py) p_ij = m_h (j - i + 1) with the slopes m_h of
-  ALiBi, so that the next position has 2 m_h; of the paper the abstract alone was read. The
-  release sums up to the length of its input; here `context` is fixed, so that decoding gives what
-  the whole text gives. From position `context` on attention is plain softmax.
+  These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They
+  stand at the keys that a causal mask hides, and their weights multiply no value. The sum shrinks
+  from position to position, which tells a model without position embeddings where it is. As in the
+  authors' code (MikaStars39/StableMask, src/model.py), the slopes m_h are those of ALiBi and the
+  next position has p = 2 m_h. Only the abstract of the paper was read. The authors' code sums up to
+  the length of its input. Here `context` is fixed, so that decoding a text gives the same as one
+  pass over it; from position `context` on, attention is plain softmax.
 
   Attributes:
-    context: number of positions; that of the training sequences.
-    gamma: a slope for all heads instead of ALiBi's.
+    context: the number of positions, usually the length of the training sequences.
+    gamma: one slope for all heads; None means the slopes of ALiBi.
   """
 
   context: int = 2048

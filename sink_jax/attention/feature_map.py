@@ -16,16 +16,16 @@ from sink_jax.component import Component
 
 @dataclasses.dataclass(frozen=True)
 class FeatureMap(Component):
-  """phi, applied to every query and key (and to k*) of a layer."""
+  """A map phi of every query and key of a layer, and of an extra key k*."""
 
   positive: ClassVar[bool] = False  # are all features positive, so that phi(q).phi(k) > 0?
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def features(self, x: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
-    """Features (..., Dh) of queries or keys (..., Dh), in their dtype."""
+    """Returns the features (..., Dh) of queries or keys (..., Dh), in their dtype."""
     raise NotImplementedError
 
 
@@ -39,9 +39,9 @@ class Identity(FeatureMap):
 
 @dataclasses.dataclass(frozen=True)
 class EluPlusOne(FeatureMap, Similarity):
-  """elu(x) + 1: a feature map, elementwise on q and k, or a similarity f(s).
+  """elu(x) + 1, either as a feature map (elementwise on q and k) or as a similarity f(s).
 
-  The paper uses the same function for both (Table 15), and so does this class.
+  The paper uses the function for both (Table 15), so this class is both.
   """
 
   positive = True
@@ -57,7 +57,7 @@ class EluPlusOne(FeatureMap, Similarity):
 class Mlp(FeatureMap):
   """phi(x) = W2 relu(W1 x) with Dh x Dh matrices and no biases.
 
-  All heads of a layer share it, and so do queries and keys, as in the official code
+  The heads of a layer share the matrices, and so do queries and keys, as in the official code
   (sail-sg/Attention-Sink).
   """
 

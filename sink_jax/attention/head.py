@@ -1,8 +1,8 @@
-"""What happens to a head's output between its rows of attention and W_O.
+"""Gates and norms of each head's output, between attention and W_O.
 
-A query whose head finds nothing must still take a mean of values, because the weights of softmax
-sum to one. A gate lets it take nothing of that mean instead, and a norm makes the size of the mean
-the same for all queries; with either, papers find less attention to the first token.
+A query that matches no key must still average values, because the weights of softmax sum to one. A
+gate can set this average to zero, and a norm gives it the same size for all queries. With either,
+papers find less attention to the first token.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ACTIVATIONS = {'sigmoid': jax.nn.sigmoid,
 
 @dataclasses.dataclass(frozen=True)
 class HeadOutput(Component):
-  """A function of every head's output o_i, where query i is the only token that it sees.
+  """A function of every head's output o_i that reads no token but i.
 
-  It acts on finished rows, so maps and importances of attention do not contain it.
+  It acts after the values are averaged, so attention maps and importances do not include it.
   """
 
   # Words for tables and for sentences; empty where nothing happens.
@@ -36,68 +36,74 @@ class HeadOutput(Component):
 
   @property
   def reads_input(self) -> bool:
-    """Does it read the block's normed input, from which queries, keys and values are projected?"""
+    """Whether it reads the input x from which queries, keys and values are projected."""
     return False
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: HeadOutput) -> dict[str, float] | None:
-    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    """Returns initial values with which this layer computes what `before` did; None without any.
+
+    They are {name: value}; every entry of the new parameter `name` starts at the value.
+    """
     return {} if self == before else None
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
-    """The width of the block's input as far as parameters and heads show it, or None."""
+    """Returns the width of attention's input x, if heads or parameters determine it; else None."""
     return None
 
   def products(self, dims: Dims) -> int:
-    """Numbers per token that one product of the block's input with a matrix gives it."""
+    """Returns how many numbers per token it computes as one matrix product with the whole x."""
     return 0
 
   def output(self, o_BxLxHxDh: jax.Array, v_BxLxHkvxDh: jax.Array, x_BxLxD: jax.Array | None,
              params: Arrays) -> jax.Array:
-    """What W_O gets in place of o, in float32.
+    """Returns what W_O gets in place of o; gates and norms compute it in float32.
 
     Args:
-      v_BxLxHkvxDh: the values of the same L tokens as attention mixes them, with as many heads as
-        keys have.
-      x_BxLxD: the block's normed input of these tokens where `reads_input`, else None.
+      o_BxLxHxDh: the outputs of the heads for L tokens.
+      v_BxLxHkvxDh: the values of the same tokens as attention mixes them, in the heads of keys.
+      x_BxLxD: the input of attention for these tokens if `reads_input`, else None.
+      params: the parameters of the layer, by name.
     """
     return o_BxLxHxDh
 
 
 @dataclasses.dataclass(frozen=True)
 class PlainOutput(HeadOutput):
-  """o_h goes to W_O as it is."""
+  """No change: W_O gets the output o_h of attention."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadGate(HeadOutput):
-  """o_h <- scale act(x W_g) o_h with one number per head and token.
+  """o_h <- scale act(x W_g) o_h, with one gate per head and token.
 
-  With source 'input' it is the gate G1 of Qiu et al. 2025 (arXiv 2505.06708, "headwise"), where x
-  is what queries are projected from: their code (qiuzh20/gated_attention, modeling_qwen3.py) and
-  that of Qwen3-Next in transformers compute it with the matrix of the queries, whose bias, if any,
-  it shares; their models have none. With source 'value' x is the token's own value in the head, or
-  in its group of heads (value-state gated attention, Bu et al. 2025, arXiv 2510.09017; its abstract
-  was read, not its code, and each head has a W_g of its own here).
+  With source='input' it is the gate G1 of Qiu et al. 2025 (arXiv 2505.06708, "headwise"), where x
+  is the input that queries are projected from. Their code (qiuzh20/gated_attention,
+  modeling_qwen3.py) and that of Qwen3-Next in transformers compute gates and queries in one
+  projection, so the gates have a bias if the queries have one; their models have none.
+
+  With source='value', x is the token's own value in the head, or in the head's group. It is the
+  value-state gated attention of Bu et al. 2025 (arXiv 2510.09017), of which only the abstract was
+  read, not the code; here each head has a W_g of its own.
 
   `HeadGate(source='slice', opening=0.25)` is the gated attention of Bondarenko et al. 2023 (arXiv
   2306.12929; code of Qualcomm-AI-research/outlier-free-transformers, 'conditional_per_token' with
-  a linear layer): head h reads the channels h Dh to (h + 1) Dh of the block's input, and the gate
-  has a bias that starts at logit(.25).
+  a linear layer): head h reads the channels h Dh to (h + 1) Dh of the input, and the gate has a
+  bias that starts at logit(0.25).
 
   Attributes:
-    source: 'input', 'value' or 'slice', see above.
-    act: 'sigmoid', or 'ns_sigmoid', 0.5 + 0.5 sigmoid, which closes no further than half
-      (the non-sparse gate of Qiu et al.).
-    scale: the factor of the activation. With scale=2 and start='zero' all gates begin at exactly
-      one, so the model begins as one without gates.
-    start: 'random' initialises W_g like a linear layer; 'zero'.
-    opening: where given, the gates have a learned bias, and with x W_g = 0 they begin at
-      scale act(logit(opening)). What is learned is the difference from logit(opening), to which
-      weight decay returns it.
+    source: what x is: 'input', 'value' or 'slice', see above.
+    act: 'sigmoid', or 'ns_sigmoid' for 0.5 + 0.5 sigmoid, which is never below one half (the
+      non-sparse gate of Qiu et al.).
+    scale: the factor of the activation. With scale=2, start='zero' and the other defaults, all
+      gates begin at exactly one, so the model begins as one without gates.
+    start: how W_g is initialised: 'random', like a linear layer, or 'zero'.
+    opening: if given, the gates have a learned bias and begin at scale act(logit(opening)) where
+      x W_g = 0. The parameter is the bias's difference from logit(opening), so weight decay pulls
+      the bias towards logit(opening).
   """
 
   source: str = 'input'
@@ -190,10 +196,11 @@ def _logit(share: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ElementGate(HeadGate):
-  """The same with a number per channel: o_h <- scale act(x W_g) * o_h, elementwise.
+  """o_h <- scale act(x W_g) * o_h, elementwise: a `HeadGate` with one gate per channel.
 
-  With source 'input' it is G1 "elementwise" of Qiu et al. 2025 (arXiv 2505.06708), as Qwen3-Next
-  has it; with source 'value' the gate of arXiv 2510.09017. The fields are those of `HeadGate`.
+  With source='input' it is the gate G1 "elementwise" of Qiu et al. 2025 (arXiv 2505.06708), which
+  Qwen3-Next has; with source='value' it is the gate of arXiv 2510.09017. The fields are those of
+  `HeadGate`.
   """
 
   label = 'element gate'
@@ -206,9 +213,9 @@ class ElementGate(HeadGate):
 class HeadNorm(HeadOutput):
   """o_h <- o_h / sqrt(mean(o_h^2) + eps) * gain_h, an RMSNorm over the channels of each head.
 
-  The head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611), of which the abstract was read. The
-  gain, a vector per head that starts at one, could be a factor of the rows of W_O as well, so
-  sharing it among heads would give the same functions.
+  It is the head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611), of which only the abstract was
+  read. Each head has its own gain vector, which starts at one. W_O can absorb the gain, so a gain
+  that all heads share would give the same functions.
   """
 
   eps: float = 1e-6

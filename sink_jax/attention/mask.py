@@ -1,8 +1,7 @@
-"""Which keys a query sees (Section 6).
+"""Masks, which decide which keys a query sees (Section 6).
 
-A mask is a predicate for the elements of a tile, `keep`, and a range of keys per query,
-`key_range`, by which kernels leave out tiles. Both must say the same; `kernels.block_mask`
-checks it.
+A mask has a predicate for the elements of a tile, `keep`, and a range of keys per query,
+`key_range`, by which kernels skip tiles. The two must agree; `kernels.block_mask` checks that.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ class Mask(Component):
       cls.visible = Mask.visible
 
   def keep(self, i: Positions, j: Positions) -> Positions:
-    """True where query i sees key j; i and j are integers that broadcast together.
+    """Whether query i sees key j, for integers i and j that broadcast together.
 
-    This runs inside kernel tiles, so it is elementwise arithmetic and comparisons.
+    It runs inside kernel tiles, so it may only use elementwise arithmetic and comparisons.
     """
     raise NotImplementedError
 
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
-    """Half-open range of keys that queries first..last can see, out of `keys`.
+    """Returns the half-open range of keys, out of `keys`, that queries first..last can see.
 
-    The numbers are Python integers: chunks and tiles outside are skipped when a program is
-    built, and tiles that lie in the range of each of their queries are not masked at all. For
-    first == last it must be exactly the keys for which `keep` is true.
+    Arguments and results are Python integers: chunks and tiles outside the range are skipped when
+    a program is traced, and tiles inside the range of each of their queries are not masked at all.
+    For first == last the range must hold exactly the keys for which `keep` is true.
     """
     raise NotImplementedError
 
   def visible(self, i: Positions, keys: Positions) -> Positions:
-    """How many of `keys` keys query i sees, elementwise: the length of its `key_range`.
+    """Returns how many of `keys` keys query i sees, elementwise: the length of its `key_range`.
 
     Raises:
-      ValueError: the mask does not say it.
+      ValueError: the mask does not define this number.
     """
     raise ValueError(f'{self} does not say how many keys a query sees: give '
                      f'{type(self).__name__} a method visible(i, keys), as Causal() has.')
@@ -59,34 +58,34 @@ class Mask(Component):
 
   @property
   def window(self) -> int | None:
-    """Most keys that a query sees, where a window limits them; None without such a limit."""
+    """The largest number of keys that a query can see; None without such a limit."""
     return None
 
   @property
   def prefix(self) -> int | None:
-    """Number of leading tokens that every query sees; None where none is seen early.
+    """The number of leading tokens that every query sees; None if no query sees later tokens.
 
-    They see one another, so a cache is correct only if they are read in one step.
+    These tokens see one another, so a cache is correct only if they are read in one step.
     """
     return None
 
   @property
   def first_target(self) -> int:
-    """0-based position of the first query whose next token the training loss counts."""
+    """The 0-based position of the first query whose next token counts in the training loss."""
     return 0
 
   def scaled(self, length: int, of: int) -> Mask:
-    """The same mask for sequences of `length` tokens instead of `of`.
+    """Returns the same mask for sequences of `length` tokens instead of `of`.
 
     Raises:
-      ValueError: the mask has no counterpart in sequences of that length, with the reason.
+      ValueError: the mask has no counterpart at that length; the message gives the reason.
     """
     return self
 
 
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
-  """j <= i."""
+  """Query i sees key j if j <= i."""
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     return j <= i
@@ -100,7 +99,7 @@ class Causal(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-  """i - size < j <= i: `size` keys, the query's own included (Figure 6)."""
+  """Query i sees key j if i - size < j <= i: `size` keys, including its own (Figure 6)."""
 
   size: int = 32
 
@@ -133,7 +132,7 @@ class Window(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-  """Causal, or j < length: every query sees the whole prefix (Figure 5)."""
+  """Query i sees key j if j <= i or j < length: all see the whole prefix (Figure 5)."""
 
   length: int = 5
 

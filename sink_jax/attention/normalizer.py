@@ -1,8 +1,8 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
-A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm when
-f = exp. A normalizer turns that statistic into the factor of the row, in both forms; rows of
-softpick come with AbsSum's factor.
+A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
+turns this statistic, in either form, into the factor 1 / Z_i that multiplies the row. Rows of
+softpick are already divided by AbsSum's Z_i.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sink_jax.component import Component
 
 @dataclasses.dataclass(frozen=True)
 class Normalizer(Component):
-  """o_i = factor_i * sum_j f_ij v_j."""
+  """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
 
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
   # Does it change the weights of a row one by one once their sum is known? Such rows are no sums
@@ -28,18 +28,21 @@ class Normalizer(Component):
 
   @property
   def power(self) -> float | None:
-    """The statistic of a row is sum_j f_ij^power; None: no statistic is needed.
+    """The exponent in a row's statistic sum_j f_ij^power; None if no statistic is needed.
 
-    With power 0 it is the number of visible keys, which no similarity changes.
+    With power 0 the statistic is the number of visible keys, whatever the similarity.
     """
     return 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
-    """1/Z_i from sum_j f_ij^power, elementwise, for similarities other than exp."""
+    """Returns 1/Z_i, given sum_j f_ij^power, elementwise; for similarities other than exp."""
     raise NotImplementedError
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    """log(1/Z_i) + lse for exp, whose rows arrive divided by exp(lse), elementwise.
+    """Returns log(1/Z_i) + lse, elementwise, for f = exp.
+
+    Rows of exp are computed already divided by exp(lse); this is the logarithm of what remains to
+    multiply them by.
 
     Args:
       lse: log sum_j exp(s_ij), float32.
@@ -48,7 +51,7 @@ class Normalizer(Component):
     raise NotImplementedError
 
   def clipped(self, weights: jax.Array) -> jax.Array:
-    """What multiplies the values, elementwise, of the divided weights, where it `clips`."""
+    """Returns the clipped weights, given the normalised ones, elementwise; if `clips`."""
     raise NotImplementedError
 
 
@@ -67,8 +70,8 @@ def _floor(p: float) -> float:
 class RowSum(Normalizer):
   """Z_i = (sum_j f_ij + eps) / scale.
 
-  The official code (sail-sg/Attention-Sink) adds eps = 1e-8 to sums of sigmoid and elu+1;
-  softmax takes none. `scale` is the paper's alpha (Eq. 29, Table 14 left): rows then sum to alpha.
+  The official code (sail-sg/Attention-Sink) adds eps = 1e-8 to the sums of sigmoid and elu+1, and
+  nothing to those of softmax. `scale` is the paper's alpha (Eq. 29, Table 14 left): rows sum to it.
   """
 
   eps: float = 0.0
@@ -115,7 +118,7 @@ class PNorm(Normalizer):
 
 @dataclasses.dataclass(frozen=True)
 class Unnormalized(Normalizer):
-  """Z_i = 1: scores of a row are independent of one another."""
+  """Z_i = 1: the weights of a row do not depend on one another."""
 
   @property
   def power(self) -> float | None:
@@ -127,10 +130,10 @@ class Unnormalized(Normalizer):
 
 @dataclasses.dataclass(frozen=True)
 class Count(Normalizer):
-  """Z_i = the number of keys that query i sees; an extra key is one of them.
+  """Z_i = the number of keys that query i sees, including an extra key.
 
-  With `Relu()` these are the rows relu(s) / i of Guo et al. 2024 (arXiv:2410.13835). Similarities
-  of any sign may be divided by it; exp, which it does not bound, may not.
+  With `Relu()` the weights are relu(s) / i, as in Guo et al. 2024 (arXiv:2410.13835). Similarities
+  of any sign can be divided by it, but not exp, which it does not bound.
   """
 
   @property
@@ -144,9 +147,10 @@ class Count(Normalizer):
 
 @dataclasses.dataclass(frozen=True)
 class AbsFloor(Normalizer):
-  """Z_i = max(|sum_j f_ij|, floor): for similarities that can be negative.
+  """Z_i = max(|sum_j f_ij|, floor), for similarities that can be negative.
 
-  The signed similarities are summed first, as in the official code (Table 15: floor = 1).
+  The signed similarities are summed before the absolute value is taken, as in the official code
+  (Table 15 uses floor = 1).
   """
 
   floor: float = 1.0
@@ -167,12 +171,12 @@ class AbsFloor(Normalizer):
 
 @dataclasses.dataclass(frozen=True)
 class AbsSum(Normalizer):
-  """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij): that of Softpick alone.
+  """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); for Softpick alone.
 
-  The paper (arXiv 2504.20966) and its code divide both sides by exp(m_i) and add eps to the sum
-  that is left; eps is 1e-6 in the released kernels and 1e-8 in their T x T form. They take m_i
-  without the 0, which makes no difference: where every score is negative the row is zero. As in
-  the released kernels m_i has no gradient.
+  The paper (arXiv 2504.20966) and its code divide numerator and denominator by exp(m_i) and then
+  add eps to the denominator; eps is 1e-6 in the released kernels and 1e-8 in their T x T form.
+  Their m_i is max_j s_ij without the 0, which makes no difference: if every score is negative, the
+  row is zero. As in the released kernels, no gradient flows through m_i.
   """
 
   eps: float = 1e-6
@@ -187,12 +191,12 @@ class AbsSum(Normalizer):
 class Clipped(Normalizer):
   """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P, for exp alone.
 
-  Weights can so be exactly 0, and 1, with finite scores, and a weight that is clipped passes no
-  gradient on (Bondarenko et al. 2023, arXiv:2306.12929, whose gamma is `low` and whose zeta, or
-  eta in the code, is `high`; the function is that of the release,
-  Qualcomm-AI-research/outlier-free-transformers). They write low = -alpha / T for sequences of T
-  tokens; the default is alpha = 12 at T = 512, their choice for OPT-125M. `Clipped(low=0.0)` is
-  softmax. Rows sum to one no longer: their proxy scores are the clipped weights over their sum.
+  Weights can be exactly 0 or 1 at finite scores, and a clipped weight passes no gradient
+  (Bondarenko et al. 2023, arXiv:2306.12929). `low` is the paper's gamma, and `high` its zeta, which
+  is eta in the authors' code (Qualcomm-AI-research/outlier-free-transformers); the function is that
+  of the code. The authors set low = -alpha / T for sequences of T tokens; the default is alpha = 12
+  at T = 512, their choice for OPT-125M. `Clipped(low=0.0)` is softmax. Rows no longer sum to one,
+  so the proxy scores of a row are its clipped weights divided by their sum.
   """
 
   low: float = -12 / 512

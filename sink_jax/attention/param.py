@@ -13,10 +13,14 @@ AnyArray = jax.Array | np.ndarray  # what public functions take
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Sizes of one attention layer: query heads, key/value heads, head dimension.
+  """The sizes of one attention layer.
 
-  d_model is the width of the block's input, which gates of heads may read; None where queries and
-  keys alone are known.
+  Attributes:
+    heads: the number of query heads.
+    kv_heads: the number of key/value heads, which divides `heads`.
+    head_dim: the dimension Dh of a head.
+    d_model: the width of the layer's input, which gates of heads may read; None where only queries
+      and keys are known.
   """
 
   heads: int
@@ -30,10 +34,11 @@ class Dims:
 class Param:
   """A parameter's shape and how it is initialised.
 
-  `init` is one of 'linear' and 'embedding' (as the model initialises its linear layers and
-  embeddings), 'bias' (normal with standard deviation 0.02, which the official code,
-  sail-sg/Attention-Sink, uses for k* and v*), 'zeros', 'ones', and a number that all entries
-  start with.
+  Attributes:
+    shape: the shape of the array in one layer.
+    init: 'linear' or 'embedding', as the model initialises its linear layers or embeddings; 'bias',
+      normal with standard deviation 0.02, which the official code (sail-sg/Attention-Sink) uses
+      for k* and v*; 'zeros'; 'ones'; or a number that all entries start with.
   """
 
   shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Position encodings (Table 3, Appendix A); the official code is sail-sg/Attention-Sink.
 
-Positions are 0-based. Where they are known when a program is built they come as NumPy arrays, so
-that tables of angles are constants; a decoding step gets its positions as traced arrays.
+Positions are 0-based. Positions that are known when a program is traced are NumPy arrays, so that
+tables of angles become constants of the program; the positions of a decoding step are traced.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Positions = np.ndarray | jax.Array  # 0-based integers (T,)
 
 @dataclasses.dataclass(frozen=True)
 class Position(Component):
-  """An encoding acts on embeddings, on queries and keys, or on scores.
+  """A position encoding, which acts on embeddings, on queries and keys, or on scores.
 
-  A subclass overrides the methods of one of the three; the others stay as they are here.
+  A subclass overrides the methods for one of the three and inherits the others unchanged.
   """
 
   has_bias: ClassVar[bool] = False  # is there a bias g on the scores?
@@ -34,31 +34,31 @@ class Position(Component):
   turns: ClassVar[bool] = False
 
   def embedding_params(self, d_model: int) -> dict[str, Param]:
-    """The parameters of the model, not of a layer, that `embedding` takes."""
+    """Returns the parameters of `embedding`, which the model has once, not per layer."""
     return {}
 
   def embedding(self, positions_T: Positions, d_model: int,
                 params: Mapping[str, AnyArray]) -> jax.Array | None:
-    """What is added to the token embeddings H^0, (T, d_model) float32, or None."""
+    """Returns what is added to the token embeddings H^0, (T, d_model) float32, or None."""
     return None
 
   def check_length(self, length: int) -> None:
-    """Raises a ValueError where there is no encoding for so many tokens."""
+    """Raises a ValueError if the encoding does not cover `length` tokens."""
 
   def scaled(self, length: int) -> Position:
-    """The same encoding for a model of sequences of `length` tokens."""
+    """Returns the same encoding for a model of sequences of `length` tokens."""
     return self
 
   def rotate(self, x_BxTxHxDh: jax.Array, positions_T: Positions) -> jax.Array:
-    """Queries or keys, rotated by their positions, in their dtype."""
+    """Returns queries or keys, rotated by their positions, in their dtype."""
     return x_BxTxHxDh
 
   def slopes(self, heads: int) -> np.ndarray:
-    """Per-head factors (heads,) float32 of the bias g(i,j,h) = slopes[h] * distance_bias(i-j)."""
+    """Returns slopes (heads,) float32 of the bias g(i,j,h) = slopes[h] * distance_bias(i-j)."""
     return np.ones(heads, np.float32)
 
   def distance_bias(self, distance: jax.Array | np.ndarray) -> jax.Array:
-    """The bias of a distance i - j, as float32; it runs inside kernel tiles."""
+    """Returns the bias at a distance i - j, float32; it runs inside kernel tiles."""
     raise NotImplementedError
 
 
@@ -71,13 +71,13 @@ class Nope(Position):
 class Rope(Position):
   """Rotary embedding (Eq. 8) in the half-split layout of the official code.
 
-  The paper writes pairs of neighbouring channels; the layouts differ by a fixed
-  permutation of channels, which the projections absorb. Angles are float32.
+  The paper pairs neighbouring channels; the two layouts differ by a fixed permutation of channels,
+  which the projections absorb. Angles are computed in float32.
 
   Attributes:
-    base: the wavelength of channel pair c is 2 pi base^(2c / channels) tokens.
-    fraction: only the first share of Dh is rotated (0.25 in GPT-NeoX).
-    factor: positions are divided by it (linear interpolation).
+    base: the wavelength of channel pair c, from 0, is 2 pi base^(2c / channels) tokens if factor=1.
+    fraction: the share of the Dh channels, from the first on, that is rotated (0.25 in GPT-NeoX).
+    factor: the number by which positions are divided (linear interpolation).
   """
 
   base: float = 10000.0
@@ -88,7 +88,7 @@ class Rope(Position):
 
   @property
   def amplitude(self) -> float:
-    """Factor of the rotated channels of queries and keys alike."""
+    """The factor that multiplies the rotated channels of both queries and keys."""
     return 1.0
 
   def __post_init__(self):
@@ -98,7 +98,7 @@ class Rope(Position):
       raise ValueError(f'{self}: fraction must lie in (0, 1], and factor above 0.')
 
   def frequencies(self, channels: int) -> np.ndarray:
-    """Radians per position (channels / 2,) of the rotated channels."""
+    """Returns the radians per position of each pair of rotated channels, (channels / 2,)."""
     # Computed in float64 and rounded once, in `rotate`. A frequency divided by the factor gives the
     # same angles as positions divided by it.
     return self.base ** (-np.arange(0, channels, 2) / channels) / self.factor
@@ -124,11 +124,11 @@ class Rope(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope(Rope):
-  """Rope whose slow channels are slowed down by `factor`, the fast ones not (LLaMA 3.1).
+  """The scaled rotary embedding of LLaMA 3.1: low frequencies are divided by `factor`.
 
-  A channel is slow where it turns less than low_frequency_factor times within
-  original_length positions, fast above high_frequency_factor times; in between, the
-  two frequencies are mixed linearly.
+  A channel pair that turns fewer than low_frequency_factor times within original_length positions
+  has a low frequency. One that turns more than high_frequency_factor times keeps its frequency. In
+  between, the full and the divided frequency are interpolated linearly in the number of turns.
   """
 
   base: float = 500000.0
@@ -153,12 +153,16 @@ class Llama3Rope(Rope):
 
 @dataclasses.dataclass(frozen=True)
 class YarnRope(Rope):
-  """YaRN: Rope with interpolated slow channels and longer queries and keys (gpt-oss).
+  """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
-  Channels that turn more than beta_fast times within original_length positions keep their
-  frequency, those below beta_slow are slowed down by `factor`, with a linear ramp over the
-  channels between. attention_factor scales queries and keys; None: 0.1 ln(factor) + 1.
-  truncate: the ends of the ramp are whole channels.
+  Channel pairs that turn more than beta_fast times within original_length positions keep their
+  frequency. Those that turn fewer than beta_slow times have it divided by `factor`. A linear ramp
+  over the channels in between mixes the two.
+
+  Attributes:
+    attention_factor: the factor of queries and keys; None means 0.1 ln(factor) + 1, or 1 if
+      factor is at most 1.
+    truncate: whether the ends of the ramp are rounded outwards to whole channels.
   """
 
   factor: float = 32.0
@@ -200,9 +204,9 @@ class YarnRope(Rope):
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(Position):
-  """Absolute encoding of Eq. 5, sine and cosine interleaved, positions from 0.
+  """The absolute encoding of Eq. 5, with interleaved sines and cosines and positions from 0.
 
-  Unscaled: entries reach 1, whatever the scale of the token embeddings.
+  It is not scaled: its entries reach 1, whatever the scale of the token embeddings is.
   """
 
   base: float = 10000.0
@@ -248,11 +252,10 @@ class Learned(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Alibi(Position):
-  """g = -slope_h |i - j|, slopes 2^(-8h/H) (Eq. 7).
+  """g = -slope_h |i - j| with slope_h = 2^(-8h/H), h = 1..H (Eq. 7).
 
-  Head counts that are no power of two follow the recipe of the ALiBi authors, as the
-  official code does: the slopes of the next lower power, then every other slope of the
-  next higher one.
+  If H is not a power of two, the slopes follow the recipe of the ALiBi authors, as in the official
+  code: those of the next lower power of two, then every other one of the next higher power.
   """
 
   has_bias = True
@@ -270,14 +273,14 @@ class Alibi(Position):
 
 @dataclasses.dataclass(frozen=True)
 class Relative(Position):
-  """The "relative" bias of the official code: the T5 bucket number itself, for all heads.
+  """g = bucket(i - j), the T5 bucket number itself, in all heads: the official code's "relative".
 
-  Nothing is learned: a key at distance d gets + bucket(d), 0..31, so *farther* keys
-  score higher, and with equal contents the first token alone takes an importance of
-  0.334 at T = 64. The paper's Proposition 2 speaks of a non-increasing g;
-  `decreasing=True` is that form, - bucket(d). Below half the buckets the bucket is
-  the distance; beyond, it is logarithmic up to `max_distance`. Eq. 6 as printed
-  takes the floor before multiplying by B/2; this follows the official code, after.
+  Nothing is learned. Buckets are 0..31 and grow with the distance, so *farther* keys score higher:
+  if all tokens have equal content, the bias alone gives the first one an importance of 0.334 at
+  T = 64. The paper's Proposition 2 assumes a non-increasing g; `decreasing=True` is that form,
+  g = -bucket(i - j). A distance below half the number B of buckets is its own bucket; beyond, the
+  bucket grows logarithmically up to `max_distance`. Eq. 6 as printed takes the floor before it
+  multiplies by B/2; this class takes it afterwards, as the official code does.
   """
 
   decreasing: bool = False

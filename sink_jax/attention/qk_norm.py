@@ -1,4 +1,4 @@
-"""Normalisation of queries and keys before their rotation."""
+"""Normalisations of queries and keys before their rotation."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from sink_jax.component import Component
 
 @dataclasses.dataclass(frozen=True)
 class QueryKeyNorm(Component):
-  """A normalisation of single queries and keys; a cache keeps keys that are normalised."""
+  """A normalisation of each query and key by itself; a cache stores the normalised keys."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def queries(self, q_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
-    """The normalised queries, in their dtype."""
+    """Returns the normalised queries, in their dtype."""
     return q_BxTxHxDh
 
   def keys(self, k_BxTxHxDh: jax.Array, params: Mapping[str, AnyArray]) -> jax.Array:
-    """The normalised keys, in their dtype."""
+    """Returns the normalised keys, in their dtype."""
     return k_BxTxHxDh
 
 
 @dataclasses.dataclass(frozen=True)
 class NoQKNorm(QueryKeyNorm):
-  """Queries and keys as projected."""
+  """No normalisation: queries and keys stay as they are projected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QKNorm(QueryKeyNorm):
-  """RMSNorm over Dh with one gain for queries and one for keys (Qwen3)."""
+  """RMSNorm over the Dh channels of a head, with a gain for queries and one for keys (Qwen3)."""
 
   eps: float = 1e-6
 
@@ -54,8 +54,8 @@ class QKNorm(QueryKeyNorm):
 class ProjectionQKNorm(QueryKeyNorm):
   """RMSNorm over all heads of a token together, with a gain for every channel of every head.
 
-  It is the QK-norm of OLMo 2 (arXiv:2501.00656, Section 3.3.2), which norms the output of the
-  projection before it is split into heads: unlike `QKNorm` it keeps the ratios of norms between
+  It is the QK-norm of OLMo 2 (arXiv:2501.00656, Section 3.3.2), which normalises the output of the
+  projection before splitting it into heads. Unlike `QKNorm` it keeps the ratios of norms between
   heads.
   """
 

@@ -178,16 +178,16 @@ def attention_map(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
     proxy: bool = False) -> Float[Array, 'B H T T']:
-  """Attention weights A (B, H, T, T) float32 between tokens; for small T only.
+  """Returns the attention weights A (B, H, T, T) between tokens, float32; for small T only.
 
-  Without an extra key the rows of softmax sum to one; with one, to what it leaves to the tokens.
+  Rows of softmax sum to one; with an extra key they sum to one minus the weight of that key.
 
   Args:
     params: {component: {name: array}}, as for `attend`.
-    proxy: return the row-normalised proxy scores instead (the same for softmax).
+    proxy: whether to return the row-normalised proxy scores instead (for softmax the same).
 
   Raises:
-    ValueError: shapes that do not fit together, parameters that are not those of the spec.
+    ValueError: the shapes do not fit together, or the parameters are not those of the spec.
   """
   params = params or {}
   a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)

@@ -1,4 +1,4 @@
-"""Similarity f(s) of a scaled score s = phi(q).phi(k)/sqrt(Dh) + g (Section 7.4)."""
+"""Similarities f(s), functions of a scaled score s = phi(q).phi(k)/sqrt(Dh) + g (Section 7.4)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sink_jax.component import Component
 
 @dataclasses.dataclass(frozen=True)
 class Similarity(Component):
-  """A parameter-free scalar function of the score.
+  """A parameter-free scalar function f(s) of the score.
 
-  It runs inside kernel tiles, so it uses only operations that lower everywhere.
+  It runs inside kernel tiles, so it may only use operations that lower on every back end.
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
@@ -28,11 +28,11 @@ class Similarity(Component):
 
   @property
   def limit(self) -> float:
-    """c where scores of keys become c tanh(s / c) before rows are taken of them; 0 for none."""
+    """The soft cap c: scores s of keys become c tanh(s / c) before exp; 0 means no cap."""
     return 0.0
 
   def __call__(self, s: jax.Array) -> jax.Array:
-    """f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
+    """Returns f of float32 scores, elementwise; kernels take its derivative by `jax.jvp`."""
     raise NotImplementedError
 
 
@@ -50,9 +50,9 @@ class Exp(Similarity):
 class CappedExp(Similarity):
   """f(s) = exp(c tanh(s / c)), c = cap: softmax of scores that cannot leave (-c, c).
 
-  It is the soft cap of the attention logits of Gemma 2 (arXiv:2408.00118, Section 2), with
-  c = 50 there. The cap acts on the scores of keys, a learned k* among them; a logit that is no
-  product with a key, as SinkLogit's, stays as it is.
+  It is the soft cap of the attention logits of Gemma 2 (arXiv:2408.00118, Section 2), which
+  uses c = 50. The cap acts on the scores of all keys, including a learned k*. It does not act on
+  a logit that is no product with a key, such as that of SinkLogit.
   """
 
   cap: float = 50.0
@@ -76,9 +76,9 @@ class CappedExp(Similarity):
 class Sigmoid(Similarity):
   """f(s) = 1 / (1 + exp(-(s + bias))).
 
-  Without a bias it is that of the official code (sail-sg/Attention-Sink). With
-  bias = -log T, for T tokens in training, the weights of a row first sum to about one
-  (Ramapuram et al. 2024, arXiv:2409.04431).
+  Without a bias it is the sigmoid attention of the official code (sail-sg/Attention-Sink). With
+  bias = -log T, where T is the length of the training sequences, the weights of a row sum to
+  about one when training begins (Ramapuram et al. 2024, arXiv:2409.04431).
   """
 
   bias: float = 0.0
@@ -100,8 +100,9 @@ class Sigmoid(Similarity):
 class Relu(Similarity):
   """f(s) = max(s, 0), with derivative 0 at s = 0.
 
-  Divided by the number of visible keys, `Count()`, it is the ReLU attention of Guo et al. 2024
-  (arXiv:2410.13835) and, but for their fixed length, of Wortsman et al. 2023 (arXiv:2309.08586).
+  With the normalizer `Count()`, which divides by the number of visible keys, it is the ReLU
+  attention of Guo et al. 2024 (arXiv:2410.13835). Wortsman et al. 2023 (arXiv:2309.08586) divide
+  by a fixed length instead.
   """
 
   def __call__(self, s: jax.Array) -> jax.Array:
@@ -130,12 +131,12 @@ class Linear(Similarity):
 
 @dataclasses.dataclass(frozen=True)
 class Softpick(Similarity):
-  """f(s) = max(exp(s) - 1, 0); with its normalizer, AbsSum, softpick (arXiv 2504.20966).
+  """f(s) = max(exp(s) - 1, 0): softpick, with its normalizer AbsSum (arXiv 2504.20966).
 
-  A score below zero has no weight, but a share in the sum of the row, so that a row need not sum
-  to one and may be zero. Its derivative at s = 0 is taken as zero. The formula is that of the
-  paper and of its code (zaydzuhri/softpick-attention, naive_softpick_attn.py and
-  flash_softpick_attn.py).
+  A key with a score below zero has no weight, but its score counts in the sum that the row is
+  divided by. Hence a row need not sum to one, and may be all zeros. The derivative at s = 0 is
+  taken as zero. The formula is that of the paper and of its code (zaydzuhri/softpick-attention,
+  naive_softpick_attn.py and flash_softpick_attn.py).
   """
 
   kind = 'rectified'
@@ -145,13 +146,16 @@ class Softpick(Similarity):
 
 
 def exp_less_one(s: jax.Array, log: jax.Array) -> jax.Array:
-  """exp(-log) (exp(s) - 1) of scores s <= log, log >= 0; not for kernels, where expm1 may lack."""
+  """Returns exp(-log) (exp(s) - 1) for scores s <= log and log >= 0.
+
+  Kernels cannot use it, since expm1 does not lower on every back end.
+  """
   # The minimum keeps expm1 finite where it is not used: a gradient through `where` takes both.
   near = jnp.expm1(jnp.minimum(s, 1)) * jnp.exp(-log)
   return jnp.where(s < 1, near, jnp.exp(s - log) - jnp.exp(-log))
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:
-  """elu(x) + 1, written without expm1, which does not lower on every backend."""
+  """Returns elu(x) + 1, without expm1, which does not lower on every back end."""
   # The minimum keeps exp finite where it is not used: a gradient through `where` takes both.
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))

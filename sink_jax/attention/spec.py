@@ -49,24 +49,24 @@ COMPONENTS: dict[str, type[Component]] = {
 class AttentionSpec:
   """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
 
-  `head` is what then happens to out, before W_O: a gate or a norm of each head's output. The
-  defaults are the paper's: softmax, causal, rotary. Each component may also be given as its
-  config string. A spec is hashable and compared by value, so it is a static argument of jitted
-  functions. Combinations that make no sense raise a ValueError, where CappedExp counts as Exp:
+  Afterwards `head` may gate or normalise each head's out before W_O. The defaults are the paper's
+  baseline: softmax, a causal mask, rotary positions. Each component may also be given as its config
+  string. A spec is hashable and compared by value, so it can be a static argument of jitted
+  functions. The following combinations make no sense and raise a ValueError, where Exp stands for
+  CappedExp as well:
 
-  * Exp with Unnormalized or Count: exp overflows without a sum of its own to divide by;
-  * Exp with RowSum(eps=...): its rows are computed relative to their maximum, where
-    an absolute eps has no fixed meaning;
-  * PNorm or RowSum where a similarity can be negative (Linear, unless the features
-    are positive, without a position bias or sink logit): the sum has no root, or can vanish;
-  * Softpick without AbsSum, or AbsSum without Softpick: what is summed belongs to the similarity;
-  * Clipped with another similarity than Exp: it clips the weights of softmax;
-  * an extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized: no
-    effect on the output; with Count: one that its parameters do not change;
-  * ZeroSink or PseudoMask with another similarity than Exp: what they add is a term of a sum
-    of exponentials;
-  * PseudoMask with Prefix: it stands for keys after the query, which a prefix shows;
-  * LogLength with a mask that does not count the keys that a query sees.
+  * Exp with Unnormalized or Count: exp overflows unless it is divided by a sum of exp.
+  * Exp with RowSum(eps=...): rows of exp are computed relative to their maximum, where an absolute
+    eps has no fixed meaning.
+  * PNorm or RowSum with a similarity that can be negative (Linear, unless the features are positive
+    and there is no position bias and no sink logit): the sum may have no root, or vanish.
+  * Softpick without AbsSum, or AbsSum without Softpick: the two are parts of one operation.
+  * Clipped with a similarity other than Exp: it clips the weights of softmax.
+  * An extra key without a value (KBias with a zero value, SinkLogit) with Unnormalized, where it
+    has no effect on the output, or with Count, where its parameters have none.
+  * ZeroSink or PseudoMask with a similarity other than Exp: they add to a sum of exponentials.
+  * PseudoMask with Prefix: it stands for the keys after the query, some of which a prefix shows.
+  * LogLength with a mask that does not define how many keys a query sees.
   """
 
   similarity: Similarity = Exp()
@@ -118,7 +118,7 @@ class AttentionSpec:
 
   @property
   def signed(self) -> bool:
-    """Can a similarity be negative?"""
+    """Whether a similarity f(s) can be negative."""
     # A bias or an extra logit may be negative, whatever the sign of phi(q).phi(k).
     positive = (self.feature_map.positive and not self.position.has_bias
                 and not self.kv_bias.logit_may_be_negative)
@@ -126,28 +126,29 @@ class AttentionSpec:
 
   @property
   def scores_by_difference(self) -> bool:
-    """Are queries and keys rotated, and does their product depend on the difference alone?"""
+    """Whether rotations make q_i . k_j depend on positions by the difference i - j alone."""
     # Features of a rotated vector are not the rotated features.
     return self.position.turns and isinstance(self.feature_map, Identity)
 
   @property
   def rows_sum_to_one(self) -> bool:
-    """Are a row's weights, the extra key's among them, shares of one, as those of softmax?"""
+    """Whether a row's weights, with the extra key's, are >= 0 and sum to one, as in softmax."""
     # `type` and not isinstance: a subclass may divide by something else.
     z = self.normalizer
     return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
-    """Parameters of one layer, {component: {name: Param}}; components without any are left out.
+    """Returns the parameters of one layer, {component: {name: Param}}.
 
-    Position embeddings belong to the model, not to a layer.
+    Components without parameters are left out. Position embeddings belong to the model, not to a
+    layer.
     """
     params = {name: getattr(self, name).params(dims)
               for name in ('feature_map', 'kv_bias', 'qk_norm', 'temperature', 'value', 'head')}
     return {name: by_name for name, by_name in params.items() if by_name}
 
   def strings(self) -> dict[str, str]:
-    """The config strings of all components; `AttentionSpec(**strings)` rebuilds the spec."""
+    """Returns the config string of every component; `AttentionSpec(**strings)` is the spec."""
     return {name: repr(getattr(self, name)) for name in COMPONENTS}
 
 

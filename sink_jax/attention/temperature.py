@@ -1,8 +1,8 @@
-"""The factor of a query's scores, which may grow with the number of keys that it sees.
+"""Temperatures: factors of queries, which may grow with the number of keys that a query sees.
 
-It multiplies the query after its normalisation, before rotation and feature map. Without a feature
-map that multiplies the query's products q_i . k_j, the one with an extra key k* among them; a
-position bias and a sink logit are added to the products and stay as they are.
+A factor multiplies the query after its normalisation, before rotation and feature map. Without a
+feature map it therefore multiplies all products q_i . k_j, including that with an extra key k*. A
+position bias and a sink logit are not products, and the factor does not change them.
 """
 
 from __future__ import annotations
@@ -23,46 +23,47 @@ from sink_jax.component import Component, check_integers
 
 @dataclasses.dataclass(frozen=True)
 class Temperature(Component):
-  """A factor of queries that their positions, the mask and the head decide."""
+  """A factor of each query that depends on its position, the mask and the head."""
 
   # Does the factor depend on the number of visible keys? A cache that counts its own positions, and
   # not those of the text, does not know that number once a token was dropped.
   counts_keys: ClassVar[bool] = False
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def factor_LxH(self, positions_L: Positions, mask: Mask,
                  params: Mapping[str, AnyArray]) -> jax.Array | None:
-    """The factors of queries at these positions, float32; None where nothing is multiplied.
+    """Returns the factors of queries at these positions, float32; None for no factor.
 
-    The axis of heads has the length 1 where all of them share a factor. Positions ascend, and the
-    last of them is that of the last token.
+    The axis of heads has length 1 if all heads share a factor. Positions ascend, and the last one
+    is that of the last token.
     """
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Temperature):
-  """Queries as they are: scores have the factor 1/sqrt(Dh) alone."""
+  """No factor: q_i . k_j is multiplied by 1/sqrt(Dh) alone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LogLength(Temperature):
-  """q_i <- s_h log(n_i) q_i, n_i keys that query i sees: scalable softmax (SSMax, 2501.19399).
+  """q_i <- s_h log(n_i) q_i, where query i sees n_i keys: scalable softmax (arXiv 2501.19399).
 
-  The paper has exp(s log(n) z_j) / sum_k exp(s log(n) z_k) for n scores z, with a learned s in
-  every layer and head; read were its abstract, its Figure 1 (s = 0.43) and others' summaries and
-  implementations of its formula. The query's own key is one of the n_i, and so is a learned sink
-  token; an extra key is not. The first query sees one key, and its factor is 0: its scores decide
-  nothing in a softmax over one token, and are 0 beside an extra key. A bias that the paper tries
-  beside s log(n) is left out, as in its final form.
+  Scalable softmax (SSMax) is exp(s log(n) z_j) / sum_k exp(s log(n) z_k) for n scores z, with a
+  learned s in every layer and head. Only the abstract and Figure 1 (s = 0.43) of the paper were
+  read, and summaries and implementations of its formula by others. The query's own key counts in
+  n_i, and so does a learned sink token; an extra key does not. The first query sees one key, so its
+  factor is 0: this changes nothing in a softmax over one token, and sets the token's score to 0
+  beside an extra key. The bias that the paper tries beside s log(n) is left out, as in the paper's
+  final form.
 
   Attributes:
     learned: whether s is a parameter (H,) of each layer.
-    scale: s at the start where it is learned, and s itself where it is not. The mean of log(n)
-      over 1..1024 is 5.9, so that 0.17 starts such a model with a mean factor of one.
+    scale: the initial value of s if it is learned, otherwise s itself. The mean of log(n) over
+      n = 1..1024 is 5.9, so with 0.17 a model of this context starts with a mean factor of one.
   """
 
   learned: bool = True
@@ -90,15 +91,15 @@ class LogLength(Temperature):
 class Llama4(Temperature):
   """q_i <- (1 + beta log(1 + floor(i / floor))) q_i for query i = 1, 2, ... (Llama 4).
 
-  Read in the code of the release (meta-llama) and of transformers, where beta is `attn_scale` and
-  floor is `floor_scale`: i is the position plus one, and only the layers without rotary positions
-  have the factor. Here a model has one encoding in all layers, so it is `position` that decides
-  where the factor is like the release's. Positions are those that the encoding gets: with a cache
-  that counts its own, the factor stops growing at the size of the cache.
+  The formula was read in Meta's code (meta-llama) and in transformers, where beta is `attn_scale`
+  and floor is `floor_scale`, and i is the 0-based position plus one. There only the layers without
+  rotary positions have the factor. Here all layers of a model have it, so only those whose position
+  encoding is `Nope()` compute what Llama 4's do. The positions are those of the encoding: with a
+  cache that counts its own positions, the factor stops growing at the size of the cache.
 
   Attributes:
     beta: how fast the factor grows.
-    floor: tokens of a step of the factor, which is one before the first.
+    floor: the number of tokens after which the factor rises by a step; it is one before the first.
   """
 
   beta: float = 0.1

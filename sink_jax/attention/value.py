@@ -1,6 +1,6 @@
-"""What becomes of values between their projection and attention.
+"""Changes of values between their projection and attention.
 
-A cache keeps values in the form that attention mixes, and the norms that a record has are theirs.
+A cache stores the changed values, and the value norms of a record are those of the changed values.
 """
 
 from __future__ import annotations
@@ -19,23 +19,28 @@ from sink_jax.component import Component
 
 @dataclasses.dataclass(frozen=True)
 class Value(Component):
-  """A change of the projected values of tokens; a learned v* beside them stays as it is."""
+  """A change of the projected values of tokens; it does not act on a learned extra value v*."""
 
   reads_first: ClassVar[bool] = False  # does it mix in the projected values of the first block?
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    """The parameters of one layer, by name."""
+    """Returns the parameters of one layer, {name: Param}."""
     return {}
 
   def start_like(self, before: Value) -> dict[str, float] | None:
-    """What all entries of new parameters start with to do what `before` did; None: no place."""
+    """Returns initial values with which this layer computes what `before` did; None without any.
+
+    They are {name: value}; every entry of the new parameter `name` starts at the value.
+    """
     return {} if self == before else None
 
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
-    """The values that attention mixes, in their dtype.
+    """Returns the values that attention mixes, in their dtype.
 
     Args:
+      v_BxTxHkvxDh: the projected values of the tokens.
+      params: the parameters of the layer, by name.
       first_BxTxHkvxDh: the projected values of the first block; None in the first block.
     """
     return v_BxTxHkvxDh
@@ -43,17 +48,17 @@ class Value(Component):
 
 @dataclasses.dataclass(frozen=True)
 class PlainValue(Value):
-  """Values as projected."""
+  """No change: attention mixes the projected values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueScale(Value):
-  """v <- c v with one learned c per layer and key head, which starts at one (2603.17771).
+  """v <- c v with one learned c per layer and key head, starting at one (arXiv 2603.17771).
 
   V-scale is meant for the backward pass: c multiplies the gradients of the value path, which sinks
-  concentrate on their tokens. Read was the paper's abstract, which says that V-scale adjusts the
-  gradients on the value path; that it is one parameter per layer and head is how others summarise
-  the paper, whose equation was not read.
+  concentrate on their tokens. Only the abstract of the paper was read, not its equation. The
+  abstract says that V-scale adjusts the gradients on the value path; that it is one parameter per
+  layer and head is taken from summaries by others.
   """
 
   def params(self, dims: Dims) -> dict[str, Param]:
@@ -71,16 +76,17 @@ class ValueScale(Value):
 
 @dataclasses.dataclass(frozen=True)
 class ValueResidual(Value):
-  """v <- a v + b v_1 in every block but the first, v_1 the values of block 1 (2410.17897).
+  """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
 
-  The authors' code (Zcchill/Value-Residual-Learning) has 0.5 v + 0.5 v_1 from the second block on
-  and leaves the first as it is. Their paper also learns the two numbers of a block, of which its
-  abstract and others' summaries were read: the start of the learned ones is that of the code.
+  The authors' code (Zcchill/Value-Residual-Learning) computes 0.5 v + 0.5 v_1 from the second block
+  on and does not change the first block. Their paper also learns a and b of each block. Only the
+  abstract of the paper and summaries by others were read, so learned a and b start at the numbers
+  of the code.
 
   Attributes:
-    own: a, or where it starts.
-    first: b, or where it starts.
-    learned: whether a and b are parameters of each layer, which the first block does not use.
+    own: a, or its initial value if it is learned.
+    first: b, or its initial value if it is learned.
+    learned: whether a and b are parameters of each layer; the first block does not use its own.
   """
 
   own: float = 0.5

@@ -19,15 +19,19 @@ BEYOND = (100, 1000)  # medians, beyond which entries are counted
 
 
 class Activations(NamedTuple):
-  """What `describe` finds in the hidden states h (T, D) of sequences; means over the sequences.
+  """Statistics of the hidden states h (T, D) of sequences, averaged over the sequences.
 
-  activation_max: the largest |h|. activation_median: the median of |h| over all tokens and
-  channels. activations_beyond_100 and activations_beyond_1000: how many entries exceed so many
-  medians of their sequence. kurtosis_moment: E[(h - E h)^4] / Var(h)^2 over tokens and channels,
-  3 for normal numbers (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174). kurtosis_channels:
-  mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels, from 1 where they
-  are equal to D where one has all (He et al. 2405.19279). activation_position (from 1) and
-  activation_channel (from 0): where the mean of |h| over the sequences is largest.
+  Attributes:
+    activation_max: the largest |h|.
+    activation_median: the median of |h| over all tokens and channels.
+    activations_beyond_100: the number of |h| above 100 times the median of their sequence.
+    activations_beyond_1000: the number of |h| above 1,000 times that median.
+    kurtosis_moment: E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally
+      distributed numbers (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
+    kurtosis_channels: mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels,
+      from 1, if all are equal, to D, if all but one are zero (He et al. 2405.19279).
+    activation_position: the token, from 1, at which the mean of |h| over sequences is largest.
+    activation_channel: the channel, from 0, of that mean.
   """
 
   activation_max: jax.Array

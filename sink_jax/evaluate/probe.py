@@ -26,26 +26,27 @@ PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
           length: int | None = None, dtype: str = 'float32', batch_size: int | None = None,
           ) -> SinkReport:
-  """Records a model on tokens (S, T), or on texts, and returns its SinkReport.
+  """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
 
-  Importance is computed per sequence; rates threshold each sequence and then average
-  over sequences, layers and heads, in the order of the official implementation.
+  Importance is computed per sequence. A rate thresholds each sequence and then averages over
+  sequences, layers and heads, in the order of the official implementation
+  (sail-sg/Attention-Sink).
 
   Args:
-    tokens: ids (S, T), or features (S, T, F) of a model of continuous inputs.
-    texts: S strings in place of tokens, which the tokenizer of the run reads; see
-      `sink_jax.tokenize`.
-    length: T of the texts, by default that of the shortest.
-    dtype: of activations during the probe; with 'float32' matrix products are float32 on every
-      device. The official implementation probes its models in 'bfloat16', which lowers
-      importances near the threshold by rounding.
-    batch_size: sequences at a time, to bound memory; all at once by default.
+    run: the model.
+    tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
+    texts: S strings in place of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
+    length: the number T of tokens that are taken of each text; by default that of the shortest.
+    dtype: the dtype of activations during the probe. With 'float32' matrix products are float32 on
+      every device. The official implementation probes its models in 'bfloat16', whose rounding
+      lowers importances near the threshold.
+    batch_size: the number of sequences at a time, which bounds memory; by default all.
 
   Raises:
-    ValueError: tokens are not (S, T), or exceed the vocabulary; a text is shorter than `length`,
-      or there is no tokenizer.
-    NotFinite: a ValueError; a result of the model is not finite. The message names the block, and
-      the parameter at fault or the remedy.
+    ValueError: tokens are not (S, T) or exceed the vocabulary, a text is shorter than `length`, or
+      there is no tokenizer.
+    NotFinite: a result of the model is not finite. The message names the block, and the parameter
+      at fault or the remedy. It is a ValueError.
   """
   if texts is not None:
     tokens, run = _of_texts(run, tokens, texts, length)

@@ -25,24 +25,28 @@ DORMANT = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class SinkReport:
-  """The results of a probe: S sequences, N layers with attention, H heads, T tokens.
+  """The results of a probe of S sequences of T tokens: N of M layers have attention, with H heads.
 
-  importance: alpha of every token, of row-normalised scores (S, N, H, T): softmax
-    itself, and the paper's proxy scores where attention is not normalised.
-  raw_importance: the same of the attention weights that multiply the values, which is the raw
-    mass that a token receives. The two differ where rows do not sum to one.
-  bias_slot: mean normalised weight of the extra key or the learned sink tokens (S, N, H); None
-    without one. bias_slot_released: the same as the official implementation
-    (sail-sg/Attention-Sink) computes it, which counts a dummy row of weight one too.
-  norms: l2 norms 'query', 'key', 'value' (S, N, H, T), for keys and values of their own heads;
-    'head' (S, N, H, T) of the heads' outputs, after gates and norms of heads, before W_O;
-    'hidden' (S, M + 1, T) of all M layers, where entry 0 is the embedding, and
-    'hidden_before_norm' (S, M, T); with learned sink tokens 'sink_token' (S, M + 1), the
-    largest of their hidden states', which no other array counts.
-  activations: arrays (M + 1,) of the same hidden states, of the first sequences alone; see
-    `Activations`.
-  protocol: how the report was made: metric, scores, sequences, length, dtype and others, as
-    plain values for JSON; see `probe`.
+  Attributes:
+    importance: the importance alpha of every token (S, N, H, T), computed from row-normalised
+      scores: from softmax itself, and from the paper's proxy scores where attention is not
+      normalised.
+    raw_importance: the importance computed from the attention weights that multiply the values, the
+      raw mass that a token receives. It differs from `importance` where rows do not sum to one.
+    bias_slot: the mean normalised weight of the extra key, or of the learned sink tokens together,
+      (S, N, H); None without either.
+    bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes
+      it, which also counts a dummy row of weight one.
+    norms: l2 norms by name. 'query', 'key' and 'value' are (S, N, H, T), where H is the number of
+      key/value heads for keys and values. 'head' (S, N, H, T) is that of the heads' outputs, after
+      gates and norms of heads and before W_O. 'hidden' (S, M + 1, T) is that of the hidden states,
+      where entry 0 is the embedding; 'hidden_before_norm' (S, M, T) is that before the last norm
+      of a post-norm block. With learned sink tokens, 'sink_token' (S, M + 1) is the largest norm
+      among their hidden states, which no other array includes.
+    activations: statistics (M + 1,) of the same hidden states, over the first sequences only; see
+      `Activations`.
+    protocol: how the report was made (metric, scores, sequences, length, dtype and others), as
+      plain values for JSON; see `probe`.
   """
 
   importance: Float[np.ndarray, 'S N H T']
@@ -55,29 +59,33 @@ class SinkReport:
 
   @property
   def blocks(self) -> list[int]:
-    """Numbers of the N blocks, from 1: those with attention."""
+    """The numbers, from 1, of the N blocks with attention."""
     return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
 
   @explained
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
-    """Sink_k^epsilon of every token (T,), shares; entry 0 is Sink_1."""
+    """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1."""
     return sinks.sink_rate(self.importance, epsilon)
 
   @explained
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
-    """Sink_k^epsilon of the token at a 1-based position, a share.
+    """Returns Sink_k^epsilon of the token at a 1-based position, as a share.
 
     Raises:
-      ValueError: a position outside 1..T, or epsilon outside (0, 1).
+      ValueError: the position lies outside 1..T, or epsilon outside (0, 1).
     """
     _check_position(position, self.importance)
     return float(self.sink_rates(epsilon)[position - 1])
 
   @explained
   def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
-    """Sink_*^epsilon, the share of heads whose extra key exceeds epsilon; None without one.
+    """Returns Sink_*^epsilon, the share of heads whose extra key has a weight above epsilon.
 
-    released: whether to count as the official implementation does.
+    It is None if the model has neither an extra key nor learned sink tokens.
+
+    Args:
+      epsilon: the threshold, between 0 and 1.
+      released: whether to use `bias_slot_released`, the weight as the official code counts it.
     """
     weight_SxNxH = self.bias_slot_released if released else self.bias_slot
     if weight_SxNxH is None:
@@ -87,18 +95,22 @@ class SinkReport:
 
   @explained
   def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
-    """Importance of one token per layer and head (N, H), averaged over sequences."""
+    """Returns the importance of one token by layer and head (N, H), averaged over sequences."""
     _check_position(position, self.importance)
     return self.importance[..., position - 1].mean(0)
 
   @explained
   def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
-    """Mean norm at a position over the mean norm at all others, per layer (Figures 7 and 8).
+    """Returns, per layer, the mean norm at a position over that at all others (Figures 7 and 8).
 
-    kind: a key of `norms`, whose layers are counted. Not finite where all others are zero.
+    A ratio is not finite if all other norms are zero.
+
+    Args:
+      kind: a key of `norms`; the ratios have its axis of layers.
+      position: the 1-based position.
 
     Raises:
-      ValueError: there are no such norms, or a position outside 1..T.
+      ValueError: there are no such norms, or the position lies outside 1..T.
     """
     if kind not in self.norms:
       raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
@@ -112,10 +124,10 @@ class SinkReport:
       return at.mean(axes) / others.mean(axes)
 
   def sink_token_ratio(self) -> Float[np.ndarray, ' layers'] | None:
-    """Mean norm of the learned sink tokens over that of the tokens (M + 1,); None without one.
+    """Returns, per layer, the norm of the learned sink token over the mean norm of all tokens.
 
-    Entry 0 is that of the embeddings (Figure 7 middle). Of several sink tokens the largest norm
-    counts.
+    The ratios are (M + 1,), and entry 0 is that of the embeddings (Figure 7 middle). Of several
+    sink tokens the largest norm counts. It is None without sink tokens.
     """
     if 'sink_token' not in self.norms:
       return None
@@ -124,22 +136,22 @@ class SinkReport:
           (0, 2), np.float64)
 
   def head_norms(self) -> Float[np.ndarray, 'N H']:
-    """The mean norm of every head's output over that of all heads of its block.
+    """Returns the mean norm of every head's output over that of all heads of its block (N, H).
 
-    A head whose output is next to nothing does nothing: such heads are dormant, and a sink is how
-    softmax makes one (HONOR, Sandoval-Segura et al., arXiv 2504.03889). Not finite where a whole
-    block's outputs are zero.
+    A head whose output is nearly zero has no effect. Such heads are called dormant, and a sink is
+    how softmax makes a head dormant (HONOR, Sandoval-Segura et al., arXiv 2504.03889). The ratio is
+    not finite if all outputs of a block are zero.
     """
     norms_NxH = self.norms['head'].mean((0, 3), np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
       return norms_NxH / norms_NxH.mean(1, keepdims=True)
 
   def dormant_rate(self, level: float = DORMANT) -> float:
-    """The share of heads whose `head_norms` lie below a level."""
+    """Returns the share of heads, dormant ones, whose `head_norms` lie below `level`."""
     return float((self.head_norms() < level).mean())
 
   def raw_row_mass(self) -> float:
-    """Mean over rows of sum_j A_ij between tokens: 1 for softmax without an extra key."""
+    """Returns sum_j A_ij over tokens j, averaged over rows: 1 for softmax without an extra key."""
     length = self.raw_importance.shape[-1]
     # Importance is a mean over the rows that may attend to key k; this takes the division back.
     rows_seeing_k = length - np.arange(length)
@@ -147,20 +159,20 @@ class SinkReport:
 
   @explained
   def nulls(self, epsilon: float = EPSILON) -> dict[str, float]:
-    """What random target positions give in place of the first token, see `evaluate.nulls`.
+    """Returns what the metrics would be at random positions in place of the first token.
 
-    The 99th percentiles of Sink_1^epsilon in percent ('sink_1') and of the largest hidden norm
-    ratio of a block ('hidden_ratio').
+    They are the 99th percentiles, over random positions, of Sink_1^epsilon in percent ('sink_1')
+    and of the largest hidden norm ratio of any block ('hidden_ratio'); see `evaluate.nulls`.
     """
     return {'sink_1': 100 * nulls.sink_rate_null(self.importance, epsilon),
             'hidden_ratio': nulls.hidden_ratio_null(self.norms['hidden'][:, 1:])}
 
   @explained
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
-    """The report as plain numbers, for logs and JSON; rates are in percent.
+    """Returns the report as plain numbers, for logs and JSON; rates are in percent.
 
-    A ratio of norms is None where the norms that it divides by are zero, and a kurtosis where
-    all hidden states are equal.
+    A ratio of norms is None if the norms that it divides by are zero, and a kurtosis is None if all
+    hidden states are equal.
     """
     # JSON has no NaN and no infinity.
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
@@ -193,9 +205,9 @@ class SinkReport:
     """Draws a heat map of the first token's importance over layers and heads.
 
     Args:
-      path: a PNG to write; none by default.
-      epsilon: of the Sink_1 in the title.
-      ax: Matplotlib axes to draw on; by default those of a new figure.
+      path: the PNG file to write; by default none is written.
+      epsilon: the threshold of the Sink_1 in the title.
+      ax: the Matplotlib axes to draw on; by default those of a new figure.
 
     Returns:
       The figure, which a notebook shows.
@@ -207,7 +219,10 @@ class SinkReport:
         name=self.protocol.get('run', ''), epsilon=epsilon, ax=ax)
 
   def to_pandas(self) -> Any:
-    """A `pandas.DataFrame` with a row for every head: what it gives to the first token.
+    """Returns a `pandas.DataFrame` with a row for every head.
+
+    Its columns are block and head (both from 1), importance and raw_importance of the first token,
+    and head_norm (see `head_norms`).
 
     Raises:
       ImportError: pandas is not installed.
@@ -230,7 +245,7 @@ class SinkReport:
     return html_table(list(row), [list(row.values())])
 
   def plot_norm_ratios(self, path: str | os.PathLike) -> None:
-    """Writes the norms of the first token relative to the others, by block (PNG)."""
+    """Writes a PNG of the norms of the first token relative to those of the others, by block."""
     from sink_jax.evaluate import plots  # as above
 
     kinds = ('value', 'key', 'hidden', 'hidden_before_norm')

@@ -30,23 +30,24 @@ _Array = TypeVar('_Array', Array, np.ndarray)
 @explained
 def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence,
                raw: bool = False) -> Float[_Array, '*lead T']:
-  """Importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
+  """Computes the importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
-  Sums are in float32, or in the dtype of the maps where it is wider; whole numbers and booleans
-  count as the weights they are. The values of arrays are checked, those of tracers cannot be.
+  Sums are in float32, or in the dtype of the maps if that is wider. Integers and booleans are taken
+  as weights. The values of arrays are checked; those of tracers cannot be.
 
   Args:
-    attention: (..., T, T), rows are queries; an array, or nested lists. Rows i < k are zero under
-      a causal mask; where they are not (a prefix), they count too, as in the official
-      implementation (sail-sg/Attention-Sink).
+    attention: (..., T, T), queries then keys; an array or nested lists. Under a causal mask A[i, k]
+      is zero for i < k. Under a prefix mask it is not, and these rows are added to the sum as well,
+      as in the official implementation (sail-sg/Attention-Sink).
     raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
 
   Returns:
-    (..., T), of the same library as the input; NumPy for lists.
+    The importance (..., T), an array of the same library as the input, or of NumPy for lists.
 
   Raises:
-    ValueError: not square, empty, or not of real and finite numbers; without `raw` also a
-      negative weight, or a row that sums to more than 1.01. The message names the first of them.
+    ValueError: the maps are not square, are empty, or do not hold real and finite numbers; without
+      `raw` also if a weight is negative or a row sums to more than 1.01. The message names the
+      first such entry.
   """
   xp = _library(attention)
   maps = _real(xp, attention, 'attention')
@@ -71,23 +72,25 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
 @explained
 def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float | Array = 0.3,
               raw: bool = False) -> Float[_Array, ' T']:
-  """Sink_k^epsilon: the share of heads whose importance of token k exceeds epsilon.
+  """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
 
-  The threshold is applied to every sequence; then the mean is taken over sequences,
-  layers and heads, in the order of the official implementation.
+  The threshold is applied to each sequence, and then the mean is taken over sequences, layers and
+  heads. This is the order of the official implementation (sail-sg/Attention-Sink).
 
   Args:
-    importance: (S, N, H, T): sequences, layers, heads, keys; or of the first keys alone.
+    importance: (S, N, H, T): sequences, layers, heads, keys. The last axis may hold only the first
+      keys.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
-    raw: whether the importance is of unnormalised masses, which may be negative or large.
+    raw: whether the importance is that of unnormalised masses, which may be negative or large.
 
   Returns:
-    (T,), of the same library as the input; entry 0 is Sink_1.
+    The rates (T,), an array of the same library as the input; entry 0 is Sink_1.
 
   Raises:
-    ValueError: another shape, empty, not of real and finite numbers, or epsilon outside (0, 1);
-      without `raw` also an importance below 0 or above T / (T - k + 1), which a key k reaches
-      that all queries attend to, under a prefix. The message names the first of them.
+    ValueError: the importance has another shape, is empty or does not hold real and finite numbers,
+      or epsilon lies outside (0, 1); without `raw` also if an importance lies below 0 or above
+      T / (T - k + 1), its value where all queries attend to key k alone under a prefix mask. The
+      message names the first such entry.
   """
   xp = _library(importance)
   alpha = _real(xp, importance, 'importance')
@@ -113,7 +116,7 @@ def check_epsilon(epsilon: float | Array, name: str = 'epsilon') -> None:
   """Checks that a threshold lies between 0 and 1; a tracer is not checked.
 
   Raises:
-    ValueError: it does not, or is no number.
+    ValueError: it lies elsewhere, or is no number.
   """
   if isinstance(epsilon, Tracer):
     return
@@ -130,12 +133,16 @@ def check_epsilon(epsilon: float | Array, name: str = 'epsilon') -> None:
 def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
                    rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
                    level: float = 0.1) -> int | None:
-  """The first probed step from which `rate` stays at or above `level`; None if it never does.
+  """Returns the first step from which on `rate` stays at or above `level`; None without one.
 
-  steps, rate: one-dimensional and equally long, in order of time.
+  Args:
+    steps: the steps of the P probes, in ascending order.
+    rate: the rate at each of them, such as Sink_1.
+    level: the level, in the unit of the rate.
 
   Raises:
-    ValueError: they are not, or a rate is not finite.
+    ValueError: `steps` and `rate` are not one-dimensional and equally long, or a rate is not
+      finite.
   """
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():

@@ -12,13 +12,15 @@ from sink_jax.attention.spec import repeat_heads
 
 
 class Angles(NamedTuple):
-  """Means over the queries t > 1, per head: of key 1, and of the mean over the keys 1 < j <= t.
+  """Products of queries and keys by head (B, H), averaged over the queries t > 1.
+
+  Fields that end in first are for key 1, those that end in others for the mean over 1 < j <= t.
 
   Attributes:
     cosine_*: cos(q_t, k_j).
     norm_product_*: |q_t| |k_j| / sqrt(Dh).
-    score_*: the product of the two, the logit of softmax where positions are rotary, learned or
-      absent.
+    score_*: cosine times norm product, which is the logit of softmax if positions are rotary,
+      learned or absent.
   """
 
   cosine_first: jax.Array  # (B, H)

@@ -44,33 +44,35 @@ def attend(
     params: Params | None = None, *, gate: Float[AnyArray, 'B T D'] | None = None,
     first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
     implementation: str | None = None) -> Float[Array, 'B T H Dh']:
-  """Attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
+  """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
-  Applies everything the spec says: QK norm, temperature, rotation, feature map, values'
-  scale, mask, similarity, biases, normalizer, gates or norms of heads. H may be a multiple of Hkv
-  (grouped-query attention).
+  It applies everything in the spec: QK norm, temperature, rotation, feature map, changes of values,
+  mask, similarity, extra keys and values, normalizer, gates or norms of heads. H may be a multiple
+  of Hkv (grouped-query attention).
 
   Args:
     params: {component: {name: array}} for the components that have parameters; their shapes
       are `spec.params(Dims(heads, kv_heads, head_dim, d_model))`.
-    gate: the block's normed input (B, T, D), from which queries, keys and values were projected,
-      for a spec whose `head` is a gate that reads it, and for no other.
-    first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later one;
-      without them the values are those of the first block, and stay as they are.
-    implementation: by default that of `choose`. All agree to rounding:
-      'reference': the T x T definition.
-      'chunked': plain XLA with memory linear in T, on every platform.
-      'linear': time linear in T as well, for similarity Linear and mask Causal.
-      'pallas': the kernels of this package for TPUs and NVIDIA GPUs, every variant but Clipped in
-        float32 or bfloat16; interpreted, and very slow, elsewhere. Inside your own shard_map they
-        need check_vma=False.
-      'cudnn', 'splash': plain softmax by the libraries of GPUs and TPUs.
+    gate: the input (B, T, D) from which queries, keys and values were projected (in a pre-norm
+      block its normed input), for a spec whose `head` is a gate that reads it, and for no other.
+    first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later block.
+      Without them the values count as those of the first block, and are not changed.
+    implementation: one of the following, which agree to rounding. The default is the first in a
+      fixed list for this platform that runs the case; which one it is, is logged.
+
+      - 'reference': the T x T definition.
+      - 'chunked': plain XLA with memory linear in T, on every platform.
+      - 'linear': time linear in T as well, for similarity Linear and mask Causal.
+      - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
+        Clipped in float32 or bfloat16; elsewhere they are interpreted and very slow. Inside your
+        own shard_map they need check_vma=False.
+      - 'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
 
   Raises:
-    ValueError: shapes that do not fit, missing parameters, unknown implementation, a gate
-      without its input or an input that no gate reads.
-    NotImplementedError: an implementation that does not run this case, with the reason;
-      nothing falls back to another one.
+    ValueError: shapes do not fit, parameters are missing, the implementation is unknown, a gate
+      lacks its input, or an input is given that no gate reads.
+    NotImplementedError: the implementation does not run this case; the message gives the reason.
+      No other implementation is tried instead.
   """
   params = params or {}
   check_implementation(implementation)

@@ -28,11 +28,11 @@ class Importance(NamedTuple):
   """alpha_k = sum_{i >= k} A_ik / (T - k + 1) of every key, per head.
 
   Attributes:
-    raw: of the attention weights as they multiply the values; where rows sum to one
-      it equals `normalized`.
-    normalized: of the row-normalised (proxy) scores.
-    bias_slot: the mean normalised weight of the extra key; None without one.
-    bias_slot_released: the same as the official code (sail-sg/Attention-Sink) computes it, with
+    raw: alpha where A are the attention weights that multiply the values; if rows sum to one, it
+      equals `normalized`.
+    normalized: alpha where A are the row-normalised (proxy) scores.
+    bias_slot: the mean over queries of the extra key's normalised weight w_i; None without one.
+    bias_slot_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
       the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
   """
 
@@ -47,20 +47,22 @@ def streaming_importance(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
     keys: int | None = None, implementation: str | None = None) -> Importance:
-  """Column means of attention in memory linear in T.
+  """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
-  All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official
-  code. 'chunked' alone has a gradient.
+  All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official code
+  (sail-sg/Attention-Sink). Only 'chunked' is differentiable.
 
   Args:
-    keys: only the first so many keys, such as 4 for Sink_1 to Sink_4: the rows are then
-      normalised in one pass over the scores, and a second one over T x keys suffices.
-    implementation: 'chunked', or 'pallas' (statistics of the rows, then sums over the
-      columns, in two kernels); by default the one for this platform.
+    params: {component: {name: array}}, as for `attend`.
+    keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
+      all. Kernels then need one pass over all scores to normalise the rows, and a second one over
+      T x keys alone.
+    implementation: 'chunked', or 'pallas' (two kernels: statistics of the rows, then sums over the
+      columns). By default 'pallas' where it is compiled and runs the case, else 'chunked'.
 
   Raises:
-    ValueError: shapes or params that do not fit, `keys` outside 1..T.
-    NotImplementedError: an implementation that does not run this case, with the reason.
+    ValueError: shapes or params do not fit, or `keys` lies outside 1..T.
+    NotImplementedError: the implementation does not run this case; the message gives the reason.
   """
   params = params or {}
   return transformed_importance(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params,

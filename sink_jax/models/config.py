@@ -38,10 +38,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mamba:
-  """Sizes of a Mamba mixer (Gu and Dao 2023).
+  """The sizes of a Mamba mixer (Gu and Dao 2023).
 
-  inner: channels. state: values of the recurrent state of each channel. conv: taps of the causal
-  convolution. rank: of the projection that makes the step size dt.
+  Attributes:
+    inner: the number of channels.
+    state: the number of values in the recurrent state of each channel.
+    conv: the number of taps of the causal convolution.
+    rank: the rank of the projection that makes the step size dt.
   """
 
   inner: int
@@ -54,11 +57,12 @@ class Mamba:
 class Experts:
   """A mixture of `count` feed-forward networks, of which each token uses `active`.
 
-  renormalize: whether their weights are the softmax over the active ones (gpt-oss) instead of
-    the active ones' shares of the softmax over all (Jamba).
+  Attributes:
+    renormalize: whether the weights of the active networks are a softmax over these alone
+      (gpt-oss), instead of their shares of the softmax over all (Jamba).
 
   Raises:
-    ValueError: `active` outside 1..count.
+    ValueError: `active` lies outside 1..count.
   """
 
   count: int
@@ -72,11 +76,13 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """The differences of one block of a repeating pattern from the others.
+  """What is particular to one block of a repeating pattern; None keeps what the model has.
 
-  mask: takes the place of the attention's mask. mamba: sizes of a mixer that takes the place of
-  attention. experts: a mixture that takes the place of the one feed-forward network. position:
-  takes the place of the attention's position encoding, a rotary one or none in both places.
+  Attributes:
+    mask: replaces the mask of the attention.
+    mamba: the sizes of a Mamba mixer, which replaces the attention.
+    experts: a mixture of experts, which replaces the feed-forward network.
+    position: replaces the position encoding of the attention; both must be rotary or Nope().
   """
 
   mask: Mask | None = None
@@ -95,61 +101,72 @@ class Layer:
 class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.
 
-  vocab_size: 0 for a model of continuous inputs, whose sizes are then
-    input_features and output_features.
-  head_dim: dimensions of a head; by default d_model / heads.
-  pattern: the blocks of one period, which repeats; layers is a multiple of its length. They may
-    differ in masks, rotary encodings, mixers and experts, see `Layer`.
-  ffn: 'relu', 'gelu', 'gelu_tanh', 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
-    'swiglu', 'clamped_swiglu' (three; the last is gpt-oss's), 'none'. Those with 'tanh' have the
-    approximation of GELU by tanh, as Gemma 2 has.
-  norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
-    Tanh: no norm, but a bounded function in its place) or 'none'; see `Norm`.
-  norm_location: 'pre' (Eq. 2), 'post' (Eq. 3, without a final norm), or 'sandwich': a norm in
-    front of each sub-layer and one of its output, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118),
-    or 'after': only that of the output, h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1),
-    or 'protected': none but the final one, and h + beta f(h), see `branch_scale`.
-  parallel_residual: attention and feed-forward network both read the block's input, and
-    their outputs are added to it (GPT-NeoX); pre-norm only.
-  biases: the linear layers that have one, out of 'qkv', 'out', 'ffn', 'mamba' (the projections
-    in and out), 'unembed'.
-  embedding_dim: of token embeddings that are projected to d_model, and back (OPT-350m).
-  tied: whether the unembedding is the embedding.
-  logit_cap: c of a soft cap of the logits, c tanh(logits / c) (Gemma 2: 30); 0 for none.
-  linear: 'plain', or 'sigma_reparam': the spectral norm of each linear layer of a block is a
-    parameter of its own (arXiv:2303.06296), see `models.sigma_reparam`.
-  combine_heads: 'concat', or 'add': the heads' outputs are summed and share one
-    Dh x D projection (Table 12 left).
-  sink_tokens: learned vectors before the embeddings of every sequence, without position
-    embedding; they take part in attention and have no prediction. One is the paper's (Table 4),
-    several are the registers of arXiv:2309.16588. They count as positions of a rotary or ALiBi
-    encoding, a prefix and a window.
-  init: 'torch_default' is N(0, 1) embeddings and U(+-1/sqrt(fan_in)) linear layers,
-    which the multi-device runs of the official implementation (sail-sg/Attention-Sink) very
-    probably used; 'tinyllama' is what its model files write: N(0, 2/(5 D)), and
-    N(0, 1/(ffn N^2)) for SwiGLU's last matrix.
-  dtype: of activations; norms, row statistics and logits are float32, and parameters too, but
-    for those of models imported in bfloat16.
-  implementation: of attention, see `attend`.
-  remat: what the backward pass recomputes instead of keeping it. In values per token and
-    block, D = d_model, A = heads x head_dim, K = kv_heads x head_dim, F = ffn_hidden, of 2
-    bytes each in bfloat16, is kept with
-    'none': everything that a gradient needs, as XLA decides; more than with the others;
-    'save_matmuls': the block's input, and the outputs of linear layers and attention:
-      2 D + 2 A + 2 K + 2 F (gated; else F), D more with a norm behind, and what a gate of heads
-      makes of the block's input; recomputes norms, rotations and activations;
-    'save_attention': D + A, and two float32 statistics per head; recomputes all else;
-    'blocks': D, the block's input; recomputes the block.
-    A value that reads those of the first block keeps K more with each of the three.
-    A is float32 where attention is 'chunked' or 'linear', and is not kept of 'reference'.
-  unroll: blocks that are compiled one after another in each turn of the loop over blocks,
-    rounded down to whole periods of the pattern; from `layers` on there is no loop. Values that
-    a loop keeps for the backward pass are copied into one array of all its turns and out again;
-    without a loop nothing is copied, and compiling takes longer. With a `remat` other than
-    'none' every turn is one period. The function, its parameters and their tree are the same.
+  Attributes:
+    layers: the number N of blocks.
+    d_model: the width D of the residual stream.
+    heads: the number H of query heads.
+    ffn_hidden: the number of hidden units of a feed-forward network.
+    vocab_size: the size V of the vocabulary; 0 for a model of continuous inputs, whose sizes are
+      input_features and output_features.
+    kv_heads: the number of key/value heads; by default as many as query heads.
+    head_dim: the dimension of a head; by default d_model / heads.
+    pattern: the blocks of one period, which repeats; `layers` is a multiple of its length. They
+      may differ in masks, rotary encodings, mixers and experts, see `Layer`.
+    attention: the attention of all blocks, except for what `pattern` replaces.
+    ffn: 'relu', 'gelu', 'gelu_tanh' or 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
+      'swiglu' or 'clamped_swiglu' (three; the last is gpt-oss's), or 'none'. Those with 'tanh'
+      approximate GELU by tanh, as Gemma 2 does.
+    norm: 'rmsnorm', 'layernorm', 'single' (SSNorm: RMSNorm with one scalar gain), 'dyt' (Dynamic
+      Tanh: a bounded function in place of the norm) or 'none'; see `Norm`.
+    norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', a norm before
+      and one after each sub-layer, h + N(f(N(h))) (Gemma 2, arXiv:2408.00118); 'after', a norm
+      only after it, h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1); or 'protected', no norm
+      but the final one, h + beta f(h), see `branch_scale`.
+    parallel_residual: whether attention and feed-forward network both read the block's input, and
+      both outputs are added to it (GPT-NeoX); for pre-norm blocks only.
+    biases: the linear layers that have a bias, out of 'qkv', 'out', 'ffn', 'mamba' (its projections
+      in and out) and 'unembed'.
+    embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
+    tied: whether the unembedding shares the matrix of the token embedding.
+    logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
+    linear: 'plain', or 'sigma_reparam', where the spectral norm of each linear layer of a block is
+      a parameter of its own (arXiv:2303.06296), see `models.sigma_reparam`.
+    combine_heads: 'concat', or 'add', where the heads' outputs are summed and share one Dh x D
+      projection (Table 12 left).
+    sink_tokens: the number of learned vectors before the embeddings of every sequence, which have
+      no position embedding. They take part in attention, but nothing is predicted from them. One
+      is the paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They
+      count as positions of a rotary or ALiBi encoding, of a prefix and of a window.
+    init: 'torch_default', N(0, 1) for embeddings and U(+-1/sqrt(fan_in)) for linear layers, which
+      the multi-device runs of the official implementation (sail-sg/Attention-Sink) very probably
+      used; or 'tinyllama', which its model files state: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for
+      the last matrix of SwiGLU.
+    dtype: the dtype of activations. Norms, row statistics and logits are float32, and so are
+      parameters, except those of models that are imported in bfloat16.
+    implementation: the implementation of attention, see `attend`.
+    remat: what the backward pass recomputes instead of keeping it. Per token and block it keeps
+      the following numbers of values, of 2 bytes each in bfloat16, where D = d_model,
+      A = heads x head_dim, K = kv_heads x head_dim and F = ffn_hidden:
+
+      - 'none': everything that a gradient needs, as XLA decides; more than with the others.
+      - 'save_matmuls': the block's input and the outputs of linear layers and attention,
+        2 D + 2 A + 2 K + 2 F (one F if the network is not gated), D more if a norm follows the
+        sub-layers, and the pre-activations of gates that read the block's input. Norms, rotations
+        and activations are recomputed.
+      - 'save_attention': D + A, and two float32 statistics per head. All else is recomputed.
+      - 'blocks': D, the block's input. The whole block is recomputed.
+
+      With ValueResidual each of the last three keeps K more. One A is the output of attention; the
+      implementations 'chunked' (except for Clipped) and 'linear' keep it in float32, and
+      'reference' does not keep it but recomputes it.
+    unroll: the number of blocks that one iteration of the loop over blocks computes, rounded down
+      to whole periods of the pattern; from `layers` on there is no loop. A loop copies the values
+      that it keeps for the backward pass into one array for all iterations and out again. Without
+      a loop nothing is copied, but compiling takes longer. With a `remat` other than 'none' every
+      iteration is one period. The function, the parameters and their tree stay the same.
 
   Raises:
-    ValueError: a field out of range, or fields that do not fit each other; names them.
+    ValueError: a field is out of range, or fields do not fit each other; the message names them.
   """
 
   layers: int
@@ -285,39 +302,39 @@ class ModelConfig:
 
   @property
   def branch_scale(self) -> float:
-    """beta of a protected block, the Outlier Protected block of He et al. (arXiv:2405.19279).
+    """beta of the Outlier Protected block h + beta f(h) of He et al. (arXiv:2405.19279).
 
-    Its sub-layers read the residual stream without a norm, h + beta f(h), with
-    beta = 1/sqrt(2 layers), so that the 2 layers outputs together are of the size of one. The
-    release (bobby-he/simplified_transformers, op.yaml) has the order 1/sqrt(depth), 0.2 for 12
-    blocks, QK-norm as here, and a LayerNorm in front of the first attention, since its embeddings
-    start at 0.02; here they start at 1.
+    Its sub-layers f read the residual stream h without a norm. beta = 1/sqrt(2 * layers), so that
+    the outputs of all 2 * layers sub-layers together have the size of one. The authors' code
+    (bobby-he/simplified_transformers, op.yaml) has beta of the order 1/sqrt(depth), 0.2 for 12
+    blocks, and QK-norm as here. It also has a LayerNorm before the first attention, since its
+    embeddings start at 0.02; here they start at 1.
     """
     return 1 / math.sqrt(2 * self.layers)
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
-    """The attention of a block of the pattern, with the block's mask and position encoding."""
+    """Returns the attention of a block of the pattern, with its mask and position encoding."""
     own = {name: value for name, value in (('mask', layer.mask), ('position', layer.position))
            if value is not None}
     return dataclasses.replace(self.attention, **own) if own else self.attention
 
   @property
   def periods_per_turn(self) -> int:
-    """Periods of the pattern in each turn of the loop over blocks, see `unroll`."""
+    """The number of periods of the pattern in one iteration over blocks, see `unroll`."""
     if self.remat != 'none':
       return 1
     return max(1, min(self.unroll, self.layers) // len(self.pattern))
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """The blocks that have attention, from 0; the others have a Mamba mixer in its place.
+    """The indices, from 0, of the blocks with attention; the others have a Mamba mixer.
 
-    The leading axis of records of attention counts these.
+    The leading axis of records of attention counts these blocks.
     """
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property
   def dims(self) -> Dims:
-    """Heads, key/value heads, dimensions of a head and the width of the model."""
+    """The sizes of an attention layer: heads, key/value heads, head_dim and d_model."""
     return Dims(self.heads, self.kv_heads or self.heads,
                 self.head_dim or self.d_model // self.heads, self.d_model)

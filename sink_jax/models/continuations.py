@@ -1,4 +1,4 @@
-"""What follows texts, all at once: of equal lengths, padded, or in words."""
+"""Continuations of texts, all returned at once: as token ids, padded or not, or as strings."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ Mask = Integer[AnyArray, 'S T'] | Bool[AnyArray, 'S T'] | Sequence
 @explained
 def generate(run: Model, tokens: Tokens, length: int, *, mask: Mask | None = None, **options,
              ) -> Integer[np.ndarray, 'S n']:
-  """Continues texts (S, T) by `length` tokens (S, length), or fewer where all texts end earlier.
+  """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
 
   Args:
-    mask: (S, T), 1 where `tokens` are those of the texts and 0 where they are padding, on the left
-      or on the right of each: transformers' attention_mask. Padding changes nothing of what
-      follows a text.
+    mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
+      transformers' attention_mask. Padding does not change what follows a text.
     options: those of `sink_jax.models.generate.stream`.
 
   Raises:
-    ValueError: as `stream`; a mask of another shape, with a gap, or without any token of a text.
+    ValueError: as `stream` raises it, or the mask has another shape, a gap, or no token of a text.
   """
   if mask is None:
     return np.concatenate(list(stream(run, tokens, length, **options)), 1)
@@ -51,10 +50,10 @@ def generate_texts(run: Model, tokenizer: RunTokenizer, texts: Sequence[str], le
   Args:
     bos: how a text begins, see `sink_jax.tokenize`.
     options: those of `sink_jax.models.generate.stream`; `eos_token_id` is the tokenizer's own by
-      default, and None lets texts go on.
+      default, and with None no token ends a text.
 
   Raises:
-    ValueError: as `stream`; no text, or an empty one that no BOS begins.
+    ValueError: as `stream` raises it, or there is no text, or an empty one without a BOS.
   """
   if isinstance(texts, str):
     raise ValueError('texts must be several, such as [text].')

@@ -53,20 +53,20 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
            chunk: int = _CHUNK) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
-  The first token of a run that was trained with one is put before texts that do not begin with
-  it; `dataclasses.replace(run, first_token=None)` reads them as they are.
+  If the run has a first token, texts that do not begin with it get it in front;
+  `dataclasses.replace(run, first_token=None)` reads them as they are.
 
   Args:
     policy: what the cache keeps; everything by default.
     temperature, top_k, top_p: see `Sampling`; the most likely token by default.
-    seed: of the random numbers; the same seed gives the same tokens.
-    eos_token_id: an id that ends a text, or several. What follows in its row is the (first) id
-      itself, and no more pieces come once all texts have ended.
-    chunk: tokens of a piece.
+    seed: the seed of the random numbers; the same seed gives the same tokens.
+    eos_token_id: an id that ends a text, or several. The rest of the text's row is filled with the
+      (first) id, and the iterator ends once all texts have ended.
+    chunk: the largest number of tokens in a piece.
 
   Raises:
-    ValueError: tokens that are not ids (S, T) of the vocabulary, options out of range, more
-      tokens than the model has learned positions for.
+    ValueError: tokens are not ids (S, T) of the vocabulary, an option is out of range, or there are
+      more tokens than the model has learned positions for.
   """
   tokens = _begun(run, checked_tokens(run, tokens))
   _check_sizes(length, chunk, seed)

@@ -49,33 +49,37 @@ _LOGITS = 2**26  # most logits that the loss has at a time, 256 MiB
 def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] | None = None,
           norm: str | None = None, sink_tokens: int | None = None, start: str = 'identity',
           tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
-  """The model of a run with another attention, norm or sink token.
+  """Returns the model of a run with another attention, norm or number of sink tokens.
 
       grafted = sj.graft(run, attention={'head': 'HeadGate(scale=2)'})
       grafted.graft.loss_after - grafted.graft.loss_before    # 0: the gates start at one
 
-  Parameters that the source has too, by name and shape, are the source's. With start='identity'
-  new ones start where the model computes what it did, if there is such a place: gates at one
-  (`HeadGate(scale=2)`), value scales at 1, value residuals at (1, 0), value biases at zero. A sink
-  logit has none that a gradient leaves again: that of each head starts `offset` above the mean,
-  over the rows of the batch, of the logarithm of the row's sum, so that with -8 a share of about
-  e^-8 = 0.03 % of such a row goes to it. Wherever there is no such place (K biases, off by one,
-  norms of queries, keys and heads, temperatures, another similarity, a sink token, a norm), and
-  with start='random' everywhere, new parameters start as those of a fresh model do.
+  Parameters that have the same name and shape in the source keep its values. With start='identity'
+  new parameters start where the model computes what the source did, if such values exist: gates at
+  one (`HeadGate(scale=2)`), value scales at 1, value residuals at (1, 0), value biases at zero.
 
-  What changed is printed, with the loss on the batch before and after, and is in `Run.graft`.
+  For a sink logit of softmax the only such value is minus infinity, which no gradient leaves. The
+  logit of a head therefore starts at the mean of log sum_j exp(s_ij) over the rows i of the batch,
+  plus `offset`: with -8, a share of about e^-8 = 0.03 % of such a row goes to it. Where no such
+  values exist (K biases, off by one, norms of queries, keys and heads, temperatures, another
+  similarity, a sink token, a norm), and always with start='random', new parameters start as in a
+  fresh model.
+
+  The changes and the loss on the batch before and after are printed, and stored in `Run.graft`.
 
   Args:
-    attention: an AttentionSpec, or those of its components that change, {'head': 'HeadGate()'}.
-    norm: see `ModelConfig`; None leaves it.
-    sink_tokens: see `ModelConfig`; None leaves them.
+    run: the source.
+    attention: an AttentionSpec, or only the components that change, {'head': 'HeadGate()'}.
+    norm: as in `ModelConfig`; None keeps the source's.
+    sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
-    tokens: the batch (S, T), ids of the source's text; by default the probe's inputs.
-    offset: of sink logits. The further below, the less changes, and the smaller are gradients.
-    seed: of the initial values.
+    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs.
+    offset: where sink logits start, see above. A lower one changes the model less, and leaves the
+      logits smaller gradients.
+    seed: the seed of random initial values.
 
   Raises:
-    ValueError: nothing would change, a component that does not fit the model, or no batch.
+    ValueError: nothing would change, a component does not fit the model, or there is no batch.
   """
   config = dataclasses.replace(
       run.config, attention=_attention(run.config.attention, attention),

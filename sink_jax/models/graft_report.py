@@ -9,15 +9,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class GraftReport:
-  """What `sink_jax.graft` made of a model.
+  """What `sink_jax.graft` changed in a model, and the loss before and after.
 
-  changed: lines 'attention.head: PlainOutput() -> HeadGate()'.
-  new, removed: names of parameters, such as 'blocks/attention/head_kernel'; one whose shape
-    changed is both.
-  start: 'identity' or 'random'.
-  exact: whether the model computes what the source does, but for rounding, by construction.
-  loss_before, loss_after: mean cross-entropy of the next tokens of the batch, in nats; None of
-    continuous inputs, which come without targets.
+  Attributes:
+    changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.
+    new: the names of new parameters, such as 'blocks/attention/head_kernel'.
+    removed: the names of removed parameters. One whose shape changed is both removed and new.
+    start: how the new parameters start, 'identity' or 'random'.
+    exact: whether the grafted model computes the same function as its source by construction, up
+      to rounding.
+    loss_before: the mean cross-entropy of the source on the batch, in nats per token; None for
+      models of continuous inputs, for which no targets are given.
+    loss_after: the same loss of the grafted model, before any training.
   """
 
   changed: tuple[str, ...]
@@ -29,14 +32,14 @@ class GraftReport:
   loss_after: float | None
 
   def row(self) -> dict[str, str | float | None]:
-    """The fields as texts and numbers, of the metrics of a run."""
+    """Returns the fields as texts and numbers, as they stand in the metrics of a run."""
     return dataclasses.asdict(self) | {
         'changed': '; '.join(self.changed), 'new': ', '.join(self.new),
         'removed': ', '.join(self.removed)}
 
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
-    """The report that has this row. Raises KeyError where a field is missing."""
+    """Returns the report with this `row`. Raises a KeyError if a field is missing."""
     parts = lambda key, mark: tuple(filter(None, row[key].split(mark)))
     return cls(parts('changed', '; '), parts('new', ', '), parts('removed', ', '), row['start'],
                row['exact'], row['loss_before'], row['loss_after'])

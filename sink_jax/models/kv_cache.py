@@ -96,19 +96,22 @@ class DecodeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CachePolicy:
-  """The cache keeps the first `sinks` tokens and the last `size - sinks`; of shorter texts, all.
+  """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
 
-  sinks=0 is a sliding window, sinks=4 is StreamingLLM, and a size that is not exceeded
-  keeps everything. A query is among the `size` tokens that it attends to. A learned sink token
-  counts as the first token.
+  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. A text of at most `size` tokens is kept
+  whole. The `size` tokens that a query attends to include its own. A learned sink token counts as
+  the first token.
 
-  positions: 'cache' counts the tokens in the cache, as StreamingLLM does: no position ever
-    exceeds size - 1. 'text' counts the tokens of the text. They differ once a token was dropped.
-    Angles of rotary encodings are float32: 'text' is off by 0.002 radians after 131,072 tokens, by
-    0.04 after a million.
+  Attributes:
+    size: the number of tokens that the cache holds.
+    sinks: the number of first tokens that are never dropped.
+    positions: 'cache' counts the tokens in the cache, as StreamingLLM does, so that no position
+      exceeds size - 1. 'text' counts the tokens of the text. The two differ once a token has been
+      dropped. Angles of rotary encodings are float32: with 'text' they are off by 0.002 radians
+      after 131,072 tokens, and by 0.04 after a million.
 
   Raises:
-    ValueError: `size`, `sinks` or `positions` out of range.
+    ValueError: `size`, `sinks` or `positions` is out of range.
   """
 
   size: int
@@ -123,11 +126,11 @@ class CachePolicy:
 
   @property
   def recent(self) -> int:
-    """How many tokens the cache keeps beside the first ones."""
+    """The number of most recent tokens that the cache keeps, size - sinks."""
     return self.size - self.sinks
 
   def next_token_positions(self, tokens_read: int | jax.Array) -> DecodePositions:
-    """Positions for the one token that comes after `tokens_read` others."""
+    """Returns the positions for one token that follows `tokens_read` others."""
     tokens_read = jnp.asarray(tokens_read)
     text_C = self._tokens_of_entries(tokens_read)
     dropped = self._dropped(tokens_read)
@@ -139,12 +142,12 @@ class CachePolicy:
                            self._turns(entry_L, entries_C))
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
-    """Positions for `count` tokens that come after `tokens_read` others and are read at once.
+    """Returns the positions for `count` tokens that follow `tokens_read` others, read at once.
 
-    Each sees what it would see if they were read one after another.
+    Each of them sees what it would see if they were read one after another.
 
     Raises:
-      ValueError: more tokens than the cache keeps recent ones, of which some would see no entry.
+      ValueError: `count` exceeds `recent`, so that some tokens would see no entry.
     """
     if not 1 <= count <= self.recent:
       raise ValueError(f'{self} reads 1 to {self.recent} tokens at once, not {count}.')

@@ -19,17 +19,20 @@ from sink_jax.models.arrays import ArrayTree
 
 @dataclasses.dataclass(frozen=True)
 class RecordOptions:
-  """What is recorded besides importance and norms, which are always recorded.
+  """What a model records besides importance and norms, which it always records.
 
-  maps: attention weights and proxy scores, (B, H, T, T) per layer.
-  hidden: hidden states, (B, T, D) per layer.
-  queries_keys: queries and keys as the scores use them, after QK norm and rotation,
-    (B, T, H, Dh) per layer.
-  last_query: normalised (proxy) scores of the last query, (B, H, T) per layer.
-  angles: cosines and norm products of queries and keys, averaged; a few numbers per head.
-  describe_hidden: a function of hidden states (B, T, D) whose results are recorded of the
-    embedding and of every block, so that the states themselves need not be: arrays, or a tree of
-    them, whose shapes do not depend on values.
+  Attributes:
+    maps: whether to record attention weights and proxy scores, (B, H, T, T) per layer.
+    hidden: whether to record hidden states, (B, T, D) per layer.
+    queries_keys: whether to record queries and keys as the scores use them, after QK norm,
+      temperature, rotation and feature map, (B, T, H, Dh) per layer.
+    last_query: whether to record the normalised (proxy) scores of the last query, (B, H, T) per
+      layer.
+    angles: whether to record averages of cosines and of products of norms of queries and keys, a
+      few numbers per head.
+    describe_hidden: a function that is applied to the hidden states (B, T, D) of the embedding and
+      of every block; its results are recorded, so that the states themselves need not be. It
+      returns arrays, or a tree of them, whose shapes do not depend on values.
   """
 
   maps: bool = False
@@ -68,21 +71,20 @@ class ResidualRecord(NamedTuple):
 
 
 class LayerRecord(NamedTuple):
-  """One layer of a record, or, in a `Record`, all layers stacked along a leading axis.
+  """The record of one layer, or, in a `Record`, of all layers stacked along a leading axis.
 
-  Blocks with a Mamba mixer have hidden states and their norms alone: the leading axis of all
+  Blocks with a Mamba mixer record only hidden states and their norms: the leading axis of all
   other leaves counts only the blocks with attention (`ModelConfig.attention_layers`).
 
-  Where the model has learned sink tokens, T does not count them, and the weight that they receive
+  If the model has learned sink tokens, T does not count them, and the weight that they receive
   together is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
   and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
   heads' outputs before W_O (`head_norm`), of the block's output H^l (`hidden_norm`), and of what
   enters the last norm of a post-norm block (`hidden_before_norm`; in other blocks it equals the
   output).
-  `sink_token_norm` is the largest norm of the learned sink tokens' hidden states; None without
-  one.
-  `hidden_description` is what `describe_hidden` returns of the output. Fields that the options
-  leave out are None.
+  `sink_token_norm` is the largest norm among the hidden states of the learned sink tokens; it is
+  None without such tokens. `hidden_description` is what `describe_hidden` returns for the output.
+  Fields that the options leave out are None.
   """
 
   importance: Importance
@@ -105,12 +107,15 @@ class LayerRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-  """One forward pass: its layers, and what enters the first of them.
+  """The record of one forward pass: its layers, and the embeddings that enter the first of them.
 
-  layers: all layers, stacked. embedding_norm_BxT: norms of the embeddings H^0.
-  embedding_BxTxD: H^0 itself, where hidden states are recorded. sink_embedding_norm_B: largest
-  norm of the learned sink tokens' embeddings; None without one. embedding_description: what
-  `describe_hidden` returns of H^0.
+  Attributes:
+    layers: the records of all layers, stacked along a leading axis.
+    embedding_norm_BxT: the l2 norms of the embeddings H^0.
+    embedding_BxTxD: H^0 itself, if hidden states are recorded, else None.
+    sink_embedding_norm_B: the largest norm among the embeddings of the learned sink tokens; None
+      without such tokens.
+    embedding_description: what `describe_hidden` returns for H^0, or None.
   """
 
   layers: LayerRecord

@@ -32,17 +32,21 @@ _Tree = TypeVar('_Tree')
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A trained or imported model.
+  """A trained or imported model with its parameters.
 
-  Where its activations are float32, so are its matrix products, on GPUs and TPUs too.
+  If its activations are float32, its matrix products are too, also on GPUs and TPUs.
 
-  params: nested dicts of arrays, as `Transformer` made them. name: the name of its workdir or
-  checkpoint. step: training steps done, None if unknown. bos: how its inputs begin: 'none', or
-  'tokenizer' where the tokenizer prepends a BOS. probe_tokens: the fixed probe inputs of a
-  training run (S, T), None otherwise. folder: the folder that it was loaded from.
-  first_token: the id that every sequence of its training began with, None where they differed.
-  read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
-  graft: what `sink_jax.graft` changed of the model, None of one as it was trained.
+  Attributes:
+    config: the config of the model.
+    params: the parameters, nested dicts of arrays as `Transformer` makes them.
+    name: the name of the workdir or checkpoint.
+    step: the number of training steps done; None if unknown.
+    bos: how the inputs begin: 'tokenizer' if the tokenizer prepends a BOS, otherwise 'none'.
+    probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
+    folder: the folder that the model was loaded from.
+    first_token: the id with which every training sequence began; None if they began differently.
+    read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
+    graft: what `sink_jax.graft` changed in the model; None if nothing was grafted.
   """
 
   config: ModelConfig
@@ -59,10 +63,10 @@ class Run:
 
   @functools.cached_property
   def tokenizer(self) -> RunTokenizer:
-    """The tokenizer of its texts, read when it is first used.
+    """The tokenizer of the model, read when it is first used.
 
     Raises:
-      ValueError: it has none, or none that can be read on this machine; with the remedy.
+      ValueError: there is none, or this machine cannot read it; the message names the remedy.
     """
     if self.read_tokenizer is None:
       raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no tokenizer '
@@ -70,14 +74,17 @@ class Run:
     return self.read_tokenizer(self)
 
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
-    """Next-token logits (S, T, V), float32, of tokens (S, T)."""
+    """Returns the next-token logits (S, T, V), float32, for tokens (S, T)."""
     return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
 
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions(), *,
              want: RecordOptions | None = None) -> Record:
-    """What the model records of its forward pass on tokens (S, T).
+    """Runs the model on tokens (S, T) and returns what it recorded.
 
-    want: the name of `options` in version 0.1; it goes with `sink_jax.Want`.
+    Args:
+      tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
+      options: what is recorded besides importance and norms.
+      want: the deprecated name of `options`, to be removed with `sink_jax.Want`.
     """
     if want is not None:
       warnings.warn('Run.record(want=...) is now options=....', DeprecationWarning, 2)
@@ -86,16 +93,16 @@ class Run:
 
   def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,
                ) -> Integer[np.ndarray, 'S n']:
-    """Continues texts (S, T) by `length` tokens (S, length), or up to the end of all.
+    """Continues texts (S, T) and returns the new tokens (S, length), or fewer if all texts end.
 
-    Texts begin with `first_token`, which is put before them where they do not. The options
-    are those of `sink_jax.models.continuations.generate`: mask, policy, temperature, top_k, top_p,
-    seed and eos_token_id.
+    A text that does not begin with `first_token` gets it in front. The options are those of
+    `sink_jax.models.continuations.generate`: mask, policy, temperature, top_k, top_p, seed and
+    eos_token_id.
     """
     return generate(self, tokens, length, **options)
 
   def generate_texts(self, texts: Sequence[str], length: int, **options) -> list[str]:
-    """What follows texts: `length` tokens in words, or what comes before an end of text.
+    """Continues strings and returns what follows each: `length` tokens decoded, or up to its end.
 
     The options are those of `sink_jax.models.continuations.generate_texts`.
     """

@@ -14,12 +14,13 @@ _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 
 
 class Sampling(NamedTuple):
-  """How the next token is chosen; equal ones share a compiled program.
+  """How the next token is chosen; calls with equal values share a compiled program.
 
-  temperature: 0 takes the most likely token, 1 samples from the model. top_k: only so many most
-  likely tokens are sampled. top_p: only the most likely tokens are sampled, the fewest whose
-  probabilities at this temperature, and among those of top_k, sum to top_p or more (nucleus
-  sampling, arXiv:1904.09751). None samples among all.
+  Attributes:
+    temperature: 0 takes the most likely token, 1 samples from the model's distribution.
+    top_k: the number of most likely tokens that are sampled from; None for all.
+    top_p: the least total probability of the most likely tokens that are sampled from, at this
+      temperature and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
   """
 
   temperature: float = 0.0

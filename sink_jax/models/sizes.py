@@ -27,14 +27,14 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def sized(size: str, **overrides: Any) -> ModelConfig:
-  """The ModelConfig of a named size.
+  """Returns the ModelConfig of a named size.
 
   Args:
     size: one of 'tiny', '60m', '1b', '7b' and '13b'.
-    overrides: fields of ModelConfig, such as vocab_size, which has no default.
+    overrides: fields of ModelConfig, such as vocab_size, which no size sets.
 
   Raises:
-    ValueError: unknown size; lists the choices.
+    ValueError: the size is unknown; the message lists the choices.
   """
   if size not in SIZES:
     raise ValueError(f'Unknown model size {size!r}. Choices: {", ".join(SIZES)}.')
@@ -78,16 +78,16 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
 @explained
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
-  """Number of parameters of a config, or of a named size with a vocabulary.
+  """Returns the number of parameters of a config, or of a named size with a vocabulary.
 
   Args:
-    config: of the model.
-    size: its name, where no config is given; see `sized`.
+    config: the config of the model.
+    size: a named size, if no config is given; see `sized`.
     vocab_size: the vocabulary of the named size.
-    embeddings: whether token embedding, unembedding and position embeddings count too.
+    embeddings: whether token embeddings, unembedding and position embeddings count too.
 
   Raises:
-    ValueError: neither a config nor a size, or an unknown size.
+    ValueError: neither a config nor a size is given, or the size is unknown.
   """
   if config is None:
     if size is None:

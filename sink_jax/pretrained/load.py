@@ -35,13 +35,16 @@ from sink_jax.train.run_tokenizer import read_tokenizer
 
 @explained
 def load_run(workdir: str | os.PathLike) -> Run:
-  """The model of a training run at its newest good checkpoint.
+  """Loads the model of a training run from its newest good checkpoint.
 
-  Needs neither the data nor the devices the run was trained with, and writes nothing.
-  Attention runs by the implementation of this platform, whichever the run was trained with.
+  Neither the data nor the devices of the training are needed, and nothing is written. Attention
+  runs with the default implementation of this platform, whichever the run was trained with.
+
+  Args:
+    workdir: the workdir of the run.
 
   Raises:
-    ValueError: it is not the workdir of a run, or a parameter is not finite; names it.
+    ValueError: it is not the workdir of a run, or a parameter is not finite; the message names it.
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_path(workdir)
@@ -86,25 +89,26 @@ def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
                     mesh: jax.sharding.Mesh | None = None,
                     implementation: str | None = None) -> Run:
-  """A published model, from its folder or from the Hugging Face hub.
+  """Loads a published model from a folder or from the Hugging Face hub.
 
       run = sj.load_pretrained('Pythia-14M')
       run.logits(tokens)
 
-  Beside the parameters, memory holds one stored tensor at a time, two where one completes or
-  repeats the other (MXFP4 and its scales, a tied unembedding that is stored as well).
+  Besides the parameters, memory holds one stored tensor at a time, or two that belong together
+  (MXFP4 values and their scales, a tied unembedding that is stored as well).
 
   Args:
-    path_or_name: a folder with config.json and safetensors files, a name of the paper's
-      Table 8, or 'owner/name' on the hub.
-    dtype: of parameters and activations, 'float32' or 'bfloat16', whichever is stored.
-    mesh: lays the parameters out over the devices of a (data, fsdp) mesh, see
+    path_or_name: a folder with config.json and safetensors files, a name from the paper's Table 8,
+      or 'owner/name' on the hub.
+    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', whatever the files
+      store.
+    mesh: a (data, fsdp) mesh over whose devices the parameters are split, see
       `sink_jax.train.sharding.make_mesh`; None for one device.
-    implementation: of attention, see `attend`.
+    implementation: the implementation of attention, see `attend`.
 
   Raises:
-    ValueError: no such model, one that is not supported, damaged files, or a tensor with a
-      value that is not finite, also one that bfloat16 cannot hold; with the remedy.
+    ValueError: there is no such model, it is not supported, its files are damaged, or a tensor
+      holds a value that is not finite or that bfloat16 cannot hold. The message names the remedy.
   """
   checkpoint, name = open_published(path_or_name)
   params = published_parameters(checkpoint, dtype, mesh)
@@ -169,20 +173,21 @@ def run_encoder(workdir: str | os.PathLike, data: DataConfig) -> Encoder:
 @explained
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
              bos: str = 'tokenizer') -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
-  """Texts as the token ids that a model of `load_run` or `load_pretrained` reads, int32.
+  """Returns texts as the int32 token ids for a model of `load_run` or `load_pretrained`.
 
       tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
 
-  They begin as the texts of its training did: with the BOS of its tokenizer, or with the first
-  token of a run that was trained with one; a text never begins with it twice.
+  By default each text begins as the training texts did: with the tokenizer's BOS, if it prepends
+  one, or with the first token of a run that was trained with one. No text begins with it twice.
 
   Args:
-    texts: one or several.
-    length: of each text, the first so many tokens; all by default.
-    bos: 'tokenizer', as above; 'none', without it; 'force', with a BOS in any case.
+    run: the model.
+    texts: one text or several.
+    length: how many tokens of each text are returned, from its first on; by default all.
+    bos: 'tokenizer', as above; 'none', without that token; 'force', with a BOS in any case.
 
   Returns:
-    (S, length), or without a length a list of S arrays (T,).
+    The ids (S, length), or without a length a list of S arrays (T,).
 
   Raises:
     ValueError: a text is shorter than `length`, or the model has no tokenizer.
