@@ -47,7 +47,7 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxHkvxCxDh: jax.
   and not rotated, or `rotated`: by their positions or, with `turns`, by the numbers of their
   entries. An entry whose position is later than every query's is not seen; that is how an empty one
   is marked. L x C scores are held: L is one when decoding. v_BxLxHkvxDh are the values of the
-  queries' own tokens, and gate_BxLxD is the block's normed input of them, see `attend`.
+  queries' own tokens, and gate_BxLxD is what they are projected from, see `attend`.
   """
   scaled = scaled_queries(spec, q_BxLxHxDh, i_L, params)
   q = apply_position_and_features(spec, scaled, i_L, params)

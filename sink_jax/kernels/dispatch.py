@@ -119,16 +119,16 @@ def _check_gate(spec: AttentionSpec, q: AnyArray, params: Params, gate: AnyArray
   head = spec.head
   if gate is None:
     if head.reads_input:
-      raise ValueError(f"{head} reads the block's normed input: give it as gate=x_BxTxD, or use "
-                       "source='value', which reads the values.")
+      raise ValueError(f'{head} reads what queries, keys and values are projected from: give it as '
+                       "gate=x_BxTxD, or use source='value', which reads the values.")
     return
   if not head.reads_input:
     raise ValueError(f"{head} reads no input of the block: leave gate out, or give the spec a head "
                      'that does, such as HeadGate() or ElementGate().')
   width = head.input_width(q.shape[2], q.shape[3], params.get('head', {})) if q.ndim == 4 else None
   if gate.shape[:-1] != q.shape[:2] or width not in (None, gate.shape[-1]):
-    raise ValueError("gate must hold the block's normed input (B, T, D), here "
-                     f'{(*q.shape[:2], width or "D")}, not {gate.shape}.')
+    raise ValueError('gate must hold what queries, keys and values are projected from, (B, T, D), '
+                     f'here {(*q.shape[:2], width or "D")}, not {gate.shape}.')
   if gate.dtype != q.dtype:
     raise ValueError(f'gate must have the dtype of the queries, {q.dtype}, not {gate.dtype}.')
 
