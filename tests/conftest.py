@@ -15,14 +15,18 @@ import pytest
 # Before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-# Most of the time goes into compiling, so code is generated without optimisation, and with
-# jax 0.10 by XLA's older generator of loops, which is nearly twice as fast; what XLA does to the
-# program before that is the same.
+# Most of the time goes into compiling, so code is generated without optimisation, in one piece, as
+# programs are small, and with jax 0.10 by XLA's older generator of loops, which is nearly twice as
+# fast; what XLA does to the program before that is the same.
 _flags = ['--xla_backend_optimization_level=0', '--xla_llvm_disable_expensive_passes=true',
+          '--xla_cpu_parallel_codegen_split_count=1',
           '--xla_cpu_enable_concurrency_optimized_scheduler=false']
 if importlib.metadata.version('jaxlib').startswith('0.10.'):  # a later XLA ends on this flag
   _flags.append('--xla_cpu_use_fusion_emitters=false')
 os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
+
+# The lines of Python that an operation comes from take a tenth of the time of a lowering.
+os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
 # Small models are compiled over and over, also by subprocesses: they share the results.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
@@ -73,7 +77,7 @@ def pytest_collection_finish(session):
   """
   gc.collect()
   gc.freeze()
-  gc.set_threshold(100_000, 50, 100)
+  gc.set_threshold(50_000, 20, 20)
 
 
 # The rooms whose functions take and return arrays.
