@@ -35,7 +35,7 @@ def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> Non
   several = trained and len(groups) > 1
   head = ['setting'] + ['budget, protocol'] * several
   head += [words for metric in metrics for words in (
-      f'{headings[metric]}: paper', 'ours', 'agrees' if metric == 'converges' else 'difference')]
+      f'{headings[metric]}: paper', 'measured', 'agrees' if metric == 'converges' else 'difference')]
   head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files']
   marks: dict[str, str] = {}
   rows = []
