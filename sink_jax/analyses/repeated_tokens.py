@@ -245,7 +245,7 @@ def _short(position: Position) -> str:
 
 
 def _sink_follows(result: Result) -> str:
-  """Does the closed form put a sink on the first token: 'yes', 'no', or 'open' with a bound?"""
+  """Whether the closed form puts a sink on token 1: 'yes', 'no', or 'open' with a bound."""
   if np.max(result['closed_alpha']) <= result['epsilon']:
     return 'no'
   return 'yes' if result['form'] == 'exact' else 'open'

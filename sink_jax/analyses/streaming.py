@@ -20,6 +20,7 @@ from sink_jax.data import inputs as data_inputs
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
+from sink_jax.io.tables import number
 from sink_jax.models.decode import check_policy, state_bytes
 from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy
@@ -134,11 +135,10 @@ def draw(results: list[Result], path: PictureFile) -> None:
 def rows(results: list[Result]) -> list[list[str]]:
   """Tabulates perplexity, speed and memory, with a row per model and cache."""
   table = [['perplexity', 'cache', 'all', 'last quarter', 'tokens/s', 'MiB']]
-  show = lambda x, form: '-' if x is None else format(x, form)
   for result in results:
     for name, cache in result['caches'].items():
-      table.append([model_name(result), name, show(cache['perplexity'], '.2f'),
-                    show(cache['late'], '.2f'), show(cache['tokens_per_second'], '.0f'),
+      table.append([model_name(result), name, number(cache['perplexity'], '.2f'),
+                    number(cache['late'], '.2f'), number(cache['tokens_per_second'], '.0f'),
                     f'{cache["bytes"] / 2**20:.2f}'])
     table += [[model_name(result), name, 'cannot', '', '', '']
               for name in result['skipped']]

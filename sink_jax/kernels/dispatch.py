@@ -175,7 +175,7 @@ def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh: Shaped,
 
 
 def compiled(name: str) -> bool:
-  """Is an implementation compiled on this platform, not interpreted?"""
+  """Whether an implementation is compiled on this platform, not interpreted."""
   platforms = ALL[name].compiled_for
   return platforms is None or platform() in platforms
 

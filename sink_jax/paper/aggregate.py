@@ -9,6 +9,7 @@ from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, MetricSummary, impossible, metric_summary
 from sink_jax.paper.parts import Part, unjudged
+from sink_jax.report.markup import listed
 
 _ENDED = {'diverged', 'not expressible'}  # states that no more training changes
 MISSING, NOTHING = 'runs are missing', 'nothing was measured'
@@ -107,8 +108,3 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
     words = f'{trial} ({group.status(trial) if not done else never or "not measured"})'
     (left_out if never or ended and ended <= _ENDED else pending).append(words)
   return Aggregate(metric, summaries, pending, left_out, not_done, diverged)
-
-
-def listed(trials: Sequence[str]) -> str:
-  """'a', 'a and b', 'a, b and c'."""
-  return trials[0] if len(trials) == 1 else f'{", ".join(trials[:-1])} and {trials[-1]}'

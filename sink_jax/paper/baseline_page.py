@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.baseline import (
   CRITERIA,
@@ -88,11 +89,10 @@ def summary(found: Sequence[Found]) -> list[str]:
 
 
 def _row(it: Found) -> list[str]:
-  numbers = [(it.numbers.get(key), form) for key, (_, form) in _NUMBERS.items()]
   met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it.met.items())
   return [f'{it.setting}-{it.kind}', str(it.seed), f'{it.run.step:,}',
-          '-' if it.seconds is None else f'{it.seconds:.0f} s',
-          *('-' if value is None else format(value, form) for value, form in numbers),
+          number(it.seconds, '.0f') + ' s' * (it.seconds is not None),
+          *(number(it.numbers.get(key), form) for key, (_, form) in _NUMBERS.items()),
           met or it.run.status]
 
 

@@ -97,7 +97,7 @@ class Group:
     return strange
 
   def same_as_default(self, trial: str) -> bool:
-    """Have a trial and the default equal settings, as fixed-1 where budgets fix token 1?"""
+    """Whether a trial has the settings of the default, as fixed-1 where budgets fix token 1."""
     runs, defaults = (_readable(self.runs(t)) for t in (trial, 'default'))
     if trial == 'default' or not runs or not defaults:
       return False
@@ -134,12 +134,12 @@ class Group:
 
 
 def is_of_the_paper(run: RunRecord) -> bool:
-  """Is it a run of one of the paper's trials, at a budget?"""
+  """Whether it is a run of one of the paper's trials, at a budget."""
   return bool(run.label.budget) and run.label.trial in numbers.trials()
 
 
 def is_synthetic(run: RunRecord) -> bool:
-  """Is it a run of a trial of the synthetic axis?"""
+  """Whether it is a run of a trial of the synthetic axis."""
   return run.label.trial.startswith(SYNTHETIC)
 
 

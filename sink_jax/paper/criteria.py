@@ -223,7 +223,7 @@ def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
 
 
 def _within(measured: Aggregate, limit: float, either_side: bool) -> Evidence:
-  """Is no mean above the default's by more than a limit, nor below it, with either_side?"""
+  """Whether no mean is above the default's by more than a limit; with either_side, nor below."""
   if 'default' not in measured.summaries or len(measured.summaries) < 2:
     return _evidence(measured, (), measured.lacking)
   sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)

@@ -25,7 +25,7 @@ _STEPS = ('emergence_step', 'overfit_step')
 
 
 def same_data(run: RunRecord) -> bool:
-  """Are context, vocabulary and tokenizer the paper's?"""
+  """Whether context, vocabulary and tokenizer are the paper's."""
   experiment = run.known_setup.experiment
   return (experiment.data.context == CONTEXT and experiment.model.vocab_size == VOCABULARY
           and isinstance(experiment.data.tokenizer, HuggingFace))
@@ -39,7 +39,7 @@ def comparable_loss(run: RunRecord) -> float | None:
 
 
 def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
-  """Is a metric of these runs compared with the paper's, and what has to be said of it?"""
+  """Whether a metric of these runs is compared with the paper's, and what is to be said of it."""
   runs = list(runs)
   # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
   # a token is.

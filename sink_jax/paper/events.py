@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
-from sink_jax.paper.aggregate import listed
 from sink_jax.paper.collect import Group
 from sink_jax.paper.content import Event, EventOrder, TrialEvents
 from sink_jax.paper.criteria import MASSIVE, SINK, known_level
 from sink_jax.paper.curves import series
 from sink_jax.paper.pictures import Panel, Picture, Series
+from sink_jax.report.markup import listed
 from sink_jax.report.probe_record import Curves
 from sink_jax.report.records import RunRecord
 

@@ -160,7 +160,7 @@ def comparable(length: int, epsilon: float) -> bool:
 
 
 def same_bos(description: Mapping[str, Any]) -> bool:
-  """Do inputs begin as the paper's: text as the tokenizer has it, the others without BOS?"""
+  """Whether inputs begin as the paper's: text as the tokenizer has it, others without BOS."""
   # Random and repeated tokens go to the model as they are drawn; only text goes through the
   # tokenizer.
   expected = 'tokenizer' if description['kind'] == 'natural' else 'none'

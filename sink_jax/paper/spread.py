@@ -80,11 +80,11 @@ class Interval:
   high: float | None
 
   def above(self, level: float) -> bool:
-    """Does all of it lie above the level? Not where its ends are unknown."""
+    """Whether all of it lies above the level; False where its ends are unknown."""
     return self.low is not None and self.low > level
 
   def below(self, level: float) -> bool:
-    """Does all of it lie below the level?"""
+    """Whether all of it lies below the level; False where its ends are unknown."""
     return self.high is not None and self.high < level
 
 
@@ -123,7 +123,7 @@ class Spread:
 
   def negligible(self, metric: str, trials: Sequence[str], values: Sequence[float], margin: float
                  ) -> bool:
-    """Does the whole interval of a mean difference lie within the margin around zero?"""
+    """Whether the whole interval of a mean difference lies within the margin around zero."""
     interval = self.interval(metric, trials, values, confidence=EQUIVALENT)
     return interval.above(-margin) and interval.below(margin)
 

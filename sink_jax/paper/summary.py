@@ -120,7 +120,7 @@ def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
 
 
 def _simulated(part: Part) -> bool:
-  """Is the part of a kind whose false verdicts `tests/paper/calibration.py` keeps within 5 %?"""
+  """Whether `tests/paper/calibration.py` keeps false verdicts of such parts within 5 %."""
   unit = METRICS[part.metric].unit
   if unit == 'percent' and len(part.trials) == 1:
     return part.level < _CEILING

@@ -151,7 +151,7 @@ class Tuning:
 
 
 def is_fine_tuned(run: RunRecord) -> bool:
-  """Is it a run of configs/sft.py?"""
+  """Whether it is a run of configs/sft.py."""
   return bool(run.label.budget) and run.label.trial in TRIALS
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
 from sink_jax.paper.curves import sink_points, thinned
@@ -160,13 +161,13 @@ _SINK = 'Sink_1 in % of heads', sink_points
 
 
 def _row(run: TunedRun) -> list[str]:
-  number = lambda value, form='.3f': '-' if value is None else format(value, form)
   counts = [str(len(getattr(run.issues, key))) if run.issues else '-' for key in CRITERIA]
   sign = lambda probe, key: number(probe and probe[key], '.2f')
   signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in SIGNS]
   signs[0] += '*' if run.proxy else ''
   return [TRIALS[run.trial], str(run.seed), f'{run.status}, step {run.step:,}', *counts,
-          number(run.first_loss), number(run.last_loss), number(run.median_gradient), *signs]
+          *(number(value, '.3f')
+            for value in (run.first_loss, run.last_loss, run.median_gradient)), *signs]
 
 
 def verdict(tuning: Tuning) -> str:

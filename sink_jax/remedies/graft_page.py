@@ -17,10 +17,10 @@ from sink_jax.paper.seeds import seed_panel
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
-from sink_jax.remedies.overview import listed
 from sink_jax.remedies.page import standing_record
 from sink_jax.remedies.standings import NOT_JUDGED, SAME, UNDECIDED
 from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.markup import listed
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
@@ -99,7 +99,7 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
 
 
 def answer(found: Grafts) -> list[str]:
-  """Does the sink move, how many steps and what loss does it cost? First in short."""
+  """Says whether the sink moves, in how many steps and at what loss, first in short."""
   judged = {name: of for name, of in found.continued.items() if of[SINK.key].verdict != NOT_JUDGED}
   if not judged:
     return ['No graft can be judged beside further training alone.', *_details(found)]

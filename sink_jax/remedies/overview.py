@@ -17,6 +17,7 @@ from sink_jax.remedies.standings import (
   Task,
 )
 from sink_jax.remedies.trials import SOFTMAX, VARIANTS, command, variants_of
+from sink_jax.report.markup import listed
 
 _SEEDS = range(5)  # of a task without a run of softmax, whose seeds are taken otherwise
 # Verdicts in a word or a sign, for a table of all of them.
@@ -77,11 +78,6 @@ def _of_axis(axis: Axis, task: Task) -> str:
           if verdict in names]
   others = f' ({", ".join(rest)})' if rest else ''
   return f'{_SUBJECT[axis.key]} is {", ".join(found) or "changed by none"}{others}.'
-
-
-def listed(names: Sequence[str]) -> str:
-  """'a, b and c'."""
-  return names[0] if len(names) == 1 else f'{", ".join(names[:-1])} and {names[-1]}'
 
 
 def verdicts(tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:

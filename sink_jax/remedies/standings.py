@@ -276,7 +276,7 @@ def _effect(it: Standing, share: float, group: Group, spread: Spread,
 
 
 def moved(name: str, group: Group, spread: Spread, softmax: Sequence[RunRecord]) -> bool:
-  """Does the extra key have what the first token has lost, beyond its null?"""
+  """Whether the extra key has what the first token has lost, beyond its null."""
   summary = metric_summary(EXTRA_KEY, group.done(name))
   if summary is None or len(summary.by_seed) < MIN_SEEDS:
     return False

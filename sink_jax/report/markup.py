@@ -47,6 +47,11 @@ def upper(words: str) -> str:
   return words[:1].upper() + words[1:]
 
 
+def listed(names: Sequence[str]) -> str:
+  """'a', 'a and b', 'a, b and c'."""
+  return names[0] if len(names) == 1 else f'{", ".join(names[:-1])} and {names[-1]}'
+
+
 def mean_and_range(values: Sequence[float | None], form: str) -> str:
   """'3.05 (3.01 to 3.09)': the mean, and the least and the largest of several; '-' of none."""
   known = [value for value in values if value is not None]

@@ -221,7 +221,7 @@ def _records(root: AnyPath) -> Iterator[tuple[AnyPath, list[str]]]:
 
 
 def _has_begun(root: AnyPath, names: Iterable[str], held: Sequence[str] = ()) -> bool:
-  """Has a trial of a group saved a state, or ended, or does another process train it?"""
+  """Whether a trial of a group has saved a state or ended, or another process trains it."""
   return any(saved_steps(root / name) or read_status(root / name)['status'] in FINAL_STATUSES
              or name not in held and in_use(root / name) for name in names)
 
