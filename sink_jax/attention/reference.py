@@ -23,7 +23,6 @@ from sink_jax.attention.spec import (
   Params,
   TransformedQK,
   extra_key_logit,
-  repeat_heads,
   transform_qk,
 )
 
@@ -47,16 +46,20 @@ class Rows(NamedTuple):
   extra_proxy_BxHxL: jax.Array | None
 
 
-def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_L: jax.Array,
+def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, i_L: jax.Array,
            j_T: jax.Array) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
+  B, L, H, Dh = q_BxLxHxDh.shape
+  # The query heads of a group are rows of one product with their keys, which are not repeated: a
+  # cache of keys would be copied for every token that is decoded.
+  q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
   # Scores of bfloat16 vectors are summed and kept in float32: rounding s to bfloat16 would change
   # exp(s) by a share of up to 2^-9 s.
-  s = jnp.einsum('blhd,bthd->bhlt', q_BxLxHxDh, k_BxTxHxDh,
-                 preferred_element_type=jnp.float32) / math.sqrt(q_BxLxHxDh.shape[-1])
+  s = jnp.einsum('blkgd,btkd->bkglt', q_BxLxHkvxGxDh, k_BxTxHkvxDh,
+                 preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
     # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
-    slopes_H = jnp.asarray(spec.position.slopes(q_BxLxHxDh.shape[2]))
+    slopes_H = jnp.asarray(spec.position.slopes(H))
     g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
     s = s + slopes_H[:, None, None] * g_LxT
   return soft_cap(s, spec.similarity.limit)
@@ -65,7 +68,7 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHxDh: jax.Array, i_
 def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,
          i_L: jax.Array, j_T: jax.Array) -> Rows:
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
-  s = scores(spec, q_BxLxHxDh, repeat_heads(k_BxTxHkvxDh, q_BxLxHxDh.shape[2]), i_L, j_T)
+  s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
   return rows_of_scores(spec, s, q_BxLxHxDh, params, i_L, j_T)
 
 
@@ -151,11 +154,12 @@ def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
 def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
   """Values mixed by rows of attention, (B, L, H, Dh) float32."""
-  heads = a.weights_BxHxLxT.shape[1]
-  v = repeat_heads(v_BxTxHkvxDh, heads)
+  B, H, L, T = a.weights_BxHxLxT.shape
+  weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
   # Float32 to the end and rounded once, since the errors of kernels are measured against this.
-  out = jnp.einsum('bhlt,bthd->blhd', a.weights_BxHxLxT, v.astype(jnp.float32))
-  extra_params, dims = params.get('kv_bias', {}), Dims(heads, *v_BxTxHkvxDh.shape[2:])
+  out = jnp.einsum('bkglt,btkd->blkgd', weights_BxHkvxGxLxT,
+                   v_BxTxHkvxDh.astype(jnp.float32)).reshape(B, L, H, -1)
+  extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
     out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))

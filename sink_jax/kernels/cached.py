@@ -16,7 +16,6 @@ from sink_jax.attention.spec import (
   AttentionSpec,
   Params,
   apply_position_and_features,
-  repeat_heads,
   scaled_queries,
 )
 
@@ -91,11 +90,10 @@ def _turned_scores(spec: AttentionSpec, own_BxLxHxDh: jax.Array, q_BxLxHxDh: jax
 
   own_BxLxHxDh are the queries rotated by their positions, q_BxLxHxDh those without rotation.
   """
-  k_BxCxHxDh = repeat_heads(k_BxCxHkvxDh, q_BxLxHxDh.shape[2])
   # One product for each rotation, although both read all keys: with two rows of queries at once
   # XLA's product for CPUs copies the keys of a batch first, and takes three times as long.
-  here, behind = (reference.scores(spec, spec.position.rotate(q_BxLxHxDh, at_L), k_BxCxHxDh, i_L,
+  here, behind = (reference.scores(spec, spec.position.rotate(q_BxLxHxDh, at_L), k_BxCxHkvxDh, i_L,
                                    j_C) for at_L in turns.ring_Lx2.T)
-  sinks = reference.scores(spec, own_BxLxHxDh, k_BxCxHxDh[:, turns.sinks_S], i_L,
+  sinks = reference.scores(spec, own_BxLxHxDh, k_BxCxHkvxDh[:, turns.sinks_S], i_L,
                            j_C[turns.sinks_S])
   return jnp.where(turns.behind_LxC, behind, here).at[..., turns.sinks_S].set(sinks)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sink_jax.arguments import explained
 from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.attention.reference import scores
-from sink_jax.attention.spec import COMPONENTS, AttentionSpec, repeat_heads
+from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
@@ -281,7 +281,7 @@ def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
 
   def sequence(qk: tuple[jax.Array, jax.Array]) -> jax.Array:  # one at a time, for memory
     q, k = qk
-    s = scores(spec, q[None], repeat_heads(k[None], q.shape[1]), tokens, tokens)[0]
+    s = scores(spec, q[None], k[None], tokens, tokens)[0]
     return jax.nn.logsumexp(s, -1, where=keep_TxT)
 
   sums_BxHxT = jax.lax.map(sequence, (q_BxTxHxDh, k_BxTxHkvxDh))

@@ -140,8 +140,11 @@ def test_a_kv_bias_is_one_more_token(implementation):
 def test_equal_heads_and_grouped_heads_agree(spec, implementation):
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
   repeated = [np.repeat(x, 2, axis=2) for x in (k, v)]
-  np.testing.assert_array_equal(attend(spec, q, k, v, params, implementation=implementation),
-                                attend(spec, q, *repeated, params, implementation=implementation))
+  grouped, equal = (attend(spec, q, *kv, params, implementation=implementation)
+                    for kv in ((k, v), repeated))
+  # Heads of a group share a product, which sums in another order: within eight roundings of the
+  # largest output, which is in the hundreds where nothing is normalised.
+  np.testing.assert_allclose(grouped, equal, rtol=0, atol=8 * 2**-23 * np.abs(equal).max())
 
 
 @BOTH
