@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from sink_jax.arguments import check_choices, check_least, nearest
-from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.threshold import EPSILON
 
 # Of a batch where no batch_size is given, whatever the length of its sequences.
@@ -44,6 +43,8 @@ class InputOptions:
   fsdp: int = 1
 
   def __post_init__(self):
+    from sink_jax.data.inputs import BOS, KINDS  # here, for --help does not wait for numpy
+
     check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
     # The least length has a token beside the first.
     check_least(self, sequences=1, length=2, seed=0, fsdp=1)
@@ -171,6 +172,8 @@ class TaskOptions:
   dtype: str = 'float32'
 
   def __post_init__(self):
+    from sink_jax.data.text_tokenizer import BOS
+
     check_choices(self, bos=BOS, dtype=DTYPES)
     # A window of two tokens is the least in which a text has a context.
     check_least(self, num_fewshot=0, limit=1, batch_size=1, max_length=2)

@@ -1,8 +1,8 @@
 """The one parser of command lines: from words to a dataclass of options, by tyro.
 
-A command states its options once, as the fields of a frozen dataclass, whose docstrings are the
-help. tyro makes the help, and the value of every option from words. What is here finds the words of
-an option in the many spellings that people and scripts use (--name=value, --name value, -name,
+A command states its options once, as the fields of a frozen dataclass, whose docstring is the help.
+tyro makes the help, and the value of every option from words. What is here finds the words of an
+option in the many spellings that people and scripts use (--name=value, --name value, -name,
 --no-name, --noname, --name=true, a,b,c), and says in one line what is wrong with those that it
 cannot read.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import re
 import sys
@@ -49,17 +50,27 @@ class CommandOptions:
       if name in self.given:
         raise ValueError(f'--{name} {reason}')
 
+  def given_of(self, kind: type) -> dict[str, Any]:
+    """Those that are given among the fields of a dataclass, from which these options derive."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)
+            if field.name in self.given}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigOptions(CommandOptions):
   """The options of a command that reads a config file and takes --config.KEY=VALUE.
 
   Attributes:
-    config_words: those words of the command line, as they were written.
+    config: the file, and a word for it: FILE[:WORD].
+    config_words: the words --config.KEY=VALUE of the command line, as they were written.
+    settings: what the file makes with those words, once it is read.
   """
 
+  config: str | None
   config_words: tyro.conf.Suppress[tuple[str, ...]] = dataclasses.field(
       default=(), repr=False, compare=False)
+  settings: tyro.conf.Suppress[dict[str, Any]] = dataclasses.field(
+      default_factory=dict, repr=False, compare=False)
 
 
 _Options = TypeVar('_Options')
@@ -76,20 +87,13 @@ class _Option(NamedTuple):
   is_repeated: bool
   is_list: bool
 
-  @property
-  def wanted(self) -> str:
-    """What values are, for the error where some are not."""
-    inner = typing.get_args(self.type)
-    if not self.is_list:
-      return 'a whole number' if self.type is int else 'a number'
-    if typing.get_origin(inner[0]) is tuple:
-      inner = typing.get_args(inner[0])
-    if Ellipsis in inner:
-      return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
-    return f'{len(inner)} numbers with commas between them'
+
+def about(options: type) -> str:
+  """What the command of these options does: their docstring, without that of its fields."""
+  return (inspect.getdoc(options) or '').partition('\n\nAttributes:')[0]
 
 
-def parse(options: type[_Options], words: Sequence[str], program: str, about: str) -> _Options:
+def parse(options: type[_Options], words: Sequence[str], program: str) -> _Options:
   """The options that words of a command line spell.
 
   Prints them, and ends the process with exit code 0, where --help is among the words.
@@ -98,29 +102,25 @@ def parse(options: type[_Options], words: Sequence[str], program: str, about: st
     options: a frozen dataclass.
     words: the command line behind the name of the command.
     program: how a person starts the command, for its help.
-    about: what it does, for its help.
 
   Raises:
     ValueError: names the option that is unknown, missing or wrong, and the remedy.
   """
   known = _known(options)
   if set(words) & set(HELP):
-    # `about` is printed as it is written: tyro would join its lines.
-    print(about.strip(), _help(options, program), sep='\n\n')
+    # What it does is printed as it is written: tyro would join its lines.
+    print(about(options), _help(options, program), sep='\n\n')
     sys.exit(0)
   given, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
-  values: dict[str, Any] = {}
+  values: dict[str, Any] = {'config_words': tuple(config_words), 'given': frozenset(
+      [*given, 'config'] if config_words else given)}
   for name, option in known.items():
     if name in given:
       values[option.field] = _value(name, option, given[name])
     elif option.required:
-      example = re.search(r'^ +(python .*)', about, re.MULTILINE)
+      example = re.search(r'^ +(python .*)', about(options), re.MULTILINE)
       raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
-  if issubclass(options, CommandOptions):
-    values['given'] = frozenset(given)
-  if issubclass(options, ConfigOptions):
-    values['config_words'] = tuple(config_words)
   return _made(options, values)
 
 
@@ -264,16 +264,14 @@ def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
   Raises:
     ValueError: there is none; names the nearest.
   """
-  options = [name for name, option in known.items() if not option.is_positional]
-  off = {prefix + name: name for prefix in ('no_', 'no') for name in options
+  names = {name: (name, False) for name, option in known.items() if not option.is_positional}
+  off = {prefix + name: (name, True) for prefix in ('no_', 'no') for name in names
          if known[name].type is bool}
-  name = text.replace('-', '_')
-  if name in options:
-    return name, False
-  if name in off:
-    return off[name], True
-  raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
-                   'options.')
+  found = (off | names).get(text.replace('-', '_'))
+  if not found:
+    raise ValueError(f'there is no option --{text}.{_nearest(text.replace("-", "_"), names, "--")} '
+                     '--help lists the options.')
+  return found
 
 
 def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
@@ -298,4 +296,16 @@ def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
       raise ValueError
     return option.spec.instance_from_str(list(values))
   except ValueError:
-    raise ValueError(f'{text}: write {option.wanted}.') from None
+    raise ValueError(f'{text}: write {_wanted(option.type)}.') from None
+
+
+def _wanted(kind: Any) -> str:
+  """What values of a type are, for the error where some are not."""
+  inner = typing.get_args(kind)
+  if not inner:
+    return 'a whole number' if kind is int else 'a number'
+  if typing.get_origin(inner[0]) is tuple:
+    return _wanted(inner[0])
+  if Ellipsis in inner:
+    return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
+  return f'{len(inner)} numbers with commas between them'
