@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def options_of(name: str, words: Sequence[str]) -> Any:
   name = parser.chosen([name], program, lines)
   program, (_, options) = f'{program} {name}', COMMANDS[name]
   if isinstance(options, Mapping):
-    lines = {key: parser.about(one) for key, one in options.items()}
+    lines = {key: inspect.getdoc(one) or '' for key, one in options.items()}
     first = parser.chosen(words, program, lines, ABOUT_BENCHMARKS)
     program, options, words = f'{program} {first}', options[first], words[1:]
   return parser.parse(options, words, program)

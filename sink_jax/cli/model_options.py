@@ -14,20 +14,14 @@ from sink_jax.cli.parser import CommandOptions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(CommandOptions):
-  """What commands about one model have.
+  """What commands about one model have."""
 
-  Attributes:
-    checkpoint: a published model: its folder, a name such as Pythia-160M, or 'owner/name' on the
-      Hugging Face hub.
-    workdir: folder of a training run instead.
-    dtype: of parameters and activations.
-    fsdp: devices to split the parameters of a published model over.
-  """
-
+  #: a published model: its folder, a name such as Pythia-160M, or 'owner/name' on the Hugging Face
+  #: hub.
   checkpoint: str | None = None
-  workdir: str | None = None
-  dtype: Literal['float32', 'bfloat16'] = 'float32'
-  fsdp: int = 1
+  workdir: str | None = None  # folder of a training run instead.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # of parameters and activations.
+  fsdp: int = 1  # devices to split the parameters of a published model over.
 
   def __post_init__(self):
     if (self.checkpoint is None) == (self.workdir is None):
@@ -47,17 +41,14 @@ class Evaluate(Model, analyses.InputOptions):
   A run is probed on the inputs stored with it, a published model on text, random tokens or one
   repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
   ratios, and the training curves of a run).
-
-  Attributes:
-    workdir: folder of a run instead. All tokens that it stores are probed, in the dtype of its own
-      probes, where --sequences, --length and --dtype do not say otherwise.
-    out: folder to write to; a published model needs one. By default WORKDIR/evaluation.
-    epsilon: threshold of the sink rate; by default the run's own, or 0.3.
   """
 
+  #: folder of a run instead. All tokens that it stores are probed, in the dtype of its own probes,
+  #: where --sequences, --length and --dtype do not say otherwise.
   workdir: str | None = None
+  #: folder to write to; a published model needs one. By default WORKDIR/evaluation.
   out: str | None = None
-  epsilon: float | None = None
+  epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
 
   def __post_init__(self):
     Model.__post_init__(self)
@@ -86,35 +77,24 @@ class Generate(Model):
   The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
   first tokens and the most recent ones (StreamingLLM), so that the text may become longer than
   anything the model was trained on.
-
-  Attributes:
-    prompt: the text to continue.
-    prompt_file: a file with it, UTF-8.
-    bos: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
-      always.
-    length: tokens to generate.
-    cache_size: tokens that the cache keeps; by default all.
-    sinks: how many of them are the first tokens of the text; 0 is a sliding window.
-    positions: what positions count: the tokens in the cache, or in the text.
-    temperature: 0: the most likely token. 1: a sample.
-    top_k: sample among so many most likely tokens; by default among all.
-    top_p: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
-    eos: whether the text ends with an end-of-text token of the tokenizer.
-    seed: of the sampling.
   """
 
-  prompt: str | None = None
-  prompt_file: str | None = None
+  prompt: str | None = None  # the text to continue.
+  prompt_file: str | None = None  # a file with it, UTF-8.
+  #: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
+  #: always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
-  length: int = 128
-  cache_size: int | None = None
-  sinks: int = 4
+  length: int = 128  # tokens to generate.
+  cache_size: int | None = None  # tokens that the cache keeps; by default all.
+  sinks: int = 4  # how many of them are the first tokens of the text; 0 is a sliding window.
+  #: what positions count: the tokens in the cache, or in the text.
   positions: Literal['cache', 'text'] = 'cache'
-  temperature: float = 0.0
-  top_k: int | None = None
+  temperature: float = 0.0  # 0: the most likely token. 1: a sample.
+  top_k: int | None = None  # sample among so many most likely tokens; by default among all.
+  #: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
   top_p: float | None = None
-  eos: bool = True
-  seed: int = 0
+  eos: bool = True  # whether the text ends with an end-of-text token of the tokenizer.
+  seed: int = 0  # of the sampling.
 
   def __post_init__(self):
     super().__post_init__()
@@ -138,25 +118,16 @@ class Analyses(analyses.Options, CommandOptions):
   It writes NAME.json and NAME.png. A model that fails does not stop the others: NAME.json lists it
   as 'failed', and the exit status is 1. `python -m sink_jax analyses --list` names all analyses,
   with the defaults that are not those below.
-
-  Attributes:
-    name: of the analysis.
-    list: print the names of the analyses and stop.
-    checkpoint: published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging
-      Face hub.
-    workdir: runs trained with sink_jax.
-    out: folder to write to.
-    layers: blocks to look at, from 1, such as 1,3.
-    heads: heads to look at, from 1.
   """
 
-  name: tyro.conf.Positional[str] = ''
-  list: bool = False
+  name: tyro.conf.Positional[str] = ''  # of the analysis.
+  list: bool = False  # print the names of the analyses and stop.
+  #: published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging Face hub.
   checkpoint: tuple[str, ...] = ()
-  workdir: tuple[str, ...] = ()
-  out: str | None = None
-  layers: tuple[int, ...] | None = None
-  heads: tuple[int, ...] | None = None
+  workdir: tuple[str, ...] = ()  # runs trained with sink_jax.
+  out: str | None = None  # folder to write to.
+  layers: tuple[int, ...] | None = None  # blocks to look at, from 1, such as 1,3.
+  heads: tuple[int, ...] | None = None  # heads to look at, from 1.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,16 +140,12 @@ class LmEval(Model, analyses.TaskOptions):
   Log-likelihoods, rolling ones and generated texts. Prints the metrics with their standard errors,
   and writes them with the model, the options and the versions to OUT/lm_eval.json. Needs the extra
   `evaluation`, and no torch.
-
-  Attributes:
-    tasks: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.
-    include_path: a folder with tasks and groups of your own.
-    out: folder to write to, a new or an empty one.
   """
 
+  #: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.
   tasks: tuple[str, ...] = ()
-  include_path: str | None = None
-  out: str | None = None
+  include_path: str | None = None  # a folder with tasks and groups of your own.
+  out: str | None = None  # folder to write to, a new or an empty one.
 
   def __post_init__(self):
     Model.__post_init__(self)

@@ -29,14 +29,10 @@ class Train(ConfigOptions):
   Every key of the config can be set: --config.steps=100 --config.attention.similarity="Sigmoid()".
   Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
   does not remove; anything from 128 on: died, the same command resumes.
-
-  Attributes:
-    config: Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid.
-    workdir: Folder of the run. A folder with the same config is resumed.
   """
 
-  config: str
-  workdir: str
+  config: str  # Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid.
+  workdir: str  # Folder of the run. A folder with the same config is resumed.
 
 
 class Sweep(sweep.Options):
@@ -60,24 +56,20 @@ class Report(CommandOptions):
   give a report of the whole paper: its claims, tables and figures beside the numbers of the runs.
   Other runs give a comparison of all below the folder, side by side. Either writes index.html
   (self-contained), report.md, report.json and pictures, and prints its text.
-
-  Attributes:
-    runs: folder of runs, such as the --workdir of a sweep.
-    analyses: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's
-      rows and figures of open models.
-    out: folder to write to.
-    maps: in a comparison: load the checkpoints and draw maps; it does by default.
-    kind: a report of the paper, a comparison of runs, what the search of configs/baseline.py found,
-      the fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py beside
-      softmax, or the grafts of configs/graft.py beside training on and from scratch. By default
-      that of the paper where a run is one of its trials at a budget or of the synthetic axis, there
-      is no run yet, or --analyses is given.
   """
 
-  runs: str | None = None
+  runs: str | None = None  # folder of runs, such as the --workdir of a sweep.
+  #: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's rows and
+  #: figures of open models.
   analyses: tuple[str, ...] = ()
-  out: str
+  out: str  # folder to write to.
+  #: in a comparison: load the checkpoints and draw maps; it does by default.
   maps: bool | None = None
+  #: a report of the paper, a comparison of runs, what the search of configs/baseline.py found, the
+  #: fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py beside softmax,
+  #: or the grafts of configs/graft.py beside training on and from scratch. By default that of the
+  #: paper where a run is one of its trials at a budget or of the synthetic axis, there is no run
+  #: yet, or --analyses is given.
   kind: Literal['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'] | None = None
 
 
@@ -91,18 +83,13 @@ class Export(CommandOptions):
   the first that computes what the run does; the reason is printed, and --as names another. A run
   that has none is written by --as=custom, with PyTorch code that transformers loads with
   trust_remote_code=True; it is slow.
-
-  Attributes:
-    workdir: Folder of the run.
-    out: Folder to write to.
-    dtype: Of the weights.
-    target: The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or custom,
-      PyTorch code of its own; by default the first of transformers that can hold the run.
   """
 
-  workdir: str
-  out: str
-  dtype: Literal['float32', 'bfloat16'] = 'float32'
+  workdir: str  # Folder of the run.
+  out: str  # Folder to write to.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # Of the weights.
+  #: The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or custom, PyTorch
+  #: code of its own; by default the first of transformers that can hold the run.
   target: Annotated[str | None, tyro.conf.arg(name='as')] = None
 
 
@@ -114,50 +101,35 @@ class Plan(ConfigOptions):
 
   The run is that of --config, or of configs/base.py, with the options in place of its values. The
   exit code is 1 where it does not fit the chips.
-
-  Attributes:
-    config: the run to plan, as of train: --config=configs/x.py:trial --config.KEY=VALUE. By default
-      configs/base.py.
-    topology: slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
-    size: of the model: tiny, 60m, 1b, 7b, 13b.
-    vocab: of the model; by default the config's, or 50432.
-    context: tokens of a sequence.
-    batch_size: sequences of a step.
-    microbatches: parts of a batch, one after another.
-    remat: what the backward pass recomputes; by default the config's, or what a run chooses for
-      these chips.
-    unroll: blocks that are compiled one after another; by default the config's, or what a run
-      chooses.
-    data: devices that split the batch; -1: all that remain.
-    fsdp: devices that also split the parameters.
-    tensor: devices that split heads and hidden units.
-    share: of the peak that matrix products reach: an assumption.
-    step_seconds: measured time of a device alone with its part of a step, in place of the share of
-      the peak.
-    json: file for all of it.
-    search: compile some meshes and remat policies, a minute or more each, and rank those that fit.
-    table: instead: a folder for the plans of the models of configs/ on common slices, such as
-      results/plan. An hour on two cores.
-    scaling: instead: a folder for the estimate from 8 to 4,096 chips, such as results/scaling.
   """
 
+  #: the run to plan, as of train: --config=configs/x.py:trial --config.KEY=VALUE. By default
+  #: configs/base.py.
   config: str | None = None
-  topology: str | None = None
-  size: str | None = None
-  vocab: int | None = None
-  context: int | None = None
-  batch_size: int | None = None
-  microbatches: int | None = None
+  topology: str | None = None  # slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
+  size: str | None = None  # of the model: tiny, 60m, 1b, 7b, 13b.
+  vocab: int | None = None  # of the model; by default the config's, or 50432.
+  context: int | None = None  # tokens of a sequence.
+  batch_size: int | None = None  # sequences of a step.
+  microbatches: int | None = None  # parts of a batch, one after another.
+  #: what the backward pass recomputes; by default the config's, or what a run chooses for these
+  #: chips.
   remat: str | None = None
+  #: blocks that are compiled one after another; by default the config's, or what a run chooses.
   unroll: int | None = None
-  data: int | None = None
-  fsdp: int | None = None
-  tensor: int | None = None
-  share: float = SHARE
+  data: int | None = None  # devices that split the batch; -1: all that remain.
+  fsdp: int | None = None  # devices that also split the parameters.
+  tensor: int | None = None  # devices that split heads and hidden units.
+  share: float = SHARE  # of the peak that matrix products reach: an assumption.
+  #: measured time of a device alone with its part of a step, in place of the share of the peak.
   step_seconds: float | None = None
-  json: str | None = None
+  json: str | None = None  # file for all of it.
+  #: compile some meshes and remat policies, a minute or more each, and rank those that fit.
   search: bool = False
+  #: instead: a folder for the plans of the models of configs/ on common slices, such as
+  #: results/plan. An hour on two cores.
   table: str | None = None
+  #: instead: a folder for the estimate from 8 to 4,096 chips, such as results/scaling.
   scaling: str | None = None
 
   def __post_init__(self):
@@ -188,30 +160,22 @@ class Build(CommandOptions):
 
   The same command resumes a build that was stopped. Exit code 42: stopped by SIGTERM, to be started
   again; 1: no space, a damaged file, or wrong options or input.
-
-  Attributes:
-    source: such as TextFolder(path='texts') or Jsonl(path='pile.jsonl'); another name lists them.
-    valid_source: a source of its own for validation; then nothing of --source is held out.
-    tokenizer: such as HuggingFace(path='tokenizer.json'); another name lists them.
-    context: tokens the model sees.
-    bos: put BOS before each document.
-    eos: put EOS after each document.
-    valid_fraction: share of the documents held out.
-    cache_dir: a folder or gs://bucket/folder, to which the finished cache is copied; by default
-      $SINK_JAX_CACHE, else ~/.cache/sink_jax.
-    workers: processes that tokenize; 0: this one, with the threads of the tokenizer.
-    verify: build nothing, compare the files of this folder of a cache with their digests.
   """
 
+  #: such as TextFolder(path='texts') or Jsonl(path='pile.jsonl'); another name lists them.
   source: str = "Stdlib(split='content')"
+  #: a source of its own for validation; then nothing of --source is held out.
   valid_source: str = ''
-  tokenizer: str = 'Bytes()'
-  context: int = 64
-  bos: bool = False
-  eos: bool = True
-  valid_fraction: float = 0.05
+  tokenizer: str = 'Bytes()'  # such as HuggingFace(path='tokenizer.json'); another name lists them.
+  context: int = 64  # tokens the model sees.
+  bos: bool = False  # put BOS before each document.
+  eos: bool = True  # put EOS after each document.
+  valid_fraction: float = 0.05  # share of the documents held out.
+  #: a folder or gs://bucket/folder, to which the finished cache is copied; by default
+  #: $SINK_JAX_CACHE, else ~/.cache/sink_jax.
   cache_dir: str = ''
-  workers: int = 0
+  workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
+  #: build nothing, compare the files of this folder of a cache with their digests.
   verify: str | None = None
 
   def __post_init__(self):
@@ -232,16 +196,12 @@ class BuildTfds(CommandOptions):
       python -m sink_jax data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
 
   Tfds(name='...', data_dir='DIR') then reads it.
-
-  Attributes:
-    name: dataset, dataset/config or dataset:version; a name of your own with --source.
-    data_dir: where datasets are; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-    source: make it of the documents of a source instead, such as Jsonl(path='...'); another name
-      lists them.
   """
 
-  name: str
-  data_dir: str = ''
+  name: str  # dataset, dataset/config or dataset:version; a name of your own with --source.
+  data_dir: str = ''  # where datasets are; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+  #: make it of the documents of a source instead, such as Jsonl(path='...'); another name lists
+  #: them.
   source: str = ''
 
 

@@ -20,15 +20,11 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(parser.ConfigOptions):
-  """Does it.
-
-  Attributes:
-    out: the folder of all.
-  """
+  """Does it."""
 
   name: tyro.conf.Positional[str] = ''
   config: str | None = None
-  out: str
+  out: str  # the folder of all.
   batch_size: int | None = None
   rate: float = 0.5
   kind: Literal['runs', 'paper'] | None = None
