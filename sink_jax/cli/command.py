@@ -26,12 +26,7 @@ _BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
 
 
 def run(name: str, words: Sequence[str]) -> NoReturn:
-  """Runs a command and ends the process: with its exit code, or 1 and one line that says why.
-
-  Args:
-    name: of the command, as a person has written it.
-    words: the command line behind it.
-  """
+  """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
   try:
     options = options_of(name, words)
     quiet_logs()

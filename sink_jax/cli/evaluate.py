@@ -25,8 +25,6 @@ from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.provenance import provenance
 from sink_jax.train.run_dir import read_config
 
-_TOKENS_AT_A_TIME = 16384
-
 
 def main(options: Evaluate) -> None:
   """Probes the model, writes the report, and prints its summary."""
@@ -87,7 +85,7 @@ def _published(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
-  report = probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+  report = probe(run, tokens, dtype=dtype, batch_size=Options().at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
       'epsilon': epsilon,
@@ -120,27 +118,21 @@ def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
-  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
+           f'of heads give the first token more than {result["epsilon"]:g}')]
+  if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
+    rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
+                 f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
+                 'sail-sg/Attention-Sink, counts'))
+  rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
+            'of the first token, over heads') for which in ('largest', 'mean')]
+  rows.append(('raw mass', f'{summary["raw_mass_1"]:.3f}',
+               f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
   # A ratio is None where the others' values have no norm; with all of them None there is no line.
-  ratio, block = min(ratios, default=(None, None))
-  rows = [
-      ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
-       f'{result["epsilon"]:g}'),
-      ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
-       'of the first token, over heads'),
-      ('mean importance', f'{summary["mean_importance"]:.3f}{star}',
-       'of the first token, over heads'),
-      ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
-       f'of {summary["raw_row_mass"]:.3f} in a row'),
-  ]
-  if ratio is not None:
-    rows.append(('value norm ratio', f'{ratio:.2f}',
-                 f'first token to the others, smallest in block {block}'))
-  if summary['sink_bias_slot'] is not None:
-    # Beside Sink_1: an extra key takes the sink of the first token over (Table 4).
-    rows.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
-                    f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
-                    'sail-sg/Attention-Sink, counts'))
+  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  if ratios:
+    rows.append(('value norm ratio', f'{min(ratios)[0]:.2f}',
+                 f'first token to the others, smallest in block {min(ratios)[1]}'))
   step = '' if protocol['step'] is None else f', step {protocol["step"]}'
   head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
           f'{protocol["length"]} tokens, {protocol["dtype"]}')

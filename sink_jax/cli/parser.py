@@ -84,14 +84,10 @@ class _Option(NamedTuple):
 
 
 def parse(options: type[_Options], words: Sequence[str], program: str) -> _Options:
-  """The options that words of a command line spell.
+  """The options, a frozen dataclass, that words of a command line spell.
 
-  Prints them, and ends the process with exit code 0, where --help is among the words.
-
-  Args:
-    options: a frozen dataclass.
-    words: the command line behind the name of the command.
-    program: how a person starts the command, for its help.
+  Prints them, and ends the process with exit code 0, where --help is among the words; `program` is
+  then how a person starts the command.
 
   Raises:
     ValueError: names the option that is unknown, missing or wrong, and the remedy.
@@ -264,10 +260,9 @@ def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
     ValueError: the type of the option does not take them; names it.
   """
   text = f'--{name}={",".join(values)}'
-  choices = typing.get_args(option.type) if option.spec.choices else ()
-  for value in values if choices else ():
-    if value not in choices:
-      raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(value, choices)}')
+  if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
+    choices = typing.get_args(option.type)  # in their own order
+    raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(wrong[0], choices)}')
   try:
     # tyro takes the first of too many words, and leaves the others.
     if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,10 +35,7 @@ def main(options: Options) -> int:
 
 
 def run_sweep(options: Options) -> int:
-  """Does the same, for callers in Python.
-
-  Returns:
-    The exit code: 1 where a trial failed.
+  """Does the same, for callers in Python; the exit code is 1 where a trial failed.
 
   Raises:
     ValueError: the config file or a choice of trials cannot be used.
@@ -165,12 +163,10 @@ def _outcomes(trials: Mapping[str, Trial], root: AnyPath,
   compile_cache.enable()
   if options.batched:
     yield from run_batched(trials, root, options.width)
-  elif jax.process_count() == 1:
+    return
+  # In a job a signal to one process between trials stops all of them.
+  with contextlib.nullcontext() if jax.process_count() == 1 else StopHandler() as stop:
     for name, trial in trials.items():
+      if stop and stop.poll(wait=True):
+        raise SweepStopped
       yield name, run_trial(trial, root)
-  else:
-    with StopHandler() as stop:  # a signal to one process between trials stops all of them
-      for name, trial in trials.items():
-        if stop.poll(wait=True):
-          raise SweepStopped
-        yield name, run_trial(trial, root)
