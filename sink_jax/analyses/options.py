@@ -1,4 +1,4 @@
-"""The options of analyses, and errors for those that would change nothing."""
+"""The options of analyses, with their help in comments, and errors for those without an effect."""
 
 from __future__ import annotations
 

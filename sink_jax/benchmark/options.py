@@ -1,4 +1,4 @@
-"""The options of every benchmark, which their functions and the command line share.
+"""The options of every benchmark, with the help of each in its comment.
 
 A size that is None, or an empty tuple, has one default on a GPU or TPU and another on a CPU, which
 `commands` fills in. The name `none` alone stands for no name.

@@ -1,7 +1,8 @@
-"""What a person can choose for every command: a dataclass each, whose docstring is its help.
+"""What a person can choose for every command: a dataclass each, with the help of the command.
 
-Nothing here takes long to import, so that --help and errors do not wait for jax. The options of a
-sweep, of analyses and of benchmarks are in those rooms, where functions take them as well.
+The comment beside an option, or `#:` above it, is the help of that option. Nothing here takes long
+to import, so that --help and errors do not wait for jax. The options of a sweep, of analyses and of
+benchmarks are in those rooms, where functions take them as well.
 """
 
 from __future__ import annotations

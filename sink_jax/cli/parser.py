@@ -182,11 +182,7 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
 
 def _spelled(words: Sequence[str], known: Mapping[str, _Option],
              takes_config: bool) -> tuple[dict[str, list[str]], list[str]]:
-  """The values of every option that the words give, and the words of the form --config.KEY=VALUE.
-
-  Raises:
-    ValueError: there is no such option, or it lacks its value.
-  """
+  """The values of every option that the words give, and the words --config.KEY=VALUE."""
   given: dict[str, list[str]] = {}
   config_words, positional, left = [], [], list(words)
   while left:
@@ -218,11 +214,7 @@ def _spelled(words: Sequence[str], known: Mapping[str, _Option],
 
 def _taken(text: str, value: str | None, left: list[str],
            known: Mapping[str, _Option]) -> tuple[str, list[str]]:
-  """The name of the option that a person means, and its values: without one, words from `left`.
-
-  Raises:
-    ValueError: there is no such option, it lacks its value, or is a switch with another value.
-  """
+  """The name of the option that a person means, and its values: without one, words from `left`."""
   options = {name: option for name, option in known.items() if not option.is_positional}
   off = {no + name: name for no in ('no_', 'no') for name in options if known[name].type is bool}
   spelled = text.replace('-', '_')
@@ -254,11 +246,7 @@ def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
 
 
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
-  """The value that words make.
-
-  Raises:
-    ValueError: the type of the option does not take them; names it.
-  """
+  """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
   if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
     choices = typing.get_args(option.type)  # in their own order

@@ -1,4 +1,4 @@
-"""What a person chooses for a sweep; the command line and what it starts share it."""
+"""What a person chooses for a sweep, with the help of each option in its comment."""
 
 from __future__ import annotations
 
