@@ -21,9 +21,6 @@ def main(options: Analyses) -> None:
   if options.list:
     print(registry.as_text())
     return
-  if not options.name:
-    raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
-                     '--checkpoint=Pythia-14M --out=analyses. --list names all.')
   compile_cache.enable()
   text, paths, failures = analyse_models(options)
   print(text, *paths, sep='\n')

@@ -129,6 +129,12 @@ class Analyses(analyses.Options, CommandOptions):
   layers: tuple[int, ...] | None = None  # blocks to look at, from 1, such as 1,3.
   heads: tuple[int, ...] | None = None  # heads to look at, from 1.
 
+  def __post_init__(self):
+    super().__post_init__()
+    if not (self.name or self.list):
+      raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
+                       '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LmEval(Model, analyses.TaskOptions):

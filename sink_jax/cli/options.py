@@ -18,7 +18,7 @@ from sink_jax.benchmark.options import COMMANDS as BENCHMARKS
 from sink_jax.cli.model_options import Analyses, Evaluate, Generate, LmEval
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
 from sink_jax.plan.chips import SHARE
-from sink_jax.sweep import options as sweep
+from sink_jax.sweep.options import Options as Sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,17 +34,6 @@ class Train(ConfigOptions):
 
   config: str  # Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid.
   workdir: str  # Folder of the run. A folder with the same config is resumed.
-
-
-class Sweep(sweep.Options):
-  """Trains every trial of a config file, each in its own folder of the workdir.
-
-      python -m sink_jax sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
-
-  A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
-  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md shows at any time
-  how far all of them are; --status prints the same.
-  """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

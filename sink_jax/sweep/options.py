@@ -14,7 +14,14 @@ _MODES = ('list', 'dry_run', 'status', 'data_only')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """The options of a sweep."""
+  """Trains every trial of a config file, each in its own folder of the workdir.
+
+      python -m sink_jax sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
+
+  A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
+  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md shows at any time
+  how far all of them are; --status prints the same.
+  """
 
   config: str  # config file with a table TRIALS.
   workdir: str | None = None  # folder of the sweep; a trial goes to WORKDIR/TRIAL.
