@@ -175,7 +175,7 @@ class Collector:
     """(report.json, report.md) of the runs so far; the pictures go to `out`."""
     made = self._work / 'report'
     try:
-      from sink_jax.cli.make_report import make_report
+      from sink_jax.cli.report import make_report
       from sink_jax.io.files import write_atomically
 
       make_report(made, str(self._work / 'runs'), kind='runs', maps=False)

@@ -1,7 +1,6 @@
 """Commands in the process of a test, which spares the seconds in which a process begins."""
 
 import contextlib
-import importlib
 import io
 import sys
 
@@ -10,13 +9,13 @@ from sink_jax.cli import command
 
 def run_here(name, *words, text=''):
   """(exit code, stdout, stderr) of a command; not of train and sweep, which take over signals."""
-  module, piped = importlib.import_module(f'sink_jax.cli.{name}'), sys.stdin
+  piped = sys.stdin
   sys.stdin = io.StringIO(text)
   try:
     with (contextlib.redirect_stdout(io.StringIO()) as out,
           contextlib.redirect_stderr(io.StringIO()) as err):
       try:
-        command.run(module, words, name)
+        command.run(name, words)
       except SystemExit as end:
         code = end.code
   finally:

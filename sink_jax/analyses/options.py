@@ -1,4 +1,4 @@
-"""The options of analyses, and errors for those that would change nothing."""
+"""The options of analyses, with their help in comments, and errors for those without an effect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from sink_jax.arguments import check_choices, check_least, nearest
-from sink_jax.data.inputs import BOS, KINDS
 from sink_jax.evaluate.threshold import EPSILON
 
 # Of a batch where no batch_size is given, whatever the length of its sequences.
@@ -18,32 +17,26 @@ DTYPES = ('float32', 'bfloat16')
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-  """What a person chooses for the inputs of a model.
+  """What a person chooses for the inputs of a model."""
 
-  Attributes:
-    inputs: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
-    source: where text comes from: a folder of .txt files, a .jsonl file, or a source such as
-      Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
-      Python's standard library.
-    sequences: how many.
-    length: tokens of each.
-    bos: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with
-      text) or force (one BOS, whatever it does).
-    seed: of tokens drawn at random.
-    dtype: of parameters and activations: float32 or bfloat16.
-    fsdp: devices over which the parameters of a published model are split.
-  """
-
+  #: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
   inputs: str = 'natural'
+  #: where text comes from: a folder of .txt files, a .jsonl file, or a source such as
+  #: Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
+  #: Python's standard library.
   source: str = ''
-  sequences: int = 100
-  length: int = 64
+  sequences: int = 100  # how many.
+  length: int = 64  # tokens of each.
+  #: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with text) or
+  #: force (one BOS, whatever it does).
   bos: str = ''
-  seed: int = 0
-  dtype: str = 'float32'
-  fsdp: int = 1
+  seed: int = 0  # of tokens drawn at random.
+  dtype: str = 'float32'  # of parameters and activations: float32 or bfloat16.
+  fsdp: int = 1  # devices over which the parameters of a published model are split.
 
   def __post_init__(self):
+    from sink_jax.data.inputs import BOS, KINDS  # here, for --help does not wait for numpy
+
     check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
     # The least length has a token beside the first.
     check_least(self, sequences=1, length=2, seed=0, fsdp=1)
@@ -51,36 +44,26 @@ class InputOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Options(InputOptions):
-  """What a person chooses for an analysis; each analysis reads the options that concern it.
+  """What a person chooses for an analysis; each analysis reads the options that concern it."""
 
-  Attributes:
-    lengths: of a sweep over lengths, such as 16,64,256.
-    epsilons: thresholds of the sink rate, such as 0.2,0.3.
-    layers: blocks from 0; by default those that the analysis chooses.
-    heads: heads from 0; likewise.
-    positions: token positions from 2, to replace or swap; likewise.
-    cache_size: tokens that a cache keeps.
-    sinks: how many of them are the first tokens of the text.
-    batch_size: sequences of `length` tokens at a time. Of sequences of another length, as many as
-      have the same number of tokens in all; by default 16,384 tokens. Attention maps and caches are
-      batched by their memory instead.
-    hellaswag: a local .jsonl with the questions of HellaSwag; by default they are downloaded.
-    limit: how many questions of it; by default all.
-    say: is called with a line of progress.
-  """
-
-  lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
-  epsilons: tuple[float, ...] = (EPSILON,)
+  lengths: tuple[int, ...] = (16, 32, 64, 128, 256)  # of a sweep over lengths, such as 16,64,256.
+  epsilons: tuple[float, ...] = (EPSILON,)  # thresholds of the sink rate, such as 0.2,0.3.
+  #: blocks from 0; by default those that the analysis chooses.
   layers: tuple[int, ...] | None = None
-  heads: tuple[int, ...] | None = None
-  positions: tuple[int, ...] | None = None
-  cache_size: int = 64
-  sinks: int = 4
+  heads: tuple[int, ...] | None = None  # heads from 0; likewise.
+  positions: tuple[int, ...] | None = None  # token positions from 2, to replace or swap; likewise.
+  cache_size: int = 64  # tokens that a cache keeps.
+  sinks: int = 4  # how many of them are the first tokens of the text.
+  #: sequences of `length` tokens at a time. Of sequences of another length, as many as have the
+  #: same number of tokens in all; by default 16,384 tokens. Attention maps and caches are batched
+  #: by their memory instead.
   batch_size: int | None = None
+  #: a local .jsonl with the questions of HellaSwag; by default they are downloaded.
   hellaswag: str = ''
-  limit: int | None = None
+  limit: int | None = None  # how many questions of it; by default all.
   # Not compared: every lambda is a function of its own, and options that differ in nothing else
   # should be equal.
+  #: is called with a line of progress.
   say: Callable[[str], None] = dataclasses.field(default=lambda line: None, compare=False)
 
   def __post_init__(self):
@@ -150,27 +133,24 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-  """What a person chooses for an evaluation on tasks of lm-evaluation-harness.
+  """What a person chooses for an evaluation on tasks of lm-evaluation-harness."""
 
-  Attributes:
-    num_fewshot: examples before a question; by default what the task says. A task that sets 0
-      itself keeps it, as in the harness.
-    limit: questions of each task; by default all.
-    batch_size: sequences at a time; by default what fits a fixed number of tokens.
-    bos: how contexts begin: tokenizer (as it begins a text, or the training of a run did), none or
-      force (one BOS).
-    max_length: tokens that the model reads at most; by default those of its training.
-    dtype: of parameters and activations: float32 or bfloat16.
-  """
-
+  #: examples before a question; by default what the task says. A task that sets 0 itself keeps it,
+  #: as in the harness.
   num_fewshot: int | None = None
-  limit: int | None = None
+  limit: int | None = None  # questions of each task; by default all.
+  #: sequences at a time; by default what fits a fixed number of tokens.
   batch_size: int | None = None
+  #: how contexts begin: tokenizer (as it begins a text, or the training of a run did), none or
+  #: force (one BOS).
   bos: str = 'tokenizer'
+  #: tokens that the model reads at most; by default those of its training.
   max_length: int | None = None
-  dtype: str = 'float32'
+  dtype: str = 'float32'  # of parameters and activations: float32 or bfloat16.
 
   def __post_init__(self):
+    from sink_jax.data.text_tokenizer import BOS
+
     check_choices(self, bos=BOS, dtype=DTYPES)
     # A window of two tokens is the least in which a text has a context.
     check_least(self, num_fewshot=0, limit=1, batch_size=1, max_length=2)

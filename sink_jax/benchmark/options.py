@@ -1,4 +1,4 @@
-"""The options of every benchmark, which their functions and the command line share.
+"""The options of every benchmark, with the help of each in its comment.
 
 A size that is None, or an empty tuple, has one default on a GPU or TPU and another on a CPU, which
 `commands` fills in. The name `none` alone stands for no name.
@@ -23,14 +23,10 @@ Dtype = Literal['bfloat16', 'float32']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """What every command that measures has.
+  """What every command that measures has."""
 
-  Attributes:
-    seed: of the random inputs.
-    limit: seconds after which nothing new begins; of check: all of it, by default 480.
-  """
-
-  seed: int = 0
+  seed: int = 0  # of the random inputs.
+  #: seconds after which nothing new begins; of check: all of it, by default 480.
   limit: float | None = None
 
   def __post_init__(self):
@@ -45,46 +41,31 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved(Measured):
-  """What a command that prints one table has.
+  """What a command that prints one table has."""
 
-  Attributes:
-    json: a file for the result.
-  """
-
-  json: str | None = None
+  json: str | None = None  # a file for the result.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed(Saved):
-  """What a command that times functions has.
+  """What a command that times functions has."""
 
-  Attributes:
-    seconds: to spend on each number.
-    dtype: of the inputs; by default bfloat16 on a GPU or TPU, else float32.
-  """
-
-  seconds: float = 0.5
-  dtype: Dtype | None = None
+  seconds: float = 0.5  # to spend on each number.
+  dtype: Dtype | None = None  # of the inputs; by default bfloat16 on a GPU or TPU, else float32.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention(Timed):
-  """Every variant of attention, forward and backward.
+  """Every variant of attention, forward and backward."""
 
-  Attributes:
-    shape: B,H,T,Dh of each; by default 8,8,2048,64 8,8,2048,96 8,16,2048,128 1,8,32768,128 on a GPU
-      or TPU, else 1,8,2048,96.
-    variants: such as softmax,sigmoid; another name lists them.
-    rivals: none, or names such as cudnn,torch-flash.
-    implementations: of this package: pallas, linear, chunked; by default all, on a CPU not pallas.
-    sweep: instead: time block sizes of the GPU kernels at these shapes.
-  """
-
+  #: B,H,T,Dh of each; by default 8,8,2048,64 8,8,2048,96 8,16,2048,128 1,8,32768,128 on a GPU or
+  #: TPU, else 1,8,2048,96.
   shape: tuple[tuple[int, int, int, int], ...] = ()
-  variants: tuple[str, ...] = ('all',)
-  rivals: tuple[str, ...] = ('all',)
+  variants: tuple[str, ...] = ('all',)  # such as softmax,sigmoid; another name lists them.
+  rivals: tuple[str, ...] = ('all',)  # none, or names such as cudnn,torch-flash.
+  #: of this package: pallas, linear, chunked; by default all, on a CPU not pallas.
   implementations: tuple[str, ...] = ()
-  sweep: bool = False
+  sweep: bool = False  # instead: time block sizes of the GPU kernels at these shapes.
 
   def __post_init__(self):
     super().__post_init__()
@@ -97,36 +78,23 @@ class Attention(Timed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importance(Timed):
-  """Importance of every key in memory linear in T.
+  """Importance of every key in memory linear in T."""
 
-  Attributes:
-    length: of each; by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
-    heads: by default 8, on a CPU 1.
-    head_dim: by default 128 64, on a CPU 64.
-    keys: of the shortcut.
-    variant: another name lists them.
-  """
-
+  #: of each; by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
   length: tuple[int, ...] = ()
-  heads: int | None = None
-  head_dim: tuple[int, ...] = ()
-  keys: int = 4
-  variant: str = 'softmax'
+  heads: int | None = None  # by default 8, on a CPU 1.
+  head_dim: tuple[int, ...] = ()  # by default 128 64, on a CPU 64.
+  keys: int = 4  # of the shortcut.
+  variant: str = 'softmax'  # another name lists them.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Timed):
-  """Cross-entropy with gradients, in chunks and with all logits.
+  """Cross-entropy with gradients, in chunks and with all logits."""
 
-  Attributes:
-    tokens: B,T; by default 8,2048, on a CPU 2,256.
-    d_model: by default 768, on a CPU 256.
-    vocab: by default 50432, on a CPU 8192.
-  """
-
-  tokens: tuple[int, int] | None = None
-  d_model: int | None = None
-  vocab: int | None = None
+  tokens: tuple[int, int] | None = None  # B,T; by default 8,2048, on a CPU 2,256.
+  d_model: int | None = None  # by default 768, on a CPU 256.
+  vocab: int | None = None  # by default 50432, on a CPU 8192.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,80 +115,51 @@ class Components:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainStep(Saved):
-  """Training steps of a model with AdamW: tokens/s and MFU.
+  """Training steps of a model with AdamW: tokens/s and MFU."""
 
-  Attributes:
-    size: tiny, 60m, 1b, 7b, 13b; by default 60m, on a CPU tiny.
-    batch: sequences of each; by default 8 16 32, on a CPU 4.
-    length: by default 2048, on a CPU 256.
-    vocab: by default 50432, on a CPU 512.
-    steps: to time.
-    dtype: of activations.
-    implementation: of attention; "default" is what this machine chooses by itself.
-    remat: what is recomputed when backpropagating; by default as a run chooses.
-    unroll: blocks that are compiled one after another; by default as a run chooses.
-    attention: config strings of its parts, such as Sigmoid().
-  """
-
-  size: str | None = None
-  batch: tuple[int, ...] = ()
-  length: int | None = None
-  vocab: int | None = None
-  steps: int = 10
-  dtype: Dtype | None = None
+  size: str | None = None  # tiny, 60m, 1b, 7b, 13b; by default 60m, on a CPU tiny.
+  batch: tuple[int, ...] = ()  # sequences of each; by default 8 16 32, on a CPU 4.
+  length: int | None = None  # by default 2048, on a CPU 256.
+  vocab: int | None = None  # by default 50432, on a CPU 512.
+  steps: int = 10  # to time.
+  dtype: Dtype | None = None  # of activations.
+  #: of attention; "default" is what this machine chooses by itself.
   implementation: tuple[str, ...] = ('default',)
+  #: what is recomputed when backpropagating; by default as a run chooses.
   remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] | None = None
+  #: blocks that are compiled one after another; by default as a run chooses.
   unroll: int | None = None
-  attention: Components = Components()
+  attention: Components = Components()  # config strings of its parts, such as Sigmoid().
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group(Saved):
-  """Steps of several small trials, one after the other and as a group.
+  """Steps of several small trials, one after the other and as a group."""
 
-  Attributes:
-    trials: widths of groups.
-    size: tiny, 60m, 1b, 7b, 13b.
-    batch: sequences of a trial.
-    length: tokens of each.
-    vocab: of the model.
-    steps: of a timing, at most 50.
-    dtype: of activations.
-  """
-
-  trials: tuple[int, ...] = (6,)
-  size: str = 'tiny'
-  batch: int = 32
-  length: int = 64
-  vocab: int = 258
-  steps: int = 10
-  dtype: Dtype | None = None
+  trials: tuple[int, ...] = (6,)  # widths of groups.
+  size: str = 'tiny'  # tiny, 60m, 1b, 7b, 13b.
+  batch: int = 32  # sequences of a trial.
+  length: int = 64  # tokens of each.
+  vocab: int = 258  # of the model.
+  steps: int = 10  # of a timing, at most 50.
+  dtype: Dtype | None = None  # of activations.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trials(Saved):
-  """Steps of the trials of a config file, in turns with those of softmax.
+  """Steps of the trials of a config file, in turns with those of softmax."""
 
-  Attributes:
-    config: a file with trials TASK-VARIANT.
-    only: trials, or first words of several: trigger,desk-sigmoid; by default all.
-    seconds: of every timing, nine of which make a number.
-  """
-
-  config: str = 'configs/remedies.py'
+  config: str = 'configs/remedies.py'  # a file with trials TASK-VARIANT.
+  #: trials, or first words of several: trigger,desk-sigmoid; by default all.
   only: tuple[str, ...] = ()
-  seconds: float = 0.3
+  seconds: float = 0.3  # of every timing, nine of which make a number.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tolerated(Measured):
-  """What commands that check correctness have.
+  """What commands that check correctness have."""
 
-  Attributes:
-    tolerance: allowed beside twice the error of the definition in bfloat16.
-  """
-
-  tolerance: float = TOLERANCE
+  tolerance: float = TOLERANCE  # allowed beside twice the error of the definition in bfloat16.
 
   def __post_init__(self):
     super().__post_init__()
@@ -231,19 +170,12 @@ class Tolerated(Measured):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Correctness(Tolerated, Saved):
-  """Every variant of the paper against its T x T definition.
+  """Every variant of the paper against its T x T definition."""
 
-  Attributes:
-    variants: names as in the table.
-    head_dims: by default 64 96 128, on a CPU 16.
-    lengths: by default 1024 1023, on a CPU 32 31.
-    share: N/M: run every M-th problem only, from the N-th.
-  """
-
-  variants: tuple[str, ...] = ('all',)
-  head_dims: tuple[int, ...] = ()
-  lengths: tuple[int, ...] = ()
-  share: str = '0/1'
+  variants: tuple[str, ...] = ('all',)  # names as in the table.
+  head_dims: tuple[int, ...] = ()  # by default 64 96 128, on a CPU 16.
+  lengths: tuple[int, ...] = ()  # by default 1024 1023, on a CPU 32 31.
+  share: str = '0/1'  # N/M: run every M-th problem only, from the N-th.
 
   def __post_init__(self):
     super().__post_init__()
@@ -260,16 +192,11 @@ class Correctness(Tolerated, Saved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check(Tolerated):
-  """All of it on one GPU within eight minutes; launch/gpu_hour.sh runs it.
+  """All of it on one GPU within eight minutes; launch/gpu_hour.sh runs it."""
 
-  Attributes:
-    out: folder of report.json and report.md.
-    smoke: tiny shapes: does it run to the end?
-    parts: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep.
-  """
-
-  out: tyro.conf.Positional[str] = 'results/gpu_check'
-  smoke: bool = False
+  out: tyro.conf.Positional[str] = 'results/gpu_check'  # folder of report.json and report.md.
+  smoke: bool = False  # tiny shapes: does it run to the end?
+  #: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep.
   parts: tuple[str, ...] = ('all',)
 
   def __post_init__(self):
@@ -280,13 +207,9 @@ class Check(Tolerated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Show:
-  """The tables of JSON files again.
+  """The tables of JSON files again."""
 
-  Attributes:
-    files: that the other commands wrote.
-  """
-
-  files: tyro.conf.Positional[tuple[str, ...]]
+  files: tyro.conf.Positional[tuple[str, ...]]  # that the other commands wrote.
 
 
 COMMANDS = {'attention': Attention, 'importance': Importance, 'loss': Loss,

@@ -1,64 +1,26 @@
-"""Carries out one analysis of published models, or of runs trained with sink_jax.
-
-    python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
-
-It writes NAME.json and NAME.png. A model that fails does not stop the others: NAME.json lists it as
-'failed', and the exit status is 1. `python -m sink_jax analyses --list` names all analyses, with
-the defaults that are not those below.
-"""
+"""Carries out one analysis of models, and writes and prints what it has found."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import tyro
-
-from sink_jax.analyses import options as of_analyses
-from sink_jax.cli import command, parser
-
-if TYPE_CHECKING:  # they import jax
-  from sink_jax.analyses.runner import Failure
-  from sink_jax.io.paths import AnyPath
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(of_analyses.Options, parser.CommandOptions):
-  """The options of the command, and those of an analysis.
-
-  Attributes:
-    name: of the analysis.
-    list: print the names of the analyses and stop.
-    checkpoint: published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging
-      Face hub.
-    workdir: runs trained with sink_jax.
-    out: folder to write to.
-    layers: blocks to look at, from 1, such as 1,3.
-    heads: heads to look at, from 1.
-  """
-
-  name: tyro.conf.Positional[str] = ''
-  list: bool = False
-  checkpoint: tuple[str, ...] = ()
-  workdir: tuple[str, ...] = ()
-  out: str | None = None
-  layers: tuple[int, ...] | None = None
-  heads: tuple[int, ...] | None = None
+from sink_jax.analyses import registry, runner
+from sink_jax.analyses.options import Options
+from sink_jax.analyses.runner import Failure
+from sink_jax.cli.command import say
+from sink_jax.cli.model_options import Analyses
+from sink_jax.cli.results import made_folder, write_found
+from sink_jax.io import compile_cache
+from sink_jax.io.paths import AnyPath
+from sink_jax.io.tables import text_table
 
 
-def main(options: Options) -> None:
+def main(options: Analyses) -> None:
   """Carries out the analysis, and prints its table and the names of its files."""
-  from sink_jax.analyses import registry
-  from sink_jax.io import compile_cache
-
   if options.list:
     print(registry.as_text())
     return
-  if not options.name:
-    raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
-                     '--checkpoint=Pythia-14M --out=analyses. --list names all.')
   compile_cache.enable()
   text, paths, failures = analyse_models(options)
   print(text, *paths, sep='\n')
@@ -66,7 +28,7 @@ def main(options: Options) -> None:
     sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
 
 
-def analyse_models(options: Options) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
+def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Without models, an analysis that has `check_all` makes its own.
@@ -79,22 +41,18 @@ def analyse_models(options: Options) -> tuple[str, Sequence[AnyPath], Sequence[F
     ValueError: an option, a model or its inputs cannot be used; names it and the remedy.
     CheckpointError: no usable checkpoint in a workdir, where that is the only model.
   """
-  from sink_jax.analyses import registry, runner
-  from sink_jax.cli.results import made_folder, write_found
-  from sink_jax.io.tables import text_table
-
   analysis, checkpoints, workdirs = registry.find(options.name), options.checkpoint, options.workdir
   has_models = bool(checkpoints or workdirs)
   if not (has_models or analysis.check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
                      'with sink_jax.')
-  given = command.given_of(options, of_analyses.Options)
+  given = options.given_of(Options)
   # People count blocks and heads from 1, as the paper does; the program counts from 0.
   given |= {name: tuple(i - 1 for i in given[name]) for name in ('layers', 'heads')
             if name in given}
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
            if has_models else ('length', 'epsilons'))  # of check_all
-  chosen = analysis.options(takes, **{'say': command.say} | given)
+  chosen = analysis.options(takes, **{'say': say} | given)
   folder = made_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   # After every model: hours of work are not lost where a later model ends the process.

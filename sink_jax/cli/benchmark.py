@@ -1,9 +1,4 @@
-"""Times attention, importance, the loss or a training step on this machine, beside baselines.
-
-    python -m sink_jax benchmark attention --json=attention.json
-
-Prints one table; the file of --json has every number.
-"""
+"""Runs one benchmark, or shows the tables of stored ones."""
 
 from __future__ import annotations
 
@@ -13,8 +8,9 @@ import os
 import time
 from pathlib import Path
 
-from sink_jax.benchmark.options import COMMANDS as COMMANDS
 from sink_jax.benchmark.options import Check, Saved, Show, Trials
+from sink_jax.benchmark.records import document_from_json
+from sink_jax.benchmark.table import render
 
 _BEGAN = time.monotonic()  # a time limit counts from here: importing JAX takes a while
 
@@ -24,30 +20,23 @@ os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 def main(options: Saved | Check | Show) -> int:
   """Runs one command; returns its exit code."""
-  # Without the imports that take seconds: the table of a file needs no jax.
-  if isinstance(options, Show):
-    from sink_jax.benchmark.records import document_from_json
-    from sink_jax.benchmark.table import render
-
+  if isinstance(options, Show):  # without jax
     for path in options.files:
       print(render(document_from_json(json.loads(Path(path).read_text()))))
     return 0
-  if isinstance(options, Check):  # starts processes that use JAX and has no use for it itself
+  if isinstance(options, Check):  # starts processes that use jax, and has no use for it itself
     from sink_jax.benchmark.check import check
 
     return check(options)
 
   from sink_jax.benchmark import commands
+  from sink_jax.sweep.trials import load_trials
 
   if options.limit:
     # What the imports took is a part of the limit; at least one row begins in any case.
     left = max(0.1, options.limit - (time.monotonic() - _BEGAN))
     options = dataclasses.replace(options, limit=left)
-  configs = {}
-  if isinstance(options, Trials):
-    from sink_jax.sweep.trials import load_trials
-
-    # A trial without a config has no counterpart at its budget.
-    configs = {name: trial.config for name, trial in load_trials(options.config).items()
-               if trial.config is not None}
-  return commands.run(options, configs)
+  trials = load_trials(options.config) if isinstance(options, Trials) else {}
+  # A trial without a config has no counterpart at its budget.
+  return commands.run(options, {name: trial.config for name, trial in trials.items()
+                                if trial.config is not None})

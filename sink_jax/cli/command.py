@@ -1,40 +1,38 @@
 """How commands begin and end: their options, config files, and errors in one line.
 
-A command is a module with `Options`, a frozen dataclass, and `main`, which takes one. A command of
-several has a table `COMMANDS` of such dataclasses by their names in place of `Options`. What takes
-seconds to import, such as jax, is imported by `main`, so that --help and errors do not wait for it.
+A command is its options, in the table of `options`, and a module of its name with `main`, which
+takes them and returns the exit code. That module is imported once the options are known to be good:
+it may import jax, which takes seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
+import importlib
+import inspect
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sink_jax.cli import parser
-from sink_jax.cli.parser import CommandOptions, ConfigOptions
-from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
+from sink_jax.cli.options import ABOUT_BENCHMARKS, COMMANDS
+from sink_jax.cli.parser import ConfigOptions
 from sink_jax.io.logs import quiet_logs
 from sink_jax.io.paths import importable_configs
 from sink_jax.train.old_keys import hint
 
+_BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
 
-def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
-  """Runs a command and ends the process: with its exit code, or 1 and one line that says why.
 
-  Args:
-    module: the command, or a namespace with what a module of a command has.
-    words: the command line behind the name of the command.
-    name: of the command.
-  """
+def run(name: str, words: Sequence[str]) -> NoReturn:
+  """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
   try:
-    options = options_of(module, words, name)
+    options = options_of(name, words)
     quiet_logs()
+    if isinstance(options, ConfigOptions):
+      options = dataclasses.replace(options, settings=read_config(options))
+    module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
     sys.exit(module.main(options))
   except (ValueError, OSError, MemoryError) as error:
     stop(error)
@@ -52,45 +50,16 @@ def run(module: Any, words: Sequence[str], name: str) -> NoReturn:
     stop(error)
 
 
-def options_of(module: Any, words: Sequence[str], name: str) -> Any:
+def options_of(name: str, words: Sequence[str]) -> Any:
   """The options that a command line gives a command; see `parser.parse`."""
-  program, about = f'python -m sink_jax {name}', module.__doc__ or ''
-  if not hasattr(module, 'COMMANDS'):
-    return parser.parse(module.Options, words, program, about)
-  lines = {key: options.__doc__.partition('\n')[0] for key, options in module.COMMANDS.items()}
-  first = parser.chosen(words, program, lines, about)
-  return parser.parse(module.COMMANDS[first], words[1:], f'{program} {first}', lines[first])
-
-
-@contextlib.contextmanager
-def training_ends(workdir: str | None) -> Iterator[None]:
-  """Ends the process as the training in the block ends: every way has its exit code.
-
-  workdir: the folder of the run, or of the sweep; None where nothing is trained.
-  """
-  from sink_jax.train.checkpoint import CheckpointError
-  from sink_jax.train.multihost import fail
-  from sink_jax.train.outcome import Diverged, Interrupted
-  from sink_jax.train.stop_handler import Unsaved
-
-  try:
-    yield
-  except Unsaved as error:  # a KeyboardInterrupt, too
-    print(error, file=sys.stderr, flush=True)
-    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
-  except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
-    print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
-    sys.exit(EXIT_SAVED)
-  except (ValueError, Diverged) as error:  # all processes of a job have raised it
-    fail(f'error: {error}')
-  except CheckpointError as error:
-    # One process alone may have met it, with its part of a checkpoint.
-    fail(f'error: {error}', alone=True)
-  except OSError as error:  # a full disk, a lost mount
-    fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
-         'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
-  except Exception:
-    fail(traceback.format_exc(), alone=True)
+  program, lines = 'python -m sink_jax', {key: line for key, (line, _) in COMMANDS.items()}
+  name = parser.chosen([name], program, lines)
+  program, (_, options) = f'{program} {name}', COMMANDS[name]
+  if isinstance(options, Mapping):
+    lines = {key: inspect.getdoc(one) or '' for key, one in options.items()}
+    first = parser.chosen(words, program, lines, ABOUT_BENCHMARKS)
+    program, options, words = f'{program} {first}', options[first], words[1:]
+  return parser.parse(options, words, program)
 
 
 def stop(error: BaseException | str) -> NoReturn:
@@ -98,19 +67,15 @@ def stop(error: BaseException | str) -> NoReturn:
   sys.exit('error: ' + ' '.join(str(error).split()))
 
 
-def given_of(options: CommandOptions, kind: type) -> dict[str, Any]:
-  """The fields of a dataclass that a person has given; those of `options` derive from it."""
-  return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)
-          if field.name in options.given}
-
-
 def say(line: str) -> None:
   """Prints a line of progress: on stderr, so that stdout holds the result alone."""
   print(line, file=sys.stderr, flush=True)
 
 
-def read_config(path: str, options: ConfigOptions) -> dict[str, Any]:
-  """The config of --config=FILE[:ARGUMENT] with --config.KEY=VALUE, in ml_collections' syntax.
+def read_config(options: ConfigOptions) -> dict[str, Any]:
+  """The config of --config=FILE[:WORD] with --config.KEY=VALUE, in ml_collections' syntax.
+
+  It is configs/base.py where no file is named.
 
   Raises:
     ValueError: names the file, or the key, and what is wrong with it.
@@ -118,6 +83,7 @@ def read_config(path: str, options: ConfigOptions) -> dict[str, Any]:
   from absl import flags
   from ml_collections import config_flags
 
+  path = options.config or _BASE
   file = path.partition(':')[0]
   # Checked here, where the error can be one line that names the file.
   if not Path(file).is_file():

@@ -1,22 +1,14 @@
-"""Tokenizes and packs a corpus once, into a cache of fixed-length chunks.
-
-    python -m sink_jax data.build --source="Stdlib(split='content')" --context=64
-    python -m sink_jax data.build --verify FOLDER
-
-The same command resumes a build that was stopped. Exit code 42: stopped by SIGTERM, to be started
-again; 1: no space, a damaged file, or wrong options or input.
-"""
+"""Builds a cache of chunks from a corpus, or verifies one."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import signal
 import sys
 from collections.abc import Collection
 
-from sink_jax.cli import parser
+from sink_jax.cli.options import Build
 from sink_jax.component import from_string
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache
@@ -28,64 +20,22 @@ from sink_jax.io.exit_code import EXIT_SAVED
 _COMPARED = 30_000_000  # characters of a source, which take some seconds
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(parser.CommandOptions):
-  """The options of a build.
-
-  Attributes:
-    source: such as TextFolder(path='texts') or Jsonl(path='pile.jsonl'); another name lists them.
-    valid_source: a source of its own for validation; then nothing of --source is held out.
-    tokenizer: such as HuggingFace(path='tokenizer.json'); another name lists them.
-    context: tokens the model sees.
-    bos: put BOS before each document.
-    eos: put EOS after each document.
-    valid_fraction: share of the documents held out.
-    cache_dir: a folder or gs://bucket/folder, to which the finished cache is copied; by default
-      $SINK_JAX_CACHE, else ~/.cache/sink_jax.
-    workers: processes that tokenize; 0: this one, with the threads of the tokenizer.
-    verify: build nothing, compare the files of this folder of a cache with their digests.
-  """
-
-  source: str = "Stdlib(split='content')"
-  valid_source: str = ''
-  tokenizer: str = 'Bytes()'
-  context: int = 64
-  bos: bool = False
-  eos: bool = True
-  valid_fraction: float = 0.05
-  cache_dir: str = ''
-  workers: int = 0
-  verify: str | None = None
-
-
-def main(options: Options) -> None:
-  """Builds a cache, or verifies one; SIGTERM ends it with an exit code of its own."""
-  signal.signal(signal.SIGTERM, _stop)
-  build(options)
-
-
-def build(options: Options) -> None:
-  """Builds a cache, or verifies one, and prints what is in it.
+def main(options: Build) -> None:
+  """Builds a cache, or verifies one, and prints what is in it; SIGTERM ends it with its exit code.
 
   Raises:
     ValueError: an option, a source or a file cannot be used. OSError: no space.
   """
+  signal.signal(signal.SIGTERM, _stop)
   if options.verify:
-    options.unused('is not used: --verify builds nothing.',
-                   *sorted(options.given - {'verify'}))
     folder = pathlib.Path(options.verify)
     megabytes, names = verify(folder) / 1e6, ', '.join(Cache(folder).manifest['files'])
     print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
     return
   source = from_string(DocumentSource, options.source)
-  if options.valid_source:
-    options.unused('is not used: with --valid_source nothing of --source is held out.',
-                   'valid_fraction')
-  elif isinstance(source, PackedDataset):
+  if isinstance(source, PackedDataset) and not options.valid_source:
     options.unused(f'is not used: {options.source} is built already.', 'valid_fraction',
                    'cache_dir', 'workers')
-  if not 0 < options.valid_fraction < 1:
-    raise ValueError(f'--valid_fraction={options.valid_fraction} must be between 0 and 1.')
   valid_source = (from_string(DocumentSource, options.valid_source) if options.valid_source
                   else None)
   caches = open_pair(source, valid_source, from_string(Tokenizer, options.tokenizer),

@@ -1,49 +1,28 @@
-"""Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.
-
-    python -m sink_jax data.build_tfds --name=lm1b --data_dir=DIR
-    python -m sink_jax data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
-
-Tfds(name='...', data_dir='DIR') then reads it.
-"""
+"""Prepares a dataset of TensorFlow Datasets, or of documents, as ArrayRecord."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import sys
 
+import tensorflow_datasets as tfds
+
 import sink_jax.data.packages  # noqa: F401  a source is a choice once its module is imported
 import sink_jax.data.stdlib  # noqa: F401
-from sink_jax.cli import parser
+from sink_jax.cli.options import BuildTfds
 from sink_jax.component import from_string
 from sink_jax.data.chat import ChatJsonl, StdlibChat
 from sink_jax.data.documents import DocumentSource, PackedDataset, Tfds
 from sink_jax.io.progress import Progress
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(parser.CommandOptions):
-  """The options of a dataset.
-
-  Attributes:
-    name: dataset, dataset/config or dataset:version; a name of your own with --source.
-    data_dir: where datasets are; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-    source: make it of the documents of a source instead, such as Jsonl(path='...'); another name
-      lists them.
-  """
-
-  name: str
-  data_dir: str = ''
-  source: str = ''
-
-
-def main(options: Options) -> None:
+def main(options: BuildTfds) -> None:
   """Prepares a dataset and prints the source that reads it."""
   print(prepare(options))
 
 
-def prepare(options: Options) -> Tfds:
+def prepare(options: BuildTfds) -> Tfds:
   """Downloads and prepares a dataset, unless the folder has it already.
 
   Returns:
@@ -54,15 +33,12 @@ def prepare(options: Options) -> Tfds:
   """
   name = options.name
   source = from_string(DocumentSource, options.source) if options.source else None
-  # Here and not above: it takes long to import, and a choice of sources or --help does not need it.
-  import tensorflow_datasets as tfds
   # In a log file every update of a bar would be a line.
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   default = tfds.core.constants.DATA_DIR  # pyright: ignore  a module that is made at run time
   folder = os.path.expanduser(options.data_dir) or default
-  builder = (_of_documents(tfds, name, folder, source) if source else
-             _known(tfds, name, folder))
+  builder = _of_documents(name, folder, source) if source else _known(name, folder)
   file_format = builder.info.file_format
   assert file_format is not None  # every builder has one
   # The folder may hold the dataset from before, in whatever format it was prepared then.
@@ -81,10 +57,10 @@ def prepare(options: Options) -> Tfds:
   return Tfds(name=name, data_dir=options.data_dir, split=split)
 
 
-def _known(tfds, name, folder):
+def _known(name, folder):
   try:
     return tfds.builder(name, data_dir=folder, file_format='array_record', try_gcs=False)
-  except tfds.core.registered.DatasetNotFoundError:
+  except tfds.core.DatasetNotFoundError:
     base = name.split('/')[0].split(':')[0]
     if any(pathlib.Path(tfds.__file__).parent.glob(f'*/{base}.py')):  # it could not be imported
       raise _lacks(name, 'its code imports TensorFlow') from None
@@ -104,7 +80,7 @@ def _lacks(name, why):
       'text as JSON lines: Jsonl(path=...).')
 
 
-def _of_documents(tfds, name, folder, source):
+def _of_documents(name, folder, source):
   if isinstance(source, PackedDataset):
     raise ValueError(f'{source!r} holds chunks, not documents; give the original source.')
   if isinstance(source, (ChatJsonl, StdlibChat)):

@@ -1,75 +1,39 @@
-"""Probes a model for attention sinks: a run trained here, or a published model.
-
-    python -m sink_jax evaluate --workdir=runs/quickstart/text-softmax
-    python -m sink_jax evaluate --checkpoint=Pythia-160M --out=pythia
-
-A run is probed on the inputs stored with it, a published model on text, random tokens or one
-repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
-ratios, and the training curves of a run).
-"""
+"""Probes a model for attention sinks, and writes and prints the numbers."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sink_jax.analyses.options import INPUTS, InputOptions, check_given
-from sink_jax.analyses.options import Options as AnalysisOptions
-from sink_jax.cli import command
-from sink_jax.cli.one_model import ModelOptions
+from sink_jax.analyses.loaded_models import make_inputs
+from sink_jax.analyses.options import InputOptions, Options
+from sink_jax.cli.model_options import Evaluate
+from sink_jax.cli.results import load
+from sink_jax.evaluate import plots
+from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.io import compile_cache
+from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import text_table
-
-if TYPE_CHECKING:  # they import jax
-  from sink_jax.models.arrays import AnyArray
-  from sink_jax.models.run import Run
-
-_TOKENS_AT_A_TIME = 16384
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions, InputOptions):
-  """The options of a probe, and those of the inputs of a published model.
-
-  Attributes:
-    workdir: folder of a run instead. All tokens that it stores are probed, in the dtype of its own
-      probes, where --sequences, --length and --dtype do not say otherwise.
-    out: folder to write to; a published model needs one. By default WORKDIR/evaluation.
-    epsilon: threshold of the sink rate; by default the run's own, or 0.3.
-  """
-
-  workdir: str | None = None
-  out: str | None = None
-  epsilon: float | None = None
-
-  def __post_init__(self):
-    ModelOptions.__post_init__(self)
-    InputOptions.__post_init__(self)
-    if self.epsilon is not None and not 0 < self.epsilon < 1:
-      raise ValueError(f'--epsilon={self.epsilon:g}: importance lies between 0 and 1; the paper '
-                       'uses 0.3.')
-    given = self.given & {field.name for field in dataclasses.fields(InputOptions)}
-    if self.workdir is not None:
-      self.unused('is for published models: a run is probed on the inputs stored with it. Other '
-                  'inputs: python -m sink_jax analyses.',
-                  *sorted(given - {'sequences', 'length', 'dtype'}))
-    elif not self.out:
-      raise ValueError('--out is needed: the folder to write to.')
-    else:
-      check_given(given, (*INPUTS, 'dtype', 'fsdp'), 'a probe of a published model', self.inputs)
+from sink_jax.models.arrays import AnyArray
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import parameter_count
+from sink_jax.pretrained.load import load_run
+from sink_jax.report.jsontext import to_json
+from sink_jax.train.experiment import ProbeConfig
+from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.provenance import provenance
+from sink_jax.train.run_dir import read_config
 
 
-def main(options: Options) -> None:
+def main(options: Evaluate) -> None:
   """Probes the model, writes the report, and prints its summary."""
-  from sink_jax.io import compile_cache
-
   compile_cache.enable()
   result, paths = evaluate(options)
   print(as_text(result), *paths, sep='\n')
 
 
-def evaluate(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes the model that a person names, and writes the results below --out.
 
   Returns:
@@ -80,38 +44,27 @@ def evaluate(options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
     CheckpointError: a run has no usable checkpoint.
     OSError: the results cannot be written.
   """
-  if options.workdir is not None:
-    return _trained(to_path(options.workdir), options)
-  assert options.out  # required with --checkpoint
-  return _published(to_path(options.out), options)
+  return _published(options) if options.workdir is None else _trained(options, options.workdir)
 
 
-def _trained(workdir: AnyPath, options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+def _trained(options: Evaluate, folder: str) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
-  from sink_jax.evaluate import plots
-  from sink_jax.pretrained.load import load_run
-  from sink_jax.train.experiment import ProbeConfig
-  from sink_jax.train.metrics_log import read_metrics
-  from sink_jax.train.run_dir import read_config
-
+  workdir = to_path(folder)
   out = to_path(options.out) if options.out else workdir / 'evaluation'
   config, run = read_config(workdir), load_run(workdir)
-  tokens = run.probe_tokens
+  tokens, given = run.probe_tokens, options.given_of(InputOptions)
   if tokens is None:
     raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
-  given = command.given_of(options, InputOptions)
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if given.get(name, stored) > stored:
       raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
                        f'{tokens.shape[1]} tokens; choose up to {stored}.')
   tokens = tokens[:given.get('sequences'), :given.get('length')]
-  settings = ProbeConfig(**config['probe'])
-  epsilon = settings.epsilon if options.epsilon is None else options.epsilon
-  data = config['data']
+  settings, data = ProbeConfig(**config['probe']), config['data']
   protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
               'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
-  result, paths = _probed(run, tokens, given.get('dtype', settings.dtype), epsilon, out, protocol,
-                          config=config)
+  result, paths = _probed(run, tokens, given.get('dtype', settings.dtype),
+                          options.epsilon or settings.epsilon, out, protocol, config=config)
   paths.append(out / 'training_curves.png')
   # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
   # now.
@@ -119,29 +72,20 @@ def _trained(workdir: AnyPath, options: Options) -> tuple[dict[str, Any], list[A
   return result, paths
 
 
-def _published(out: AnyPath, options: Options) -> tuple[dict[str, Any], list[AnyPath]]:
+def _published(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a published model on the inputs that the options ask for."""
-  from sink_jax.analyses.loaded_models import make_inputs
-  from sink_jax.models.sizes import parameter_count
-
-  model = options.load()
-  inputs = make_inputs(model, AnalysisOptions(**command.given_of(options, InputOptions)))
+  assert options.out  # required of a published model
+  model = load(options)
+  inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
-  epsilon = EPSILON if options.epsilon is None else options.epsilon
-  return _probed(model.run, inputs.tokens, options.dtype, epsilon, out, protocol,
-                 parameters=parameter_count(model.run.config))
+  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
+                 to_path(options.out), protocol, parameters=parameter_count(model.run.config))
 
 
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
-  from sink_jax.evaluate import plots
-  from sink_jax.evaluate.probe import probe
-  from sink_jax.io.files import write_atomically
-  from sink_jax.report.jsontext import to_json
-  from sink_jax.train.provenance import provenance
-
-  report = probe(run, tokens, dtype=dtype, batch_size=max(1, _TOKENS_AT_A_TIME // tokens.shape[1]))
+  report = probe(run, tokens, dtype=dtype, batch_size=Options().at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
       'epsilon': epsilon,
@@ -174,27 +118,21 @@ def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
   summary, protocol = result['summary'], result['protocol']
   star = '' if protocol['scores'] == 'attention weights' else '*'
-  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
+           f'of heads give the first token more than {result["epsilon"]:g}')]
+  if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
+    rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
+                 f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
+                 'sail-sg/Attention-Sink, counts'))
+  rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
+            'of the first token, over heads') for which in ('largest', 'mean')]
+  rows.append(('raw mass', f'{summary["raw_mass_1"]:.3f}',
+               f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
   # A ratio is None where the others' values have no norm; with all of them None there is no line.
-  ratio, block = min(ratios, default=(None, None))
-  rows = [
-      ('Sink_1', f'{summary["sink_1"]:.1f} %{star}', f'of heads give the first token more than '
-       f'{result["epsilon"]:g}'),
-      ('largest importance', f'{summary["largest_importance"]:.3f}{star}',
-       'of the first token, over heads'),
-      ('mean importance', f'{summary["mean_importance"]:.3f}{star}',
-       'of the first token, over heads'),
-      ('raw mass', f'{summary["raw_mass_1"]:.3f}', 'on the first token, '
-       f'of {summary["raw_row_mass"]:.3f} in a row'),
-  ]
-  if ratio is not None:
-    rows.append(('value norm ratio', f'{ratio:.2f}',
-                 f'first token to the others, smallest in block {block}'))
-  if summary['sink_bias_slot'] is not None:
-    # Beside Sink_1: an extra key takes the sink of the first token over (Table 4).
-    rows.insert(1, ('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
-                    f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
-                    'sail-sg/Attention-Sink, counts'))
+  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
+  if ratios:
+    rows.append(('value norm ratio', f'{min(ratios)[0]:.2f}',
+                 f'first token to the others, smallest in block {min(ratios)[1]}'))
   step = '' if protocol['step'] is None else f', step {protocol["step"]}'
   head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
           f'{protocol["length"]} tokens, {protocol["dtype"]}')

@@ -1,42 +1,12 @@
-"""Writes a trained run as a checkpoint that transformers loads.
-
-    python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
-
-It has config.json, model.safetensors, and the tokenizer where that can be written. The class is the
-first that computes what the run does; the reason is printed, and --as names another. A run that
-has none is written by --as=custom, with PyTorch code that transformers loads with
-trust_remote_code=True; it is slow.
-"""
+"""Writes a run as a checkpoint that transformers loads."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Literal
-
-import tyro
-
-from sink_jax.cli import parser
+from sink_jax.cli.options import Export
+from sink_jax.pretrained.export import export_workdir
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(parser.CommandOptions):
-  """The options of an export."""
-
-  workdir: str
-  """Folder of the run."""
-  out: str
-  """Folder to write to."""
-  dtype: Literal['float32', 'bfloat16'] = 'float32'
-  """Of the weights."""
-  target: Annotated[str | None, tyro.conf.arg(name='as')] = None
-  """The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or custom, PyTorch
-  code of its own; by default the first of transformers that can hold the run."""
-
-
-def main(options: Options) -> None:
+def main(options: Export) -> None:
   """Exports the run, and prints what was written and why."""
-  from sink_jax.pretrained.export import export_workdir
-
-  for line in export_workdir(options.workdir, options.out, dtype=options.dtype,
-                             target=options.target):
-    print(line)
+  print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target),
+        sep='\n')

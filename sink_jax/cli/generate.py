@@ -1,11 +1,4 @@
-"""Continues a text, word after word, beyond the length that a model was trained on.
-
-    python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
-
-The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
-first tokens and the most recent ones (StreamingLLM), so that the text may become longer than
-anything the model was trained on.
-"""
+"""Continues a text on the terminal, as it is generated."""
 
 from __future__ import annotations
 
@@ -14,79 +7,33 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from sink_jax.arguments import check_least
-from sink_jax.cli.one_model import ModelOptions
-
-if TYPE_CHECKING:  # it imports jax
-  from sink_jax.models.run import RunTokenizer
+from sink_jax.cli.model_options import Generate
+from sink_jax.cli.results import load
+from sink_jax.io import compile_cache
+from sink_jax.models.decode import state_bytes
+from sink_jax.models.generate import stream
+from sink_jax.models.kv_cache import CachePolicy
+from sink_jax.models.run import RunTokenizer
 
 _CHUNK = 8  # tokens between two writes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
-  """The options of a text, and those of its model.
-
-  Attributes:
-    prompt: the text to continue.
-    prompt_file: a file with it, UTF-8.
-    bos: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
-      always.
-    length: tokens to generate.
-    cache_size: tokens that the cache keeps; by default all.
-    sinks: how many of them are the first tokens of the text; 0 is a sliding window.
-    positions: what positions count: the tokens in the cache, or in the text.
-    temperature: 0: the most likely token. 1: a sample.
-    top_k: sample among so many most likely tokens; by default among all.
-    top_p: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
-    eos: whether the text ends with an end-of-text token of the tokenizer.
-    seed: of the sampling.
-  """
-
-  prompt: str | None = None
-  prompt_file: str | None = None
-  bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
-  length: int = 128
-  cache_size: int | None = None
-  sinks: int = 4
-  positions: Literal['cache', 'text'] = 'cache'
-  temperature: float = 0.0
-  top_k: int | None = None
-  top_p: float | None = None
-  eos: bool = True
-  seed: int = 0
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_least(self, length=1, cache_size=1, sinks=0, temperature=0, top_k=1, seed=0)
-    if self.seed >= 2**32:
-      raise ValueError(f'--seed={self.seed} must be less than 2**32.')
-    if self.cache_size is None:
-      self.unused('is for a cache that does not keep all: add --cache_size.', 'sinks', 'positions')
-    if not self.temperature:
-      self.unused('is for sampling: add --temperature, such as 1.', 'top_k', 'top_p', 'seed')
-
-
-def main(options: Options) -> None:
+def main(options: Generate) -> None:
   """Writes the text as it is generated, and how fast that was."""
   prompt = _prompt(options)
-
-  from sink_jax.io import compile_cache
-  from sink_jax.models.decode import state_bytes
-  from sink_jax.models.generate import stream
-  from sink_jax.models.kv_cache import CachePolicy
-
   compile_cache.enable()
-  run = options.load().run
+  run = load(options).run
   if options.bos == 'none':
     # `stream` puts the first token of a run's training before every text that lacks it.
     run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
-  tokens = _first_tokens(tokenizer, prompt, options.bos)
+  tokens = tokenizer.with_prefix(tokenizer.encode(prompt).tolist(), options.bos)
+  if not len(tokens):
+    raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
+                     'take --bos=force.')
   # On stderr, so that what is piped on is the text alone.
   print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
         file=sys.stderr)
@@ -107,9 +54,7 @@ def main(options: Options) -> None:
         file=sys.stderr)
 
 
-def _prompt(options: Options) -> str:
-  if options.prompt is not None and options.prompt_file is not None:
-    raise ValueError('--prompt and --prompt_file exclude each other.')
+def _prompt(options: Generate) -> str:
   if options.prompt is not None:
     prompt = options.prompt
   elif options.prompt_file is not None:
@@ -122,14 +67,6 @@ def _prompt(options: Options) -> str:
     prompt = sys.stdin.read()
   prompt.encode()  # a ValueError where the bytes are no text
   return prompt
-
-
-def _first_tokens(tokenizer: RunTokenizer, prompt: str, bos: str) -> np.ndarray:
-  tokens = tokenizer.with_prefix(tokenizer.encode(prompt).tolist(), bos)
-  if not len(tokens):
-    raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
-                     'take --bos=force.')
-  return tokens
 
 
 def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,

@@ -1,16 +1,17 @@
 """The one parser of command lines: from words to a dataclass of options, by tyro.
 
-A command states its options once, as the fields of a frozen dataclass, whose docstrings are the
-help. tyro makes the help, and the value of every option from words. What is here finds the words of
-an option in the many spellings that people and scripts use (--name=value, --name value, -name,
---no-name, --noname, --name=true, a,b,c), and says in one line what is wrong with those that it
-cannot read.
+A command states its options once, as a frozen dataclass: its docstring is the help of the command,
+and the comment beside a field, or `#:` above it, that of an option. tyro makes the help, and the
+value of every option from words. What is here finds the words of an option in the many spellings
+that people and scripts use (--name=value, --name value, -name, --no-name, --noname, --name=true,
+a,b,c), and says in one line what is wrong with those that it cannot read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import re
 import sys
@@ -25,7 +26,9 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from sink_jax.arguments import nearest
 
 HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
-_SWITCH = {'true': True, 't': True, '1': True, 'false': False, 'f': False, '0': False}
+_SWITCH = {'true': 'True', 't': 'True', '1': 'True', 'false': 'False', 'f': 'False', '0': 'False'}
+# No negative number, which is a value, nor '-', the name of a file.
+_OPTION = re.compile(r'--?([A-Za-z][^=]*)(?:=(.*))?', re.DOTALL)
 # As `Positional[str]`, for one, leaves them in the metadata of a type.
 _MARKS: tuple[Any, ...] = (tyro.conf.Positional[str], tyro.conf.UseAppendAction[tuple[str, ...]],
                            tyro.conf.Suppress[str])
@@ -34,12 +37,9 @@ _POSITIONAL, _REPEATED, _NO_OPTION = (mark.__metadata__[0] for mark in _MARKS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-  """What the options of every command know beside their values.
+  """What the options of every command know beside their values."""
 
-  Attributes:
-    given: names of the options in the command line, whatever their values.
-  """
-
+  #: names of the options in the command line, whatever their values.
   given: tyro.conf.Suppress[frozenset[str]] = dataclasses.field(
       default=frozenset(), repr=False, compare=False)
 
@@ -49,17 +49,23 @@ class CommandOptions:
       if name in self.given:
         raise ValueError(f'--{name} {reason}')
 
+  def given_of(self, kind: type) -> dict[str, Any]:
+    """Those that are given among the fields of a dataclass, from which these options derive."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)
+            if field.name in self.given}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigOptions(CommandOptions):
-  """The options of a command that reads a config file and takes --config.KEY=VALUE.
+  """The options of a command that reads a config file and takes --config.KEY=VALUE."""
 
-  Attributes:
-    config_words: those words of the command line, as they were written.
-  """
-
+  config: str | None  # the file, and a word for it: FILE[:WORD].
+  #: the words --config.KEY=VALUE of the command line, as they were written.
   config_words: tyro.conf.Suppress[tuple[str, ...]] = dataclasses.field(
       default=(), repr=False, compare=False)
+  #: what the file makes with those words, once it is read.
+  settings: tyro.conf.Suppress[dict[str, Any]] = dataclasses.field(
+      default_factory=dict, repr=False, compare=False)
 
 
 _Options = TypeVar('_Options')
@@ -76,40 +82,24 @@ class _Option(NamedTuple):
   is_repeated: bool
   is_list: bool
 
-  @property
-  def wanted(self) -> str:
-    """What values are, for the error where some are not."""
-    inner = typing.get_args(self.type)
-    if not self.is_list:
-      return 'a whole number' if self.type is int else 'a number'
-    if typing.get_origin(inner[0]) is tuple:
-      inner = typing.get_args(inner[0])
-    if Ellipsis in inner:
-      return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
-    return f'{len(inner)} numbers with commas between them'
 
+def parse(options: type[_Options], words: Sequence[str], program: str) -> _Options:
+  """The options, a frozen dataclass, that words of a command line spell.
 
-def parse(options: type[_Options], words: Sequence[str], program: str, about: str) -> _Options:
-  """The options that words of a command line spell.
-
-  Prints them, and ends the process with exit code 0, where --help is among the words.
-
-  Args:
-    options: a frozen dataclass.
-    words: the command line behind the name of the command.
-    program: how a person starts the command, for its help.
-    about: what it does, for its help.
+  Prints them, and ends the process with exit code 0, where --help is among the words; `program` is
+  then how a person starts the command.
 
   Raises:
     ValueError: names the option that is unknown, missing or wrong, and the remedy.
   """
-  known = _known(options)
+  known, about = _known(options), inspect.getdoc(options) or ''
   if set(words) & set(HELP):
-    # `about` is printed as it is written: tyro would join its lines.
-    print(about.strip(), _help(options, program), sep='\n\n')
+    # What it does is printed as it is written: tyro would join its lines.
+    print(about, _help(options, program), sep='\n\n')
     sys.exit(0)
   given, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
-  values: dict[str, Any] = {}
+  values: dict[str, Any] = {'config_words': tuple(config_words), 'given': frozenset(
+      [*given, 'config'] if config_words else given)}
   for name, option in known.items():
     if name in given:
       values[option.field] = _value(name, option, given[name])
@@ -117,10 +107,6 @@ def parse(options: type[_Options], words: Sequence[str], program: str, about: st
       example = re.search(r'^ +(python .*)', about, re.MULTILINE)
       raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
-  if issubclass(options, CommandOptions):
-    values['given'] = frozenset(given)
-  if issubclass(options, ConfigOptions):
-    values['config_words'] = tuple(config_words)
   return _made(options, values)
 
 
@@ -172,11 +158,11 @@ def _help(options: type, program: str) -> str:
 
 def _known(options: type, prefix: str = '') -> dict[str, _Option]:
   """The options by their names; those of a dataclass in a field are FIELD.NAME."""
-  hints, known = typing.get_type_hints(options, include_extras=True), {}
+  types_of, hints = (typing.get_type_hints(options, include_extras=marked)
+                     for marked in (False, True))
+  known = {}
   for field in dataclasses.fields(options):
-    hint = hints[field.name]
-    kind, marks = getattr(hint, '__origin__', hint), getattr(hint, '__metadata__', ())
-    kind = kind if marks else hint
+    kind, marks = types_of[field.name], getattr(hints[field.name], '__metadata__', ())
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
       kind, = (one for one in typing.get_args(kind) if one is not types.NoneType)
     if dataclasses.is_dataclass(kind):
@@ -196,84 +182,62 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
 
 def _spelled(words: Sequence[str], known: Mapping[str, _Option],
              takes_config: bool) -> tuple[dict[str, list[str]], list[str]]:
-  """The values of every option that the words give, and the words of the form --config.KEY=VALUE.
-
-  Raises:
-    ValueError: there is no such option, or it lacks its value.
-  """
-  values: dict[str, list[str]] = {}
+  """The values of every option that the words give, and the words --config.KEY=VALUE."""
+  given: dict[str, list[str]] = {}
   config_words, positional, left = [], [], list(words)
   while left:
     word = left.pop(0)
     if word == '--':
-      positional, left = [*positional, *left], []
-    elif not _is_option(word):
+      positional += left
+      break
+    option = _OPTION.fullmatch(word)
+    if not option:
       positional.append(word)
-    elif takes_config and re.match(r'--?(no)?config\.', word):
+    elif takes_config and re.match(r'(no)?config\.', option[1]):
       # Whether a key is a switch, which takes no further word, is known once the file is read;
       # a word that is no option can only be its value.
       config_words.append(word)
-      if '=' not in word and left and not _is_option(left[0]):
+      if option[2] is None and left and not _OPTION.fullmatch(left[0]):
         config_words.append(left.pop(0))
     else:
-      name, taken = _taken(word, left, known)
+      name, taken = _taken(option[1], option[2], left, known)
       # The last counts, except of an option that is meant to be repeated.
-      values[name] = [*values.get(name, ()), *taken] if known[name].is_repeated else taken
+      given[name] = [*given.get(name, ()), *taken] if known[name].is_repeated else taken
   for name, option in known.items():
     if option.is_positional and positional:
       end = len(positional) if option.is_list else 1
-      values[name], positional = positional[:end], positional[end:]
+      given[name], positional = positional[:end], positional[end:]
   if positional:
     raise ValueError(f'unexpected argument {positional[0]!r}; options are written --name=value.')
-  return values, config_words
+  return given, config_words
 
 
-def _is_option(word: str) -> bool:
-  # A negative number is a value, and '-' the name of a file.
-  return re.match(r'--?[A-Za-z]', word) is not None
-
-
-def _taken(word: str, left: list[str], known: Mapping[str, _Option]) -> tuple[str, list[str]]:
-  """The name of the option that a word gives, and its values; of those after it, `left` loses them.
-
-  Raises:
-    ValueError: there is no such option, it lacks its value, or is a switch with another value.
-  """
-  text, equals, value = word.lstrip('-').partition('=')
-  name, switched_off = _name(text, known)
-  option = known[name]
-  if option.type is bool:
-    if equals and (switched_off or value.lower() not in _SWITCH):
+def _taken(text: str, value: str | None, left: list[str],
+           known: Mapping[str, _Option]) -> tuple[str, list[str]]:
+  """The name of the option that a person means, and its values: without one, words from `left`."""
+  options = {name: option for name, option in known.items() if not option.is_positional}
+  off = {no + name: name for no in ('no_', 'no') for name in options if known[name].type is bool}
+  spelled = text.replace('-', '_')
+  name = spelled if spelled in options else off.get(spelled)
+  if name is None:
+    raise ValueError(f'there is no option --{text}.{_nearest(spelled, options, "--")} --help lists '
+                     'the options.')
+  if known[name].type is bool:
+    if value is None:
+      return name, [str(name == spelled)]
+    if name != spelled or value.lower() not in _SWITCH:
       raise ValueError(f'--{text}={value}: write --{name} or --no{name}.')
-    return name, [str(_SWITCH[value.lower()] if equals else not switched_off)]
-  if not equals and not left:
+    return name, [_SWITCH[value.lower()]]
+  if value is None and not left:
     raise ValueError(f'--{name} is missing its value: write --{name}=VALUE.')
-  taken = [value if equals else left.pop(0)]
-  if not option.is_list:
+  taken = [left.pop(0) if value is None else value]
+  if not known[name].is_list:
     return name, taken
   # Further words are of the list where the command has nothing else to do with them.
-  if not equals and not any(other.is_positional for other in known.values()):
-    while left and not _is_option(left[0]):
+  if value is None and len(options) == len(known):
+    while left and not _OPTION.fullmatch(left[0]):
       taken.append(left.pop(0))
   return name, [part.strip() for text in taken for part in text.split(',') if text]
-
-
-def _name(text: str, known: Mapping[str, _Option]) -> tuple[str, bool]:
-  """The option that a person means, and whether it is a switch that is turned off.
-
-  Raises:
-    ValueError: there is none; names the nearest.
-  """
-  options = [name for name, option in known.items() if not option.is_positional]
-  off = {prefix + name: name for prefix in ('no_', 'no') for name in options
-         if known[name].type is bool}
-  name = text.replace('-', '_')
-  if name in options:
-    return name, False
-  if name in off:
-    return off[name], True
-  raise ValueError(f'there is no option --{text}.{_nearest(name, options, "--")} --help lists the '
-                   'options.')
 
 
 def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
@@ -282,20 +246,27 @@ def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
 
 
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
-  """The value that words make.
-
-  Raises:
-    ValueError: the type of the option does not take them; names it.
-  """
+  """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
-  choices = typing.get_args(option.type) if option.spec.choices else ()
-  for value in values if choices else ():
-    if value not in choices:
-      raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(value, choices)}')
+  if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
+    choices = typing.get_args(option.type)  # in their own order
+    raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(wrong[0], choices)}')
   try:
     # tyro takes the first of too many words, and leaves the others.
     if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:
       raise ValueError
     return option.spec.instance_from_str(list(values))
   except ValueError:
-    raise ValueError(f'{text}: write {option.wanted}.') from None
+    raise ValueError(f'{text}: write {_wanted(option.type)}.') from None
+
+
+def _wanted(kind: Any) -> str:
+  """What values of a type are, for the error where some are not."""
+  inner = typing.get_args(kind)
+  if not inner:
+    return 'a whole number' if kind is int else 'a number'
+  if typing.get_origin(inner[0]) is tuple:
+    return _wanted(inner[0])
+  if Ellipsis in inner:
+    return f'numbers, such as {"0.2,0.3" if float in inner else "1,3"}'
+  return f'{len(inner)} numbers with commas between them'

@@ -1,50 +1,68 @@
-"""Compares runs, or puts them beside the paper.
-
-    python -m sink_jax report --runs=runs --analyses=analyses --out=paper
-
-Runs of the paper's trials, and what `python -m sink_jax analyses` wrote about published models,
-give a report of the whole paper: its claims, tables and figures beside the numbers of the runs.
-Other runs give a comparison of all below the folder, side by side. Either writes index.html
-(self-contained), report.md, report.json and pictures, and prints its text.
-"""
+"""Makes a report of the kind that its runs and analyses ask for."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal
+from collections.abc import Sequence
 
-from sink_jax.cli import parser
+from sink_jax.analyses.registry import ANALYSES
+from sink_jax.cli.options import Report
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.paper import report as paper
+from sink_jax.paper.analysed import read_analyses
+from sink_jax.paper.baseline_page import baseline_report
+from sink_jax.paper.collect import is_of_the_paper, is_synthetic
+from sink_jax.paper.tuning import is_fine_tuned
+from sink_jax.paper.tuning_page import tuning_report
+from sink_jax.remedies.graft_page import graft_report
+from sink_jax.remedies.page import leaderboard
+from sink_jax.remedies.step_times import read_step_times
+from sink_jax.report.comparison import as_text as comparison_text
+from sink_jax.report.read_runs import find_runs
+from sink_jax.report.write import compare
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(parser.CommandOptions):
-  """The options of a report.
-
-  Attributes:
-    runs: folder of runs, such as the --workdir of a sweep.
-    analyses: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's
-      rows and figures of open models.
-    out: folder to write to.
-    maps: in a comparison: load the checkpoints and draw maps; it does by default.
-    kind: a report of the paper, a comparison of runs, what the search of configs/baseline.py found,
-      the fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py beside
-      softmax, or the grafts of configs/graft.py beside training on and from scratch. By default
-      that of the paper where a run is one of its trials at a budget or of the synthetic axis, there
-      is no run yet, or --analyses is given.
-  """
-
-  runs: str | None = None
-  analyses: tuple[str, ...] = ()
-  out: str
-  maps: bool | None = None
-  kind: Literal['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'] | None = None
+# Reports that need nothing but the runs of one config file.
+_PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
 
 
-def main(options: Options) -> None:
+def main(options: Report) -> None:
   """Writes the report, and prints it with the names of its files."""
-  from sink_jax.cli.make_report import make_report
-  from sink_jax.io.paths import to_path
-
   out = to_path(options.out)
   print(make_report(out, options.runs, options.analyses, options.kind, options.maps), '',
         *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')
+
+
+def make_report(out: str | AnyPath, runs: str | AnyPath | None,
+                analyses: Sequence[str] = (), kind: str | None = None,
+                maps: bool | None = None) -> str:
+  """Writes a report of the paper, or a comparison of runs, and returns its text.
+
+  It takes what `options.Report` has; `runs` is None where there are analyses alone.
+
+  Raises:
+    ValueError: neither runs nor analyses, a folder that holds none, analyses in a report of runs,
+      or maps in another than a comparison.
+    OSError: `out` cannot be written.
+  """
+  if not runs and not analyses:
+    raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
+                     'sink_jax.analyses wrote, or both.')
+  if analyses and kind not in (None, 'paper'):
+    raise ValueError('--analyses belongs to the report of the paper: leave it or '
+                     f'--kind={kind} out.')
+  analysed = read_analyses(analyses, ANALYSES)
+  records = find_runs(runs) if runs else []
+  if kind is None:
+    of_paper = bool(analyses) or not records or any(
+        is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
+    kind = 'paper' if of_paper else 'runs'
+  if maps is not None and kind != 'runs':
+    raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '
+                     f'--kind={kind}: leave it out.')
+  if kind == 'paper':
+    return paper.as_text(paper.paper_report(records, out, analysed))
+  assert runs  # without them there are analyses, and the report is of the paper
+  if kind == 'runs':
+    return comparison_text(compare(runs, out, maps is not False))
+  if kind == 'leaderboard':
+    return leaderboard(records, out, read_step_times(to_path(runs)))
+  return _PAGES[kind](records, out)

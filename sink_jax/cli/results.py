@@ -1,4 +1,4 @@
-"""How commands write what they have found."""
+"""What commands about models have in common: loading one, and writing what was found."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ import jax
 import numpy as np
 
 import sink_jax
+from sink_jax.analyses.loaded_models import LoadedModel
+from sink_jax.cli.model_options import Model
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.train.provenance import hardware, provenance
+
+
+def load(options: Model) -> LoadedModel:
+  """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
+  if options.checkpoint is not None:
+    return LoadedModel.of_checkpoint(options.checkpoint, options.dtype, options.fsdp)
+  assert options.workdir is not None  # one of the two is given
+  return LoadedModel.of_workdir(options.workdir, options.dtype)
 
 
 def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:

@@ -1,4 +1,4 @@
-"""What a person chooses for a sweep; the command line and what it starts share it."""
+"""What a person chooses for a sweep, with the help of each option in its comment."""
 
 from __future__ import annotations
 
@@ -14,49 +14,40 @@ _MODES = ('list', 'dry_run', 'status', 'data_only')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """The options of a sweep.
+  """Trains every trial of a config file, each in its own folder of the workdir.
 
-  Attributes:
-    config: config file with a table TRIALS.
-    workdir: folder of the sweep; a trial goes to WORKDIR/TRIAL.
-    budget: of the configs of the paper: smoke, desk, tenth, quarter or full.
-    protocol: of the configs of the paper: paper, or released, as its code has it.
-    seeds: such as 0,1,2: a trial for each.
-    set: a config key for all trials, such as --set=data.max_tokens=100000.
-    only: names of the trials to run; by default all.
-    claims: claims of the paper, such as emergence,key-biases: the trials that these need.
-    undecided: a report.json of the paper: two more seeds of the trials whose claims it left
-      undecided, once.
-    shard: k/n: the k-th of n parts, for jobs in an array.
-    processes: trials at a time on this machine, for small ones. On TPUs only 1 works.
-    estimate: measure these devices first, and say how long it will be. --noestimate saves ten to
-      twenty seconds on a GPU.
-    batched: train trials that share a program together, for small ones on one device.
-    width: with --batched: trials that are trained together, at most, for want of memory.
-    list: print the names of the trials and stop.
-    dry_run: print what every trial costs and stop.
-    status: print how far every trial is and stop.
-    data_only: tokenize and pack the text of the trials where it is not yet, and stop.
+      python -m sink_jax sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
+
+  A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
+  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md shows at any time
+  how far all of them are; --status prints the same.
   """
 
-  config: str
-  workdir: str | None = None
-  budget: str | None = None
+  config: str  # config file with a table TRIALS.
+  workdir: str | None = None  # folder of the sweep; a trial goes to WORKDIR/TRIAL.
+  budget: str | None = None  # of the configs of the paper: smoke, desk, tenth, quarter or full.
+  #: of the configs of the paper: paper, or released, as its code has it.
   protocol: str | None = None
-  seeds: tuple[int, ...] = ()
+  seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
+  #: a config key for all trials, such as --set=data.max_tokens=100000.
   set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-  only: tuple[str, ...] = ()
+  only: tuple[str, ...] = ()  # names of the trials to run; by default all.
+  #: claims of the paper, such as emergence,key-biases: the trials that these need.
   claims: tuple[str, ...] = ()
+  #: a report.json of the paper: two more seeds of the trials whose claims it left undecided, once.
   undecided: str | None = None
-  shard: str = '1/1'
-  processes: int = 1
+  shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
+  processes: int = 1  # trials at a time on this machine, for small ones. On TPUs only 1 works.
+  #: measure these devices first, and say how long it will be. --noestimate saves ten to twenty
+  #: seconds on a GPU.
   estimate: bool = True
-  batched: bool = False
+  batched: bool = False  # train trials that share a program together, for small ones on one device.
+  #: with --batched: trials that are trained together, at most, for want of memory.
   width: int | None = None
-  list: bool = False
-  dry_run: bool = False
-  status: bool = False
-  data_only: bool = False
+  list: bool = False  # print the names of the trials and stop.
+  dry_run: bool = False  # print what every trial costs and stop.
+  status: bool = False  # print how far every trial is and stop.
+  data_only: bool = False  # tokenize and pack the text of the trials where it is not yet, and stop.
 
   def __post_init__(self):
     # Each mode is added to the command that runs the trials, whose other options may stay.

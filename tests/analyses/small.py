@@ -6,6 +6,7 @@ import struct
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses
+from sink_jax.cli.model_options import Analyses
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.analysis_fields import FIELDS, check_result
@@ -36,7 +37,7 @@ def options(**changes):
 
 def analyse_models(name, checkpoints, workdirs, out, **given):
   """The command on models, with the options that are given."""
-  return analyses.analyse_models(analyses.Options(
+  return analyses.analyse_models(Analyses(
       name=name, checkpoint=tuple(map(str, checkpoints)), workdir=tuple(workdirs), out=out,
       given=frozenset(given), **given))
 

@@ -253,7 +253,7 @@ def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys
   found = {'model': 'big', 'error': 'no memory'}
   monkeypatch.setattr(analyses, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
   with pytest.raises(SystemExit) as error:
-    command.run(analyses, ['norms'], 'analyses')
+    command.run('analyses', ['norms'])
   assert error.value.code == 'error: big: no memory'  # and exit status 1
   assert capsys.readouterr().out == 'table\na.json\n'
 
@@ -264,8 +264,8 @@ def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monk
 
   monkeypatch.setattr(norms, 'measure', fails)
   with pytest.raises(SystemExit) as error:
-    command.run(analyses, ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
-                           '--inputs=random', '--length=8', '--sequences=2'], 'analyses')
+    command.run('analyses', ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
+                             '--inputs=random', '--length=8', '--sequences=2'])
   assert error.value.code.startswith('error: RESOURCE_EXHAUSTED: out of memory. Where ')
   assert '--batch_size=1' in error.value.code and '\n' not in error.value.code
 

@@ -14,7 +14,7 @@ from sink_jax.benchmark.check_report import PartResult
 from sink_jax.benchmark.records import AttentionRow, Document, TrainStepRow
 from sink_jax.benchmark.targets import targets
 from sink_jax.benchmark.timing import Timing
-from sink_jax.cli import benchmark, command
+from sink_jax.cli import command
 
 ROOT = pathlib.Path(__file__).parents[2]
 PARTS = ['correctness', 'train_60m', 'attention', 'loss', 'importance', 'sweep']
@@ -270,4 +270,4 @@ def test_every_part_is_a_command_that_the_command_line_takes():
   assert sum(part.weight for part in wanted) == pytest.approx(1)
   for part in wanted:
     words = [*part.arguments, '--seed=0', '--limit=9', '--json=x']
-    assert command.options_of(benchmark, words, 'benchmark').limit == 9
+    assert command.options_of('benchmark', words).limit == 9

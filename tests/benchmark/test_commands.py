@@ -26,7 +26,7 @@ from sink_jax.benchmark import (
 from sink_jax.benchmark.loss import plain_cross_entropy
 from sink_jax.benchmark.variants import PAPER, VARIANTS
 from sink_jax.benchmark.work import Work
-from sink_jax.cli import benchmark, command
+from sink_jax.cli import command
 from sink_jax.kernels import gpu_layout
 from sink_jax.kernels.dispatch import attend
 from sink_jax.train.loss import cross_entropy
@@ -45,7 +45,7 @@ TIMING = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')
 def main(arguments):
   """Runs a command line to its end; returns the exit code."""
   with pytest.raises(SystemExit) as end:
-    command.run(benchmark, arguments, 'benchmark')
+    command.run('benchmark', arguments)
   return end.value.code
 
 

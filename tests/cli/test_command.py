@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from configs import quickstart, window
-from sink_jax.cli import command, entry, generate, lm_eval, plan, report, sweep
+from sink_jax.analyses import lm_eval_package
+from sink_jax.cli import command, entry, options, train
 from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
@@ -23,15 +24,15 @@ from tests.train.runs import ROOT
 # As `python -m sink_jax train` reads its options, over and over in one process.
 READER = """
 import json, sys, types
-from sink_jax.cli import command, train
+from sink_jax.cli import command
 
 def read(options):
-  print(json.dumps(command.read_config(options.config, options)['label']['trial']))
+  print(json.dumps(options.settings['label']['trial']))
 
-module = types.SimpleNamespace(Options=train.Options, main=read, __doc__='')
+sys.modules['sink_jax.cli.train'] = types.SimpleNamespace(main=read)
 for line in sys.stdin:
   try:
-    command.run(module, ['--workdir=a', *json.loads(line)], 'train')
+    command.run('train', ['--workdir=a', *json.loads(line)])
   except SystemExit as end:
     if end.code:
       print(json.dumps(end.code))
@@ -97,31 +98,32 @@ def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
 
 def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(lm_eval, 'imported', lambda: None)  # as if the harness were installed
+  # As if the harness were installed.
+  monkeypatch.setattr(lm_eval_package, 'imported', lambda: None)
   (tmp_path / 'runs').mkdir()
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
   table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
   cases = {
-      plan: [
+      'plan': [
           ([*table, '--config.steps=3'], '--config is for the plan of one run'),
           ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
           ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
           (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
           (['--topology=v5e:1x1', '--vocab=0'], '--vocab=0 must be at least 1'), ([], '--topology is missing'),
           (['--topology=v5e:1x1', quick], 'Name a trial')],
-      sweep: [
+      'sweep': [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
           ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b')],
-      generate: [
+      'generate': [
           (['--checkpoint=a', '--sinks=2'], '--sinks is for a cache .* --cache_size'),
           (['--checkpoint=a', '--positions=text'], '--positions is for a cache'),
           (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
           (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
           (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
           (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
-      lm_eval: [
+      'lm_eval': [
           ([], 'either --checkpoint or --workdir'), (['--checkpoint=a', '--workdir=b'], 'either'),
           (['--workdir=a', '--fsdp=2'], '--fsdp is for published models'),
           (['--checkpoint=a', '--limit=0'], '--limit=0 must be at least 1'),
@@ -130,13 +132,13 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--checkpoint=a', '--bos=maybe'], '--bos=maybe: choose'),
           (['--checkpoint=a'], '--out is needed'),
           (['--checkpoint=a', f'--out={tmp_path}'], 'holds runs: name a new folder')],
-      report: [
+      'report': [
           ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
   }
-  for module, lines in cases.items():
+  for name, lines in cases.items():
     for line, words in lines:
       with pytest.raises(SystemExit) as end:
-        command.run(module, line, module.__name__)
+        command.run(name, line)
       text = end.value.code
       assert re.match(f'error: .*{words}', text) and '\n' not in text, (text, words)
 
@@ -152,7 +154,7 @@ def test_help_ends_well_and_imports_no_jax():
   look = ('import runpy, sys\n'
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
           'finally: print("jax" in sys.modules, file=sys.stderr)')
-  assert set(wanted) == set(entry.COMMANDS)
+  assert set(wanted) == set(options.COMMANDS)
   # Every other command by its older name.
   words = {name: [f'sink_jax.{name}'] if number % 2 else ['sink_jax', name]
            for number, name in enumerate(wanted)}
@@ -191,7 +193,7 @@ def test_scores_without_the_harness_end_in_one_line_before_jax():
 def test_every_way_in_which_training_ends_has_its_exit_code(error, code, words, monkeypatch, capsys):
   monkeypatch.setattr(os, '_exit', sys.exit)  # which nobody could catch
   with pytest.raises(SystemExit) as end:
-    with command.training_ends('runs/a'):
+    with train.training_ends('runs/a'):
       raise error
   said = capsys.readouterr().err if isinstance(end.value.code, int) else end.value.code
   assert (end.value.code if isinstance(end.value.code, int) else 1) == code and words in said
@@ -206,14 +208,14 @@ def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
 
   assert ended('trian') == (
       "error: there is no command 'trian'. Did you mean train? It is one of "
-      f'{", ".join(entry.COMMANDS)}.')
+      f'{", ".join(options.COMMANDS)}.')
   assert ended('--help') == ended('-h') == 0 and ended() == 2
   assert capsys.readouterr().out.count('data.build_tfds') == 3
 
 
 def test_every_older_name_of_a_command_starts_it():
   package = ROOT / 'sink_jax'
-  for name in entry.COMMANDS:
+  for name in options.COMMANDS:
     path = package / (name.replace('.', '/') + '.py')
     path = path if path.exists() else package / name / '__main__.py'
     assert f"start('{name}')" in path.read_text()

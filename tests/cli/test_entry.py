@@ -13,7 +13,7 @@ import types
 import pytest
 import tyro
 
-from sink_jax.cli import entry
+from sink_jax.cli import entry, options
 from sink_jax.train import provenance
 from sink_jax.train.checkpoint import CheckpointError
 from tests.train.runs import ROOT
@@ -64,9 +64,10 @@ class Options:
 def stub(monkeypatch):
   """Puts a function in the place of a command's `main`."""
   def put(name, function):
-    module = types.ModuleType(f'sink_jax.cli.{name.replace(".", "_")}', 'What it does.')
-    module.Options, module.main = Options, function
+    module = types.ModuleType(f'sink_jax.cli.{name.replace(".", "_")}')
+    module.main = function
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(options.COMMANDS, name, ('what it does', Options))
 
   return put
 
@@ -112,7 +113,7 @@ def test_processes_that_a_command_starts_do_not_start_it_again(monkeypatch, tmp_
   monkeypatch.setattr(entry, 'start', lambda name: pytest.fail(f'{name} was started'))
   monkeypatch.setattr(sys, 'argv', ['program', 'train'])
   runpy.run_path(str(write_script(tmp_path)), run_name='__mp_main__')
-  for name in ('', *(f'.{name}' for name in entry.COMMANDS)):
+  for name in ('', *(f'.{name}' for name in options.COMMANDS)):
     spec = importlib.util.find_spec(f'sink_jax{name}')
     module = f'sink_jax{name}.__main__' if spec.submodule_search_locations else f'sink_jax{name}'
     runpy.run_module(module, run_name='__mp_main__')

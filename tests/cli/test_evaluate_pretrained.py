@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.cli.evaluate import Options, as_text, evaluate
+from sink_jax.cli.evaluate import as_text, evaluate
+from sink_jax.cli.model_options import Evaluate
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ full = pytest.mark.full
 
 
 def evaluated(model, out, **given):
-  return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, given=frozenset(given), **given))
+  return evaluate(Evaluate(checkpoint=str(FIXTURES / model), out=out, given=frozenset(given), **given))
 
 
 def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):

@@ -1,7 +1,6 @@
 """Command lines: every spelling of an option, what cannot be read, and lines that people have."""
 
 import dataclasses
-import importlib
 import re
 import shlex
 from typing import Annotated, Literal
@@ -21,14 +20,11 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(parser.ConfigOptions):
-  """Of every type that commands have.
-
-  Attributes:
-    out: the folder of all.
-  """
+  """Does it."""
 
   name: tyro.conf.Positional[str] = ''
-  out: str
+  config: str | None = None
+  out: str  # the folder of all.
   batch_size: int | None = None
   rate: float = 0.5
   kind: Literal['runs', 'paper'] | None = None
@@ -56,7 +52,7 @@ class Lists:
 
 
 def read(line, options=Options):
-  return parser.parse(options, shlex.split(line), 'python -m program', 'Does it.')
+  return parser.parse(options, shlex.split(line), 'python -m program')
 
 
 @pytest.mark.parametrize('line, values', [
@@ -187,8 +183,7 @@ LINES = {
 @pytest.mark.parametrize('line', LINES)
 def test_lines_of_earlier_versions_choose_what_they_did(line):
   name, *words = shlex.split(line)
-  module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
-  found = command.options_of(module, words, name)
+  found = command.options_of(name, words)
   values = LINES[line]
   if 'attention' in values:
     values = values | {'attention': type(found.attention)(**values['attention'])}
@@ -207,8 +202,7 @@ def test_every_command_of_the_documents_is_one():
   assert len(lines) > 40
   for line in lines:
     name, *words = shlex.split(line)
-    module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
-    command.options_of(module, words, name)
+    command.options_of(name, words)
 
 
 def test_keys_of_a_config_are_set_as_ml_collections_writes_them():
@@ -216,9 +210,7 @@ def test_keys_of_a_config_are_set_as_ml_collections_writes_them():
       '--config=configs/base.py --workdir=runs/mine --config.model.size=tiny '
       '--config.model.dtype=float32 --config.data.context=64 --config.batch_size=16 '
       '--config.attention.mask="Window(size=16)" --config.optimizer.learning_rate=2e-4')
-  train = importlib.import_module('sink_jax.cli.train')
-  options = command.options_of(train, words, 'train')
-  config = command.read_config(options.config, options)
+  config = command.read_config(command.options_of('train', words))
   assert (config['model']['size'], config['data']['context'], config['batch_size']) == (
       'tiny', 64, 16)
   assert config['attention']['mask'] == 'Window(size=16)'

@@ -1,16 +1,18 @@
 """`python -m sink_jax data.build` in the process of a test, which keeps its own signals."""
 
-import types
+import signal
 
 import pytest
 
-from sink_jax.cli import command, data_build
-
-_COMMAND = types.SimpleNamespace(Options=data_build.Options, main=data_build.build, __doc__='')
+from sink_jax.cli import command
 
 
 def build(*words):
   """Runs the command; returns None, or the error that it ends with."""
-  with pytest.raises(SystemExit) as end:
-    command.run(_COMMAND, words, 'data.build')
+  kept = signal.getsignal(signal.SIGTERM)
+  try:
+    with pytest.raises(SystemExit) as end:
+      command.run('data.build', words)
+  finally:
+    signal.signal(signal.SIGTERM, kept)
   return end.value.code

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sink_jax.cli import command, data_build_tfds
+from sink_jax.cli.options import BuildTfds
 from sink_jax.component import from_string
 from sink_jax.data.chat import StdlibChat
 from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
@@ -14,14 +15,14 @@ from sink_jax.data.tokenizer import Bytes
 
 
 def prepare(name, folder, source=None):
-  return data_build_tfds.prepare(data_build_tfds.Options(
+  return data_build_tfds.prepare(BuildTfds(
       name=name, data_dir=folder, source=repr(source) if source else ''))
 
 
 def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys):
   folder = str(tmp_path / 'tfds')
   words = ['--name=mine', '--data_dir', folder, '--source', repr(corpus)]
-  data_build_tfds.main(command.options_of(data_build_tfds, words, 'data.build_tfds'))
+  data_build_tfds.main(command.options_of('data.build_tfds', words))
   source = from_string(DocumentSource, capsys.readouterr().out.splitlines()[-1])
   assert source == Tfds(name='mine', data_dir=folder)
   assert [d.text for d in source.documents()] == [d.text for d in corpus.documents()]
@@ -37,8 +38,7 @@ def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys)
 
 def test_errors(tmp_path):
   with pytest.raises(SystemExit, match="^error: .*no dataset 'no_such_set'"):
-    command.run(data_build_tfds, ['--name=no_such_set', '--data_dir', str(tmp_path)],
-                'data.build_tfds')
+    command.run('data.build_tfds', ['--name=no_such_set', '--data_dir', str(tmp_path)])
   with pytest.raises(ValueError, match=r"'c4/en' cannot be prepared here: .*Jsonl"):
     prepare('c4/en', str(tmp_path))
   with pytest.raises(ValueError, match='small letters'):

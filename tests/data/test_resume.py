@@ -115,7 +115,7 @@ def test_workers_make_the_same_files(corpus, tmp_path, kind):
 
 _SLOW = """
 import sys, time
-from sink_jax.cli import command, data_build
+from sink_jax.cli import command
 from sink_jax.data import cache_builder, encoding
 cache_builder._SECONDS_BETWEEN_COMMITS, encoding._CHARACTERS = -1, 1500
 commit = cache_builder.CacheBuilder._commit
@@ -127,7 +127,7 @@ if 'slow' in sys.argv:
   sys.argv.remove('slow')
   cache_builder.CacheBuilder._commit = slow
 if __name__ == '__main__':
-  command.run(data_build, sys.argv[1:], 'data.build')
+  command.run('data.build', sys.argv[1:])
 """
 
 

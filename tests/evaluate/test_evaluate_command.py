@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.cli.evaluate import Options, as_text, evaluate
+from sink_jax.cli.evaluate import as_text, evaluate
+from sink_jax.cli.model_options import Evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
@@ -30,7 +31,7 @@ def command(*options):
 
 
 def evaluate_run(workdir, out=None, **given):
-  return evaluate(Options(workdir=str(workdir), out=out, given=frozenset(given), **given))
+  return evaluate(Evaluate(workdir=str(workdir), out=out, given=frozenset(given), **given))
 
 
 @pytest.fixture(scope='module')

@@ -36,8 +36,7 @@ seen = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: seen.update([event]))
 monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.update([event]))
 atexit.register(lambda: print('counted', seen['{MADE}'], seen['{HIT}']))
-import sink_jax.cli.sweep as program
-command.run(program, sys.argv[1:], 'sweep')
+command.run('sweep', sys.argv[1:])
 '''
 
 # The first trial of the quickstart, with fewer steps.
@@ -312,7 +311,7 @@ def test_programs_of_other_machines_lie_apart(monkeypatch):
 
 
 @pytest.mark.parametrize('command', [
-    'cli/train', 'cli/run_sweep', 'sweep/pool', 'sweep/estimate', 'cli/evaluate', 'cli/analyses',
+    'cli/train', 'cli/sweep', 'sweep/pool', 'sweep/estimate', 'cli/evaluate', 'cli/analyses',
     'cli/generate', 'benchmark/commands'])
 def test_commands_that_compile_enable_it(command):
   assert 'compile_cache.enable()' in (ROOT / 'sink_jax' / f'{command}.py').read_text()

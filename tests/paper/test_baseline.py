@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import baseline, desk, quickstart
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.paper.baseline import find, settings_met
 from sink_jax.report.read_runs import find_runs
 from tests.paper.paper_runs import HARDWARE, probe_row

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
 from sink_jax.paper.analysed import Analysed, read_analyses

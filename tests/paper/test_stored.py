@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.paper import drawing, report, strips
 from sink_jax.paper.baseline_page import baseline_report
 from sink_jax.paper.page import page as paper_page

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import sft
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.paper import drawing
 from sink_jax.paper.stability import Issues, issues
 from sink_jax.paper.tuning import Difference, TunedRun, Tuning, difference

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from configs import graft, remedies
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.paper import drawing
 from sink_jax.remedies import grafts

@@ -12,7 +12,7 @@ from configs import remedies
 from sink_jax.benchmark import records, trials
 from sink_jax.benchmark.table import write_json
 from sink_jax.benchmark.timing import summary
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import axes, findings, overview, page, picture, standings
 from sink_jax.remedies import trials as names

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from tests.paper import stored
 from tests.report.test_report import FLAT, GROWING, ROOT, TRIALS, write
 

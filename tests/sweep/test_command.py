@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.cli.make_report import make_report
+from sink_jax.cli.report import make_report
 from sink_jax.cli.parser import parse
-from sink_jax.cli.run_sweep import run_sweep
+from sink_jax.cli.sweep import run_sweep
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.options import Options
 from sink_jax.sweep.runner import run_trial
@@ -58,7 +58,7 @@ def run_here(folder, trials, *options):
   """The exit code of the command in this process, for what trains nothing."""
   (folder / 'table.py').write_text(TABLE.format(trials=trials))
   words = [f'--config={folder / "table.py"}', f'--workdir={folder / "runs"}', *options]
-  return run_sweep(parse(Options, words, 'python -m sink_jax.sweep', ''))
+  return run_sweep(parse(Options, words, 'python -m sink_jax.sweep'))
 
 
 def finish(process):

@@ -10,7 +10,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.cli import evaluate
+from sink_jax.cli.evaluate import evaluate
+from sink_jax.cli.model_options import Evaluate
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
 from sink_jax.pretrained.export import export_workdir
@@ -55,8 +56,8 @@ def test_a_run_that_was_moved_is_whole(home, tmp_path, monkeypatch):
   run = sj.load_run(moved)
   assert run.tokenizer.encode(TEXT).tolist() == expected
   assert run.generate(sj.tokenize(run, TEXT, length=5), 3).shape == (1, 3)
-  evaluate.evaluate(evaluate.Options(workdir=str(moved), out=str(tmp_path / 'evaluation'),
-                                     sequences=2, given=frozenset(['sequences'])))
+  evaluate(Evaluate(workdir=str(moved), out=str(tmp_path / 'evaluation'),
+                    sequences=2, given=frozenset(['sequences'])))
   lines = export_workdir(moved, tmp_path / 'exported')
   assert not any('No tokenizer' in line for line in lines), lines
   exported = sj.load_pretrained(tmp_path / 'exported').tokenizer
