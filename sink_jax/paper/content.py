@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper.cells import Statistics, Table
+from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import Claim, Verdict
+from sink_jax.paper.metrics import Statistics
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord

@@ -99,7 +99,7 @@ def _default(group: Group) -> str:
   """The main numbers of the default run."""
   done = group.done('default')
   summaries = [summary for name in _DEFAULT if (summary := metric_summary(name, done))]
-  words = ', '.join(f'{summary.metric.name} {summary.text(summary.metric.sign)}'
+  words = ', '.join(f'{summary.metric.name} {summary.signed}'
                     for summary in summaries)
   return f'default: {words or group.status("default")}.'
 

@@ -101,7 +101,7 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
       # A truth agrees where all seeds do: their mean is then exactly 0 or 1.
       agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
-      measured=summary.statistics())
+      measured=summary)
 
 
 def _failure(runs: Sequence[RunRecord]) -> str:
