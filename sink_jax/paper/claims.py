@@ -13,10 +13,10 @@ nothing. One seed is no verdict, but where what is asked is an identity of the a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sink_jax.paper.collect import Group
-from sink_jax.paper.criteria import MASSIVE, NATS, SINK, Check, presence
+from sink_jax.paper.collect import SYNTHETIC, Group
+from sink_jax.paper.criteria import MASSIVE, NATS, OPEN_SINK, SINK, Check, presence
 from sink_jax.paper.metrics import metric_summary
 from sink_jax.paper.parts import Evidence, Part, TrialStatistics
 from sink_jax.paper.spread import MIN_SEEDS, Spread
@@ -28,6 +28,8 @@ PLURAL = {HOLDS: 'hold', FAILS: 'do not hold', UNDECIDED: 'are undecided',
           UNKNOWN: 'cannot be judged'}
 _COUNTERPART = 'sigmoid-normalized'
 _ABSENCE, _ON_TEXT = 'counterpart', 'ordinary text'
+MORE = 2  # seeds of a second look, which the simulation of false verdicts includes
+MOST = 3  # seeds that a trial may have before it; with five it has been looked at twice
 # A presupposed kind of activity: {kind: (trial, metric, level, what there has to be)}.
 LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
            'massive': ('default', 'massive', MASSIVE, 'massive activations'),
@@ -95,6 +97,19 @@ class Claim:
     """All that the verdict hangs on."""
     before = [LEVELS[kind][0] if kind in LEVELS else 'default' for kind in self.presupposes]
     return tuple(dict.fromkeys((*before, *self.asked)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondLook:
+  """The runs that a second look at the undecided claims of a group takes; see `second_looks`.
+
+  budget, protocol, trials: as labels of runs have them. seeds: of the new runs of each trial.
+  """
+
+  budget: str
+  protocol: str
+  trials: Sequence[str]
+  seeds: Sequence[int]
 
 
 def judge(claim: Claim, group: Group, spread: Spread | None) -> Verdict:
@@ -225,3 +240,45 @@ def _learns_less(claim: Claim, group: Group) -> tuple[str, list[TrialStatistics]
   return (f'Valid loss: {words} against {text(base.mean)} of default: {end}',
           [TrialStatistics(trial, 'valid_loss', summary)
            for trial, summary in {'default': base, **worse}.items()])
+
+
+def second_looks(claims: Iterable[Claim], groups: Iterable[Group]) -> list[SecondLook]:
+  """The trials of undecided claims with new seeds for them, by group.
+
+  All trials of a group get the same seeds, since differences are paired by seed. Trials that have
+  more seeds than three are left as they are: looking until something is decided would decide
+  falsely in the end. So a second look that was interrupted is finished with the report that it
+  began with, and not with a new one.
+  """
+  open_ = [(verdict.name, claim.trials) for claim in claims for verdict in claim.verdicts
+           if verdict.verdict == UNDECIDED and not _hopeless(verdict)]
+  looks = []
+  for group in groups:
+    # Of all runs, whatever became of them.
+    seeds = {trial: [run.setup.seed for run in group.runs(trial) if run.setup]
+             for name, trials in open_ if name == group.name for trial in trials}
+    seeds = {trial: of for trial, of in seeds.items() if 0 < len(set(of)) <= MOST}
+    if seeds:
+      first = 1 + max(seed for of in seeds.values() for seed in of)
+      # Labels have the names of the synthetic trials with their prefix, and no budget.
+      prefix, budget = ('', group.budget) if group.protocol else (SYNTHETIC, '')
+      looks.append(SecondLook(budget, group.protocol, [prefix + trial for trial in seeds],
+                              list(range(first, first + MORE))))
+  return looks
+
+
+def _hopeless(verdict: Verdict) -> bool:
+  """Whether no further seed would decide it.
+
+  Not where seeds ended unlike each other or diverged, nor where no finite number of seeds of this
+  mean and spread would, as where the mean lies on its level.
+  """
+  if verdict.needed is not None:
+    return False
+  open_parts = [part for part in verdict.parts if part.held is None]
+  unlike = lambda part: part.metric == 'converges' and len(set(part.values)) > 1
+  undecided_sink = lambda part: part.doubt.startswith(OPEN_SINK)
+  if any(unlike(part) or part.doubt and not undecided_sink(part) for part in open_parts):
+    return True
+  # Of fewer than three seeds too little is known to say how many would do.
+  return not (verdict.few or any(map(undecided_sink, open_parts)))

@@ -12,15 +12,7 @@ from itertools import pairwise
 
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
-from sink_jax.paper.parts import (
-  MISSING,
-  NOTHING,
-  Evidence,
-  Part,
-  TrialStatistics,
-  aggregate,
-  unjudged,
-)
+from sink_jax.paper.parts import Aggregate, Evidence, Part, aggregate, unjudged
 from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
@@ -82,8 +74,7 @@ class Every(Check):
         doubt = f'{OPEN_SINK} whether {trial} has a sink' if sink and sink.held is None else ''
         parts.append(dataclasses.replace(part, exact=self.exact, doubt=part.doubt or doubt))
     # A counterexample decides at once; that all hold is known when none is missing.
-    enough = self.some and parts
-    return measured.evidence(parts, '' if enough else measured.incomplete(1))
+    return measured.evidence(parts, 0 if self.some and parts else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +95,18 @@ class Ordered(Check):
     measured = aggregate(group, self.metric, self.trials)
     # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
-      return measured.evidence((), measured.lacking)
+      return measured.evidence((), 2)
     known, rate = list(measured.summaries), METRICS[self.metric].unit == 'percent'
     if rate and all(summary.mean >= _FULL for summary in measured.summaries.values()):
-      return measured.evidence((), f'all rates are {_FULL} % or more, which leaves no room for an '
-                               'order', ': no room for an order')
+      return measured.evidence((), 0, f'all rates are {_FULL} % or more, which leaves no room for '
+                               'an order', ': no room for an order')
     noise = NOISE if rate else 0.05 * self.margin
     steps = [] if self.ends or len(known) == 2 else [
         (a, b, -noise, False) for a, b in pairwise(known)]
     # Also with a margin of 0 the ends must differ: equal values are no order.
     steps.append((known[0], known[-1], self.margin, not self.margin))
     return measured.evidence([measured.part((a, b) if self.falls else (b, a), least, True, strict)
-                              for a, b, least, strict in steps], measured.incomplete(2))
+                              for a, b, least, strict in steps], 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,12 +127,12 @@ class Near(Check):
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.asked)
-    if 'default' not in measured.summaries or len(measured.summaries) < 2:
-      return measured.evidence((), measured.lacking)
+    if 'default' not in measured.summaries:
+      return measured.evidence((), 0, measured.lacking)
     sides = [(self.margin, False), (-self.margin, True)][:1 + self.below]
     return measured.evidence([measured.part((trial, 'default'), end, above)
                               for trial in measured.summaries if trial != 'default'
-                              for end, above in sides], measured.incomplete(2))
+                              for end, above in sides], 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,24 +151,23 @@ class Trains(Check):
     return self.trials if self.within is None else ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    numbers, parts, waiting = [], [], False
+    found = Aggregate('converges', (), {
+        trial: summary for trial in self.trials
+        if (summary := metric_summary('converges', group.runs(trial)))})
     for trial in self.trials:
-      runs = group.runs(trial)
-      if summary := metric_summary('converges', runs):
-        numbers.append(TrialStatistics(trial, 'converges', summary))
-        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
-      states = {run.status for run in runs}
-      waiting = waiting or states != {'not expressible'} and not (
-          states and states <= {'done', 'diverged'})
-    words = f'runs: {", ".join(f"{trial} ({group.status(trial)})" for trial in self.trials)}'
-    ends = Evidence(words, parts, numbers, MISSING if waiting else '' if parts else NOTHING)
+      states = {run.status for run in group.runs(trial)}
+      if not states or not states <= {'done', 'diverged'} and states != {'not expressible'}:
+        found.pending.append(trial)
+    parts = [found.part((trial,), 0.5, not self.diverges) for trial in found.summaries]
+    words = ', '.join(f'{trial} ({group.status(trial)})' for trial in self.trials)
+    ends = dataclasses.replace(found.evidence(parts, 1), words=f'runs: {words}')
     # The loss of a run that diverged is no number: how it ended says all.
-    if self.within is None or not all(part.fits for part in parts):
+    if self.within is None or not all(part.fits for part in ends.parts):
       return ends
     losses = Near('valid_loss', self.trials, self.within, below=False).evidence(group, spread)
-    return Evidence('. '.join(filter(None, (words, upper(losses.words)))),
-                    [*parts, *losses.parts], [*numbers, *losses.numbers],
+    return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
+                    [*ends.parts, *losses.parts], [*ends.numbers, *losses.numbers],
                     ends.reason or losses.reason)
 
 
@@ -190,7 +180,7 @@ class Onset(Check):
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
     if measured.pending:
-      return measured.evidence((), MISSING)
+      return measured.evidence((), 1)
     sizes: dict[str, int] = {}
     for trial in measured.summaries:
       run = group.done(trial)[0]
@@ -200,13 +190,13 @@ class Onset(Check):
         sizes[trial] = size
     # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return measured.evidence((), 'windows are too small to show a sink',
+      return measured.evidence((), 0, 'windows are too small to show a sink',
                                f': {len(sizes)} of the windows can show a sink at all')
     small, large = (end(sizes, key=sizes.__getitem__) for end in (min, max))
     sink = known_level('sink_1', SINK, group.done(large))
     return measured.evidence([measured.part((small,), NO_SINK, False, True),
-                              measured.part((large,), sink, True)], '',
-                             f': smallest {sizes[small]}, largest {sizes[large]} tokens')
+                              measured.part((large,), sink, True)],
+                             words=f': smallest {sizes[small]}, largest {sizes[large]} tokens')
 
 
 def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
@@ -224,10 +214,8 @@ def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
 
 def presence(group: Group, trial: str, metric: str, least: float, spread: Spread | None
              ) -> Part | None:
-  """Whether a metric of a trial is at least a known level, judged; None where it was not measured.
-  """
+  """Whether a metric of a trial is at least a known level; None where it was not measured."""
   runs = group.done(trial)
-  summary = metric_summary(metric, runs)
-  return summary and unjudged(
-      metric, (trial,), summary.by_seed,
-      METRICS[metric].scaled(known_level(metric, least, runs)), True).judge(spread, 1)
+  summary, level = metric_summary(metric, runs), known_level(metric, least, runs)
+  return summary and unjudged(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level),
+                              True).judge(spread, 1)

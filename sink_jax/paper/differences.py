@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from sink_jax.data.tokenizer import HuggingFace
 from sink_jax.paper import numbers
@@ -20,11 +20,10 @@ CRITERION = (
     'or batch size are not the paper\'s. Sink_* is the share of heads whose mean weight on the '
     'extra key, over queries, exceeds epsilon; the paper\'s code counts a dummy row of weight one '
     'as well, which report.json has as sink_bias_slot_released.')
-_LOSSES = ('valid_loss',)
 _STEPS = ('emergence_step', 'overfit_step')
 
 
-def same_data(run: RunRecord) -> bool:
+def _same_data(run: RunRecord) -> bool:
   """Whether context, vocabulary and tokenizer are the paper's."""
   experiment = run.known_setup.experiment
   return (experiment.data.context == CONTEXT and experiment.model.vocab_size == VOCABULARY
@@ -35,19 +34,16 @@ def comparable_loss(run: RunRecord) -> float | None:
   """The validation loss of the domain that the paper reports; None where it cannot be compared."""
   of_domain = [loss for domain, loss in (run.losses or {}).items()
                if re.sub(r'[^a-z]', '', domain.lower()) == DOMAIN]
-  return of_domain[0] if of_domain and same_data(run) else None
+  return of_domain[0] if of_domain and _same_data(run) else None
 
 
-def remark(metric: str, runs: Iterable[RunRecord]) -> tuple[bool, str]:
+def remark(metric: str, runs: Sequence[RunRecord]) -> tuple[bool, str]:
   """Whether a metric of these runs is compared with the paper's, and what is to be said of it."""
-  runs = list(runs)
   # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
   # a token is.
-  comparable = metric not in _LOSSES or all(
-      comparable_loss(run) is not None for run in runs)
-  kinds = [word for word, same in (
-      ('model', all(map(_same_model, runs))),
-      ('data', all(map(same_data, runs)) and comparable)) if not same]
+  comparable = metric != 'valid_loss' or all(comparable_loss(run) is not None for run in runs)
+  kinds = [] if all(map(_same_model, runs)) else ['model']
+  kinds += [] if comparable and all(map(_same_data, runs)) else ['data']
   words = [f'other {" and ".join(kinds)}'] if kinds else []
   words += dict.fromkeys(word for run in runs for word in _training(run))
   # A budget that changes none of these may still have changed something that is not looked at here.
@@ -68,11 +64,11 @@ def _training(run: RunRecord) -> Iterator[str]:
   # this trial.
   steps, batch = numbers.training_of(run.label.trial)
   experiment = run.known_setup.experiment
-  for own, expected, words in ((experiment.steps, steps, ('fewer steps', 'more steps')),
-                           (experiment.batch_size, batch,
-                            ('smaller batches', 'larger batches'))):
+  for own, expected, fewer, more in (
+      (experiment.steps, steps, 'fewer steps', 'more steps'),
+      (experiment.batch_size, batch, 'smaller batches', 'larger batches')):
     if own != expected:
-      yield words[own > expected]
+      yield more if own > expected else fewer
 
 
 def difference(measured: float, paper: numbers.Value) -> float | None:

@@ -16,7 +16,6 @@ from sink_jax.paper.spread import MIN_SEEDS, NO_SPREAD, Spread
 from sink_jax.report.markup import listed
 
 _ENDED = {'diverged', 'not expressible'}  # states that no more training changes
-MISSING, NOTHING = 'runs are missing', 'nothing was measured'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,28 +201,31 @@ class Aggregate:
                f'{summary.metric.text(summary.by_seed[seed])})'
                for trial, summary in summaries.items() for seed in summary.never])
 
-  def evidence(self, parts: Sequence[Part | None], reason: str, words: str = '') -> Evidence:
-    """The parts with 'Sink_1: default 18.18 %, batch-128 16.45 %', what is missing, and words."""
+  def evidence(self, parts: Sequence[Part | None], least: int = 0, reason: str = '',
+               words: str = '') -> Evidence:
+    """The parts with 'Sink_1: default 18.18 %, batch-128 16.45 %', what is missing, and words.
+
+    least: how many trials are asked for, of which none may be still to come; 0: what is there is
+    enough.
+    """
     shown = [f'{trial} {summary.signed}' for trial, summary in self.summaries.items()]
     lists = ((METRICS[self.metric].name, shown), ('not in the means', self.not_done),
              ('missing', self.pending), ('left out', self.left_out))
     found = [part for part in parts if part]
+    if least and (self.pending or len(self.summaries) < least):
+      reason = self.lacking
+    elif least and not self.summaries.keys() >= set(self.diverged):
+      reason = 'every run of a trial diverged'
+    elif not reason and len(found) < len(parts):
+      reason = 'no seed is common to the trials'
     return Evidence(
         '; '.join(f'{name}: {", ".join(of)}' for name, of in lists if of) + words, found,
-        [TrialStatistics(trial, self.metric, of) for trial, of in self.summaries.items()],
-        reason or ('no seed is common to the trials' if len(found) < len(parts) else ''))
-
-  def incomplete(self, least: int) -> str:
-    """Why not all that is asked is there, of `least` trials or more; '' if it is."""
-    if self.pending or len(self.summaries) < least:
-      return self.lacking
-    gone = [trial for trial in self.diverged if trial not in self.summaries]
-    return 'every run of a trial diverged' if gone else ''
+        [TrialStatistics(trial, self.metric, of) for trial, of in self.summaries.items()], reason)
 
   @property
   def lacking(self) -> str:
     """Why there is too little."""
-    return MISSING if self.pending else NOTHING
+    return 'runs are missing' if self.pending else 'nothing was measured'
 
 
 def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:

@@ -14,7 +14,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge
+from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge, second_looks
 from sink_jax.paper.collect import (
   Group,
   groups_of,
@@ -31,7 +31,6 @@ from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import page
 from sink_jax.paper.pictures import Figure, Picture
-from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
