@@ -2,12 +2,9 @@
 
 A claim holds where all parts of its checks are decided so by the spread of the seeds, does not hold
 where one is decided against it, is undecided where seeds are too few or too unlike for either, and
-cannot be judged where runs are missing, or what it presupposes is not there. Where the claim is
-about changing or moving a sink, there has to be one in the default run of the same budget and
-protocol. A claim about where a sink comes to stand on ordinary text needs a default run whose first
-token is not fixed, as the smoke budget's is. That there is no sink says something only where the
-same attention with normalisation has one. Runs that cannot be compared with the default run decide
-nothing. One seed is no verdict, but where what is asked is an identity of the architecture.
+cannot be judged where runs are missing, or what it presupposes (`PRESUPPOSED`) is not there. Runs
+that cannot be compared with the default run decide nothing. One seed is no verdict, but where what
+is asked is an identity of the architecture.
 """
 
 from __future__ import annotations
@@ -170,11 +167,12 @@ def _open(words: str, parts: Sequence[Part]) -> Verdict:
   known = [part.needed for part in wrong or parts if part.needed is not None]
   enough = known and (wrong or len(known) == len(parts))
   needed = (min(known) if wrong else max(known)) if enough else None
-  few = min(part.n for part in parts) < MIN_SEEDS
-  would = f'{MIN_SEEDS} seeds are the least that decide anything' if few else ''
-  if needed:
-    would += f', and about {needed} of this spread would decide' if few else (
-        f'About {needed} seeds would decide')
+  few, would = min(part.n for part in parts) < MIN_SEEDS, ''
+  if few:
+    would = f'{MIN_SEEDS} seeds are the least that decide anything' + (
+        f', and about {needed} of this spread would decide' if needed else '')
+  elif needed:
+    would = f'About {needed} seeds would decide'
   doubts = map(upper, dict.fromkeys(part.doubt for part in parts))
   return Verdict(UNDECIDED, '. '.join(filter(None, (words, would, *doubts))), needed=needed,
                  few=few)
@@ -199,10 +197,11 @@ def _edited(group: Group) -> Verdict | None:
   """Why the default run has no ordinary text; None if it has."""
   # Decided by the config and not by the name of the budget, which a person may have changed.
   edits = {run.known_setup.settings['data.interventions'] for run in group.done('default')} - {''}
-  return Verdict(UNKNOWN, (
-      f'at this budget the sequences of the default run are edited ({", ".join(edits)}), which '
-      'decides where a sink stands'), 'the sequences of the default run are edited'
-                 ) if edits else None
+  if not edits:
+    return None
+  return Verdict(UNKNOWN, 'at this budget the sequences of the default run are edited '
+                 f'({", ".join(edits)}), which decides where a sink stands',
+                 'the sequences of the default run are edited')
 
 
 def _absent(group: Group, spread: Spread | None, kind: str) -> Verdict | None:
@@ -229,7 +228,7 @@ def _learns_less(claim: Claim, group: Group) -> tuple[str, list[TrialStatistics]
   # A model that learns less may lack a sink for that reason alone.
   losses = {trial: summary for trial in ('default', *claim.asked)
             if (summary := metric_summary('valid_loss', group.done(trial)))}
-  base = losses.get('default')
+  base = losses.pop('default', None)
   worse = {trial: summary for trial, summary in losses.items()
            if base and summary.mean > base.mean + NATS}
   if base is None or not worse:

@@ -128,7 +128,7 @@ class Near(Check):
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, self.metric, self.asked)
     if 'default' not in measured.summaries:
-      return measured.evidence((), 0, measured.lacking)
+      return measured.evidence((), len(self.asked))
     sides = [(self.margin, False), (-self.margin, True)][:1 + self.below]
     return measured.evidence([measured.part((trial, 'default'), end, above)
                               for trial in measured.summaries if trial != 'default'

@@ -9,7 +9,7 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sink_jax.paper.differences import comparable_loss
+from sink_jax.paper.numbers import comparable_loss
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
 from sink_jax.report.records import RunRecord
@@ -176,7 +176,7 @@ def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -
 
 
 def _analysis(name: str, *keys: str, change: Callable[..., float | None] = float) -> _Quantity:
-  """Numbers that an analysis of the run wrote, changed to one; None where one of them is unknown."""
+  """What numbers of an analysis of the run are changed to; None where one of them is unknown."""
   def of(run: RunRecord) -> float | None:
     found = [(run.analyses.get(name) or {}).get(key) for key in keys]
     return change(*found) if all(isinstance(value, (int, float)) for value in found) else None
@@ -216,16 +216,12 @@ def _overfit_step(run: RunRecord) -> float | None:
   return min(points)[1] if points else None
 
 
-def _in_prefix(run: RunRecord) -> Sequence[float]:
-  """Sink_k in percent of the tokens of the prefix; none where there is no prefix."""
-  prefix = run.known_setup.experiment.attention.mask.prefix
-  return run.probe.sink[:prefix or 0] if run.probe else ()
-
-
-def _first_in_prefix(run: RunRecord) -> float | None:
-  """Share of the sinks of the prefix that stand on its first token, in percent."""
-  rates = _in_prefix(run)
-  return 100 * rates[0] / sum(rates) if rates and sum(rates) else None
+def _of_prefix(change: Callable[[Sequence[float]], float | None]) -> _Quantity:
+  """What Sink_k of the tokens of the prefix are changed to; None where there is no prefix."""
+  def of(run: RunRecord) -> float | None:
+    prefix = run.known_setup.experiment.attention.mask.prefix or 0
+    return change(run.probe.sink[:prefix]) if prefix and run.probe and run.probe.sink else None
+  return of
 
 
 METRICS = {
@@ -267,10 +263,9 @@ METRICS = {
     'prefix_share': Metric('share of sink heads whose strongest token is in the prefix', 'percent',
                            _analysis('prefix', 'strongest_in_prefix',
                                      change=lambda share: 100 * share)),
-    'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', lambda run: (
-        sum(_in_prefix(run)) if _in_prefix(run) else None)),
-    'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent',
-                           _first_in_prefix),
+    'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', _of_prefix(sum)),
+    'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent', _of_prefix(
+        lambda sinks: 100 * sinks[0] / sum(sinks) if sum(sinks) else None)),
     'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
     # Of open models alone.

@@ -213,7 +213,7 @@ class Aggregate:
              ('missing', self.pending), ('left out', self.left_out))
     found = [part for part in parts if part]
     if least and (self.pending or len(self.summaries) < least):
-      reason = self.lacking
+      reason = 'runs are missing' if self.pending else 'nothing was measured'
     elif least and not self.summaries.keys() >= set(self.diverged):
       reason = 'every run of a trial diverged'
     elif not reason and len(found) < len(parts):
@@ -221,11 +221,6 @@ class Aggregate:
     return Evidence(
         '; '.join(f'{name}: {", ".join(of)}' for name, of in lists if of) + words, found,
         [TrialStatistics(trial, self.metric, of) for trial, of in self.summaries.items()], reason)
-
-  @property
-  def lacking(self) -> str:
-    """Why there is too little."""
-    return 'runs are missing' if self.pending else 'nothing was measured'
 
 
 def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:

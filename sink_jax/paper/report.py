@@ -25,7 +25,6 @@ from sink_jax.paper.collect import (
 )
 from sink_jax.paper.content import GroupSummary, PaperReport
 from sink_jax.paper.curves import figure_data
-from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
@@ -88,7 +87,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       figures=figures,
       events=event_orders(groups),
       synthetic=synthetic.section(runs),
-      comparison=f'{CRITERION} {open_protocol.CRITERION}',
+      comparison=f'{numbers.CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
       notes=[line for group in judged for line in inconsistencies(group)],
       runs={run.name: run for run in runs},

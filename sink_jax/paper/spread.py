@@ -220,18 +220,14 @@ def _heads(run: RunRecord) -> int:
 
 def _scale(metric: str, trials: Sequence[str]
            ) -> tuple[Callable[[float], float], Callable[[float], float]]:
-  """From the scale of a metric to that on which seeds spread alike, and back."""
-  rate = METRICS[metric].unit == 'percent' and len(trials) == 1
-  return (_angle, _rate) if rate else (float, float)
+  """From the scale of a metric to that on which seeds spread alike, and back.
 
-
-def _angle(percent: float) -> float:
-  """0 to 100 % as 0 to pi/2. A sum of several rates may be more than 100."""
-  return math.asin(math.sqrt(min(max(percent, 0.0), 100.0) / 100))
-
-
-def _rate(angle: float) -> float:
-  return 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2
+  A rate of 0 to 100 % is an angle of 0 to pi/2. A sum of several rates may be more than 100.
+  """
+  if METRICS[metric].unit != 'percent' or len(trials) > 1:
+    return float, float
+  return (lambda percent: math.asin(math.sqrt(min(max(percent, 0.0), 100.0) / 100)),
+          lambda angle: 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2)
 
 
 def t_quantile(freedom: int, outside: float) -> float:
