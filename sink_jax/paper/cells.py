@@ -9,34 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sink_jax.paper.metrics import Statistics
 from sink_jax.paper.numbers import PaperRow, PaperTable, Value
-
-
-@dataclasses.dataclass(frozen=True)
-class Statistics:
-  """A metric over the seeds of a trial: numbers, and the text that shows them.
-
-  mean is None where a seed never gets there, as where no sink emerges. standard_deviation: None
-  for one seed. runs: names of the folders.
-  """
-
-  mean: float | None
-  least: float | None
-  largest: float | None
-  standard_deviation: float | None
-  n: int
-  text: str
-  proxy: bool
-  runs: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrialStatistics:
-  """A number that decides a claim."""
-
-  trial: str
-  metric: str
-  statistics: Statistics
 
 
 @dataclasses.dataclass(frozen=True)

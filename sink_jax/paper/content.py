@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper.cells import Statistics, Table
-from sink_jax.paper.claims import Claim, Verdict
+from sink_jax.paper.cells import Table
+from sink_jax.paper.claims import Claim, SecondLook, Verdict
+from sink_jax.paper.metrics import Statistics
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
@@ -43,19 +44,6 @@ class GroupSummary:
   trials: int
   runs: int
   statuses: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class SecondLook:
-  """The runs that a second look at the undecided claims of a group takes; see `second_looks`.
-
-  budget, protocol, trials: as labels of runs have them. seeds: of the new runs of each trial.
-  """
-
-  budget: str
-  protocol: str
-  trials: Sequence[str]
-  seeds: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
-from sink_jax.paper.aggregate import MISSING, NOTHING, Aggregate, aggregate
-from sink_jax.paper.cells import TrialStatistics
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary, window_size
-from sink_jax.paper.parts import Part, unjudged
+from sink_jax.paper.parts import Aggregate, Evidence, Part, aggregate, unjudged
 from sink_jax.paper.spread import Spread
 from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord
@@ -26,20 +25,6 @@ NOISE = 1.0  # points that an ordered row may go the other way
 # Rates that are all near 100 % have reached a ceiling: what orders them is noise.
 _FULL = 95  # percent
 OPEN_SINK = 'it is undecided'  # how the doubt begins that further seeds may remove
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-  """What runs say to a check: the parts to decide, in words and with the numbers of its trials.
-
-  reason: why the check cannot hold whatever its parts say, short enough to group claims by; '' if
-  it can. One part decided against it is enough all the same.
-  """
-
-  words: str
-  parts: Sequence[Part]
-  numbers: tuple[TrialStatistics, ...]
-  reason: str = ''
 
 
 class Check:
@@ -61,37 +46,35 @@ class Check:
 class Every(Check):
   """A metric of each trial is at least, or below, a level.
 
-  some: this many measured trials are enough, though others are still to come. sinks: only
-  trials that have a sink on the first token count. exact: what is asked is an identity of the
-  architecture, which no seed changes, so that one run shows it.
+  some: one measured trial is enough, though others are still to come. sinks: only trials that have
+  a sink on the first token count. exact: what is asked is an identity of the architecture, which no
+  seed changes, so that one run shows it.
   """
 
   metric: str
   trials: tuple[str, ...]
   at_least: float | None = None
   below: float | None = None
-  some: int | None = None
+  some: bool = False
   sinks: bool = False
   exact: bool = False
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    measured = aggregate(group, self.metric, self.trials)
-    sinks = {trial: _has_sink(group, trial, spread) for trial in measured.summaries
-             } if self.sinks else {}
-    measured = measured.without({trial: 'no sink' for trial, has in sinks.items() if has is False})
-    above = self.below is None
+    measured, above, parts = aggregate(group, self.metric, self.trials), self.below is None, []
     level = self.at_least if self.below is None else self.below
     assert level is not None, 'a check needs at_least or below'
-    levels = {trial: known_level(self.metric, level, group.done(trial))
-              for trial in measured.summaries}
-    parts = [measured.part(
-        (trial,), METRICS[self.metric].scaled(least), above, not above, self.exact,
-        f'{OPEN_SINK} whether {trial} has a sink' if sinks.get(trial, True) is None else '')
-             for trial, least in levels.items()]
+    for trial in list(measured.summaries):
+      sink = presence(group, trial, 'sink_1', SINK, spread) if self.sinks else None
+      if self.sinks and (sink is None or sink.held is False):
+        del measured.summaries[trial]
+        measured.left_out.append(f'{trial} (no sink)')
+        continue
+      least = METRICS[self.metric].scaled(known_level(self.metric, level, group.done(trial)))
+      if part := measured.part((trial,), least, above, not above):
+        doubt = f'{OPEN_SINK} whether {trial} has a sink' if sink and sink.held is None else ''
+        parts.append(dataclasses.replace(part, exact=self.exact, doubt=part.doubt or doubt))
     # A counterexample decides at once; that all hold is known when none is missing.
-    if self.some:
-      return _evidence(measured, parts, measured.lacking if len(parts) < self.some else '')
-    return _evidence(measured, parts, measured.incomplete(1))
+    return measured.evidence(parts, 0 if self.some and parts else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,35 +95,44 @@ class Ordered(Check):
     measured = aggregate(group, self.metric, self.trials)
     # An order is a matter of all its trials: one that is missing may stand anywhere in it.
     if measured.pending or len(measured.summaries) < 2:
-      return _evidence(measured, (), measured.lacking)
-    means, rate = measured.summaries, METRICS[self.metric].unit == 'percent'
-    if rate and min(summary.mean for summary in means.values()) >= _FULL:
-      return _evidence(measured, (), f'all rates are {_FULL} % or more, which leaves no room for '
-                       'an order', ': no room for an order')
-    known, noise = list(means), NOISE if rate else 0.05 * self.margin
+      return measured.evidence((), 2)
+    known, rate = list(measured.summaries), METRICS[self.metric].unit == 'percent'
+    if rate and all(summary.mean >= _FULL for summary in measured.summaries.values()):
+      return measured.evidence((), 0, f'all rates are {_FULL} % or more, which leaves no room for '
+                               'an order', ': no room for an order')
+    noise = NOISE if rate else 0.05 * self.margin
     steps = [] if self.ends or len(known) == 2 else [
-        (a, b, -noise, False) for a, b in zip(known, known[1:])]
+        (a, b, -noise, False) for a, b in pairwise(known)]
     # Also with a margin of 0 the ends must differ: equal values are no order.
     steps.append((known[0], known[-1], self.margin, not self.margin))
-    return _evidence(measured, [
-        measured.part((a, b) if self.falls else (b, a), least, True, strict)
-        for a, b, least, strict in steps], measured.incomplete(2))
+    return measured.evidence([measured.part((a, b) if self.falls else (b, a), least, True, strict)
+                              for a, b, least, strict in steps], 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Near(Check):
-  """A metric of each trial lies within a margin of the default run's."""
+  """A metric of each trial lies within a margin of the default run's.
+
+  below: whether it may not lie below that by more either.
+  """
 
   metric: str
   trials: tuple[str, ...]
   margin: float
+  below: bool = True
 
   @property
   def asked(self) -> tuple[str, ...]:
     return ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    return _within(aggregate(group, self.metric, self.asked), self.margin, True)
+    measured = aggregate(group, self.metric, self.asked)
+    if 'default' not in measured.summaries:
+      return measured.evidence((), len(self.asked))
+    sides = [(self.margin, False), (-self.margin, True)][:1 + self.below]
+    return measured.evidence([measured.part((trial, 'default'), end, above)
+                              for trial in measured.summaries if trial != 'default'
+                              for end, above in sides], 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,25 +151,23 @@ class Trains(Check):
     return self.trials if self.within is None else ('default', *self.trials)
 
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
-    numbers, parts, words, waiting = [], [], [], False
+    found = Aggregate('converges', (), {
+        trial: summary for trial in self.trials
+        if (summary := metric_summary('converges', group.runs(trial)))})
     for trial in self.trials:
-      runs = group.runs(trial)
-      states = {run.status for run in runs}
-      words.append(f'{trial} ({group.status(trial)})')
-      if summary := metric_summary('converges', runs):
-        numbers.append(TrialStatistics(trial, 'converges', summary.statistics()))
-        parts.append(unjudged('converges', (trial,), summary.by_seed, 0.5, not self.diverges))
       # A seed under way may still end either way; a trial that the budget leaves out never does.
-      waiting = waiting or states != {'not expressible'} and not (
-          states and states <= {'done', 'diverged'})
-    ends = Evidence(f'runs: {", ".join(words)}', parts, tuple(numbers),
-                    MISSING if waiting else '' if parts else NOTHING)
+      states = {run.status for run in group.runs(trial)}
+      if not states or not states <= {'done', 'diverged'} and states != {'not expressible'}:
+        found.pending.append(trial)
+    parts = [found.part((trial,), 0.5, not self.diverges) for trial in found.summaries]
+    words = ', '.join(f'{trial} ({group.status(trial)})' for trial in self.trials)
+    ends = dataclasses.replace(found.evidence(parts, 1), words=f'runs: {words}')
     # The loss of a run that diverged is no number: how it ended says all.
-    if self.within is None or not all(part.fits for part in parts):
+    if self.within is None or not all(part.fits for part in ends.parts):
       return ends
-    losses = _within(aggregate(group, 'valid_loss', self.asked), self.within, False)
+    losses = Near('valid_loss', self.trials, self.within, below=False).evidence(group, spread)
     return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
-                    [*parts, *losses.parts], ends.numbers + losses.numbers,
+                    [*ends.parts, *losses.parts], [*ends.numbers, *losses.numbers],
                     ends.reason or losses.reason)
 
 
@@ -190,7 +180,7 @@ class Onset(Check):
   def evidence(self, group: Group, spread: Spread | None) -> Evidence:
     measured = aggregate(group, 'sink_1', self.trials)
     if measured.pending:
-      return _evidence(measured, (), measured.lacking)
+      return measured.evidence((), 1)
     sizes: dict[str, int] = {}
     for trial in measured.summaries:
       run = group.done(trial)[0]
@@ -200,13 +190,13 @@ class Onset(Check):
         sizes[trial] = size
     # A single window has no smaller one to compare it with.
     if len(set(sizes.values())) < 2:
-      return _evidence(measured, (), 'windows are too small to show a sink',
-                       f': {len(sizes)} of the windows can show a sink at all')
-    small, large = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
+      return measured.evidence((), 0, 'windows are too small to show a sink',
+                               f': {len(sizes)} of the windows can show a sink at all')
+    small, large = (end(sizes, key=sizes.__getitem__) for end in (min, max))
     sink = known_level('sink_1', SINK, group.done(large))
-    return _evidence(measured, [measured.part((small,), NO_SINK, False, True),
-                                measured.part((large,), sink, True)], '',
-                     f': smallest {sizes[small]}, largest {sizes[large]} tokens')
+    return measured.evidence([measured.part((small,), NO_SINK, False, True),
+                              measured.part((large,), sink, True)],
+                             words=f': smallest {sizes[small]}, largest {sizes[large]} tokens')
 
 
 def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
@@ -222,28 +212,10 @@ def known_level(metric: str, level: float, runs: Sequence[RunRecord]) -> float:
                        run.probe.nulls)])
 
 
-def _within(measured: Aggregate, limit: float, either_side: bool) -> Evidence:
-  """Whether no mean is above the default's by more than a limit; with either_side, nor below."""
-  if 'default' not in measured.summaries or len(measured.summaries) < 2:
-    return _evidence(measured, (), measured.lacking)
-  sides = ((limit, False), (-limit, True)) if either_side else ((limit, False),)
-  return _evidence(measured, [measured.part((trial, 'default'), end, above)
-                              for trial in measured.summaries if trial != 'default'
-                              for end, above in sides], measured.incomplete(2))
-
-
-def _evidence(measured: Aggregate, parts: Sequence[Part | None], reason: str, words: str = ''
-              ) -> Evidence:
-  """words: behind those of the aggregate."""
-  found = [part for part in parts if part]
-  return Evidence(measured.words + words, found, measured.numbers, reason or (
-      'no seed is common to the trials' if len(found) < len(parts) else ''))
-
-
-def _has_sink(group: Group, trial: str, spread: Spread | None) -> bool | None:
-  """Whether a trial has a sink on the first token; None where that is undecided."""
-  sink = metric_summary('sink_1', group.done(trial))
-  if sink is None:
-    return False
-  least = known_level('sink_1', SINK, group.done(trial))
-  return unjudged('sink_1', (trial,), sink.by_seed, least, True).judge(spread, 1).held
+def presence(group: Group, trial: str, metric: str, least: float, spread: Spread | None
+             ) -> Part | None:
+  """Whether a metric of a trial is at least a known level; None where it was not measured."""
+  runs = group.done(trial)
+  summary, level = metric_summary(metric, runs), known_level(metric, least, runs)
+  return summary and unjudged(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level),
+                              True).judge(spread, 1)

@@ -120,8 +120,8 @@ def _sweep(figure: PaperFigure, group: Group) -> Picture:
           METRICS[metric].heading.removesuffix(' %'),
           [run for _, summary in points for run in summary.runs],
           [x for x, _ in points], [summary.mean for _, summary in points],
-          [min(summary.values) for _, summary in points],
-          [max(summary.values) for _, summary in points], axis, dashed=axis == 'right'))
+          [summary.least for _, summary in points],
+          [summary.largest for _, summary in points], axis, dashed=axis == 'right'))
   x = 'window in tokens' if windows else 'unique training tokens'
   return _picture(_panel('', x, _LOSS, lines, _SINK, log='x'))
 

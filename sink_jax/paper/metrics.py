@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sink_jax.attention.mask import Mask
-from sink_jax.paper.cells import Statistics
-from sink_jax.paper.differences import comparable_loss
+from sink_jax.paper.numbers import comparable_loss
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
 from sink_jax.report.records import RunRecord
 
@@ -78,82 +78,72 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricSummary:
-  """A metric of the seeds of a trial.
+class Statistics:
+  """A metric over the seeds of a trial: numbers, and the text that shows them.
 
-  proxy: of scores that do not sum to one. by_seed: the values on the scale of the metric, one per
-  seed; the mean of runs that repeat one. never: the seeds in which no sink emerged.
+  text: '18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores. mean: infinite where a
+  seed never gets there, as where no sink emerges. standard_deviation: None for one seed. proxy: of
+  scores that do not sum to one. runs: names of the folders. values: one per run. by_seed: on the
+  scale of the metric; the mean of runs that repeat a seed. never: the seeds in which no sink
+  emerged.
   """
 
-  metric: Metric
-  values: tuple[float, ...]
+  mean: float
+  least: float
+  largest: float
+  standard_deviation: float | None
+  n: int
+  text: str
   proxy: bool
-  runs: tuple[str, ...]
-  by_seed: Mapping[int, float]
-  never: tuple[int, ...] = ()
+  runs: Sequence[str]
+  metric: Metric = dataclasses.field(metadata=UNWRITTEN)
+  values: Sequence[float] = dataclasses.field(metadata=UNWRITTEN)
+  by_seed: Mapping[int, float] = dataclasses.field(metadata=UNWRITTEN)
+  never: Sequence[int] = dataclasses.field(metadata=UNWRITTEN)
 
   @property
-  def mean(self) -> float:
-    return statistics.fmean(self.values) if math.inf not in self.values else math.inf
-
-  def statistics(self) -> Statistics:
-    """The numbers and the text as the report has them."""
-    # A seed without a sink emerges at no step: its step, and so the mean, is infinite.
-    finite = len(self.values) > 1 and self.mean < math.inf
-    spread = statistics.stdev(self.values) if finite else None
-    return Statistics(self.mean, min(self.values), max(self.values), spread, len(self.values),
-                      self.text(), self.proxy, list(self.runs))
-
-  def text(self, unit: str = '') -> str:
-    """'18.18', or '18.18 (17.20 to 19.30, n = 3)'; * marks proxy scores."""
-    # Behind the number and not behind its range, which the table shows as small print.
-    star = ('*' if self.proxy else '') + unit
-    if self.mean == math.inf and len(self.values) > 1:
-      never = self.values.count(math.inf)
-      return f'never in {never} of {len(self.values)}{star}'
-    words = self.metric.text(self.mean) + star
-    if len(self.values) > 1 and self.metric.unit != 'truth':
-      words += (f' ({self.metric.text(min(self.values))} to '
-                f'{self.metric.text(max(self.values))}, n = {len(self.values)})')
-    return words
+  def signed(self) -> str:
+    """The text with the sign of the unit: '18.18 % (17.20 to 19.30, n = 3)'."""
+    mean, *spread = self.text.partition(' (')
+    return mean + self.metric.sign + ''.join(spread)
 
 
-def metric_summary(name: str, runs: Iterable[RunRecord]) -> MetricSummary | None:
+def metric_summary(name: str, runs: Iterable[RunRecord]) -> Statistics | None:
   """The mean and spread over the runs that have the metric; None if none has it."""
   return summarize(METRICS[name], runs, starred=name in _OF_SCORES)
 
 
 def summarize(metric: Metric, runs: Iterable[RunRecord], starred: bool = False
-              ) -> MetricSummary | None:
+              ) -> Statistics | None:
   """The same of any metric; starred: proxies are marked."""
   measured = [(run, float(value)) for run in runs if (value := metric.of(run)) is not None]
   if not measured:
     return None
   proxy = starred and any(run.proxy for run, _ in measured)
-  scaled: dict[int, list[float]] = {}
+  values, scaled = [value for _, value in measured], collections.defaultdict[int, list[float]](list)
   for run, value in measured:
     seed, last = (run.setup.seed, run.setup.steps) if run.setup else (-1, math.inf)
-    scaled.setdefault(seed, []).append(metric.scaled(value, last))
-  return MetricSummary(metric, tuple(value for _, value in measured), proxy,
-                       tuple(run.name for run, _ in measured),
-                       {seed: statistics.fmean(values) for seed, values in scaled.items()},
-                       tuple(dict.fromkeys(run.setup.seed for run, value in measured
-                                           if value == math.inf and run.setup)))
-
-
-def impossible(name: str, run: RunRecord) -> str:
-  """Why a run can never have a metric; '' if it can."""
-  alone = name in ('window_absolute', 'window_relative') and window_size(run) == 1
-  return ALONE if alone else ''
+    scaled[seed].append(metric.scaled(value, last))
+  # A seed without a sink emerges at no step: its step, and so the mean, is infinite.
+  mean, n = statistics.fmean(values), len(values)
+  spread = statistics.stdev(values) if n > 1 and mean < math.inf else None
+  # The star stands behind the number and not behind its range, which tables show as small print.
+  star = '*' if proxy else ''
+  text = metric.text(mean) + star
+  if mean == math.inf and n > 1:
+    text = f'never in {values.count(math.inf)} of {n}{star}'
+  elif n > 1 and metric.unit != 'truth':
+    text += f' ({metric.text(min(values))} to {metric.text(max(values))}, n = {n})'
+  return Statistics(mean, min(values), max(values), spread, n, text, proxy,
+                    [run.name for run, _ in measured], metric, values,
+                    {seed: statistics.fmean(of) for seed, of in scaled.items()},
+                    list(dict.fromkeys(run.setup.seed for run, value in measured
+                                       if value == math.inf and run.setup)))
 
 
 def window_size(run: RunRecord) -> int | None:
   """Tokens of the attention window; None where the mask is no window."""
-  return _mask(run).window
-
-
-def _mask(run: RunRecord) -> Mask:
-  return run.known_setup.experiment.attention.mask
+  return run.known_setup.experiment.attention.mask.window
 
 
 def probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
@@ -161,24 +151,19 @@ def probed(of: Callable[[ProbeRecord], float | None]) -> _Quantity:
   return lambda run: None if run.probe is None else of(run.probe)
 
 
-def _rates(run: RunRecord) -> Sequence[float]:
-  """Sink_k in percent, k = 1, 2, ...; none without probe rows."""
-  return run.probe.sink if run.probe else ()
-
-
 def _sink(position: int) -> _Quantity:
-  return lambda run: _rates(run)[position - 1] if len(_rates(run)) >= position else None
+  return probed(lambda probe: probe.sink[position - 1] if len(probe.sink) >= position else None)
 
 
 def _lead(position: int) -> _Quantity:
   """By how much Sink_k exceeds the largest of the other first positions, in points."""
-  def of(run: RunRecord) -> float | None:
-    rates = _rates(run)[:_FIRST]
+  def of(probe: ProbeRecord) -> float | None:
+    rates = probe.sink[:_FIRST]
     if len(rates) < max(position, 2):
       return None
     # Compared with all others of the first positions: a sink that has moved stands on one of them.
     return rates[position - 1] - max([*rates[:position - 1], *rates[position:]])
-  return of
+  return probed(of)
 
 
 def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -> _Quantity:
@@ -190,37 +175,24 @@ def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -
   return quantity
 
 
-def _analysis(name: str, key: str) -> _Quantity:
-  """A number that an analysis of the run wrote."""
+def _analysis(name: str, *keys: str, change: Callable[..., float | None] = float) -> _Quantity:
+  """What numbers of an analysis of the run are changed to; None where one of them is unknown."""
   def of(run: RunRecord) -> float | None:
-    value = (run.analyses.get(name) or {}).get(key)
-    return value if isinstance(value, (int, float)) else None
+    found = [(run.analyses.get(name) or {}).get(key) for key in keys]
+    return change(*found) if all(isinstance(value, (int, float)) for value in found) else None
   return of
 
 
-def _of(change: Callable[..., float | None], *quantities: _Quantity) -> _Quantity:
-  """A function of quantities; None where one of them is unknown."""
-  def of(run: RunRecord) -> float | None:
-    values = [quantity(run) for quantity in quantities]
-    return None if None in values else change(*values)
-  return of
-
-
-def _of_uniform(weight: str, uniform: str) -> _Quantity:
+def _times_uniform(weight: float, uniform: float) -> float | None:
   """How many times the weight that it would have if a query saw all of its keys alike."""
   # Few keys share the weight of a small window, so that only the ratio compares windows.
-  return _of(lambda measured, even: measured / even if even else None,
-             _analysis('window', weight), _analysis('window', uniform))
-
-
-def _all_text_loss(run: RunRecord) -> float | None:
-  return (run.losses or {}).get('valid')
+  return weight / uniform if uniform else None
 
 
 def _valid_loss(run: RunRecord) -> float | None:
   """On Pile-CC where that is the paper's, else on all validation text there is."""
   pile_cc = comparable_loss(run)
-  return _all_text_loss(run) if pile_cc is None else pile_cc
+  return (run.losses or {}).get('valid') if pile_cc is None else pile_cc
 
 
 def _train_loss(run: RunRecord) -> float | None:
@@ -228,6 +200,11 @@ def _train_loss(run: RunRecord) -> float | None:
   # The loss of a single step is that of one batch, and noisy.
   losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
   return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
+
+
+def _overfitting(run: RunRecord) -> float | None:
+  valid, train = (run.losses or {}).get('valid'), _train_loss(run)
+  return None if valid is None or train is None else valid - train
 
 
 def _overfit_step(run: RunRecord) -> float | None:
@@ -239,15 +216,12 @@ def _overfit_step(run: RunRecord) -> float | None:
   return min(points)[1] if points else None
 
 
-def _in_prefix(run: RunRecord) -> Sequence[float]:
-  """Sink_k in percent of the tokens of the prefix; none where there is no prefix."""
-  return _rates(run)[:_mask(run).prefix or 0]
-
-
-def _first_in_prefix(run: RunRecord) -> float | None:
-  """Share of the sinks of the prefix that stand on its first token, in percent."""
-  rates = _in_prefix(run)
-  return 100 * rates[0] / sum(rates) if rates and sum(rates) else None
+def _of_prefix(change: Callable[[Sequence[float]], float | None]) -> _Quantity:
+  """What Sink_k of the tokens of the prefix are changed to; None where there is no prefix."""
+  def of(run: RunRecord) -> float | None:
+    prefix = run.known_setup.experiment.attention.mask.prefix or 0
+    return change(run.probe.sink[:prefix]) if prefix and run.probe and run.probe.sink else None
+  return of
 
 
 METRICS = {
@@ -256,13 +230,12 @@ METRICS = {
     **{f'sink_{k}': Metric(f'Sink_{k} %', 'percent', _sink(k)) for k in (2, 3, 4)},
     **{f'lead_{k}': Metric(f'lead of Sink_{k} in points', 'points', _lead(k)) for k in (1, 2, 3)},
     'largest_sink': Metric(f'largest Sink_k % of the first {_FIRST} tokens', 'percent',
-                           lambda run: max(_rates(run)[:_FIRST], default=None)),
+                           probed(lambda probe: max(probe.sink[:_FIRST], default=None))),
     'first_sink_1': Metric('Sink_1 % before training', 'percent', probed(
         lambda probe: None if probe.curves.step[0] else probe.curves.sink_1[0]), 'sink_1'),
     'valid_loss': Metric('valid loss', 'nats', _valid_loss),
     'train_loss': Metric('training loss', 'nats', _train_loss),
-    'overfitting': Metric('valid loss minus training loss', 'nats', _of(
-        operator.sub, _all_text_loss, _train_loss)),
+    'overfitting': Metric('valid loss minus training loss', 'nats', _overfitting),
     'overfit_step': Metric('step of the least valid loss', 'steps', _overfit_step),
     # Infinite and not None: that no sink emerged is a result, and later than any step.
     'emergence_step': Metric('step of emergence', 'steps', probed(
@@ -279,20 +252,20 @@ METRICS = {
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
                                  over_blocks(max, lambda ratios: ratios.sink_token, skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
-    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _of(
-        operator.sub, _analysis('removed', 'valid_loss'),
-        _analysis('removed', 'valid_loss_before'))),
+    'removed_loss': Metric('rise of the valid loss by removal', 'nats', _analysis(
+        'removed', 'valid_loss', 'valid_loss_before', change=operator.sub)),
     'window_absolute': Metric('attention to the absolute first token, times uniform', 'ratio',
-                              _of_uniform('absolute_first', 'absolute_uniform')),
+                              _analysis('window', 'absolute_first', 'absolute_uniform',
+                                        change=_times_uniform)),
     'window_relative': Metric('attention to the first token of the window, times uniform',
-                              'ratio', _of_uniform('relative_first', 'uniform')),
+                              'ratio', _analysis('window', 'relative_first', 'uniform',
+                                                 change=_times_uniform)),
     'prefix_share': Metric('share of sink heads whose strongest token is in the prefix', 'percent',
-                           _of(lambda share: 100 * share, _analysis(
-                               'prefix', 'strongest_in_prefix'))),
-    'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', lambda run: (
-        sum(_in_prefix(run)) if _in_prefix(run) else None)),
-    'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent',
-                           _first_in_prefix),
+                           _analysis('prefix', 'strongest_in_prefix',
+                                     change=lambda share: 100 * share)),
+    'prefix_sink': Metric('sum of Sink_k % over the prefix', 'percent', _of_prefix(sum)),
+    'prefix_first': Metric("share of the prefix's sinks on its first token", 'percent', _of_prefix(
+        lambda sinks: 100 * sinks[0] / sum(sinks) if sum(sinks) else None)),
     'chain_difference': Metric('largest relative difference', 'difference', _analysis(
         'first_token_chain', 'largest_relative_difference')),
     # Of open models alone.

@@ -13,9 +13,8 @@ from typing import Any
 
 from sink_jax.paper.analysed import Analysed, Result, listed, printable
 from sink_jax.paper.cells import Cell, Entry, OpenNumber
-from sink_jax.paper.differences import difference
 from sink_jax.paper.metrics import METRICS
-from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
+from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable, difference
 from sink_jax.paper.open_protocol import (
   PROTOCOLS,
   alike,

@@ -1,4 +1,7 @@
-"""Parts of criteria: each says that one mean over seeds lies on one side of its level."""
+"""What answers a check: the numbers of its trials, and the parts that they decide.
+
+A part says that one mean over seeds lies on one side of its level.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sink_jax.paper import numbers
-from sink_jax.paper.metrics import METRICS, Metric
+from sink_jax.paper.collect import Group
+from sink_jax.paper.metrics import ALONE, METRICS, Metric, Statistics, metric_summary, window_size
 from sink_jax.paper.spread import MIN_SEEDS, NO_SPREAD, Spread
+from sink_jax.report.markup import listed
+
+_ENDED = {'diverged', 'not expressible'}  # states that no more training changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +46,11 @@ class Part:
   values: Sequence[float]
   seeds: Sequence[int]
   fits: bool
-  exact: bool
-  doubt: str
-  paper: float | None
-  proxy: bool
-  never: Sequence[str]
+  exact: bool = False
+  doubt: str = ''
+  paper: float | None = None
+  proxy: bool = False
+  never: Sequence[str] = ()
   held: bool | None = None
   low: float | None = None
   high: float | None = None
@@ -68,31 +75,29 @@ class Part:
         chance no more often than for one; one decided against is enough for a claim not to hold,
         so the chance of that is divided among them.
     """
-    metric = METRICS[self.metric]
+    metric, low, high, needed, doubt = METRICS[self.metric], None, None, None, self.doubt
     if spread is None or self.exact:
-      return self._decided(True)
-    if metric.unit == 'truth':
-      return self._decided(self.n >= MIN_SEEDS and len(set(self.values)) == 1)
-    values, level = [metric.scaled(value) for value in self.values], metric.scaled(self.level)
-    # A mean on the wrong side decides against the claim, whose chance is divided.
-    among = 1 if self.fits else parts
-    interval = spread.interval(self.metric, self.trials, values, among)
-    decided = interval.above(level) or interval.below(level)
-    needed = None if decided or self.doubt else spread.seeds_needed(
-        self.metric, self.trials, values, level, among)
-    unknown = interval.low is None and self.n >= MIN_SEEDS
-    natural = lambda value: None if value is None else metric.unscaled(value)
-    return dataclasses.replace(
-        self._decided(decided), low=natural(interval.low), high=natural(interval.high),
-        needed=needed, doubt=self.doubt or (NO_SPREAD if unknown else ''))
-
-  def _decided(self, decided: bool) -> Part:
-    return dataclasses.replace(self, held=self.fits if decided and not self.doubt else None)
+      decided = True
+    elif metric.unit == 'truth':
+      decided = self.n >= MIN_SEEDS and len(set(self.values)) == 1
+    else:
+      # A mean on the wrong side decides against the claim, whose chance is divided.
+      among, level = 1 if self.fits else parts, metric.scaled(self.level)
+      sample = self.metric, self.trials, [metric.scaled(value) for value in self.values]
+      interval = spread.interval(*sample, among)
+      decided = interval.above(level) or interval.below(level)
+      if not decided and not doubt:
+        needed = spread.seeds_needed(*sample, level, among)
+      if interval.low is not None and interval.high is not None:
+        low, high = metric.unscaled(interval.low), metric.unscaled(interval.high)
+      elif self.n >= MIN_SEEDS:
+        doubt = doubt or NO_SPREAD
+    held = self.fits if decided and not doubt else None
+    return dataclasses.replace(self, held=held, low=low, high=high, needed=needed, doubt=doubt)
 
 
 def unjudged(metric: str, trials: tuple[str, ...], values: Mapping[int, float], level: float,
-             above: bool, strict: bool = False, exact: bool = False, doubt: str = '',
-             proxy: bool = False, never: tuple[str, ...] = ()) -> Part:
+             above: bool, strict: bool = False) -> Part:
   """A part that is not judged yet.
 
   values, level: on the scale of the metric, the values by seed. strict: whether the level itself is
@@ -108,7 +113,7 @@ def unjudged(metric: str, trials: tuple[str, ...], values: Mapping[int, float], 
       metric=metric, trials=trials, asked=_asked(of, len(trials) > 1, level, above, strict),
       level=of.unscaled(level), above=above, mean=of.unscaled(mean),
       values=[of.unscaled(value) for value in values.values()], seeds=list(values), fits=fits,
-      exact=exact, doubt=doubt, paper=_paper(metric, trials), proxy=proxy, never=never)
+      paper=_paper(metric, trials))
 
 
 def _asked(metric: Metric, difference: bool, level: float, above: bool, strict: bool) -> str:
@@ -133,3 +138,107 @@ def _paper(metric: str, trials: tuple[str, ...]) -> float | None:
   if len(known) < len(found):
     return None
   return of.unscaled(known[0] if len(known) == 1 else known[0] - known[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialStatistics:
+  """A number that decides a claim."""
+
+  trial: str
+  metric: str
+  statistics: Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+  """What runs say to a check: the parts to decide, in words and with the numbers of its trials.
+
+  reason: why the check cannot hold whatever its parts say, short enough to group claims by; '' if
+  it can. One part decided against it is enough all the same.
+  """
+
+  words: str
+  parts: Sequence[Part]
+  numbers: Sequence[TrialStatistics]
+  reason: str = ''
+
+
+@dataclasses.dataclass
+class Aggregate:
+  """A metric of several trials of a group over the seeds of each, and the trials that lack it.
+
+  pending: trials whose numbers may still come, with the reason. left_out: trials that will never
+  have one. not_done: seeds of the trials in `summaries` that are not done, and so not in the means.
+  diverged: trials of which a seed diverged, whether others are done or not.
+  """
+
+  metric: str
+  diverged: Sequence[str]
+  summaries: dict[str, Statistics] = dataclasses.field(default_factory=dict)
+  pending: list[str] = dataclasses.field(default_factory=list)
+  left_out: list[str] = dataclasses.field(default_factory=list)
+  not_done: list[str] = dataclasses.field(default_factory=list)
+
+  def part(self, trials: tuple[str, ...], level: float, above: bool, strict: bool = False
+           ) -> Part | None:
+    """A part about a trial, or about one minus another seed by seed; None where they share no seed.
+
+    level: on the scale of the metric.
+    """
+    summaries = {trial: self.summaries[trial] for trial in trials}
+    first, *others = [summary.by_seed for summary in summaries.values()]
+    values = {seed: value - sum(other[seed] for other in others) for seed, value in first.items()
+              if all(seed in other for other in others)}
+    if not values:
+      return None
+    # Seeds that diverged have no number; the mean of the others is of those that went well.
+    diverged = [trial for trial in trials if trial in self.diverged]
+    return dataclasses.replace(
+        unjudged(self.metric, trials, values, level, above, strict),
+        doubt=f'a seed of {listed(diverged)} diverged' if diverged else '',
+        proxy=any(summary.proxy for summary in summaries.values()),
+        never=[f'{trial} with seed {seed}: never (at least '
+               f'{summary.metric.text(summary.by_seed[seed])})'
+               for trial, summary in summaries.items() for seed in summary.never])
+
+  def evidence(self, parts: Sequence[Part | None], least: int = 0, reason: str = '',
+               words: str = '') -> Evidence:
+    """The parts with 'Sink_1: default 18.18 %, batch-128 16.45 %', what is missing, and words.
+
+    least: how many trials are asked for, of which none may be still to come; 0: what is there is
+    enough.
+    """
+    shown = [f'{trial} {summary.signed}' for trial, summary in self.summaries.items()]
+    lists = ((METRICS[self.metric].name, shown), ('not in the means', self.not_done),
+             ('missing', self.pending), ('left out', self.left_out))
+    found = [part for part in parts if part]
+    if least and (self.pending or len(self.summaries) < least):
+      reason = 'runs are missing' if self.pending else 'nothing was measured'
+    elif least and not self.summaries.keys() >= set(self.diverged):
+      reason = 'every run of a trial diverged'
+    elif not reason and len(found) < len(parts):
+      reason = 'no seed is common to the trials'
+    return Evidence(
+        '; '.join(f'{name}: {", ".join(of)}' for name, of in lists if of) + words, found,
+        [TrialStatistics(trial, self.metric, of) for trial, of in self.summaries.items()], reason)
+
+
+def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
+  """Over the runs that are done: nothing is judged before the last step."""
+  found = Aggregate(metric, [trial for trial in trials
+                             if any(run.status == 'diverged' for run in group.runs(trial))])
+  for trial in trials:
+    done = group.done(trial)
+    if summary := metric_summary(metric, done):
+      found.summaries[trial] = summary
+      # The mean of the seeds that are done counts, and the words name the others.
+      found.not_done += [f'{trial} ({words})'] if (words := group.not_done(trial)) else []
+      continue
+    # A trial that can never have the number holds no verdict up.
+    alone = metric in ('window_absolute', 'window_relative') and any(
+        window_size(run) == 1 for run in done)
+    ended = {run.status for run in group.runs(trial)}
+    words = (ALONE if alone else 'not measured') if done else group.status(trial)
+    (found.left_out if alone or ended and ended <= _ENDED else found.pending).append(
+        f'{trial} ({words})')
+  return found

@@ -14,7 +14,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge
+from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge, second_looks
 from sink_jax.paper.collect import (
   Group,
   groups_of,
@@ -25,13 +25,11 @@ from sink_jax.paper.collect import (
 )
 from sink_jax.paper.content import GroupSummary, PaperReport
 from sink_jax.paper.curves import figure_data
-from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import page
 from sink_jax.paper.pictures import Figure, Picture
-from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
@@ -89,7 +87,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       figures=figures,
       events=event_orders(groups),
       synthetic=synthetic.section(runs),
-      comparison=f'{CRITERION} {open_protocol.CRITERION}',
+      comparison=f'{numbers.CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
       notes=[line for group in judged for line in inconsistencies(group)],
       runs={run.name: run for run in runs},

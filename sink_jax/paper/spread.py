@@ -114,9 +114,8 @@ class Spread:
       parts: among how many parts of a claim the chance of a false verdict is divided.
     """
     mean, (to, back) = statistics.fmean(values), _scale(metric, trials)
-    half = half_width(self.pool(metric, trials), Within.of([to(value) for value in values]),
-                      len(values), parts, confidence)
-    if half is None:
+    half = half_width(self.pool(metric, trials), Within.of([*map(to, values)]), parts, confidence)
+    if half == math.inf:
       return Interval(mean, None, None)
     # Around the mean of the rates, which is what is asked about and shown, and not of arcsines.
     return Interval(mean, back(to(mean) - half), back(to(mean) + half))
@@ -135,9 +134,8 @@ class Spread:
     interval is known. The arguments are those of `interval`.
     """
     to, _ = _scale(metric, trials)
-    spreads = _spreads(self.pool(metric, trials), Within.of([to(value) for value in values]),
-                       len(values))
     gap = abs(to(statistics.fmean(values)) - to(level))
+    spreads = _spreads(self.pool(metric, trials), Within.of([*map(to, values)]))
     return max((float(2 * stdtr(freedom, -gap / error)) if error else float(not gap)
                 for freedom, error in spreads), default=1.0)
 
@@ -145,13 +143,10 @@ class Spread:
                    parts: int) -> int | None:
     """How many seeds of this mean and spread would decide; None if unknown or more than 100."""
     (to, _), pool = _scale(metric, trials), self.pool(metric, trials)
-    own = Within.of([to(value) for value in values])
+    own = Within.of([*map(to, values)])
     gap = abs(to(statistics.fmean(values)) - to(level))
-    for n in range(max(len(values), MIN_SEEDS), _MOST_SEEDS + 1):
-      half = half_width(pool, Within(own.variance * (n - 1), n - 1), n, parts)
-      if half is not None and half < gap:
-        return n
-    return None
+    return next((n for n in range(max(len(values), MIN_SEEDS), _MOST_SEEDS + 1)
+                 if half_width(pool, Within(own.variance * (n - 1), n - 1), parts) < gap), None)
 
   def pool(self, metric: str, trials: Sequence[str]) -> Within:
     """The spread within the other trials, and of one head where the metric is a rate."""
@@ -180,21 +175,20 @@ def one_head(heads: int, freedom: int, angle: bool) -> Within:
   return Within(more * variance, more)
 
 
-def half_width(pool: Within, own: Within, n: int, parts: int, confidence: float = CONFIDENCE
-               ) -> float | None:
-  """Half of an interval of n seeds; None for fewer than three, or where nothing is known."""
+def half_width(pool: Within, own: Within, parts: int, confidence: float = CONFIDENCE) -> float:
+  """Half of an interval; infinite for fewer than three seeds, or where nothing is known."""
   outside = (1 - confidence) / parts
-  return max((t_quantile(freedom, outside) * error for freedom, error in _spreads(pool, own, n)),
-             default=None)
+  return max((t_quantile(freedom, outside) * error for freedom, error in _spreads(pool, own)),
+             default=math.inf)
 
 
-def _spreads(pool: Within, own: Within, n: int) -> list[tuple[int, float]]:
-  """(degrees of freedom, standard error of a mean of n seeds) of which the wider one counts.
+def _spreads(pool: Within, own: Within) -> list[tuple[int, float]]:
+  """(degrees of freedom, standard error of the mean of seeds) of which the wider one counts.
 
   Empty for fewer than three seeds, or where nothing is known: three seeds that do not differ at all
   say nothing of how much others would; many trials do.
   """
-  prior = min(pool.freedom, MOST_FREEDOM)
+  n, prior = own.freedom + 1, min(pool.freedom, MOST_FREEDOM)
   if n < MIN_SEEDS or not own.squares + pool.squares and pool.freedom < MOST_FREEDOM:
     return []
   joined = (prior * pool.variance + own.squares) / (prior + own.freedom)
@@ -226,18 +220,14 @@ def _heads(run: RunRecord) -> int:
 
 def _scale(metric: str, trials: Sequence[str]
            ) -> tuple[Callable[[float], float], Callable[[float], float]]:
-  """From the scale of a metric to that on which seeds spread alike, and back."""
-  rate = METRICS[metric].unit == 'percent' and len(trials) == 1
-  return (_angle, _rate) if rate else (float, float)
+  """From the scale of a metric to that on which seeds spread alike, and back.
 
-
-def _angle(percent: float) -> float:
-  """0 to 100 % as 0 to pi/2. A sum of several rates may be more than 100."""
-  return math.asin(math.sqrt(min(max(percent, 0.0), 100.0) / 100))
-
-
-def _rate(angle: float) -> float:
-  return 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2
+  A rate of 0 to 100 % is an angle of 0 to pi/2. A sum of several rates may be more than 100.
+  """
+  if METRICS[metric].unit != 'percent' or len(trials) > 1:
+    return float, float
+  return (lambda percent: math.asin(math.sqrt(min(max(percent, 0.0), 100.0) / 100)),
+          lambda angle: 100 * math.sin(min(max(angle, 0.0), math.pi / 2))**2)
 
 
 def t_quantile(freedom: int, outside: float) -> float:

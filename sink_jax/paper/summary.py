@@ -76,40 +76,33 @@ def _lines(claims: Sequence[Claim], group: Group) -> list[str]:
     for verdict in claim.verdicts:
       if verdict.name == group.name:
         judged[verdict.verdict].append((claim.key, verdict))
-  lines = [_default(group)]
-  total = sum(map(len, judged.values()))
-  lines += [f'{len(members)} of {total} claims {PLURAL[verdict]}'
-            + (f': {", ".join(map(_named, members))}.' if members else '.')
-            for verdict, members in judged.items() if verdict != UNKNOWN]
+  done, total = group.done('default'), sum(map(len, judged.values()))
+  numbers = ', '.join(f'{summary.metric.name} {summary.signed}' for name in _DEFAULT
+                      if (summary := metric_summary(name, done)))
   # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
   reasons: dict[str, list[str]] = {}
-  for key, verdict in judged[UNKNOWN]:
+  for key, verdict in judged.pop(UNKNOWN):
     reasons.setdefault(verdict.reason, []).append(key)
-  why = '; '.join(f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
-  lines.append(f'{len(judged[UNKNOWN])} {PLURAL[UNKNOWN]}' + (f': {why}.' if why else '.'))
-  asked = [member for verdict, members in judged.items() if verdict != UNKNOWN
-           for member in members]
-  lines += [_errors(asked)] if asked else []
-  lines += [LIMITS[group.rules]] if group.rules in LIMITS else []
-  members = [run for runs in group.trials.values() for run in runs]
-  return lines + split_notes(members) + inconsistencies(group)
-
-
-def _default(group: Group) -> str:
-  """The main numbers of the default run."""
-  done = group.done('default')
-  summaries = [summary for name in _DEFAULT if (summary := metric_summary(name, done))]
-  words = ', '.join(f'{summary.metric.name} {summary.text(summary.metric.sign)}'
-                    for summary in summaries)
-  return f'default: {words or group.status("default")}.'
+  asked = [member for members in judged.values() for member in members]
+  counts = {f'{len(members)} of {total} claims {PLURAL[verdict]}': ', '.join(
+      f'{key} (about {of.needed} seeds)' if of.needed else key for key, of in members)
+            for verdict, members in judged.items()}
+  counts[f'{total - len(asked)} {PLURAL[UNKNOWN]}'] = '; '.join(
+      f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
+  return [f'default: {numbers or group.status("default")}.',
+          *(f'{words}: {which}.' if which else f'{words}.' for words, which in counts.items()),
+          *([_errors(asked)] if asked else []),
+          *([LIMITS[group.rules]] if group.rules in LIMITS else []),
+          *split_notes([run for runs in group.trials.values() for run in runs]),
+          *inconsistencies(group)]
 
 
 def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
   """How many verdicts are false, at most, and of which claims that is not known."""
-  known = [key for key, verdict in asked if all(map(_simulated, verdict.parts))]
-  others = [key for key, _ in asked if key not in known]
-  words = (f'At most {len(known) * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
-           f'{len(known)} of these claims: as many as if each lay exactly on its level, where by '
+  others = [key for key, verdict in asked if not all(map(_simulated, verdict.parts))]
+  known = len(asked) - len(others)
+  words = (f'At most {known * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
+           f'{known} of these claims: as many as if each lay exactly on its level, where by '
            f'simulation {100 * FALSE_VERDICTS:g} % at most get a verdict; more do at a level of '
            '5 %, or in a difference, where one head is a sink in some seeds only, so that three '
            'have none, or all have it.')
@@ -125,8 +118,3 @@ def _simulated(part: Part) -> bool:
   if unit == 'percent' and len(part.trials) == 1:
     return part.level < _CEILING
   return unit in ('percent', 'points', 'nats')
-
-
-def _named(member: tuple[str, Verdict]) -> str:
-  key, verdict = member
-  return f'{key} (about {verdict.needed} seeds)' if verdict.needed else key

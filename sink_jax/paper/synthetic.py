@@ -85,7 +85,7 @@ def _row(label: Label, runs: Sequence[RunRecord], columns: Sequence[Column], sev
   name = label.trial.removeprefix(SYNTHETIC)
   if several:
     name += f' ({", ".join(filter(None, (label.budget, label.protocol))) or "no budget"})'
-  cells = {column.metric.heading: summary.statistics() for column in columns
+  cells = {column.metric.heading: summary for column in columns
            if (summary := summarize(column.metric, measured, column.proxies))}
   return SyntheticRow(name, label.trial, label.budget, label.protocol, group.status(label.trial),
                       cells, [run.name for run in runs])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from sink_jax.io.tables import number, short
-from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
+from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.content import GroupSummary, SyntheticAxis
+from sink_jax.paper.metrics import Statistics
 from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord

@@ -8,9 +8,8 @@ from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.collect import Group
-from sink_jax.paper.differences import difference, remark
 from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.numbers import PaperRow, PaperTable
+from sink_jax.paper.numbers import PaperRow, PaperTable, difference, remark
 from sink_jax.report.records import RunRecord
 
 
@@ -101,7 +100,7 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
       # A truth agrees where all seeds do: their mean is then exactly 0 or 1.
       agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
-      measured=summary.statistics())
+      measured=summary)
 
 
 def _failure(runs: Sequence[RunRecord]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
 from sink_jax.paper.curves import losses, series, sink_points, thinned
-from sink_jax.paper.metrics import MetricSummary
+from sink_jax.paper.metrics import Statistics
 from sink_jax.paper.pictures import Picture
 from sink_jax.paper.seeds import seed_panel
 from sink_jax.paper.spread import CONFIDENCE
@@ -69,7 +69,7 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   quantities, trials = found.quantities(), (CONTINUED, *GRAFTS, *SCRATCH)
   cells = {trial: [found.summary(trial, key) for key in quantities] for trial in trials}
   page.table(['trial', 'runs', *(metric.heading for metric in quantities.values())],
-             [[trial, group.status(trial), *(cell.text() if cell else '-' for cell in row)]
+             [[trial, group.status(trial), *(cell.text if cell else '-' for cell in row)]
               for trial, row in cells.items()], (0, 1))
   changed = {name: run.graft.changed for name in GRAFTS for run in group.runs(name) if run.graft}
   page.items([*(f'{name} changes {"; ".join(lines)}' for name, lines in changed.items()),
@@ -90,7 +90,7 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                         for name, standings in of.items()}
   record: dict[str, Any] = {
       'answer': words, 'grafts': {trial: {'status': group.status(trial)} | {
-          key: {'runs': cell.runs, 'values': cell.values, 'text': cell.text()}
+          key: {'runs': cell.runs, 'values': cell.values, 'text': cell.text}
           for key, cell in zip(quantities, row) if cell} for trial, row in cells.items()},
       'moved': found.moved, 'beside_continued': records(found.continued),
       'beside_scratch': records(found.scratch), 'misfits': found.misfits, 'not_run': missing}
@@ -139,13 +139,13 @@ def _details(found: Grafts) -> list[str]:
   if before is None or after is None:
     lines.append(f'{CONTINUED}: {group.status(CONTINUED)}. What grafts do beside it is open.')
   else:
-    lines.append(f'Sink_1 of the default is {before.text(" %")} before, and {after.text(" %")} '
+    lines.append(f'Sink_1 of the default is {before.signed} before, and {after.signed} '
                  'where it is trained on for as long without a graft.')
     if before.mean < (SINK.present or 0):
       lines.append(f'Below {SINK.present:g} % there is no sink that could move.')
     lines.append('Beside that, Sink_1 ends '
                  f'{_found(found.continued, SINK.key)}.')
-  if keys := [f'{cell.text(" %")} with {name}' for name in begun
+  if keys := [f'{cell.signed} with {name}' for name in begun
               if (cell := found.summary(name, 'extra_key_end'))]:
     lines.append(f'The extra key ends with a Sink_* of {"; ".join(keys)}; the sink has moved there '
                  f'with {listed(found.moved) if found.moved else "none beyond doubt"}.')
@@ -177,13 +177,12 @@ def _found(standings: Standings, key: str) -> str:
   return '; '.join(parts)
 
 
-def _from(steps: MetricSummary) -> str:
+def _from(steps: Statistics) -> str:
   """'from step 233 (100 to 400) on', or 'never'."""
-  words, text = steps.text(), steps.metric.text
+  words, text = steps.text, steps.metric.text
   if words.startswith('never'):
     return words
-  least, most = min(steps.values), max(steps.values)
-  ends = f' ({text(least)} to {text(most)})' if least < most else ''
+  ends = f' ({text(steps.least)} to {text(steps.largest)})' if steps.least < steps.largest else ''
   return f'from step {text(steps.mean)}{ends} on'
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.paper.collect import Group, seed_and_name, unlike
-from sink_jax.paper.metrics import METRICS, Metric, MetricSummary, summarize
+from sink_jax.paper.metrics import METRICS, Metric, Statistics, summarize
 from sink_jax.paper.spread import MIN_SEEDS, Spread
 from sink_jax.remedies import standings
 from sink_jax.remedies.axes import AXES, EXTRA_KEY, Axis
@@ -70,7 +70,7 @@ class Grafts:
         'sink_grafted': dataclasses.replace(METRICS['first_sink_1'], heading='Sink_1 % grafted'),
         **_ENDS, 'steps': Metric('steps to below half of before', 'steps', self._steps)}
 
-  def summary(self, trial: str, quantity: str) -> MetricSummary | None:
+  def summary(self, trial: str, quantity: str) -> Statistics | None:
     """A quantity over the seeds: of all runs what is at step 0, else of those that are done."""
     if trial in SCRATCH and quantity not in _ENDS:
       return None  # it begins with nothing that could be changed

@@ -104,7 +104,7 @@ def sentences(task: Task) -> list[str]:
 
 def _seeds(axis: Axis, variant: Variant) -> str:
   metric = metric_summary(axis.metric, variant.done)
-  return metric.text() if metric else variant.status
+  return metric.text if metric else variant.status
 
 
 def _table(task: Task, times: StepTimes) -> tuple[list[str], list[list[str]]]:

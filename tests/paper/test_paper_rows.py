@@ -5,12 +5,12 @@ import json
 import pytest
 
 from sink_jax.paper import numbers, synthetic, tables
-from sink_jax.paper.aggregate import aggregate
-from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
+from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.curves import figure_data
-from sink_jax.paper.differences import difference
-from sink_jax.paper.numbers import PaperRow, PaperTable
+from sink_jax.paper.metrics import METRICS, Statistics
+from sink_jax.paper.numbers import PaperRow, PaperTable, difference
+from sink_jax.paper.parts import aggregate
 from sink_jax.paper.table_grid import add_table
 from sink_jax.report.parts import Parts
 from sink_jax.train.experiment import Label
@@ -165,7 +165,7 @@ def lines_of(table):
 
 
 def test_a_table_has_as_many_marks_as_it_needs():
-  statistics = Statistics(1.0, 1.0, 1.0, None, 1, '1', False, ['a'])
+  statistics = Statistics(1.0, 1.0, 1.0, None, 1, '1', False, ['a'], METRICS['sink_1'], [1.0], {}, [])
   cell = lambda i: Cell(2.0, 1.0, None, f'remark {i}', statistics)
   entry = lambda i: Entry('', {'sink_1': cell(i)}, [], steps=1, tokens=1)
   rows = [Row(PaperRow(str(i), None, {'sink_1': 2.0}), {'sink_1': '2'}, [entry(i)])

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from sink_jax.paper.all_claims import CLAIMS
-from sink_jax.paper.claims import LEVELS, PLURAL, judge
+from sink_jax.paper.claims import LEVELS, PLURAL, judge, second_looks
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import unjudged
 from sink_jax.paper.page import part_words
 from sink_jax.paper.report import as_text, paper_report
-from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
 from sink_jax.paper.strips import deciding, rows, strip_of
 from tests.documents import TEXTS
