@@ -17,9 +17,9 @@ from sink_jax.remedies.graft_page import graft_report
 from sink_jax.remedies.page import leaderboard
 from sink_jax.remedies.step_times import COMMAND, FILE, StepTime, StepTimes
 from sink_jax.report.comparison import as_text as comparison_text
+from sink_jax.report.comparison import compare
 from sink_jax.report.jsontext import from_json
 from sink_jax.report.read_runs import find_runs
-from sink_jax.report.write import compare
 
 # Reports that need nothing but the runs of one config file.
 _PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}

@@ -1,19 +1,40 @@
-"""A comparison of runs: groups of runs on the same data, with sentences, notes and settings."""
+"""A comparison of runs: what is said of the runs on the same data, as text, as pages and as files.
+
+`compare` writes index.html, report.md, report.json and PNGs; the JSON is the `Comparison` itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from sink_jax.report.jsontext import UNWRITTEN
+from sink_jax.evaluate.maps import HeadMaps, head_maps
+from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.tables import text_table
+from sink_jax.pretrained.load import load_run
+from sink_jax.report import figures
+from sink_jax.report.jsontext import UNWRITTEN, to_json
+from sink_jax.report.markup import bold, code, joined, line
+from sink_jax.report.parts import Parts
 from sink_jax.report.probe_record import EMERGENCE_LEVEL
-from sink_jax.report.records import RunRecord, baseline_of, differing_settings, split_notes
-from sink_jax.report.sentences import overview, sentences
-from sink_jax.report.tables import as_text as table_text
+from sink_jax.report.read_runs import read_runs
+from sink_jax.report.records import (
+  RunRecord,
+  baseline_of,
+  differing_settings,
+  made_by,
+  split_notes,
+)
+from sink_jax.report.sentences import VERDICTS, overview, sentences, verdict
+from sink_jax.report.tables import NEVER, columns
+from sink_jax.train.checkpoint import CheckpointError
 
+_WIDTH = 100  # columns of a terminal
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
 
 
@@ -59,18 +80,36 @@ class Comparison:
   emergence_level: float = EMERGENCE_LEVEL
 
 
+def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
+            ) -> Comparison:
+  """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
+
+  Raises:
+    ValueError: no runs in `directory`. OSError: `out` cannot be written.
+  """
+  directory = to_path(directory)
+  report = build(read_runs(directory))
+  report = dataclasses.replace(
+      report, provenance=made_by(report.runs.values()),
+      groups=[_with_pictures(group, directory, with_maps) for group in report.groups])
+  page(report).write(to_path(out), to_json(report))
+  return report
+
+
 def build(runs: Sequence[RunRecord]) -> Comparison:
-  """The runs in groups, texts before synthetic tasks; every sentence follows from the records."""
+  """The runs in groups, without pictures; every sentence follows from the records."""
   groups: list[RunGroup] = []
   # Losses and rates are compared on equal data alone, so every source makes a group.
-  # dict.fromkeys keeps the order of the sorted runs, which a set would lose.
-  for source in dict.fromkeys(_source(run) for run in sorted(runs, key=_text_first)):
-    members = sorted((run for run in runs if _source(run) == source), key=_plain_first)
+  for source, of_source in itertools.groupby(sorted(runs, key=_place), _source):
+    members = list(of_source)
     # A damaged run is listed, but what its config says may not be what was trained.
     readable = [run for run in members if run.readable]
     shared, different = differing_settings(readable) if readable else ({}, {})
+    # Two sources of one class with other arguments have the same key: a number parts their files.
+    key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
+    taken = sum(group.key.split('.')[0] == key for group in groups)
     groups.append(RunGroup(
-        key=_unused_key(source, groups),
+        key=f'{key}.{taken + 1}' if taken else key,
         title=_title(members[0]),
         runs=members,
         overview=overview(members),
@@ -86,48 +125,59 @@ def as_text(report: Comparison) -> str:
   """Tables and sentences for a terminal, within 100 columns."""
   blocks = []
   for group in report.groups:
-    lines = [group.title, '=' * len(group.title), '', table_text(group.runs), '',
-             fill(group.overview, 100)]
-    lines += [fill(f'{name}: {text}', 100, initial_indent='- ', subsequent_indent='  ')
-              for name, text in group.sentences.items()]
-    lines += [fill(note, 100) for note in group.notes]
-    blocks.append('\n'.join(lines))
+    shown = columns(group.runs)
+    table = text_table([column.heading for column in shown],
+                       list(zip(*(column.cells for column in shown))), width=_WIDTH,
+                       wrapped=[NEVER])
+    blocks.append('\n'.join([
+        group.title, '=' * len(group.title), '', *table, '', fill(group.overview, _WIDTH),
+        *(fill(f'{name}: {text}', _WIDTH, initial_indent='- ', subsequent_indent='  ')
+          for name, text in group.sentences.items()),
+        *(fill(note, _WIDTH) for note in group.notes)]))
   return '\n\n'.join(blocks)
+
+
+def page(report: Comparison) -> Parts:
+  """The whole report: what was found first, how it was made last."""
+  parts = Parts(report.title)
+  groups = report.groups
+  parts.paragraph(' '.join(
+      f'{group.title}: {group.overview}' if len(groups) > 1 else group.overview
+      for group in groups))
+  counts = [Counter(map(verdict, group.runs)) for group in groups]
+  found = [key for key in VERDICTS if any(count[key] for count in counts)]
+  parts.table(['data', 'runs', *(VERDICTS[key] for key in found)],
+              [[group.title, str(len(group.runs)), *(str(count[key]) for key in found)]
+               for group, count in zip(groups, counts)])
+  for group in groups:
+    _add_group(parts, group)
+  parts.heading('How it was made')
+  parts.paragraph(f'{_facts(report.runs.values())}; report of {report.provenance["date"][0]}')
+  parts.facts(report.provenance)
+  return parts
 
 
 def _source(run: RunRecord) -> str | None:
   return run.setup.source if run.setup else None
 
 
-def _text_first(run: RunRecord) -> tuple[bool, bool, str]:
-  """Texts, then synthetic tasks, then runs without a readable config."""
-  return (run.setup is None, run.setup is not None and run.setup.synthetic, _source(run) or '')
-
-
-def _plain_first(run: RunRecord) -> tuple[bool, str]:
-  """Softmax before its variations, then by name."""
-  return (run.setup is None or run.setup.attention != 'softmax', run.name)
+def _place(run: RunRecord) -> tuple[int, str, bool, str]:
+  """Texts, then synthetic tasks, then what could not be read; softmax before its variations."""
+  setup = run.setup
+  if setup is None:
+    return 2, '', True, run.name
+  return int(setup.synthetic), setup.source, setup.attention != 'softmax', run.name
 
 
 def _title(run: RunRecord) -> str:
   if run.setup is None:
     return 'Runs that could not be read'
-  # One run stands for its group: the members have the same source, which the key is made of.
+  # One run stands for its group: the members have the same source.
   settings = run.setup.settings
   source = settings['data.source'].removesuffix('()')
   if run.setup.synthetic:
     return re.sub(r'^\w+', lambda name: _TITLES.get(name[0], name[0]), source)
   return f'Language-model text ({source}, {settings["data.tokenizer"].removesuffix("()")})'
-
-
-def _unused_key(source: str | None, groups: Sequence[RunGroup]) -> str:
-  """'stdlib', or 'stdlib.2' where another group has that."""
-  # A dot cannot be in a key, so that the part before it tells which keys are alike.
-  # Two sources of one class with other arguments give the same key, and the files of the second
-  # would replace those of the first.
-  key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
-  taken = sum(group.key.split('.')[0] == key for group in groups)
-  return f'{key}.{taken + 1}' if taken else key
 
 
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
@@ -146,3 +196,85 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
   if len(seeds) == 1:
     notes.append(f'One seed ({seeds.pop()}): small differences between variants mean little.')
   return notes
+
+
+def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunGroup:
+  """The group with its curves and attention maps, and what they lack."""
+  probed = [run for run in group.runs if run.probe is not None]
+  pictures = []
+  if probed:
+    extra_key = any(run.probe and run.probe.sink_extra_key is not None for run in probed)
+    pictures.append(Picture(
+        f'curves-{group.key}.png',
+        'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
+        f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
+        figures.sink_curves(probed)))
+  # Loading a checkpoint takes seconds; --nomaps leaves it out.
+  maps, missing = _maps(directory, probed) if with_maps else ({}, [])
+  if maps:
+    sequences = next(iter(maps.values())).sequences
+    pictures.append(Picture(
+        f'attention-{group.key}.png',
+        'The head of every variant with the largest importance of the first token: its attention '
+        f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
+        figures.strongest_heads(maps)))
+  return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
+
+
+def _maps(directory: AnyPath, runs: Sequence[RunRecord]
+          ) -> tuple[Mapping[str, HeadMaps], list[str]]:
+  """Maps of the runs whose checkpoint can be read, and a line about every other."""
+  maps, missing = {}, []
+  for run in runs:
+    folder = directory / run.name  # or the folder itself, which is named after itself
+    try:
+      model = load_run(folder if folder.is_dir() else directory)
+      if model.probe_tokens is None:
+        raise ValueError('it has no probe_tokens.npy.')
+      maps[run.name] = head_maps(model, model.probe_tokens)
+    # A run may have no checkpoint yet, or have lost it; its other numbers are still shown.
+    except (ValueError, CheckpointError) as error:
+      missing.append(f'No attention map of {run.name}: {" ".join(str(error).split())}')
+  return maps, missing
+
+
+def _add_group(parts: Parts, group: RunGroup) -> None:
+  parts.heading(group.title)
+  for picture in group.pictures:
+    parts.picture(picture.file, picture.png, picture.caption)
+  variants, *shown = columns(group.runs)
+  # The operation of a run stands below its name.
+  operations = [run.setup.attention if run.setup else '' for run in group.runs]
+  parts.table([variants.heading, *(column.heading for column in shown)],
+              list(zip(zip(variants.cells, operations), *(column.cells for column in shown))))
+  parts.items([line(bold(name), ': ', words) for name, words in group.sentences.items()])
+  parts.paragraphs(group.notes)
+  with parts.details('Columns'):
+    parts.items([line(bold(column.heading), ': ', column.meaning) for column in shown])
+  if group.shared_settings:
+    settings = lambda of: joined([code(f'{key} = {value}') for key, value in of.items()])
+    with parts.details('Settings'):
+      # A single run differs from none.
+      if len(group.different_settings) > 1:
+        parts.items([line(bold(name), ': ', settings(of) or 'as below')
+                     for name, of in group.different_settings.items()])
+      parts.paragraph(line('Shared by all: ', settings(group.shared_settings)))
+
+
+def _facts(runs: Collection[RunRecord]) -> str:
+  """What was run, in a line: variants, steps, tokens, seeds; what runs share is named once."""
+  setups = [run.setup for run in runs if run.setup is not None]
+  of_all = lambda key: sorted({getattr(setup, key) for setup in setups})
+  facts = [f'{len(runs)} runs']
+  if setups:
+    facts += [' and '.join(f'{steps:,}' for steps in of_all('steps')) + ' steps',
+              ' and '.join(f'{n / 1e6:.1f} M' for n in of_all('tokens')) + ' tokens each']
+    # Of the texts, and how often they are passed over; 0 where that is unknown, as None has no
+    # place in an order.
+    amounts = sorted({(run.text.unique_tokens, run.text.epochs or 0.0) for run in runs
+                      if run.text and run.text.unique_tokens})
+    facts += [f'{unique / 1e6:.1f} M unique tokens' + (f' seen {epochs:.2g} times' if epochs else '')
+              for unique, epochs in amounts]
+    facts += ['seed ' + ', '.join(map(str, of_all('seed'))),
+              'epsilon ' + ', '.join(f'{epsilon:g}' for epsilon in of_all('epsilon'))]
+  return ', '.join(facts)

@@ -10,15 +10,14 @@ from sink_jax.report.records import RunRecord
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss from which two variants have not learnt equally much
+# Verdicts in words, in the order of tables. A sink stays at or above the level of emergence up to
+# the last probe; a faded one was there once; a faint one never reached the level.
+VERDICTS = {'sink': 'sink', 'proxy only': 'of proxy scores alone', 'faded': 'faded',
+            'faint': 'faint', 'none': 'no sink', 'unknown': 'not probed'}
 
 
 def verdict(run: RunRecord) -> str:
-  """'unknown', 'sink', 'proxy only', 'faded', 'faint' or 'none'.
-
-  sink: Sink_1 stays at or above the level of emergence up to the last probe. proxy only:
-  it does so for the proxy scores alone. faded: it was there once. faint: Sink_1 left 0 %
-  without reaching the level.
-  """
+  """One of `VERDICTS`, on the first token."""
   probe = run.probe
   if probe is None:
     return 'unknown'
