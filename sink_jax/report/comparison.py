@@ -9,33 +9,54 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.tables import text_table
+from sink_jax.io.tables import number, text_table
 from sink_jax.pretrained.load import load_run
 from sink_jax.report import figures
 from sink_jax.report.jsontext import UNWRITTEN, to_json
 from sink_jax.report.markup import bold, code, joined, line
 from sink_jax.report.parts import Parts
-from sink_jax.report.probe_record import EMERGENCE_LEVEL
+from sink_jax.report.probe_record import EMERGENCE_LEVEL, ProbeRecord
 from sink_jax.report.read_runs import read_runs
-from sink_jax.report.records import (
-  RunRecord,
-  baseline_of,
-  differing_settings,
-  made_by,
-  split_notes,
-)
+from sink_jax.report.records import RunRecord, baseline_of, differing_settings, made_by, split_notes
 from sink_jax.report.sentences import VERDICTS, overview, sentences, verdict
-from sink_jax.report.tables import NEVER, columns
 from sink_jax.train.checkpoint import CheckpointError
 
 _WIDTH = 100  # columns of a terminal
 _TITLES = {'BigramBackcopy': 'Bigram-Backcopy', 'TriggerAveraging': 'Trigger-conditional averaging'}
+_NEVER = 'did not emerge'  # may take three lines of a terminal
+# Heading, meaning and cell of what the probe measured.
+_PROBED: Sequence[tuple[str, str, Callable[[ProbeRecord], str]]] = (
+    ('Sink_1 %', 'Share of heads whose importance of the first token exceeds epsilon.',
+     lambda probe: number(probe.sink_1, '.1f')),
+    ('Sink_* %', 'The same of the extra key or learned sink token: its mean weight over queries.',
+     lambda probe: number(probe.sink_extra_key, '.1f')),
+    ('Sink_* % (official)',
+     'The same as the official implementation counts it, with a dummy row of weight one.',
+     lambda probe: number(probe.sink_extra_key_official, '.1f')),
+    ('largest import.', 'Largest importance of the first token over heads.',
+     lambda probe: number(probe.largest_importance, '.3f')),
+    ('raw mass, first', 'Mean weight on the first token, as it multiplies the values.',
+     lambda probe: number(probe.raw_mass_1, '.3f')),
+    ('raw mass, row',
+     'Mean total weight of a row between tokens; 1 for softmax without an extra key.',
+     lambda probe: number(probe.raw_row_mass, '.3f')),
+    ('value ratio (block)', 'Norm of the value of the first token over the mean of the others: the '
+     'smallest over blocks, and that block.',
+     lambda probe: f'{probe.value_ratio:.2f} ({probe.value_ratio_block})'),
+    ('max / median', 'Largest entry of the hidden states over the median entry, in size: the '
+     'largest ratio over blocks. Activations are massive beyond 100 and more.',
+     lambda probe: number(probe.curves.max_over_median[-1], '.0f')),
+    ('sink emerged', 'First probed step from which Sink_1 stays at or above 10 %.',
+     lambda probe: _NEVER if probe.emergence_step is None else f'step {probe.emergence_step}'))
+# Left out where no run has them, such as runs without an extra key.
+_OPTIONAL = ('Sink_* %', 'Sink_* % (official)', 'max / median')
+_STARRED = ('Sink_1 %', 'largest import.')  # of proxy scores where rows do not sum to one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +84,7 @@ class RunGroup:
   notes: Sequence[str]
   shared_settings: Mapping[str, Any]
   different_settings: Mapping[str, Mapping[str, Any]]
-  pictures: Sequence[Picture] = ()
+  pictures: Sequence[Picture]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +96,17 @@ class Comparison:
 
   runs: Mapping[str, RunRecord]
   groups: Sequence[RunGroup]
-  provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+  provenance: Mapping[str, Sequence[str]]
   title: str = 'Attention sinks side by side'
   emergence_level: float = EMERGENCE_LEVEL
+
+
+class Column(NamedTuple):
+  """A column: its heading, what it means, and the cells of the runs ('-' where unknown)."""
+
+  heading: str
+  meaning: str
+  cells: Sequence[str]
 
 
 def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
@@ -87,38 +116,40 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
   Raises:
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
-  directory = to_path(directory)
-  report = build(read_runs(directory))
-  report = dataclasses.replace(
-      report, provenance=made_by(report.runs.values()),
-      groups=[_with_pictures(group, directory, with_maps) for group in report.groups])
+  report = build(read_runs(directory), to_path(directory), with_maps)
   page(report).write(to_path(out), to_json(report))
   return report
 
 
-def build(runs: Sequence[RunRecord]) -> Comparison:
-  """The runs in groups, without pictures; every sentence follows from the records."""
+def build(runs: Sequence[RunRecord], directory: AnyPath | None = None, with_maps: bool = True
+          ) -> Comparison:
+  """The runs in groups; every sentence follows from the records.
+
+  directory: where the runs lie; None for groups without pictures.
+  """
   groups: list[RunGroup] = []
   # Losses and rates are compared on equal data alone, so every source makes a group.
-  for source, of_source in itertools.groupby(sorted(runs, key=_place), _source):
-    members = list(of_source)
+  for (_, source), alike in itertools.groupby(sorted(runs, key=_place), lambda run: _place(run)[:2]):
+    members = list(alike)
     # A damaged run is listed, but what its config says may not be what was trained.
-    readable = [run for run in members if run.readable]
-    shared, different = differing_settings(readable) if readable else ({}, {})
+    shared, different = differing_settings([run for run in members if run.readable])
     # Two sources of one class with other arguments have the same key: a number parts their files.
     key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
-    taken = sum(group.key.split('.')[0] == key for group in groups)
+    if taken := sum(group.key.split('.')[0] == key for group in groups):
+      key += f'.{taken + 1}'
+    pictures, missing = _pictures(key, members, directory, with_maps) if directory else ([], [])
     groups.append(RunGroup(
-        key=f'{key}.{taken + 1}' if taken else key,
+        key=key,
         title=_title(members[0]),
         runs=members,
         overview=overview(members),
         sentences={run.name: sentences(run, baseline_of(run, members)) for run in members},
-        notes=_notes(members),
+        notes=[*_notes(members), *missing],
         shared_settings=shared,
         different_settings=different,
+        pictures=pictures,
     ))
-  return Comparison({run.name: run for run in runs}, groups)
+  return Comparison({run.name: run for run in runs}, groups, made_by(runs))
 
 
 def as_text(report: Comparison) -> str:
@@ -128,7 +159,7 @@ def as_text(report: Comparison) -> str:
     shown = columns(group.runs)
     table = text_table([column.heading for column in shown],
                        list(zip(*(column.cells for column in shown))), width=_WIDTH,
-                       wrapped=[NEVER])
+                       wrapped=[_NEVER])
     blocks.append('\n'.join([
         group.title, '=' * len(group.title), '', *table, '', fill(group.overview, _WIDTH),
         *(fill(f'{name}: {text}', _WIDTH, initial_indent='- ', subsequent_indent='  ')
@@ -157,8 +188,23 @@ def page(report: Comparison) -> Parts:
   return parts
 
 
-def _source(run: RunRecord) -> str | None:
-  return run.setup.source if run.setup else None
+def columns(runs: Sequence[RunRecord]) -> list[Column]:
+  """The columns that a group of runs needs; the first names the variant."""
+  shown = [Column('variant', 'Folder of the run.', [
+      run.name if run.status == 'done' else f'{run.name} ({run.status})' for run in runs])]
+  for key in dict.fromkeys(key for run in runs for key in run.shown_losses) or ['valid']:
+    meaning = ('Validation loss at its last evaluation, nats per token.' if key == 'valid' else
+               f"Validation loss on the task's {key} targets, nats.")
+    shown.append(Column(f'{key} loss', meaning, [
+        number((run.losses or {}).get(key), '.3f') for run in runs]))
+  for heading, meaning, cell in _PROBED:
+    cells = [cell(run.probe) if run.probe else '-' for run in runs]
+    if heading in _STARRED:
+      cells = [words + '*' if run.proxy and words != '-' else words
+               for run, words in zip(runs, cells)]
+    if heading not in _OPTIONAL or set(cells) != {'-'}:
+      shown.append(Column(heading, meaning, cells))
+  return shown
 
 
 def _place(run: RunRecord) -> tuple[int, str, bool, str]:
@@ -198,14 +244,15 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
   return notes
 
 
-def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunGroup:
-  """The group with its curves and attention maps, and what they lack."""
-  probed = [run for run in group.runs if run.probe is not None]
+def _pictures(key: str, runs: Sequence[RunRecord], directory: AnyPath, with_maps: bool
+              ) -> tuple[list[Picture], list[str]]:
+  """The curves and attention maps of a group, and a line about every run without a map."""
+  probed = [run for run in runs if run.probe is not None]
   pictures = []
   if probed:
     extra_key = any(run.probe and run.probe.sink_extra_key is not None for run in probed)
     pictures.append(Picture(
-        f'curves-{group.key}.png',
+        f'curves-{key}.png',
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
         f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
         figures.sink_curves(probed)))
@@ -214,11 +261,11 @@ def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunG
   if maps:
     sequences = next(iter(maps.values())).sequences
     pictures.append(Picture(
-        f'attention-{group.key}.png',
+        f'attention-{key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
         f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
         figures.strongest_heads(maps)))
-  return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
+  return pictures, missing
 
 
 def _maps(directory: AnyPath, runs: Sequence[RunRecord]

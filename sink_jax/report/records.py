@@ -10,19 +10,20 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sink_jax.data.stdlib import splits_by_name
+from sink_jax.evaluate import plots
 from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
 from sink_jax.train.provenance import provenance
-
-if TYPE_CHECKING:
-  from matplotlib.axes import Axes
-  from matplotlib.figure import Figure
 
 # {key: a number, or None where it was not finite or not measured, for every row}
 Course = Mapping[str, Sequence[float | None]]
@@ -164,15 +165,12 @@ class RunRecord:
     Raises:
       ValueError: the run was not probed.
     """
-    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
-
     curves = self._curves
-    if ax is None:
-      ax = plots.new_axes(6.4, 3.8)
+    ax = ax or plots.new_axes(6.4, 3.8)
     ax.plot(curves.step, curves.sink_1, marker='o', markersize=3.5, label=plots.SINK_1)
     if any(value is not None for value in curves.sink_extra_key):
-      shown = [float('nan') if value is None else value for value in curves.sink_extra_key]
-      ax.plot(curves.step, shown, linestyle='--', label=f'{plots.SINK_EXTRA_KEY}, extra key')
+      ax.plot(curves.step, np.asarray(curves.sink_extra_key, float), linestyle='--',
+              label=f'{plots.SINK_EXTRA_KEY}, extra key')
     ax.set_ylim(-4, 104)
     ax.legend(frameon=False)
     plots.label(ax, self.name + ('*' if self.proxy else ''), 'step', '% of heads')

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from sink_jax.report.comparison import as_text, build
+from sink_jax.report.comparison import as_text, build, columns
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.probe_record import BlockActivations
 from sink_jax.report.sentences import sentences
-from sink_jax.report.tables import columns
 from tests.report.test_report import EXTRA_KEY, FLAT, GROWING, probe_row, write
 
 # Three blocks after the embedding; what is massive was planted in the second one.

@@ -12,12 +12,11 @@ import pytest
 
 from configs import quickstart
 from sink_jax.evaluate import plots
-from sink_jax.report.comparison import as_text, build, compare
+from sink_jax.report.comparison import as_text, build, columns, compare
 from sink_jax.report.jsontext import UNWRITTEN, rounded, to_json
 from sink_jax.report.read_runs import read_run, read_runs
 from sink_jax.report.records import baseline_of, split_notes
 from sink_jax.report.sentences import overview, sentences, verdict
-from sink_jax.report.tables import columns
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
