@@ -129,8 +129,9 @@ def build(runs: Sequence[RunRecord], directory: AnyPath | None = None, with_maps
   """
   groups: list[RunGroup] = []
   # Losses and rates are compared on equal data alone, so every source makes a group.
-  for (_, source), alike in itertools.groupby(sorted(runs, key=_place), lambda run: _place(run)[:2]):
-    members = list(alike)
+  data = lambda run: _place(run)[:2]
+  for (_, source), of_source in itertools.groupby(sorted(runs, key=_place), data):
+    members = list(of_source)
     # A damaged run is listed, but what its config says may not be what was trained.
     shared, different = differing_settings([run for run in members if run.readable])
     # Two sources of one class with other arguments have the same key: a number parts their files.
@@ -320,7 +321,7 @@ def _facts(runs: Collection[RunRecord]) -> str:
     # place in an order.
     amounts = sorted({(run.text.unique_tokens, run.text.epochs or 0.0) for run in runs
                       if run.text and run.text.unique_tokens})
-    facts += [f'{unique / 1e6:.1f} M unique tokens' + (f' seen {epochs:.2g} times' if epochs else '')
+    facts += [f'{unique / 1e6:.1f} M unique tokens' + bool(epochs) * f' seen {epochs:.2g} times'
               for unique, epochs in amounts]
     facts += ['seed ' + ', '.join(map(str, of_all('seed'))),
               'epsilon ' + ', '.join(f'{epsilon:g}' for epsilon in of_all('epsilon'))]

@@ -95,8 +95,8 @@ class Parts:
   def html(self) -> str:
     """A page without scripts or outside resources."""
     # The one HTML within the Markdown is that of `details`: `escaped` lets no words begin any.
-    parser = MarkdownIt('commonmark', {'html': True, 'xhtmlOut': False}).enable('table')
-    parser.add_render_rule('text', _text)
+    parser = MarkdownIt('commonmark', {'html': True, 'xhtmlOut': False})
+    parser.enable('table').disable('html_inline').add_render_rule('text', _text)
     tokens = parser.parse(self.markdown())
     _name_headings(tokens)
     body = parser.renderer.render(tokens, parser.options, {})

@@ -15,22 +15,12 @@ EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share
 # The keys that rows of the probe have for fields of a `ProbeRecord`, where they are others.
 _KEYS = {'sink_extra_key': 'sink_bias_slot', 'sink_extra_key_official': 'sink_bias_slot_released',
          'mean_extra_key': 'mean_bias_slot'}
-
-
-@dataclasses.dataclass(frozen=True)
-class NormRatios:
-  """Norm of the first token's vectors over the mean of the other tokens'; a number per block.
-
-  None where a model has no such vectors. hidden: after the embedding and after each block.
-  hidden_before_norm: of what enters the norm of a post-norm model. sink_token: the hidden states
-  of a learned sink token in place of the first token's.
-  """
-
-  value: Sequence[float | None] | None = None
-  key: Sequence[float | None] | None = None
-  hidden: Sequence[float | None] | None = None
-  hidden_before_norm: Sequence[float | None] | None = None
-  sink_token: Sequence[float | None] | None = None
+# {kind: a norm of the first token over the mean of the other tokens', a number per block, or None
+# where a model has no such vectors}. hidden: after the embedding and after each block.
+# hidden_before_norm: of what enters the norm of a post-norm model. sink_token: the hidden states of
+# a learned sink token in place of the first token's.
+NormRatios = Mapping[str, Sequence[float | None] | None]
+_RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm', 'sink_token')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +127,7 @@ def probe_record(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
           'largest_raw_mass_1', 'raw_row_mass', *_KEYS)},
       value_ratio=last['value_ratio'][block],
       value_ratio_block=block + 1,
-      ratios=NormRatios(**{field.name: last.get(f'{field.name}_ratio')
-                           for field in dataclasses.fields(NormRatios)}),
+      ratios={kind: last.get(f'{kind}_ratio') for kind in _RATIOS},
       # Rates are percentages in metrics.jsonl, and shares in `evaluate`.
       emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
       peak_sink_1=rates[peak],

@@ -152,7 +152,7 @@ def _setup(experiment: Experiment, config: Mapping[str, Any]) -> Setup:
   source, spec = experiment.data.source, experiment.attention
   synthetic = isinstance(source, SyntheticTask)
   return Setup(
-      config=config,
+      settings=_flat({key: value for key, value in config.items() if key != 'label'}),
       experiment=experiment,
       attention=describe_attention(experiment),
       proxy=not spec.rows_sum_to_one,
@@ -172,3 +172,10 @@ def _text_amount(data: Mapping[str, Any], tokens: int) -> TextAmount:
   epoch = data.get('tokens_per_epoch')
   return TextAmount(data.get('unique_training_tokens'), tokens / epoch if epoch else None,
                     data.get('content'))
+
+
+def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for key, value in config.items():
+    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return flat

@@ -7,7 +7,6 @@ them, and report.json has them as they are, but for what the files of the run ha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,14 +41,14 @@ class Origin:
 class Setup:
   """What was to be trained, from a config that could be read.
 
-  config: the content of config.json. attention: the operation in words. proxy: whether its rows do
-  not sum to one, so that importance is of proxy scores. has_extra_key: whether there is an extra
-  key or a learned sink token. source: the data in words. facts: what is known of the optimum of a
-  synthetic task. tokens: how many are seen in all steps, with repetition. epsilon: the threshold
-  of importance.
+  settings: dotted config keys and their values, but for the label, which changes nothing.
+  attention: the operation in words. proxy: whether its rows do not sum to one, so that importance
+  is of proxy scores. has_extra_key: whether there is an extra key or a learned sink token. source:
+  the data in words. facts: what is known of the optimum of a synthetic task. tokens: how many are
+  seen in all steps, with repetition. epsilon: the threshold of importance.
   """
 
-  config: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  settings: dict[str, Any] = dataclasses.field(metadata=UNWRITTEN)
   experiment: Experiment = dataclasses.field(metadata=UNWRITTEN)
   attention: str
   proxy: bool
@@ -61,11 +60,6 @@ class Setup:
   steps: int
   tokens: int
   epsilon: float
-
-  @functools.cached_property
-  def settings(self) -> dict[str, Any]:
-    """Dotted config keys and their values, but for the label, which changes nothing."""
-    return _flat({key: value for key, value in self.config.items() if key != 'label'})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,20 +229,13 @@ def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
   if run.setup is None or run.setup.attention == 'softmax':
     return None
   # Any other difference, as in the seed or the data, would be mistaken for an effect of attention.
-  mine, changes = run.setup.settings, {}
-  for i, other in enumerate(runs):
+  mine, alike = run.setup.settings, []
+  for other in runs:
     if other.setup is not None and other.setup.attention == 'softmax':
       its = other.setup.settings
-      keys = [key for key in mine | its if mine.get(key) != its.get(key)]
-      if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
-        changes[i] = len(keys)
+      changed = [key for key in mine | its if mine.get(key) != its.get(key)]
+      if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in changed):
+        alike.append((len(changed), other))
   # Softmax runs may differ in position or mask: sigmoid with ALiBi is set against softmax with
   # ALiBi, where there is one.
-  return runs[min(changes, key=lambda i: changes[i])] if changes else None
-
-
-def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat = {}
-  for key, value in config.items():
-    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return flat
+  return min(alike, key=lambda pair: pair[0])[1] if alike else None

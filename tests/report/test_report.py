@@ -266,7 +266,7 @@ def test_json_is_plain_and_complete(report):
   # What the page does not need of a run stays in its own files.
   for run in written['runs'].values():
     assert not {'train_course', 'valid_course', 'analyses'} & run.keys()
-    assert not {'config', 'experiment'} & run['setup'].keys()
+    assert not {'settings', 'experiment'} & run['setup'].keys()
 
 
 def test_the_page_of_runs_that_know_their_unique_tokens_alone(tmp_path):
