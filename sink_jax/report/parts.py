@@ -85,7 +85,8 @@ class Parts:
   @contextlib.contextmanager
   def details(self, summary: str) -> Iterator[None]:
     """What is added within is folded away below a line of words."""
-    self._add(f'<details><summary>{_plain(summary)}</summary>')
+    words = re.sub(r'[<>&\\]', ' ', ' '.join(summary.split()))
+    self._add(f'<details><summary>{words}</summary>')
     yield
     self._add('</details>')
 
@@ -133,10 +134,6 @@ def _begun(line: str) -> str:
   """The same line of words, which begins no heading, list, quotation or fence."""
   line = re.sub(r'^(?=[-+](\s|$)|---|#{1,6}(\s|$)|>|~~~)', r'\\', line)
   return re.sub(r'^(\d{1,9})(?=[.)](\s|$))', r'\1\\', line)
-
-
-def _plain(words: str) -> str:
-  return re.sub(r'[<>&\\]', ' ', ' '.join(words.split()))
 
 
 def _cell(cell: Cell) -> object:

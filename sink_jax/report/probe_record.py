@@ -98,10 +98,10 @@ class ProbeRecord:
   peak_sink_1: float
   peak_step: int
   curves: Curves
-  nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  last_nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  activations: Sequence[BlockActivations] = ()
-  dormant_heads: float | None = None
+  nulls: Mapping[str, float]
+  last_nulls: Mapping[str, float]
+  activations: Sequence[BlockActivations]
+  dormant_heads: float | None
 
   @property
   def first_massive(self) -> BlockActivations | None:
