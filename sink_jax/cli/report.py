@@ -9,16 +9,14 @@ from sink_jax.cli.options import Report
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
-from sink_jax.paper.baseline_page import baseline_report
-from sink_jax.paper.collect import is_of_the_paper, is_synthetic
-from sink_jax.paper.tuning import is_fine_tuned
+from sink_jax.paper.baseline import baseline_report
 from sink_jax.paper.tuning_page import tuning_report
 from sink_jax.remedies.graft_page import graft_report
 from sink_jax.remedies.page import leaderboard
 from sink_jax.remedies.step_times import read_step_times
 from sink_jax.report.comparison import as_text as comparison_text
+from sink_jax.report.comparison import compare
 from sink_jax.report.read_runs import find_runs
-from sink_jax.report.write import compare
 
 # Reports that need nothing but the runs of one config file.
 _PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
@@ -49,11 +47,10 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if analyses and kind not in (None, 'paper'):
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
-  analysed = read_analyses(analyses, ANALYSES)
+  analysed = read_analyses(analyses, {name: each.module for name, each in ANALYSES.items()})
   records = find_runs(runs) if runs else []
   if kind is None:
-    of_paper = bool(analyses) or not records or any(
-        is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
+    of_paper = bool(analyses) or not records or any(map(paper.is_shown, records))
     kind = 'paper' if of_paper else 'runs'
   if maps is not None and kind != 'runs':
     raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '

@@ -128,7 +128,7 @@ def _sweep(figure: PaperFigure, group: Group) -> Picture:
 
 def _ratios(figure: PaperFigure, group: Group) -> Picture:
   lines = []
-  hidden = lambda ratios: ratios.hidden
+  hidden = lambda ratios: ratios['hidden']
   for trial in figure.trials:
     runs = group.done(trial)
     # Figure 7 has both lines, as a post-norm model has its massive activations before the norm
@@ -136,10 +136,10 @@ def _ratios(figure: PaperFigure, group: Group) -> Picture:
     if trial == 'post-norm' and figure.number == '7':
       lines += [series('post-norm, after the norm', runs, _ratio_points(hidden)),
                 series('post-norm, before the norm', runs,
-                       _ratio_points(lambda ratios: ratios.hidden_before_norm, 1), dashed=True)]
+                       _ratio_points(lambda ratios: ratios['hidden_before_norm'], 1), dashed=True)]
     elif trial == 'sink-token':
       lines.append(series('sink-token: the token itself', runs,
-                          _ratio_points(lambda ratios: ratios.sink_token)))
+                          _ratio_points(lambda ratios: ratios['sink_token'])))
     else:
       # Beside a post-norm model the default is named by what differs.
       name = 'default, pre-norm' if 'post-norm' in figure.trials else trial

@@ -244,13 +244,13 @@ METRICS = {
     'converges': Metric('converges', 'truth', lambda run: {'done': True, 'diverged': False}.get(
         run.status)),
     'massive': Metric('largest hidden norm ratio', 'ratio',
-                      over_blocks(max, lambda ratios: ratios.hidden, skip=1), 'hidden_ratio'),
+                      over_blocks(max, lambda ratios: ratios['hidden'], skip=1), 'hidden_ratio'),
     'massive_before_norm': Metric('largest hidden norm ratio before the norm', 'ratio',
-                                  over_blocks(max, lambda ratios: ratios.hidden_before_norm)),
+                                  over_blocks(max, lambda ratios: ratios['hidden_before_norm'])),
     'value_ratio': Metric('least value norm ratio', 'ratio', probed(
         lambda probe: probe.value_ratio)),
     'massive_sink_token': Metric('largest hidden norm ratio of the sink token', 'ratio',
-                                 over_blocks(max, lambda ratios: ratios.sink_token, skip=1)),
+                                 over_blocks(max, lambda ratios: ratios['sink_token'], skip=1)),
     'removed_sink_1': Metric('Sink_1 % after removal', 'percent', _analysis('removed', 'sink_1')),
     'removed_loss': Metric('rise of the valid loss by removal', 'nats', _analysis(
         'removed', 'valid_loss', 'valid_loss_before', change=operator.sub)),

@@ -36,10 +36,10 @@ COLUMNS = (
            'Mean weight on the first token, as it multiplies the values.'),
     Column(_share('raw mass, row', lambda probe: probe.raw_row_mass),
            'Mean total weight of a row between tokens.'),
-    Column(Metric('value ratio', 'share', over_blocks(min, lambda ratios: ratios.value)),
+    Column(Metric('value ratio', 'share', over_blocks(min, lambda ratios: ratios['value'])),
            'Norm of the value of the first token over the mean of the others: the smallest over '
            'blocks.'),
-    Column(Metric('key ratio', 'share', over_blocks(min, lambda ratios: ratios.key)),
+    Column(Metric('key ratio', 'share', over_blocks(min, lambda ratios: ratios['key'])),
            'The same of the keys.'),
     Column(Metric('hidden ratio', 'share', METRICS['massive'].of),
            'The same of the hidden states after each block: the largest.'),

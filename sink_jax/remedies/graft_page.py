@@ -19,7 +19,7 @@ from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
 from sink_jax.remedies.page import standing_record
 from sink_jax.remedies.standings import NOT_JUDGED, SAME, UNDECIDED
-from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.report.markup import listed
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
@@ -94,7 +94,7 @@ def graft_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
           for key, cell in zip(quantities, row) if cell} for trial, row in cells.items()},
       'moved': found.moved, 'beside_continued': records(found.continued),
       'beside_scratch': records(found.scratch), 'misfits': found.misfits, 'not_run': missing}
-  page.write(to_path(out), to_json(rounded(finite(record))))
+  page.write(to_path(out), to_json(rounded(record)))
   return '\n'.join(words)
 
 

@@ -16,7 +16,7 @@ from sink_jax.remedies.overview import LEGEND, answer, counts, not_run, overall,
 from sink_jax.remedies.picture import CAPTIONS, UNITS, differences, first_pictures
 from sink_jax.remedies.standings import TASKS, Standing, Task, Variant, groups, task_of
 from sink_jax.remedies.step_times import StepTimes
-from sink_jax.report.jsontext import finite, rounded, to_json
+from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
@@ -67,9 +67,9 @@ def leaderboard(runs: Sequence[RunRecord], out: str | AnyPath,
     for key, of in missing.items():
       page.paragraph(f'{TASKS[key]}, not run: {", ".join(of["variants"])}. To train them:')
       page.code(of['command'])
-  page.write(to_path(out), to_json(rounded(finite({
+  page.write(to_path(out), to_json(rounded({
       'summary': answers, 'tasks': [_record(task, times) for task in tasks],
-      'steps_timed': times.measured, 'not_run': missing}))))
+      'steps_timed': times.measured, 'not_run': missing})))
   return '\n'.join(answers)
 
 

@@ -58,22 +58,16 @@ def rounded(value: T) -> T:
   return mapped(value, lambda leaf: float(f'{leaf:.6g}') if isinstance(leaf, float) else leaf)
 
 
-def mapped(value: T, change: Callable[[Any], Any]) -> T:
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
   """The same with every leaf changed: of dicts, lists, tuples and written fields of dataclasses."""
-  result: Any
   if isinstance(value, dict):
-    result = {key: mapped(item, change) for key, item in value.items()}
-  elif isinstance(value, (list, tuple)):
+    return {key: mapped(item, change) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
     items = [mapped(item, change) for item in value]
-    result = items if isinstance(value, list) else tuple(items)
-  # Values of a report; what they are made of is changed, and their types stay.
-  elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-    result = dataclasses.replace(value, **{
-        name: mapped(item, change) for name, item in _written(value).items()})
-  else:
-    # A leaf: a text, a number, a boolean, None.
-    result = change(value)
-  return result
+    return items if isinstance(value, list) else tuple(items)
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return dataclasses.replace(value, **mapped(_written(value), change))
+  return change(value)
 
 
 def _written(value: Any) -> dict[str, Any]:

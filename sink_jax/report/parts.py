@@ -1,19 +1,33 @@
-"""A report that is written part by part as Markdown, of which its page is made."""
+"""A report that is written part by part as Markdown, of which its page is made: one HTML file."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import html
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import Markdown, escaped, markdown_table
-from sink_jax.report.images import shrunk
-from sink_jax.report.markup import bold, code, joined, line, upper
-from sink_jax.report.web_page import web_page
+from sink_jax.report.images import shrunk, tiles
+from sink_jax.report.markup import anchor, bold, code, joined, line, upper
+from sink_jax.report.style import STYLE
 
 _PICTURES = 2_600_000  # bytes on a page, where base64 makes a third more of them
+_PIXELS = 1.5  # of a picture in one of the page
+_PICTURE = re.compile(r'<p><img src="(.*?)" alt="(.*?)">\n<em>(.*)</em></p>')
+# What becomes of HTML tags, which no words have. The first cell of a row heads it, for those who
+# hear the page read, and stays in sight; tables scroll where they are wide.
+_TAGS = {r'<th( .*?)?>': r'<th\1 scope="col">',
+         r'<tr>\n<td( .*?)?>(.*?)</td>': r'<tr>\n<th\1 scope="row">\2</th>',
+         r'<table>': r'<div class="wide"><table>', r'</table>': r'</table></div>'}
 Cell = object | tuple[object, str]  # words or Markdown; with small print
 
 
@@ -71,7 +85,8 @@ class Parts:
   @contextlib.contextmanager
   def details(self, summary: str) -> Iterator[None]:
     """What is added within is folded away below a line of words."""
-    self._add(f'<details><summary>{_plain(summary)}</summary>')
+    words = re.sub(r'[<>&\\]', ' ', ' '.join(summary.split()))
+    self._add(f'<details><summary>{words}</summary>')
     yield
     self._add('</details>')
 
@@ -80,7 +95,21 @@ class Parts:
 
   def html(self) -> str:
     """A page without scripts or outside resources."""
-    return web_page(self._title, self.markdown(), shrunk(self._images, _PICTURES))
+    # The one HTML within the Markdown is that of `details`: `escaped` lets no words begin any.
+    parser = MarkdownIt('commonmark', {'html': True, 'xhtmlOut': False})
+    parser.enable('table').disable('html_inline').add_render_rule('text', _text)
+    tokens = parser.parse(self.markdown())
+    _name_headings(tokens)
+    body = parser.renderer.render(tokens, parser.options, {})
+    for tag, with_more in _TAGS.items():
+      body = re.sub(tag, with_more, body)
+    images = shrunk(self._images, _PICTURES)
+    body = _PICTURE.sub(lambda found: _figure(images[found[1]], *found.groups()[1:]), body)
+    return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f'<title>{html.escape(self._title)}</title>\n<style>\n{STYLE}</style>\n</head>\n'
+            f'<body>\n<main>\n{body}</main>\n</body>\n</html>\n')
 
   def write(self, folder: AnyPath, record: str) -> None:
     """Writes report.md, index.html, the pictures, and as report.json `record`.
@@ -107,12 +136,38 @@ def _begun(line: str) -> str:
   return re.sub(r'^(\d{1,9})(?=[.)](\s|$))', r'\1\\', line)
 
 
-def _plain(words: str) -> str:
-  return re.sub(r'[<>&\\]', ' ', ' '.join(words.split()))
-
-
 def _cell(cell: Cell) -> object:
   if not isinstance(cell, tuple):
     return cell
   words, more = cell
   return Markdown(f'{escaped(words)} *({escaped(more)})*') if more else words
+
+
+def _text(_: Any, tokens: Sequence[Token], i: int, *options: Any) -> str:
+  """The HTML of words, as the rule of a renderer."""
+  # Escaped first: the tags that are put in here would be escaped as well.
+  words = re.sub(r'Sink_(\w+|\*)', r'Sink<sub>\1</sub>', html.escape(tokens[i].content))
+  # A percent sign stays with its number.
+  return re.sub(r'(?<=\d) %', '&nbsp;%', words)
+
+
+def _name_headings(tokens: Sequence[Token]) -> None:
+  """Gives headings the anchors that `markup.link` leads to."""
+  seen: Counter[str] = Counter()
+  for heading, inline in zip(tokens, tokens[1:]):
+    if heading.type == 'heading_open':
+      key = anchor(''.join(child.content for child in inline.children or ()))
+      heading.attrSet('id', f'{key}-{seen[key]}' if seen[key] else key)
+      seen[key] += 1
+
+
+def _figure(png: bytes, alt: str, caption: str) -> str:
+  """A figure with the picture in it; its panels stand below one another on a narrow page."""
+  width, parts = tiles(png)
+  # Data URLs: a page that is moved or mailed keeps its pictures. Words stand for the first panel.
+  drawn = [f'<img src="data:image/png;base64,{base64.b64encode(part.png).decode()}" '
+           f'alt="{"" if i else alt}" style="width: {100 * part.share:.1f}%">'
+           for i, part in enumerate(parts)]
+  # Shown as large as it was drawn, where there is room.
+  return (f'<figure style="max-width: {round(width / _PIXELS)}px">{"".join(drawn)}'
+          f'<figcaption>{caption}</figcaption></figure>')

@@ -1,27 +1,26 @@
-"""What the probes of a training run measured, as typed values."""
+"""What the probes of a training run measured, as typed values, and how its rows are read."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from sink_jax.evaluate.activations import Activations
+from sink_jax.evaluate.sinks import emergence_step
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
-
-
-@dataclasses.dataclass(frozen=True)
-class NormRatios:
-  """Norm of the first token's vectors over the mean of the other tokens'; a number per block.
-
-  None where a model has no such vectors. hidden: after the embedding and after each block.
-  hidden_before_norm: of what enters the norm of a post-norm model. sink_token: the hidden states
-  of a learned sink token in place of the first token's.
-  """
-
-  value: Sequence[float | None] | None = None
-  key: Sequence[float | None] | None = None
-  hidden: Sequence[float | None] | None = None
-  hidden_before_norm: Sequence[float | None] | None = None
-  sink_token: Sequence[float | None] | None = None
+# The keys that rows of the probe have for fields of a `ProbeRecord`, where they are others.
+_KEYS = {'sink_extra_key': 'sink_bias_slot', 'sink_extra_key_official': 'sink_bias_slot_released',
+         'mean_extra_key': 'mean_bias_slot'}
+# {kind: a norm of the first token over the mean of the other tokens', a number per block, or None
+# where a model has no such vectors}. hidden: after the embedding and after each block.
+# hidden_before_norm: of what enters the norm of a post-norm model. sink_token: the hidden states of
+# a learned sink token in place of the first token's.
+NormRatios = Mapping[str, Sequence[float | None] | None]
+_RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm', 'sink_token')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +43,9 @@ class Curves:
 
 @dataclasses.dataclass(frozen=True)
 class BlockActivations:
-  """Massive activations in what one block returns, as `evaluate.activations` defines them.
+  """Massive activations in what one block returns: its number, from 1, and its `Activations`.
 
-  block: its number, from 1. position: of the token, from 1; channel: from 0. A quantity is None
-  where it was not finite.
+  position: of the token, from 1; channel: from 0. A quantity is None where it was not finite.
   """
 
   block: int
@@ -100,12 +98,75 @@ class ProbeRecord:
   peak_sink_1: float
   peak_step: int
   curves: Curves
-  nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  last_nulls: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  activations: Sequence[BlockActivations] = ()
-  dormant_heads: float | None = None
+  nulls: Mapping[str, float]
+  last_nulls: Mapping[str, float]
+  activations: Sequence[BlockActivations]
+  dormant_heads: float | None
 
   @property
   def first_massive(self) -> BlockActivations | None:
     """The first block with entries beyond 100 medians; None where none has them."""
     return next((block for block in self.activations if block.beyond_100), None)
+
+
+def probe_record(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
+  """The record of probe rows in order of step, the last of which is the result.
+
+  Raises:
+    KeyError, TypeError, ValueError, AttributeError: of a damaged row.
+  """
+  last = rows[-1]
+  steps, rates = [row['step'] for row in rows], [row['sink_1'] for row in rows]
+  # The first of several equal ones: when the rate got there, and not how long it stayed.
+  peak = int(np.argmax(rates))
+  # Sentences name the block where the first token's values are shortest against the others'.
+  block = int(np.argmin(last['value_ratio']))
+  return ProbeRecord(
+      **{key: last[_KEYS.get(key, key)] for key in (
+          'step', 'sink_1', 'sink', 'largest_importance', 'mean_importance', 'raw_mass_1',
+          'largest_raw_mass_1', 'raw_row_mass', *_KEYS)},
+      value_ratio=last['value_ratio'][block],
+      value_ratio_block=block + 1,
+      ratios={kind: last.get(f'{kind}_ratio') for kind in _RATIOS},
+      # Rates are percentages in metrics.jsonl, and shares in `evaluate`.
+      emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
+      peak_sink_1=rates[peak],
+      peak_step=steps[peak],
+      curves=Curves(*map(list, zip(*map(_point, rows)))),
+      # A record that has lost its beginning has no row of the untrained model.
+      nulls=_nulls(rows[0]) if rows[0]['step'] == 0 else {},
+      last_nulls=_nulls(last),
+      activations=_activations(last),
+      dormant_heads=last.get('dormant_heads'),
+  )
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+  """Whether a value of a row is a quantity; to Python a truth is an int."""
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _point(row: Mapping[str, Any]) -> tuple[Any, ...]:
+  """A row of the probe as the fields of `Curves`; those of blocks leave out the embedding."""
+  return (row['step'], row['sink_1'], row['sink_bias_slot'], row['largest_importance'],
+          min(row['value_ratio'], default=None), _largest((row.get('hidden_ratio') or [])[1:]),
+          _largest(block.max_over_median for block in _activations(row)))
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+  return max((value for value in values if value is not None), default=None)
+
+
+def _activations(row: Mapping[str, Any]) -> list[BlockActivations]:
+  """Those of the blocks of a probe row; none in the rows of older runs."""
+  if 'activation_max' not in row:
+    return []
+  # Entry 0 is the embedding. A list that is shorter than others is of a damaged row.
+  blocks = zip(*(row[key] for key in Activations._fields), strict=True)
+  return [BlockActivations(block, *values) for block, values in enumerate(blocks) if block]
+
+
+def _nulls(row: Mapping[str, Any]) -> dict[str, float]:
+  """The null percentiles of a probe row that are numbers."""
+  return {key: float(value) for key, value in (row.get('null_p99') or {}).items()
+          if is_number(value)}

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from sink_jax.attention.normalizer import AbsSum, RowSum, Unnormalized
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.component import Component
 from sink_jax.data.synthetic import SyntheticTask
-from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import finite
-from sink_jax.report.probe_record import (
-  EMERGENCE_LEVEL,
-  BlockActivations,
-  Curves,
-  NormRatios,
-  ProbeRecord,
-)
+from sink_jax.report.probe_record import is_number, probe_record
 from sink_jax.report.records import Course, Origin, RunRecord, Setup, TextAmount
 from sink_jax.train.experiment import Experiment, Label, from_dict
 from sink_jax.train.metrics_log import read_metrics
@@ -29,9 +21,6 @@ from sink_jax.train.record import metrics_problem
 from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
 
 _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
-# Fields of a `ProbeRecord` that rows of the probe have under the same name.
-_SAME = ('step', 'sink_1', 'sink', 'largest_importance', 'mean_importance', 'raw_mass_1',
-         'largest_raw_mass_1', 'raw_row_mass')
 _REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
 
 
@@ -98,7 +87,7 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
     # A row with None for these was measured while activations were not finite.
     probed = [row for row in of_kind('probe')
               if None not in (row['largest_importance'], *row['value_ratio'])]
-    return dataclasses.replace(run, probe=_probe(probed)) if probed else run
+    return dataclasses.replace(run, probe=probe_record(probed)) if probed else run
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     what = f'has no {error}' if isinstance(error, KeyError) else f'cannot be read: {error}'
     return dataclasses.replace(run, status='unreadable',
@@ -107,40 +96,36 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
 
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, tokens = experiment.attention, experiment.model.sink_tokens
-  # The short name suffices where all arguments have their defaults.
-  name = (type(spec.similarity).__name__.lower()
-          if spec.similarity == type(spec.similarity)() else str(spec.similarity))
+  spec, normalizer, plain = experiment.attention, experiment.attention.normalizer, AttentionSpec()
+  name = _named(spec.similarity, type(spec.similarity).__name__.lower())
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
-  if spec.similarity.kind == 'exponential' and isinstance(spec.normalizer, RowSum):
-    words = 'softmax' if spec.normalizer.scale == 1 else f'softmax times {spec.normalizer.scale:g}'
+  if spec.similarity.kind == 'exponential' and isinstance(normalizer, RowSum):
+    words = 'softmax' if normalizer.scale == 1 else f'softmax times {normalizer.scale:g}'
     if spec.similarity.limit:
       words += f' of scores capped at {spec.similarity.limit:g}'
-  elif spec.normalizer == AbsSum():  # of Softpick alone, whose name says it
+  elif normalizer == AbsSum():  # of Softpick alone, whose name says it
     words = name
-  elif spec.normalizer.clips:
-    words = f'softmax, {spec.normalizer}'
-  elif isinstance(spec.normalizer, Unnormalized):
+  elif normalizer.clips:
+    words = f'softmax, {normalizer}'
+  elif isinstance(normalizer, Unnormalized):
     words = f'{name} without normalisation'
   elif spec.rows_sum_to_one:
     words = f'{name} with normalisation'
   else:
-    words = f'{name}, {spec.normalizer}'
-  parts = [words]
-  if type(spec.feature_map).__name__ != 'Identity':
-    parts.append(f'feature map {spec.feature_map}')
-  plain = AttentionSpec()
-  parts += [repr(own) for own, default in ((spec.temperature, plain.temperature),
-                                           (spec.value, plain.value)) if own != default]
-  if spec.kv_bias.label:
-    # The short label suffices where all arguments have their defaults.
-    bare = spec.kv_bias == type(spec.kv_bias)()
-    parts.append(spec.kv_bias.label if bare else str(spec.kv_bias))
-  if tokens:
-    parts.append('a learned sink token')
-  if spec.head.label:
-    parts.append(spec.head.label if spec.head == type(spec.head)() else str(spec.head))
-  return ', '.join(parts)
+    words = f'{name}, {normalizer}'
+  return ', '.join(filter(None, [
+      words,
+      f'feature map {spec.feature_map}' if spec.feature_map != plain.feature_map else '',
+      repr(spec.temperature) if spec.temperature != plain.temperature else '',
+      repr(spec.value) if spec.value != plain.value else '',
+      _named(spec.kv_bias, spec.kv_bias.label),
+      'a learned sink token' if experiment.model.sink_tokens else '',
+      _named(spec.head, spec.head.label)]))
+
+
+def _named(component: Component, short: str) -> str:
+  """The short name of a component where all of its arguments have their defaults."""
+  return short if not short or component == type(component)() else str(component)
 
 
 def _label(record: Mapping[str, Any]) -> Label:
@@ -151,10 +136,9 @@ def _label(record: Mapping[str, Any]) -> Label:
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> Course:
   """{key: a number or None for every row}, of the keys that hold numbers."""
-  # To Python a truth is an int; a course holds quantities to draw.
-  number = lambda x: x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
-  keys = dict.fromkeys(key for row in rows for key in row if number(row[key]) is not None)
-  return {key: [number(row.get(key)) for row in rows] for key in keys}
+  keys = dict.fromkeys(key for row in rows for key, value in row.items() if is_number(value))
+  return {key: [value if is_number(value := row.get(key)) else None for row in rows]
+          for key in keys}
 
 
 def _hardware(status: Mapping[str, Any]) -> str | None:
@@ -168,7 +152,7 @@ def _setup(experiment: Experiment, config: Mapping[str, Any]) -> Setup:
   source, spec = experiment.data.source, experiment.attention
   synthetic = isinstance(source, SyntheticTask)
   return Setup(
-      config=config,
+      settings=_flat({key: value for key, value in config.items() if key != 'label'}),
       experiment=experiment,
       attention=describe_attention(experiment),
       proxy=not spec.rows_sum_to_one,
@@ -190,65 +174,8 @@ def _text_amount(data: Mapping[str, Any], tokens: int) -> TextAmount:
                     data.get('content'))
 
 
-def _probe(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
-  """From probe rows in order of step, the last of which is the result."""
-  last = rows[-1]
-  steps, rates = [row['step'] for row in rows], [row['sink_1'] for row in rows]
-  # The first of several equal ones: when the rate got there, and not how long it stayed.
-  peak = int(np.argmax(rates))
-  # Sentences name the block where the first token's values are shortest against the others'.
-  block = int(np.argmin(last['value_ratio']))
-  return ProbeRecord(
-      **{key: last[key] for key in _SAME},
-      sink_extra_key=last['sink_bias_slot'],
-      sink_extra_key_official=last['sink_bias_slot_released'],
-      mean_extra_key=last['mean_bias_slot'],
-      value_ratio=last['value_ratio'][block],
-      value_ratio_block=block + 1,
-      ratios=NormRatios(**{field.name: last.get(f'{field.name}_ratio')
-                           for field in dataclasses.fields(NormRatios)}),
-      # Rates are percentages in metrics.jsonl, and shares in `evaluate`.
-      emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),
-      peak_sink_1=rates[peak],
-      peak_step=steps[peak],
-      curves=Curves(steps, rates, [row['sink_bias_slot'] for row in rows],
-                    [row['largest_importance'] for row in rows],
-                    [_least(row['value_ratio']) for row in rows],
-                    # Entry 0 is the embedding.
-                    [_largest((row.get('hidden_ratio') or [])[1:]) for row in rows],
-                    [_largest(block.max_over_median for block in _activations(row))
-                     for row in rows]),
-      # A record that has lost its beginning has no row of the untrained model.
-      nulls=_nulls(rows[0]) if rows[0]['step'] == 0 else {},
-      last_nulls=_nulls(last),
-      activations=_activations(last),
-      dormant_heads=last.get('dormant_heads'),
-  )
-
-
-def _least(values: Iterable[float | None]) -> float | None:
-  return min((value for value in values if value is not None), default=None)
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-  return max((value for value in values if value is not None), default=None)
-
-
-def _activations(row: Mapping[str, Any]) -> list[BlockActivations]:
-  """Those of the blocks of a probe row; none in the rows of older runs."""
-  if 'activation_max' not in row:
-    return []
-  keys = {'max': 'activation_max', 'median': 'activation_median',
-          'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000',
-          'kurtosis_moment': 'kurtosis_moment', 'kurtosis_channels': 'kurtosis_channels',
-          'position': 'activation_position', 'channel': 'activation_channel'}
-  # Entry 0 is the embedding. A list that is shorter than others is of a damaged row.
-  blocks = zip(*(row[key] for key in keys.values()), strict=True)
-  return [BlockActivations(block, **dict(zip(keys, values)))
-          for block, values in enumerate(blocks) if block]
-
-
-def _nulls(row: Mapping[str, Any]) -> dict[str, float]:
-  """The null percentiles of a probe row that are numbers."""
-  return {key: float(value) for key, value in (row.get('null_p99') or {}).items()
-          if isinstance(value, (int, float)) and not isinstance(value, bool)}
+def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for key, value in config.items():
+    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return flat

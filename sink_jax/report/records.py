@@ -7,22 +7,22 @@ them, and report.json has them as they are, but for what the files of the run ha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sink_jax.data.stdlib import splits_by_name
+from sink_jax.evaluate import plots
 from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.experiment import Experiment, Label
 from sink_jax.train.provenance import provenance
-
-if TYPE_CHECKING:
-  from matplotlib.axes import Axes
-  from matplotlib.figure import Figure
 
 # {key: a number, or None where it was not finite or not measured, for every row}
 Course = Mapping[str, Sequence[float | None]]
@@ -41,14 +41,14 @@ class Origin:
 class Setup:
   """What was to be trained, from a config that could be read.
 
-  config: the content of config.json. attention: the operation in words. proxy: whether its rows do
-  not sum to one, so that importance is of proxy scores. has_extra_key: whether there is an extra
-  key or a learned sink token. source: the data in words. facts: what is known of the optimum of a
-  synthetic task. tokens: how many are seen in all steps, with repetition. epsilon: the threshold
-  of importance.
+  settings: dotted config keys and their values, but for the label, which changes nothing.
+  attention: the operation in words. proxy: whether its rows do not sum to one, so that importance
+  is of proxy scores. has_extra_key: whether there is an extra key or a learned sink token. source:
+  the data in words. facts: what is known of the optimum of a synthetic task. tokens: how many are
+  seen in all steps, with repetition. epsilon: the threshold of importance.
   """
 
-  config: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  settings: dict[str, Any] = dataclasses.field(metadata=UNWRITTEN)
   experiment: Experiment = dataclasses.field(metadata=UNWRITTEN)
   attention: str
   proxy: bool
@@ -60,11 +60,6 @@ class Setup:
   steps: int
   tokens: int
   epsilon: float
-
-  @functools.cached_property
-  def settings(self) -> dict[str, Any]:
-    """Dotted config keys and their values, but for the label, which changes nothing."""
-    return _flat({key: value for key, value in self.config.items() if key != 'label'})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,15 +159,12 @@ class RunRecord:
     Raises:
       ValueError: the run was not probed.
     """
-    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
-
     curves = self._curves
-    if ax is None:
-      ax = plots.new_axes(6.4, 3.8)
+    ax = ax or plots.new_axes(6.4, 3.8)
     ax.plot(curves.step, curves.sink_1, marker='o', markersize=3.5, label=plots.SINK_1)
     if any(value is not None for value in curves.sink_extra_key):
-      shown = [float('nan') if value is None else value for value in curves.sink_extra_key]
-      ax.plot(curves.step, shown, linestyle='--', label=f'{plots.SINK_EXTRA_KEY}, extra key')
+      ax.plot(curves.step, np.asarray(curves.sink_extra_key, float), linestyle='--',
+              label=f'{plots.SINK_EXTRA_KEY}, extra key')
     ax.set_ylim(-4, 104)
     ax.legend(frameon=False)
     plots.label(ax, self.name + ('*' if self.proxy else ''), 'step', '% of heads')
@@ -237,20 +229,13 @@ def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
   if run.setup is None or run.setup.attention == 'softmax':
     return None
   # Any other difference, as in the seed or the data, would be mistaken for an effect of attention.
-  mine, changes = run.setup.settings, {}
-  for i, other in enumerate(runs):
+  mine, alike = run.setup.settings, []
+  for other in runs:
     if other.setup is not None and other.setup.attention == 'softmax':
       its = other.setup.settings
-      keys = [key for key in mine | its if mine.get(key) != its.get(key)]
-      if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in keys):
-        changes[i] = len(keys)
+      changed = [key for key in mine | its if mine.get(key) != its.get(key)]
+      if all(key.startswith('attention.') or key == 'model.sink_tokens' for key in changed):
+        alike.append((len(changed), other))
   # Softmax runs may differ in position or mask: sigmoid with ALiBi is set against softmax with
   # ALiBi, where there is one.
-  return runs[min(changes, key=lambda i: changes[i])] if changes else None
-
-
-def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat = {}
-  for key, value in config.items():
-    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return flat
+  return min(alike, key=lambda pair: pair[0])[1] if alike else None

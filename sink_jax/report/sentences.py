@@ -10,21 +10,20 @@ from sink_jax.report.records import RunRecord
 
 _LEVEL = 100 * EMERGENCE_LEVEL  # percent
 _UNEQUAL = 0.1  # nats of loss from which two variants have not learnt equally much
+# Verdicts in words, in the order of tables. A sink stays at or above the level of emergence up to
+# the last probe; a faded one was there once; a faint one never reached the level.
+VERDICTS = {'sink': 'sink', 'proxy only': 'of proxy scores alone', 'faded': 'faded',
+            'faint': 'faint', 'none': 'no sink', 'unknown': 'not probed'}
 
 
 def verdict(run: RunRecord) -> str:
-  """'unknown', 'sink', 'proxy only', 'faded', 'faint' or 'none'.
-
-  sink: Sink_1 stays at or above the level of emergence up to the last probe. proxy only:
-  it does so for the proxy scores alone. faded: it was there once. faint: Sink_1 left 0 %
-  without reaching the level.
-  """
+  """One of `VERDICTS`, on the first token."""
   probe = run.probe
   if probe is None:
     return 'unknown'
   # Where rows do not sum to one, dividing by a tiny sum can make a sink of next to nothing.
   if probe.emergence_step is not None:
-    return 'proxy only' if run.proxy and probe.raw_mass_1 < _needed_mass(run) else 'sink'
+    return 'proxy only' if run.proxy and probe.raw_mass_1 < _needed_mass(run, probe) else 'sink'
   if probe.peak_sink_1 >= _LEVEL:
     return 'faded'
   return 'faint' if probe.peak_sink_1 > 0 else 'none'
@@ -60,8 +59,7 @@ def overview(runs: Sequence[RunRecord]) -> str:
 
 
 def _status(run: RunRecord) -> str:
-  step = f'at step {run.step}'
-  of = f'{step} of {run.setup.steps}' if run.setup is not None else step
+  of = f'at step {run.step}' + (f' of {run.setup.steps}' if run.setup else '')
   end = '.' if run.probe is None else f'; what follows is of step {run.probe.step}.'
   loss = f' (loss {run.loss})' if run.loss else ''
   return {
@@ -115,7 +113,7 @@ def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
   if kind == 'proxy only':
     return (f'It is not a sink of the weights: they give the first token {taken}, less than '
             f'epsilon in {probe.sink_1:.0f} % of the heads would need '
-            f'({_needed_mass(run):.3f}). The division by small row sums makes the proxy.')
+            f'({_needed_mass(run, probe):.3f}). The division by small row sums makes the proxy.')
   # Where the proxy shows no sink, the weights disagree if the first token has more than epsilon of
   # the raw mass of a row.
   agree = kind == 'sink' or not (row > 0 and mass / row > run.known_setup.epsilon)
@@ -165,7 +163,6 @@ def _loss(run: RunRecord, baseline: RunRecord) -> str:
   return line + '.'
 
 
-def _needed_mass(run: RunRecord) -> float:
+def _needed_mass(run: RunRecord, probe: ProbeRecord) -> float:
   """The raw mass that lets every sink head of the proxy be a sink head of the weights."""
-  assert run.probe is not None
-  return run.known_setup.epsilon * run.probe.sink_1 / 100
+  return run.known_setup.epsilon * probe.sink_1 / 100

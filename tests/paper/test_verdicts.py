@@ -414,8 +414,8 @@ def drawn(run, seed, rng):
       probe, sink=sink, sink_1=sink[0], sink_extra_key=rate(probe.sink_extra_key),
       emergence_step=probe.emergence_step and max(
           0, probe.emergence_step + rng.normal(0, SPREADS['steps'])),
-      ratios=dataclasses.replace(ratios, **{key: factors(getattr(ratios, key)) for key in (
-          'hidden', 'hidden_before_norm', 'sink_token')}))
+      ratios=ratios | {key: factors(ratios[key]) for key in (
+          'hidden', 'hidden_before_norm', 'sink_token')})
   analyses = {name: dict(found) for name, found in run.analyses.items()}
   if 'removed' in analyses:
     analyses['removed']['sink_1'] = rate(analyses['removed']['sink_1'])

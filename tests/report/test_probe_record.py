@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from sink_jax.report.comparison import as_text, build
+from sink_jax.report.comparison import as_text, build, columns
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.probe_record import BlockActivations
 from sink_jax.report.sentences import sentences
-from sink_jax.report.tables import columns, rows
 from tests.report.test_report import EXTRA_KEY, FLAT, GROWING, probe_row, write
 
 # Three blocks after the embedding; what is massive was planted in the second one.
@@ -98,9 +97,9 @@ def test_the_comparison_says_where_activations_are_massive(tmp_path):
   calm = write(tmp_path / 'calm', probed=[FLAT[0], probe_row(1200, 0.0, 0.1, **small | dict(
       activation_max=[0.5, 4.0, 6.0, 3.0], activations_beyond_100=[0.0] * 4))])
   old = write(tmp_path / 'old', probed=GROWING)
-  shown = columns([massive, calm, old])
-  i = [column.heading for column in shown].index('max / median')
-  assert [row[i] for row in rows([massive, calm, old], shown)] == ['1200', '12', '-']
+  ratio, = (column for column in columns([massive, calm, old])
+            if column.heading == 'max / median')
+  assert ratio.cells == ['1200', '12', '-']
   assert sentences(massive).endswith(
       'Massive activations first appear in block 2: 2.5 entries of the hidden states of a '
       'sequence, on average, exceed 100 medians there, the largest in channel 39 of token 1.')

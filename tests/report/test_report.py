@@ -12,13 +12,11 @@ import pytest
 
 from configs import quickstart
 from sink_jax.evaluate import plots
-from sink_jax.report.comparison import as_text, build
+from sink_jax.report.comparison import as_text, build, columns, compare
 from sink_jax.report.jsontext import UNWRITTEN, rounded, to_json
 from sink_jax.report.read_runs import read_run, read_runs
 from sink_jax.report.records import baseline_of, split_notes
 from sink_jax.report.sentences import overview, sentences, verdict
-from sink_jax.report.tables import columns, rows
-from sink_jax.report.write import compare
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +57,10 @@ def test_numbers_are_the_metrics(tmp_path):
   assert probe.emergence_step == 800 and run.losses == dict(valid=1.5, code=1.25, docs=1.75)
   assert probe.curves.largest_importance == [0.07, 0.25, 0.4, 0.625]
   assert setup.tokens == 1200 * 32 * 64 and setup.attention == 'softmax' and not run.proxy
-  cells = dict(zip([c.heading for c in columns([run])], rows([run], columns([run]))[0]))
-  assert cells == {'variant': 'a', 'valid loss': '1.500', 'Sink_1 %': '45.5',
-                   'largest import.': '0.625', 'raw mass, first': '0.200', 'raw mass, row': '1.000',
-                   'value ratio (block)': '0.25 (2)', 'sink emerged': 'step 800'}
+  assert {column.heading: column.cells[0] for column in columns([run])} == {
+      'variant': 'a', 'valid loss': '1.500', 'Sink_1 %': '45.5', 'largest import.': '0.625',
+      'raw mass, first': '0.200', 'raw mass, row': '1.000', 'value ratio (block)': '0.25 (2)',
+      'sink emerged': 'step 800'}
 
 
 @pytest.mark.parametrize('eps, words', [('1e-06', 'softpick'),
@@ -268,7 +266,7 @@ def test_json_is_plain_and_complete(report):
   # What the page does not need of a run stays in its own files.
   for run in written['runs'].values():
     assert not {'train_course', 'valid_course', 'analyses'} & run.keys()
-    assert not {'config', 'experiment'} & run['setup'].keys()
+    assert not {'settings', 'experiment'} & run['setup'].keys()
 
 
 def test_the_page_of_runs_that_know_their_unique_tokens_alone(tmp_path):
