@@ -9,7 +9,7 @@ from sink_jax.benchmark.records import TrialRow, document_from_json
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
-from sink_jax.paper.baseline_page import baseline_report
+from sink_jax.paper.baseline import baseline_report
 from sink_jax.paper.collect import is_of_the_paper, is_synthetic
 from sink_jax.paper.tuning import is_fine_tuned
 from sink_jax.paper.tuning_page import tuning_report
