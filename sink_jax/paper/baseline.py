@@ -213,8 +213,8 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   found = find(runs)
   met, page = settings_met(found), Parts(TITLE)
   lines = _summary(found, met)
-  rows = [[it.words, str(len(met[it.key])), str(sum(seeds > 0 for seeds, _ in met[it.key].values()))]
-          for it in CRITERIA]
+  rows = [[it.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of.values()))]
+          for it, of in zip(CRITERIA, met.values())]
   page.paragraph(f'{sum(row[2] != "0" for row in rows)} of {len(rows)} criteria are met by a '
                  f'setting; {len(found)} runs of {len(set().union(*met.values()))} settings are '
                  'there.')
