@@ -23,13 +23,12 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import GroupSummary, PaperReport
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import CRITERION
 from sink_jax.paper.events import event_orders
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
-from sink_jax.paper.page import page
+from sink_jax.paper.page import GroupSummary, PaperReport, page
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
@@ -57,8 +56,10 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   Raises:
     OSError: `out` cannot be written.
   """
-  report = dataclasses.replace(build(runs, analysed),
-                               provenance=without_paths(_provenance(runs, analysed)))
+  analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
+                        for made in analysed.files.values()})
+  report = dataclasses.replace(build(runs, analysed), provenance=without_paths(
+      ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)))
   page(report).write(to_path(out), to_json(report))
   return report
 
@@ -134,12 +135,6 @@ def without_paths(value: T) -> T:
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
 
 
-def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list[str]]:
-  analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
-                        for made in analysed.files.values()})
-  return ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)
-
-
 def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> Claim:
   # The synthetic axis has a part of the trials, and answers what it can answer.
   verdicts = [judge(claim, group, spread) for group, spread in groups
@@ -154,28 +149,19 @@ def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group]
   """A figure of the paper with its pictures."""
   if figure.needs == 'open models':
     return figure_of(figure, analysed)
-  pictures = []
-  if figure.kind == 'mask':  # of the masks themselves, without any run
-    pictures = [Picture(f'{figure.key}.png',
-                        png=drawing.masks('prefix' if figure.number == '5' else 'window'))]
-  elif figure.needs == 'training':
-    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
-  elif figure.needs == 'fine-tuning':
-    pictures = tuned_pictures(tuned)
-  return Figure(figure, pictures, _figure_status(figure, pictures, groups))
-
-
-def _figure_status(figure: PaperFigure, pictures: Sequence[Picture], groups: Sequence[Group]
-                   ) -> str:
-  if figure.needs == 'fine-tuning' and not pictures:
-    return f'not run: {COMMAND} --workdir=runs/sft/paper'
   if figure.kind == 'schematic':
-    return 'no data: a schematic'
-  if pictures:
-    return 'drawn'
-  trials = [f'{trial} ({group.status(trial)})' for group in groups for trial in figure.trials
-            if group.runs(trial)]
-  return f'nothing to draw: {", ".join(trials)}' if trials else 'not run'
+    return Figure(figure, [], 'no data: a schematic')
+  if figure.kind == 'mask':  # of the masks themselves, without any run
+    mask = drawing.masks('prefix' if figure.number == '5' else 'window')
+    return Figure(figure, [Picture(f'{figure.key}.png', png=mask)], 'drawn')
+  if figure.needs == 'fine-tuning':
+    pictures, missing = tuned_pictures(tuned), f'not run: {COMMAND} --workdir=runs/sft/paper'
+  else:
+    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
+    trials = [f'{trial} ({group.status(trial)})' for group in groups for trial in figure.trials
+              if group.runs(trial)]
+    missing = f'nothing to draw: {", ".join(trials)}' if trials else 'not run'
+  return Figure(figure, pictures, 'drawn' if pictures else missing)
 
 
 def _group_summary(group: Group) -> GroupSummary:

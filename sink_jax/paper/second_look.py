@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from sink_jax.paper.claims import UNDECIDED, Claim, Verdict
 from sink_jax.paper.collect import SYNTHETIC, Group
-from sink_jax.paper.content import SecondLook
 from sink_jax.paper.criteria import OPEN_SINK
 
 MORE = 2  # seeds of a second look, which the simulation of false verdicts includes
 MOST = 3  # seeds that a trial may have before it; with five it has been looked at twice
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondLook:
+  """The runs that a second look at the undecided claims of a group takes; see `second_looks`.
+
+  budget, protocol, trials: as labels of runs have them. seeds: of the new runs of each trial.
+  """
+
+  budget: str
+  protocol: str
+  trials: Sequence[str]
+  seeds: Sequence[int]
 
 
 def second_looks(claims: Iterable[Claim], groups: Sequence[Group]) -> list[SecondLook]:
