@@ -10,8 +10,6 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
 from sink_jax.paper.baseline import baseline_report
-from sink_jax.paper.collect import is_of_the_paper, is_synthetic
-from sink_jax.paper.tuning import is_fine_tuned
 from sink_jax.paper.tuning_page import tuning_report
 from sink_jax.remedies.graft_page import graft_report
 from sink_jax.remedies.page import leaderboard
@@ -54,8 +52,7 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   analysed = read_analyses(analyses, ANALYSES)
   records = find_runs(runs) if runs else []
   if kind is None:
-    of_paper = bool(analyses) or not records or any(
-        is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run) for run in records)
+    of_paper = bool(analyses) or not records or any(map(paper.is_shown, records))
     kind = 'paper' if of_paper else 'runs'
   if maps is not None and kind != 'runs':
     raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '

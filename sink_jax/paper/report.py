@@ -34,7 +34,7 @@ from sink_jax.paper.second_look import second_looks
 from sink_jax.paper.spread import Spread, spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
-from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
+from sink_jax.paper.tuning import COMMAND, is_fine_tuned
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
 from sink_jax.report.records import RunRecord, made_by
@@ -47,6 +47,11 @@ _PATH = re.compile(rf'(?<![^\s\'"`=,;:<>()\[\]{{}}|]){_ROOT}(?:{_PART}/+)*({_PAR
 # In quotes a path may hold spaces.
 _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+)/?\1')
 _PROTOCOL_KEYS = ('optimizer.schedule', 'model.init', 'probe.dtype')
+
+
+def is_shown(run: RunRecord) -> bool:
+  """Whether the report has a place for a run."""
+  return is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run)
 
 
 def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
@@ -70,7 +75,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   It is plain: its numbers are finite or None, and have six digits; no text in it names a
   path of this machine.
   """
-  groups, tuned = groups_of(runs), tuned_groups(runs)
+  groups, tuned = groups_of(runs), groups_of(runs, is_fine_tuned)
   figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.figures()]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
@@ -95,8 +100,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       notes=[line for group in judged for line in inconsistencies(group)],
       runs={run.name: run for run in runs},
       analyses=analysed.files,
-      other_runs=[run.name for run in runs
-                  if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
+      other_runs=[run.name for run in runs if not is_shown(run)],
   )
   # Last, so that pages and JSON show the same numbers and no text escapes.
   return rounded(finite(without_paths(report)))

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from sink_jax.paper.collect import Group, groups_of, unlike
+from sink_jax.paper.collect import Group, unlike
 from sink_jax.paper.spread import Spread
 from sink_jax.report.records import RunRecord
 
@@ -175,14 +175,9 @@ def is_fine_tuned(run: RunRecord) -> bool:
   return bool(run.label.budget) and run.label.trial in TRIALS
 
 
-def tuned_groups(runs: Iterable[RunRecord]) -> list[Group]:
-  """The runs of configs/sft.py by budget and protocol, the paper's first; [] where none is."""
-  return groups_of(runs, is_fine_tuned)
-
-
 def tuning_of(group: Group) -> Tuning:
   """What a group's runs say; a run without a readable config says nothing."""
-  records = [run for trial in TRIALS for run in group.runs(trial) if run.readable]
+  records = [run for trial in TRIALS for run in group.readable(trial)]
   runs = [_tuned(run) for run in records]
   # The planted run has a rate of its own.
   mixed = list(dict.fromkeys(words for run in records for words in unlike(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
-from sink_jax.paper.collect import Group
+from sink_jax.paper.collect import Group, groups_of
 from sink_jax.paper.curves import sink_points, thinned
 from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.paper.seeds import Points, seed_panel
@@ -28,7 +28,7 @@ from sink_jax.paper.tuning import (
   TRIALS,
   TunedRun,
   Tuning,
-  tuned_groups,
+  is_fine_tuned,
   tuning_of,
 )
 from sink_jax.report.jsontext import finite, rounded, to_json
@@ -71,7 +71,7 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: none of the runs is of configs/sft.py.
     OSError: `out` cannot be written.
   """
-  groups = tuned_groups(runs)
+  groups = groups_of(runs, is_fine_tuned)
   if not groups:
     raise ValueError(f'no run of configs/sft.py is there. To train them: {COMMAND} --budget=desk '
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
@@ -130,8 +130,8 @@ def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Poin
   def means(run: RunRecord) -> Sequence[tuple[float, float]]:
     known = [(step, value) for step, value in points(run) if value is not None]
     return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
-  return seed_panel(title, y, {TRIALS[trial]: [run for run in group.runs(trial) if run.readable]
-                               for trial in trials}, points, means)
+  return seed_panel(title, y, {TRIALS[trial]: group.readable(trial) for trial in trials}, points,
+                    means)
 
 
 def _of_steps(key: str) -> Points:
