@@ -30,7 +30,6 @@ from sink_jax.report.parts import Parts
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 
-TITLE = 'The search for a baseline'
 KINDS = ('softmax', 'sigmoid-normalized', 'sigmoid', 'k-bias')
 DESK = 'desk'  # the budget that has the chosen setting
 _DESK = {'default': 'softmax', **{kind: kind for kind in KINDS[1:]}}
@@ -211,7 +210,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     OSError: `out` cannot be written.
   """
   found = find(runs)
-  met, page = settings_met(found), Parts(TITLE)
+  met, page = settings_met(found), Parts('The search for a baseline')
   lines = _summary(found, met)
   rows = [[it.words, str(len(of)), str(sum(seeds > 0 for seeds, _ in of.values()))]
           for it, of in zip(CRITERIA, met.values())]
@@ -273,9 +272,8 @@ def _rates(found: Sequence[Found]) -> bytes:
 
 def _curves(found: Sequence[Found]) -> bytes:
   """Sink_1 and the largest hidden norm ratio of a block while settings were trained."""
-  runs: dict[str, list[RunRecord]] = {}
-  for it in found:
-    runs.setdefault(it.setting, []).append(it.run)
+  runs = {setting: [it.run for it in found if it.setting == setting]
+          for setting in dict.fromkeys(it.setting for it in found)}
   ratio = lambda run: list(zip(run.probe.curves.step, run.probe.curves.hidden_ratio))
   return drawing.panels(Picture('curves.png', panels=[
       seed_panel('A sink on the first token', 'Sink_1 in % of heads', runs, sink_points,

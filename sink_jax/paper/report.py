@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge
+from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Verdict, judge
 from sink_jax.paper.collect import (
   Group,
   groups_of,
@@ -31,7 +31,7 @@ from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import GroupSummary, PaperReport, page
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.paper.second_look import second_looks
-from sink_jax.paper.spread import Spread, spread_of
+from sink_jax.paper.spread import spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned
@@ -46,7 +46,6 @@ _PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
 _PATH = re.compile(rf'(?<![^\s\'"`=,;:<>()\[\]{{}}|]){_ROOT}(?:{_PART}/+)*({_PART})/?')
 # In quotes a path may hold spaces.
 _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+)/?\1')
-_PROTOCOL_KEYS = ('optimizer.schedule', 'model.init', 'probe.dtype')
 
 
 def is_shown(run: RunRecord) -> bool:
@@ -81,14 +80,20 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   # runs.
   judged = groups + synthetic_groups(runs)
   spreads = [(group, spread_of(group)) for group in judged]
-  claims = [_judged(claim, spreads) for claim in CLAIMS]
+  # The synthetic axis has a part of the trials, and answers what it can answer. A page without runs
+  # lists every claim all the same.
+  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
+  claims = [dataclasses.replace(claim, verdicts=[
+      judge(claim, group, spread) for group, spread in spreads
+      if group.protocol or set(claim.trials) <= set(group.trials)] or [nothing])
+            for claim in CLAIMS]
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
       paper=numbers.title(),
       groups=[_group_summary(group) for group in groups],
       undecided=second_looks(claims, judged),
-      statuses=_counts(runs),
+      statuses=collections.Counter(run.status for run in runs),
       summary=summarize_claims(claims, judged, open_lines(shown, figures, analysed)),
       claims=claims,
       tables=shown,
@@ -139,15 +144,6 @@ def without_paths(value: T) -> T:
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
 
 
-def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> Claim:
-  # The synthetic axis has a part of the trials, and answers what it can answer.
-  verdicts = [judge(claim, group, spread) for group, spread in groups
-              if group.protocol or set(claim.trials) <= set(group.trials)]
-  # A page without runs lists every claim all the same.
-  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
-  return dataclasses.replace(claim, verdicts=verdicts or [nothing])
-
-
 def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],
             analysed: Analysed) -> Figure:
   """A figure of the paper with its pictures."""
@@ -171,12 +167,9 @@ def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group]
 def _group_summary(group: Group) -> GroupSummary:
   runs = [run for members in group.trials.values() for run in members]
   known = [run.setup.settings for run in runs if run.setup]
-  settings = {key: sorted({str(own[key]) for own in known}) for key in _PROTOCOL_KEYS}
+  settings = {key: sorted({str(own[key]) for own in known})
+              for key in ('optimizer.schedule', 'model.init', 'probe.dtype')}
   return GroupSummary(
       group.budget, group.protocol, group.name,
       {key: ' or '.join(values) for key, values in settings.items() if values},
-      trials=len(group.trials), runs=len(runs), statuses=_counts(runs))
-
-
-def _counts(runs: Iterable[RunRecord]) -> dict[str, int]:
-  return dict(collections.Counter(run.status for run in runs))
+      len(group.trials), len(runs), collections.Counter(run.status for run in runs))

@@ -32,12 +32,10 @@ SOFTMAX, SIGMOID, PLANTED = 'sft-softmax', 'sft-sigmoid', 'sft-unstable'
 TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
           PLANTED: 'planted unstable run'}
 COMMAND = 'python -m sink_jax.sweep --config=configs/sft.py'
-_ENDED = ('done', 'diverged')
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
-SIMILAR, DIFFERENT, UNDECIDED = 'similar', 'different', 'undecided'
 # Settings in which the runs of a page may differ: where they begin, what they are about.
-_VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
 _RATE = 'optimizer.learning_rate'  # of the planted run
+_VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
 
 WINDOW = 50  # steps before, whose median a step is compared with
 LARGEST_GRADIENT = 10  # medians
@@ -90,7 +88,7 @@ class TunedRun:
 
   @property
   def ended(self) -> bool:
-    return self.status in _ENDED
+    return self.status in ('done', 'diverged')
 
   @property
   def unstable(self) -> list[int]:
@@ -201,8 +199,8 @@ def difference(key: str, runs: Iterable[TunedRun]) -> Difference | None:
   # Two trials alone: there are no others whose spread could be joined with theirs.
   spread, of = Spread({}, {}), ('train_loss', (SOFTMAX, SIGMOID), list(values.values()))
   it, margin = spread.interval(*of, parts=len(MEASURES)), measure.margin
-  verdict = SIMILAR if spread.negligible(*of, margin) else (
-      DIFFERENT if it.above(margin) or it.below(-margin) else UNDECIDED)
+  verdict = 'similar' if spread.negligible(*of, margin) else (
+      'different' if it.above(margin) or it.below(-margin) else 'undecided')
   return Difference(key, list(values), list(values.values()), it.mean, it.low, it.high, verdict)
 
 

@@ -13,7 +13,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group, groups_of
-from sink_jax.paper.curves import sink_points, thinned
+from sink_jax.paper.curves import logged, sink_points, thinned
 from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.paper.seeds import Points, seed_panel
 from sink_jax.paper.spread import CONFIDENCE
@@ -43,6 +43,10 @@ _CAPTIONS = {
                 'protocol: every seed as a thin line, and means over seeds and stretches of steps.',
     'sink.png': 'Sink_1 of the same runs while they are fine-tuned, every seed as a thin line; of '
                 'sigmoid by proxy scores, as its rows do not sum to one.'}
+# What is drawn: the label of its axis, and the points of a run.
+_LOSS = 'training loss in nats per token', logged
+_GRADIENT = 'gradient norm', lambda run: logged(run, 'grad_norm')
+_SINK = 'Sink_1 in % of heads', sink_points
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
 _METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
@@ -132,19 +136,6 @@ def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Poin
     return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
   return seed_panel(title, y, {TRIALS[trial]: group.readable(trial) for trial in trials}, points,
                     means)
-
-
-def _of_steps(key: str) -> Points:
-  """The points of a row of training: those whose value is finite."""
-  return lambda run: [(step, value) for step, value in zip(
-      run.train_course.get('step', ()), run.train_course.get(key, ()))
-      if step is not None and value is not None]
-
-
-# What is drawn: the label of its axis, and the points of a run.
-_LOSS = 'training loss in nats per token', _of_steps('loss')
-_GRADIENT = 'gradient norm', _of_steps('grad_norm')
-_SINK = 'Sink_1 in % of heads', sink_points
 
 
 def _row(run: TunedRun) -> list[str]:
