@@ -2,5 +2,5 @@
 
 `numbers.json` holds every number, and `numbers` is its one reader. How runs and analyses are made
 does not belong here; here their numbers are compared with the paper's. `report` is the entry, and
-`content` says what a report holds.
+`page` says what a report holds.
 """

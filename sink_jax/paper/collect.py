@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
@@ -37,7 +37,7 @@ class Group:
 
   budget: str
   protocol: str
-  trials: Mapping[str, tuple[RunRecord, ...]]
+  trials: Mapping[str, Sequence[RunRecord]]
   varied: tuple[str, ...] = ()
 
   @property
@@ -61,19 +61,22 @@ class Group:
     """The budget whose rules apply: 'smoke' of 'smoke with steps=50'."""
     return (self.budget.split() or [''])[0]
 
-  def runs(self, trial: str) -> tuple[RunRecord, ...]:
-    """All runs of a trial, whatever their status; () where there is none."""
+  def runs(self, trial: str) -> Sequence[RunRecord]:
+    """All runs of a trial, whatever their status; none of a trial that is not there."""
     return self.trials.get(trial, ())
 
-  def done(self, trial: str) -> tuple[RunRecord, ...]:
-    """The runs that reached their last step."""
-    return tuple(run for run in self.runs(trial) if run.status == 'done')
+  def readable(self, trial: str) -> list[RunRecord]:
+    """The runs whose config is known."""
+    return [run for run in self.runs(trial) if run.readable]
 
-  def measured(self, trial: str) -> tuple[RunRecord, ...]:
+  def done(self, trial: str) -> list[RunRecord]:
+    """The runs that reached their last step."""
+    return [run for run in self.runs(trial) if run.status == 'done']
+
+  def measured(self, trial: str) -> list[RunRecord]:
     """The runs to show a trial by: those that are done, else those under way."""
     # Never both: a mean over runs of unequal length says nothing.
-    return self.done(trial) or tuple(
-        run for run in self.runs(trial) if run.status in _UNDER_WAY)
+    return self.done(trial) or [run for run in self.runs(trial) if run.status in _UNDER_WAY]
 
   @functools.cached_property
   def incomparable(self) -> dict[str, str]:
@@ -83,25 +86,31 @@ class Group:
     """
     # The default run is what every other trial is a change of. One that is done comes first; one
     # under way has its config as well, and that suffices.
-    default = next(iter(_readable((*self.done('default'), *self.runs('default')))), None)
-    if default is None:
-      return {}
+    defaults = sorted(self.readable('default'), key=lambda run: run.status != 'done')
     strange = {}
-    for trial, runs in self.trials.items():
-      keys = list(dict.fromkeys(
-          words for run in _readable(runs) for words in unlike(trial, run, default, self.varied)))
-      if own := _differing(runs):
-        keys.append(f'its runs differ in {", ".join(own)}')
-      if keys:
-        strange[trial] = ', '.join(keys)
+    for trial in self.trials if defaults else ():
+      words = [words for run in self.readable(trial)
+               for words in unlike(trial, run, defaults[0], self.varied)]
+      if own := self.differing(trial):
+        words.append(f'its runs differ in {own}')
+      if words:
+        strange[trial] = ', '.join(dict.fromkeys(words))
     return strange
+
+  def differing(self, trial: str) -> str:
+    """The settings in which runs of a trial differ, but for those that make no difference."""
+    known = self.readable(trial)
+    _, different = differing_settings(known)
+    keys = {key for settings in different.values() for key in settings} - set(FREE)
+    contents = {run.text.content for run in known if run.text and run.text.content}
+    return ', '.join([*sorted(keys), *['the content of their data'] * (len(contents) > 1)])
 
   def same_as_default(self, trial: str) -> bool:
     """Whether a trial has the settings of the default, as fixed-1 where budgets fix token 1."""
-    runs, defaults = (_readable(self.runs(t)) for t in (trial, 'default'))
+    runs, defaults = self.readable(trial), self.readable('default')
     if trial == 'default' or not runs or not defaults:
       return False
-    mine, its = (members[0].known_setup.settings for members in (runs, defaults))
+    mine, its = runs[0].known_setup.settings, defaults[0].known_setup.settings
     return all(mine.get(key) == its.get(key) for key in {**mine, **its} if key not in FREE)
 
   def not_done(self, trial: str) -> str:
@@ -143,20 +152,34 @@ def is_synthetic(run: RunRecord) -> bool:
   return run.label.trial.startswith(SYNTHETIC)
 
 
+def grouped(runs: Iterable[RunRecord],
+            label: Callable[[RunRecord], tuple[str, str, str] | None],
+            varied: tuple[str, ...] = ()) -> list[Group]:
+  """The runs that have a label, which is their budget, protocol and trial, in groups."""
+  found: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
+  for run in runs:
+    if named := label(run):
+      budget, protocol, trial = named
+      found.setdefault((budget, protocol), {}).setdefault(trial, []).append(run)
+  return [Group(*of, {trial: sorted(members, key=seed_and_name)
+                      for trial, members in trials.items()}, varied)
+          for of, trials in found.items()]
+
+
+def seed_and_name(run: RunRecord) -> tuple[int, str]:
+  """The order of runs in a group; those without a config come first."""
+  return (run.setup.seed if run.setup else -1, run.name)
+
+
 def groups_of(runs: Iterable[RunRecord],
               chosen: Callable[[RunRecord], bool] = is_of_the_paper) -> list[Group]:
   """The chosen runs by budget and protocol: large budgets first, and of one the paper's protocol.
 
   A budget without any such run makes no group.
   """
-  by_label: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
-  for run in filter(chosen, runs):
-    # A trial without a config may have been asked for without naming a protocol.
-    key = run.label.budget, run.label.protocol or 'paper'
-    by_label.setdefault(key, {}).setdefault(run.label.trial, []).append(run)
-  groups = [Group(budget, protocol, {trial: tuple(sorted(members, key=seed_and_name))
-                                     for trial, members in trials.items()})
-            for (budget, protocol), trials in sorted(by_label.items())]
+  # A trial without a config may have been asked for without naming a protocol.
+  groups = grouped(runs, lambda run: (
+      run.label.budget, run.label.protocol or 'paper', run.label.trial) if chosen(run) else None)
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
   order = {budget: i for i, budget in enumerate(BUDGETS)}
   return sorted(groups, key=lambda group: (order.get(group.rules, len(order)), group.budget,
@@ -168,46 +191,23 @@ def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
 
   Only those of the config file itself: none whose budget says that settings were changed.
   """
-  trials: dict[str, list[RunRecord]] = {}
-  for run in runs:
-    if is_synthetic(run) and not run.label.budget:
-      trials.setdefault(run.label.trial.removeprefix(SYNTHETIC), []).append(run)
-  return [Group(SYNTHETIC.rstrip('-'), '', {trial: tuple(members) for trial, members
-                                            in trials.items()})] if trials else []
+  return grouped(runs, lambda run: (
+      SYNTHETIC.rstrip('-'), '', run.label.trial.removeprefix(SYNTHETIC)
+      ) if is_synthetic(run) and not run.label.budget else None)
 
 
 def inconsistencies(group: Group) -> list[str]:
   """Trials that cannot be compared, or whose runs differ in more than seeds or repeat one."""
   lines = [f'{trial} ({group.name}) is not comparable with the default run: {words}. What hangs on '
            'it is not judged.' for trial, words in group.incomparable.items()]
-  for trial, runs in group.trials.items():
-    runs = _readable(runs)
-    if _differing(runs):
-      lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: '
-                   f'{", ".join(_differing(runs))}. Their mean says little.')
-    elif len({run.known_setup.seed for run in runs}) < len(runs):
+  for trial in group.trials:
+    seeds = [run.known_setup.seed for run in group.readable(trial)]
+    if own := group.differing(trial):
+      lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: {own}. '
+                   'Their mean says little.')
+    elif len(set(seeds)) < len(seeds):
       lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
   return lines
-
-
-def seed_and_name(run: RunRecord) -> tuple[int, str]:
-  """The order of runs in a group; those without a config come first."""
-  return (run.setup.seed if run.setup else -1, run.name)
-
-
-def _differing(runs: Iterable[RunRecord]) -> list[str]:
-  """The config keys in which runs of a trial differ, but for those that make no difference."""
-  known = _readable(runs)
-  if len(known) < 2:
-    return []
-  _, different = differing_settings(known)
-  keys = {key for settings in different.values() for key in settings} - set(FREE)
-  contents = {run.text.content for run in known if run.text and run.text.content}
-  return [*sorted(keys), *(['the content of their data'] if len(contents) > 1 else [])]
-
-
-def _readable(runs: Iterable[RunRecord]) -> list[RunRecord]:
-  return [run for run in runs if run.readable]
 
 
 def unlike(trial: str, run: RunRecord, default: RunRecord, varied: tuple[str, ...]

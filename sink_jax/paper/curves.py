@@ -91,7 +91,7 @@ def _learning_rates(figure: PaperFigure, group: Group) -> Picture:
   until = lambda points: [point for point in points if point[0] <= end]
   for trial in figure.trials:
     runs = group.measured(trial)
-    courses.append(series(trial, runs, lambda run: thinned(until(losses(run)), _FEW)))
+    courses.append(series(trial, runs, lambda run: thinned(until(logged(run)), _FEW)))
     rates.append(series(trial, runs, lambda run: until(sink_points(run))))
   panels = [_panel('training loss, means over stretches', 'step', _LOSS, courses),
             _panel('Sink_1', 'step', _SINK, rates)]
@@ -207,15 +207,15 @@ def _valid_points(run: RunRecord) -> list[_Point]:
   return list(zip(run.valid_course.get('step', ()), run.valid_course.get('valid', ())))
 
 
-def losses(run: RunRecord) -> list[tuple[float, float]]:
-  """(step, training loss) of the logged steps whose loss is finite."""
-  return [(step, loss) for step, loss in zip(run.train_course.get('step', ()),
-                                             run.train_course.get('loss', ()))
-          if step is not None and loss is not None]
+def logged(run: RunRecord, key: str = 'loss') -> list[tuple[float, float]]:
+  """(step, value) of the steps that logged a finite value, of the training loss or another key."""
+  return [(step, value) for step, value in zip(run.train_course.get('step', ()),
+                                               run.train_course.get(key, ()))
+          if step is not None and value is not None]
 
 
 def _train_points(run: RunRecord) -> list[tuple[float, float]]:
-  return thinned(losses(run), _POINTS)
+  return thinned(logged(run), _POINTS)
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:

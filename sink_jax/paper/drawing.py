@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.io.tables import short
-from sink_jax.paper.content import SyntheticAxis
 from sink_jax.paper.pictures import Panel, Picture
+from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.report.images import png
 
 _MARKERS = 'osD^vPXh*<>'

@@ -6,17 +6,17 @@ probe (`evaluate.sinks.emergence_step`), so that it is known to the distance bet
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.paper.collect import Group
-from sink_jax.paper.content import Event, EventOrder, TrialEvents
 from sink_jax.paper.criteria import MASSIVE, SINK, known_level
 from sink_jax.paper.curves import series
 from sink_jax.paper.pictures import Panel, Picture, Series
-from sink_jax.report.markup import listed
+from sink_jax.report.markup import listed, upper
 from sink_jax.report.probe_record import Curves
 from sink_jax.report.records import RunRecord
 
@@ -40,6 +40,46 @@ CAPTION = ('What the events are read from while models trained: means over seeds
 # The fields of `Curves` that events are read from.
 _VALUES, _HIDDEN, _ENTRIES = 'value_ratio', 'hidden_ratio', 'max_over_median'
 _SINK_FIELDS = {'sink_1': 'sink_1', 'sink_star': 'sink_extra_key'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+  """When a quantity came to its level to stay.
+
+  steps: {run: the step of the first probe of those that stay; None where it never stays}, of the
+  runs in which it was measured.
+  """
+
+  name: str
+  level: float
+  steps: Mapping[str, int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialEvents:
+  """The events of a trial. sink: the metric that its sink is read from. runs: one per seed.
+
+  words: the steps of the events. order: theirs where the seeds have one, or that they disagree.
+  """
+
+  trial: str
+  sink: str
+  runs: Sequence[str]
+  events: Sequence[Event]
+  words: str
+  order: str
+
+  @property
+  def sentences(self) -> str:
+    return ' '.join(filter(None, [f'{upper(self.words)}.', self.order]))
+
+
+@dataclasses.dataclass(frozen=True)
+class EventOrder:
+  """The order of events in the runs of a group."""
+
+  trials: Sequence[TrialEvents]
+  picture: Picture
 
 
 def event_orders(groups: Iterable[Group]) -> list[EventOrder]:

@@ -1,18 +1,24 @@
-"""The report of the paper, part by part."""
+"""The report of the paper: what it holds, as report.json has it, and its page part by part."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from sink_jax.paper import drawing, strips
-from sink_jax.paper.claims import PLURAL, Claim, Verdict
-from sink_jax.paper.content import EventOrder, PaperReport
-from sink_jax.paper.events import CAPTION, NOTE
+from sink_jax.paper.cells import Table
+from sink_jax.paper.claims import PLURAL, Claim, SecondLook, Verdict
+from sink_jax.paper.events import CAPTION, NOTE, EventOrder
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
-from sink_jax.paper.summary import LIMITS
+from sink_jax.paper.summary import LIMITS, Summary
+from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
+from sink_jax.report.records import RunRecord
 
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 # Of the paper, in its order.
@@ -25,6 +31,62 @@ _EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short
 _RUNS, _MADE = 'All runs', 'How it was made'
 
 
+@dataclasses.dataclass(frozen=True)
+class GroupSummary:
+  """A group of runs. settings: the config keys of its protocol. statuses: how many runs have each.
+
+  trials, runs: how many there are.
+  """
+
+  budget: str
+  protocol: str
+  name: str
+  settings: Mapping[str, str]
+  trials: int
+  runs: int
+  statuses: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperReport:
+  """The whole report.
+
+  undecided: what a second look takes. claims: with their verdicts. statuses: how many runs have
+  each. comparison: when numbers are compared with the paper's. budgets: their rules in words.
+  notes: on runs that cannot be compared. runs: by name. analyses: how each file was made.
+  other_runs: names of runs that are not of the paper. provenance: how runs, analyses and the report
+  were made.
+  """
+
+  title: str
+  paper: str
+  groups: Sequence[GroupSummary]
+  undecided: Sequence[SecondLook]
+  statuses: Mapping[str, int]
+  summary: Summary
+  claims: Sequence[Claim]
+  tables: Sequence[Table]
+  figures: Sequence[Figure]
+  events: Sequence[EventOrder]
+  synthetic: SyntheticAxis | None
+  comparison: str
+  budgets: Mapping[str, Sequence[str]]
+  notes: Sequence[str]
+  runs: Mapping[str, RunRecord]
+  analyses: Mapping[str, Mapping[str, Any]]
+  other_runs: Sequence[str]
+  provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def verdicts(self) -> dict[str, list[tuple[Claim, Verdict]]]:
+    """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
+    by_group: dict[str, list[tuple[Claim, Verdict]]] = {}
+    for claim in self.claims:
+      for verdict in claim.verdicts:
+        by_group.setdefault(verdict.name, []).append((claim, verdict))
+    return by_group
+
+
 def page(report: PaperReport) -> Parts:
   """The whole report: the answer first, names of claims and runs last."""
   parts = Parts(report.title)
@@ -33,26 +95,27 @@ def page(report: PaperReport) -> Parts:
   if strips.rows(report.claims):
     parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
   # The course of training says more at a glance than any other picture.
-  if report.events:
-    _draw_events(parts, report.events[0])
+  for order in report.events[:1]:
+    _draw_events(parts, order)
   _add_contents(parts, report)
   parts.heading(_CLAIMS)
   parts.paragraphs(report.summary.notes)
   for claim in report.claims:
     _add_claim(parts, claim)
-  parts.heading(_TABLES)
-  parts.paragraph(report.comparison)
   # Tables have a number; the numbers of the running text follow in their own chapter.
-  tables = sorted(report.tables, key=lambda table: not table.paper.number)
-  for i, table in enumerate(tables):
-    if i and not table.paper.number and tables[i - 1].paper.number:
-      parts.heading(_NUMBERS)
-    add_table(parts, table, report.groups)
+  for heading, numbered, words in ((_TABLES, True, report.comparison), (_NUMBERS, False, '')):
+    parts.heading(heading)
+    parts.paragraph(words)
+    for table in report.tables:
+      if bool(table.paper.number) is numbered:
+        add_table(parts, table, len(report.groups))
   parts.heading(_FIGURES)
   for figure in report.figures:
     _add_figure(parts, figure)
-  _add_events(parts, report)
-  _add_synthetic(parts, report)
+  if report.events:
+    _add_events(parts, report.events)
+  if report.synthetic:
+    _add_synthetic(parts, report.synthetic)
   parts.heading(_SHORT)
   for part in report.summary.parts:
     parts.heading(upper(part.name), 3)
@@ -69,7 +132,9 @@ def answer(report: PaperReport) -> list[str]:
   """What the runs say of the claims, a paragraph for every group of runs."""
   if not (report.runs or report.analyses):
     return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
-  groups = {group.name: group for group in report.groups}
+  about = {group.name: f' ({group.runs} runs of {group.trials} trials: '
+           + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')'
+           for group in report.groups}
   judged, lines = report.verdicts, []
   for part in report.summary.parts:
     verdicts = [verdict.verdict for _, verdict in judged.get(part.name, ())]
@@ -80,13 +145,9 @@ def answer(report: PaperReport) -> list[str]:
       continue
     counts = joined([f'{n} {words if n != 1 else verdict}' for verdict, words in PLURAL.items()
                      for n in [verdicts.count(verdict)]])
-    group = groups.get(part.name)
-    about = '' if group is None else (
-        f' ({group.runs} runs of {group.trials} trials: '
-        + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')')
     lines.append(line(
-        f'{upper(part.name)}{about}: of {len(verdicts)} claims of the paper, ', bold(counts),
-        f'. {upper(part.lines[0])} ',
+        f'{upper(part.name)}{about.get(part.name, "")}: of {len(verdicts)} claims of the paper, ',
+        bold(counts), f'. {upper(part.lines[0])} ',
         *(words for words in part.lines if words in LIMITS.values())))
   return lines
 
@@ -95,11 +156,11 @@ def _add_sections(parts: Parts, report: PaperReport) -> None:
   """How many claims of each section of the paper have each verdict."""
   judged, rows = report.verdicts, []
   several = len(judged) > 1
-  for section in sorted({claim.section for claim in report.claims}, key=list(_SECTIONS).index):
+  for section, words in _SECTIONS.items():
     for name, of in judged.items():
       found = [verdict.verdict for claim, verdict in of if claim.section == section]
       if found:
-        rows.append([f'{section} {_SECTIONS[section]}', *[name] * several,
+        rows.append([f'{section} {words}', *[name] * several,
                      *(str(found.count(verdict)) for verdict in PLURAL)])
   # Short, for the table to be as narrow as a phone.
   verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
@@ -107,34 +168,28 @@ def _add_sections(parts: Parts, report: PaperReport) -> None:
 
 
 def _add_contents(parts: Parts, report: PaperReport) -> None:
-  papers = [table.paper for table in report.tables]
   short = lambda item: f'{item.number} {item.half}'.strip()
-  figures = [figure.paper for figure in report.figures]
-  lines = [link(_CLAIMS, _CLAIMS),
-           line(link(_TABLES, _TABLES), ': ', joined([
-               link(short(table), table.name) for table in papers if table.number])),
-           line(link(_NUMBERS, _NUMBERS), ': ', joined([
-               link(table.name, table.name) for table in papers if not table.number])),
-           line(link(_FIGURES, _FIGURES), ': ', joined([
-               link(short(figure) + (f' ({figure.paper})' if figure.paper else ''), figure.name)
-               for figure in figures]))]
-  parts.items([*lines, joined([link(words, words) for words, there in (
-      (_EVENTS, report.events), (_SYNTHETIC, report.synthetic), (_SHORT, True),
-      (_RUNS, report.runs), (_MADE, True)) if there])])
+  papers = [table.paper for table in report.tables]
+  chapters = {
+      _TABLES: [link(short(table), table.name) for table in papers if table.number],
+      _NUMBERS: [link(table.name, table.name) for table in papers if not table.number],
+      _FIGURES: [link(short(of) + (f' ({of.paper})' if of.paper else ''), of.name)
+                 for of in [figure.paper for figure in report.figures]]}
+  parts.items([
+      link(_CLAIMS, _CLAIMS),
+      *(line(link(name, name), ': ', joined(links)) for name, links in chapters.items()),
+      joined([link(words, words) for words, there in (
+          (_EVENTS, report.events), (_SYNTHETIC, report.synthetic), (_SHORT, True),
+          (_RUNS, report.runs), (_MADE, True)) if there])])
 
 
 def _add_claim(parts: Parts, claim: Claim) -> None:
   parts.heading(claim.statement + claim.marks, 3)
   parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
   for verdict in claim.verdicts:
-    parts.paragraph(line(bold(verdict_words(verdict)), f' ({verdict.name}): {verdict.why}'))
+    needed = f' (about {verdict.needed} seeds would decide)' if verdict.needed else ''
+    parts.paragraph(line(bold(verdict.verdict + needed), f' ({verdict.name}): {verdict.why}'))
     parts.items([part_words(part) for part in verdict.parts])
-
-
-def verdict_words(verdict: Verdict) -> str:
-  """'holds', or 'undecided (about 7 seeds would decide)'."""
-  return verdict.verdict + (f' (about {verdict.needed} seeds would decide)' if verdict.needed
-                            else '')
 
 
 def part_words(part: Part) -> str:
@@ -143,43 +198,38 @@ def part_words(part: Part) -> str:
   A truth has no interval: how its seeds ended says it. * marks proxy scores, as in the tables. A
   seed in which no sink emerged counts as its last step, the least that it can be.
   """
-  metric = METRICS[part.metric]
-  shown = lambda values: ', '.join(metric.text(value) for value in values)
-  interval = f' [{shown([part.low, part.high])}]' if part.low is not None else ''
-  seeds = f', n = {part.n} ({shown(part.values)})' if part.n > 1 else ', n = 1'
-  paper = f'; the paper {metric.text(part.paper)}' if part.paper is not None else ''
+  text = METRICS[part.metric].text
+  interval = f' [{text(part.low)}, {text(part.high)}]' if part.low is not None else ''
+  seeds = f' ({", ".join(map(text, part.values))})' if part.n > 1 else ''
+  paper = f'; the paper {text(part.paper)}' if part.paper is not None else ''
   held = {True: 'so', False: 'not so', None: 'undecided'}[part.held]
   doubt = f', since {part.doubt}' if part.doubt else ''
-  star = '*' if part.proxy else ''
   never = f'; no sink emerged in {", ".join(part.never)}' if part.never else ''
-  return (f'{part.words}, asked {part.asked}: {metric.text(part.mean)}{star}{interval}{seeds}: '
-          f'{held}{doubt}{never}{paper}')
+  return (f'{part.words}, asked {part.asked}: {text(part.mean)}{"*" * part.proxy}{interval}, '
+          f'n = {part.n}{seeds}: {held}{doubt}{never}{paper}')
 
 
 def _add_figure(parts: Parts, figure: Figure) -> None:
-  paper = figure.paper
-  parts.heading(paper.name, 3)
-  words = ' '.join(filter(None, [paper.caption, paper.note]))
+  parts.heading(figure.paper.name, 3)
+  words = ' '.join(filter(None, [figure.paper.caption, figure.paper.note]))
   if figure.status != 'drawn':
     parts.paragraph(words)
     parts.paragraph(f'{upper(figure.status)}.')
   for picture in figure.pictures:
-    missing = f' Without {", ".join(picture.missing)}.' if picture.missing else ''
-    name = f'{upper(picture.name)}. ' if picture.name else ''
+    missing = f'Without {", ".join(picture.missing)}.' if picture.missing else ''
+    name = f'{upper(picture.name)}.' if picture.name else ''
     parts.picture(picture.file, picture.png or drawing.panels(picture),
-                  f'{name}{words}{" " * bool(picture.note)}{picture.note}{missing}')
+                  ' '.join(filter(None, [name, words, picture.note, missing])))
 
 
-def _add_events(parts: Parts, report: PaperReport) -> None:
-  if not report.events:
-    return
+def _add_events(parts: Parts, orders: Sequence[EventOrder]) -> None:
   parts.heading(_EVENTS)
   parts.paragraph(NOTE)
-  for order in report.events:
+  for i, order in enumerate(orders):
     parts.heading(f'Events: {order.picture.name}', 3)
     parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
                  for trial in order.trials])
-    if order is not report.events[0]:  # which stands on the first screen
+    if i:  # the first one stands on the first screen
       _draw_events(parts, order)
 
 
@@ -188,10 +238,7 @@ def _draw_events(parts: Parts, order: EventOrder) -> None:
   parts.picture(picture.file, drawing.panels(picture), f'{upper(picture.name)}. {CAPTION}')
 
 
-def _add_synthetic(parts: Parts, report: PaperReport) -> None:
-  axis = report.synthetic
-  if axis is None:
-    return
+def _add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
   parts.heading(_SYNTHETIC)
   parts.paragraph("The paper's variants on the Bigram-Backcopy task, where one head has one thing "
                   'to do; default is softmax.')
@@ -207,8 +254,8 @@ def _add_synthetic(parts: Parts, report: PaperReport) -> None:
 
 def _add_made(parts: Parts, report: PaperReport) -> None:
   parts.heading(_MADE)
-  parts.paragraph(line(f'Of {report.paper}: its claims, tables and figures, and what the runs say '
-                       'to each.'))
+  parts.paragraph(f'Of {report.paper}: its claims, tables and figures, and what the runs say to '
+                  'each.')
   parts.facts(report.provenance)
   for group in report.groups:
     settings = joined([code(f'{key} = {value}') for key, value in group.settings.items()])

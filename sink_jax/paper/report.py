@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Claim, Verdict, judge, second_looks
+from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Verdict, judge, second_looks
 from sink_jax.paper.collect import (
   Group,
   groups_of,
@@ -23,17 +23,16 @@ from sink_jax.paper.collect import (
   is_synthetic,
   synthetic_groups,
 )
-from sink_jax.paper.content import GroupSummary, PaperReport
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.events import event_orders
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
-from sink_jax.paper.page import page
+from sink_jax.paper.page import GroupSummary, PaperReport, page
 from sink_jax.paper.pictures import Figure, Picture
-from sink_jax.paper.spread import Spread, spread_of
+from sink_jax.paper.spread import spread_of
 from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
 from sink_jax.paper.tables import tables
-from sink_jax.paper.tuning import COMMAND, is_fine_tuned, tuned_groups
+from sink_jax.paper.tuning import COMMAND, is_fine_tuned
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
 from sink_jax.report.records import RunRecord, made_by
@@ -45,7 +44,11 @@ _PART = r'(?:\\.|[^\s/\\\'"`=,;:<>()\[\]{}|])+'
 _PATH = re.compile(rf'(?<![^\s\'"`=,;:<>()\[\]{{}}|]){_ROOT}(?:{_PART}/+)*({_PART})/?')
 # In quotes a path may hold spaces.
 _QUOTED = re.compile(rf'([\'"`])([\w.-]*=)?{_ROOT}(?:[^\'"`\n/]+/+)*([^\'"`\n/]+)/?\1')
-_PROTOCOL_KEYS = ('optimizer.schedule', 'model.init', 'probe.dtype')
+
+
+def is_shown(run: RunRecord) -> bool:
+  """Whether the report has a place for a run."""
+  return is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run)
 
 
 def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
@@ -55,8 +58,10 @@ def paper_report(runs: Sequence[RunRecord], out: str | AnyPath,
   Raises:
     OSError: `out` cannot be written.
   """
-  report = dataclasses.replace(build(runs, analysed),
-                               provenance=without_paths(_provenance(runs, analysed)))
+  analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
+                        for made in analysed.files.values()})
+  report = dataclasses.replace(build(runs, analysed), provenance=without_paths(
+      ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)))
   page(report).write(to_path(out), to_json(report))
   return report
 
@@ -67,20 +72,26 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   It is plain: its numbers are finite or None, and have six digits; no text in it names a
   path of this machine.
   """
-  groups, tuned = groups_of(runs), tuned_groups(runs)
+  groups, tuned = groups_of(runs), groups_of(runs, is_fine_tuned)
   figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.figures()]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
   judged = groups + synthetic_groups(runs)
   spreads = [(group, spread_of(group)) for group in judged]
-  claims = [_judged(claim, spreads) for claim in CLAIMS]
+  # The synthetic axis has a part of the trials, and answers what it can answer. A page without runs
+  # lists every claim all the same.
+  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
+  claims = [dataclasses.replace(claim, verdicts=[
+      judge(claim, group, spread) for group, spread in spreads
+      if group.protocol or set(claim.trials) <= set(group.trials)] or [nothing])
+            for claim in CLAIMS]
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
       paper=numbers.title(),
       groups=[_group_summary(group) for group in groups],
       undecided=second_looks(claims, judged),
-      statuses=_counts(runs),
+      statuses=collections.Counter(run.status for run in runs),
       summary=summarize_claims(claims, judged, open_lines(shown, figures, analysed)),
       claims=claims,
       tables=shown,
@@ -92,8 +103,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       notes=[line for group in judged for line in inconsistencies(group)],
       runs={run.name: run for run in runs},
       analyses=analysed.files,
-      other_runs=[run.name for run in runs
-                  if not (is_of_the_paper(run) or is_synthetic(run) or is_fine_tuned(run))],
+      other_runs=[run.name for run in runs if not is_shown(run)],
   )
   # Last, so that pages and JSON show the same numbers and no text escapes.
   return rounded(finite(without_paths(report)))
@@ -132,59 +142,32 @@ def without_paths(value: T) -> T:
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
 
 
-def _provenance(runs: Sequence[RunRecord], analysed: Analysed) -> dict[str, list[str]]:
-  analysed_by = sorted({f'{made["command"]} ({made["date"]}; {made["hardware"]}; {made["code"]})'
-                        for made in analysed.files.values()})
-  return ({'analysed by': analysed_by} if analysed_by else {}) | made_by(runs)
-
-
-def _judged(claim: Claim, groups: Sequence[tuple[Group, Spread]]) -> Claim:
-  # The synthetic axis has a part of the trials, and answers what it can answer.
-  verdicts = [judge(claim, group, spread) for group, spread in groups
-              if group.protocol or set(claim.trials) <= set(group.trials)]
-  # A page without runs lists every claim all the same.
-  nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
-  return dataclasses.replace(claim, verdicts=verdicts or [nothing])
-
-
 def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],
             analysed: Analysed) -> Figure:
   """A figure of the paper with its pictures."""
   if figure.needs == 'open models':
     return figure_of(figure, analysed)
-  pictures = []
-  if figure.kind == 'mask':  # of the masks themselves, without any run
-    pictures = [Picture(f'{figure.key}.png',
-                        png=drawing.masks('prefix' if figure.number == '5' else 'window'))]
-  elif figure.needs == 'training':
-    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
-  elif figure.needs == 'fine-tuning':
-    pictures = tuned_pictures(tuned)
-  return Figure(figure, pictures, _figure_status(figure, pictures, groups))
-
-
-def _figure_status(figure: PaperFigure, pictures: Sequence[Picture], groups: Sequence[Group]
-                   ) -> str:
-  if figure.needs == 'fine-tuning' and not pictures:
-    return f'not run: {COMMAND} --workdir=runs/sft/paper'
   if figure.kind == 'schematic':
-    return 'no data: a schematic'
-  if pictures:
-    return 'drawn'
-  trials = [f'{trial} ({group.status(trial)})' for group in groups for trial in figure.trials
-            if group.runs(trial)]
-  return f'nothing to draw: {", ".join(trials)}' if trials else 'not run'
+    return Figure(figure, [], 'no data: a schematic')
+  if figure.kind == 'mask':  # of the masks themselves, without any run
+    mask = drawing.masks('prefix' if figure.number == '5' else 'window')
+    return Figure(figure, [Picture(f'{figure.key}.png', png=mask)], 'drawn')
+  if figure.needs == 'fine-tuning':
+    pictures, missing = tuned_pictures(tuned), f'not run: {COMMAND} --workdir=runs/sft/paper'
+  else:
+    pictures = [picture for group in groups if (picture := figure_data(figure, group))]
+    trials = [f'{trial} ({group.status(trial)})' for group in groups for trial in figure.trials
+              if group.runs(trial)]
+    missing = f'nothing to draw: {", ".join(trials)}' if trials else 'not run'
+  return Figure(figure, pictures, 'drawn' if pictures else missing)
 
 
 def _group_summary(group: Group) -> GroupSummary:
   runs = [run for members in group.trials.values() for run in members]
   known = [run.setup.settings for run in runs if run.setup]
-  settings = {key: sorted({str(own[key]) for own in known}) for key in _PROTOCOL_KEYS}
+  settings = {key: sorted({str(own[key]) for own in known})
+              for key in ('optimizer.schedule', 'model.init', 'probe.dtype')}
   return GroupSummary(
       group.budget, group.protocol, group.name,
       {key: ' or '.join(values) for key, values in settings.items() if values},
-      trials=len(group.trials), runs=len(runs), statuses=_counts(runs))
-
-
-def _counts(runs: Iterable[RunRecord]) -> dict[str, int]:
-  return dict(collections.Counter(run.status for run in runs))
+      len(group.trials), len(runs), collections.Counter(run.status for run in runs))

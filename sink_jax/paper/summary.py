@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
-from sink_jax.paper.content import Summary, SummaryPart
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
@@ -42,6 +42,22 @@ LIMITS = {
             'same corpus.',
     'synthetic': 'On the synthetic axis small models learn a task that makes sinks, so what holds '
                  'there is about the mechanism and not about language models.'}
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryPart:
+  """Lines on the runs of a group, or on open models."""
+
+  name: str
+  lines: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """What the claims say in a few sentences. notes: on all claims."""
+
+  parts: Sequence[SummaryPart]
+  notes: Sequence[str]
 
 
 def summarize_claims(claims: Sequence[Claim], groups: Sequence[Group],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from sink_jax.paper.cells import Statistics
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
-from sink_jax.paper.content import SyntheticAxis, SyntheticRow
 from sink_jax.paper.metrics import METRICS, Metric, over_blocks, probed, summarize
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
@@ -46,6 +46,32 @@ COLUMNS = (
     Column(Metric('sink emerged', 'steps', METRICS['emergence_step'].of),
            'First probed step from which Sink_1 stays at or above 10 %.'),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticRow:
+  """A variant on the synthetic task: the trial without its prefix. cells: by heading."""
+
+  variant: str
+  trial: str
+  budget: str
+  protocol: str
+  status: str
+  cells: Mapping[str, Statistics]
+  runs: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticAxis:
+  """The variants on the synthetic task, softmax first.
+
+  columns: {heading: meaning}. optimum: the least possible losses on bigram targets, in nats, one
+  per task.
+  """
+
+  columns: Mapping[str, str]
+  rows: Sequence[SyntheticRow]
+  optimum: Sequence[float]
 
 
 def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from sink_jax.io.tables import number, short
 from sink_jax.paper.cells import Cell, Entry, Row, Table
-from sink_jax.paper.content import GroupSummary, SyntheticAxis
 from sink_jax.paper.metrics import Statistics
+from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
@@ -17,8 +17,8 @@ _PROXIES = '*: of proxy scores.'
 Words = str | tuple[str, str]  # a text, or a text and small print
 
 
-def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> None:
-  """A table of the paper with what was measured for it, and notes."""
+def add_table(parts: Parts, table: Table, groups: int) -> None:
+  """A table of the paper with what was measured for it, and notes. groups: of runs."""
   paper, metrics, headings = table.paper, table.paper.metrics, table.headings
   parts.heading(paper.name, 3)
   parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
@@ -33,7 +33,7 @@ def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> Non
                    for row in table.rows])
     parts.paragraph(paper.note)
     return
-  several = trained and len(groups) > 1
+  several = trained and groups > 1
   head = ['setting'] + ['budget, protocol'] * several
   head += [words for metric in metrics for words in (
       f'{headings[metric]}: paper', 'measured', 'agrees' if metric == 'converges' else 'difference')]

@@ -2,9 +2,17 @@
 
 The paper fine-tunes its 1B models with softmax and with sigmoid attention without normalisation,
 and finds that the two "behave similarly" in training loss and gradient norm, and that sigmoid has
-"no issues of training stability". `stability` has the criteria. They count for something where they
-find the planted run unstable, which is softmax with 1,000 times the learning rate; and the paper's
-sentence is about 1B models, so that smaller budgets show the same curves without a verdict on it.
+"no issues of training stability" (Appendix C); it gives no criterion. Here a run has an issue at a
+step that meets one of the four in `CRITERIA`. They count for something where they find the planted
+run unstable, which is softmax with 1,000 times the learning rate; and the paper's sentence is about
+1B models, so that smaller budgets show the same curves without a verdict on it.
+
+A robust deviation is for normal noise its standard deviation. A step with fewer than 50 before it
+is judged by the first criterion alone. The second and the third are relative to what the run did
+just before, so that one that is bad from its first steps on has no step that stands out: the
+planted run, whose loss more than doubled within the warm-up and stayed there, was found by neither.
+The fourth was added then. Of noise alone, normal and without a trend, about one run of 300 steps in
+a hundred has a loss beyond the third, and none in a thousand a median beyond the fourth.
 """
 
 from __future__ import annotations
@@ -14,22 +22,35 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sink_jax.paper.collect import Group, groups_of, unlike
+import numpy as np
+
+from sink_jax.paper.collect import Group, unlike
 from sink_jax.paper.spread import Spread
-from sink_jax.paper.stability import Issues, issues, judged_steps
-from sink_jax.report.records import Course, RunRecord
+from sink_jax.report.records import RunRecord
 
 SOFTMAX, SIGMOID, PLANTED = 'sft-softmax', 'sft-sigmoid', 'sft-unstable'
 TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
           PLANTED: 'planted unstable run'}
 COMMAND = 'python -m sink_jax.sweep --config=configs/sft.py'
-_ENDED = ('done', 'diverged')
-FULL = 'full'  # the budget that has the paper's models
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
-SIMILAR, DIFFERENT, UNDECIDED = 'similar', 'different', 'undecided'
 # Settings in which the runs of a page may differ: where they begin, what they are about.
-_VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
 _RATE = 'optimizer.learning_rate'  # of the planted run
+_VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
+
+WINDOW = 50  # steps before, whose median a step is compared with
+LARGEST_GRADIENT = 10  # medians
+LARGEST_LOSS = 5  # robust deviations above the median; of the median above the first loss
+_NORMAL = 1.4826  # standard deviations of normal noise in its median absolute deviation
+CRITERIA = {
+    'not_finite': 'a loss or gradient norm that is not finite',
+    'gradient': f'after the warm-up, a gradient norm above {LARGEST_GRADIENT} times the median of '
+                f'the {WINDOW} steps before',
+    'loss': f'after the warm-up, a loss more than {LARGEST_LOSS} robust deviations ({_NORMAL} '
+            f'times the median absolute deviation) above the median of the {WINDOW} steps before',
+    'level': f'after the warm-up, that median more than {LARGEST_LOSS} of these deviations above '
+             'the loss of the first step, which is taken before any update',
+}
+Issues = dict[str, list[int]]  # {key of CRITERIA: the steps, from 1, that have that issue}
 # What the probe measures of the sink, by the key of `Curves`, with its heading in words.
 SIGNS = {'sink_1': 'Sink_1', 'hidden_ratio': 'largest hidden norm ratio',
          'value_ratio': 'least value norm ratio'}
@@ -67,13 +88,18 @@ class TunedRun:
 
   @property
   def ended(self) -> bool:
-    return self.status in _ENDED
+    return self.status in ('done', 'diverged')
+
+  @property
+  def unstable(self) -> list[int]:
+    """The steps with an issue, whichever it is."""
+    return sorted({step for steps in (self.issues or {}).values() for step in steps})
 
   @property
   def judged(self) -> int:
     """How many of its steps are judged by all criteria, or are not finite."""
-    return len({*judged_steps(len(self.loss), self.warmup),
-                *(self.issues.not_finite if self.issues else ())})
+    return len({*judged_steps(len(self.loss), self.warmup), *(self.issues or {}).get(
+        'not_finite', ())})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +119,11 @@ class Measure:
     return f'x {math.exp(value):.2f}' if self.ratio else f'{value:+.3f}'
 
 
-def _fall(run: TunedRun) -> float | None:
-  if run.first_loss is None or run.last_loss is None:
-    return None
-  return run.first_loss - run.last_loss
-
-
 MEASURES = {
     'last_loss': Measure('the training loss of the last tenth', 0.1, lambda run: run.last_loss),
-    'fall': Measure('its fall from the first tenth', 0.1, _fall),
+    'fall': Measure('its fall from the first tenth', 0.1, lambda run: (
+        None if run.first_loss is None or run.last_loss is None
+        else run.first_loss - run.last_loss)),
     'gradient': Measure('the median gradient norm after the warm-up', math.log(1.5), lambda run: (
         math.log(run.median_gradient) if run.median_gradient else None), ratio=True),
 }
@@ -140,14 +162,10 @@ class Tuning:
     return [run for run in self.runs if run.trial == trial]
 
   @property
-  def missing(self) -> list[str]:
-    return [trial for trial in TRIALS if not self.of(trial)]
-
-  @property
   def able(self) -> bool | None:
     """Whether the criteria find the planted run unstable; None before one has ended."""
     planted = [run for run in self.of(PLANTED) if run.ended and run.issues is not None]
-    return all(run.issues.steps for run in planted if run.issues) if planted else None
+    return all(run.unstable for run in planted) if planted else None
 
 
 def is_fine_tuned(run: RunRecord) -> bool:
@@ -155,75 +173,67 @@ def is_fine_tuned(run: RunRecord) -> bool:
   return bool(run.label.budget) and run.label.trial in TRIALS
 
 
-def tuned_groups(runs: Iterable[RunRecord]) -> list[Group]:
-  """The runs of configs/sft.py by budget and protocol, the paper's first; [] where none is."""
-  return groups_of(runs, is_fine_tuned)
-
-
 def tuning_of(group: Group) -> Tuning:
   """What a group's runs say; a run without a readable config says nothing."""
-  records = [run for trial in TRIALS for run in group.runs(trial) if run.readable]
+  records = [run for trial in TRIALS for run in group.readable(trial)]
   runs = [_tuned(run) for run in records]
-  by_trial = {trial: {run.seed: run for run in runs if run.trial == trial and run.status == 'done'
-                      and not run.problem} for trial in (SOFTMAX, SIGMOID)}
-  mixed = _mixed(records)
-  differences = [] if mixed else [
-      found for key in MEASURES
-      if (found := difference(key, by_trial[SOFTMAX], by_trial[SIGMOID]))]
+  # The planted run has a rate of its own.
+  mixed = list(dict.fromkeys(words for run in records for words in unlike(
+      run.label.trial, run, records[0],
+      (*_VARIED, _RATE) if run.label.trial == PLANTED else _VARIED)))
+  differences = [] if mixed else [found for key in MEASURES if (found := difference(key, runs))]
   trained = {f'{run.origin.code or "unknown code"}, '
              f'on {run.origin.hardware or "an unknown machine"}' for run in records}
   return Tuning(group.name, group.rules, group.protocol, runs, differences, mixed, sorted(trained))
 
 
-def difference(key: str, softmax: Mapping[int, TunedRun], sigmoid: Mapping[int, TunedRun]
-               ) -> Difference | None:
-  """Sigmoid minus softmax of the seeds that both have; None where there is none."""
+def difference(key: str, runs: Iterable[TunedRun]) -> Difference | None:
+  """Sigmoid minus softmax of the seeds of which both are done; None where there is none."""
   measure = MEASURES[key]
-  pairs = {seed: (measure.of(sigmoid[seed]), measure.of(softmax[seed]))
-           for seed in sorted(softmax.keys() & sigmoid.keys())}
-  values = {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
+  known = {(run.trial, run.seed): value for run in runs
+           if run.status == 'done' and (value := measure.of(run)) is not None}
+  values = {seed: value - known[SOFTMAX, seed] for (trial, seed), value in sorted(known.items())
+            if trial == SIGMOID and (SOFTMAX, seed) in known}
   if not values:
     return None
   # Two trials alone: there are no others whose spread could be joined with theirs.
   spread, of = Spread({}, {}), ('train_loss', (SOFTMAX, SIGMOID), list(values.values()))
   it, margin = spread.interval(*of, parts=len(MEASURES)), measure.margin
-  verdict = SIMILAR if spread.negligible(*of, margin) else (
-      DIFFERENT if it.above(margin) or it.below(-margin) else UNDECIDED)
+  verdict = 'similar' if spread.negligible(*of, margin) else (
+      'different' if it.above(margin) or it.below(-margin) else 'undecided')
   return Difference(key, list(values), list(values.values()), it.mean, it.low, it.high, verdict)
 
 
-def _mixed(records: Sequence[RunRecord]) -> list[str]:
-  """In what runs are unlike the first and may not be; the planted run has a rate of its own."""
-  return list(dict.fromkeys(words for run in records for words in unlike(
-      run.label.trial, run, records[0],
-      (*_VARIED, _RATE) if run.label.trial == PLANTED else _VARIED)))
-
-
 def _tuned(run: RunRecord) -> TunedRun:
-  setup, course = run.known_setup, run.train_course
-  experiment, problem = setup.experiment, _problem(run, course)
-  warmup = experiment.optimizer.warmup_steps
-  loss, grad_norm = ([] if problem else list(course.get(key, ())) for key in ('loss', 'grad_norm'))
+  setup, problem = run.known_setup, _problem(run)
+  warmup = setup.experiment.optimizer.warmup_steps
+  loss, grad_norm = ([] if problem else list(run.train_course.get(key, ()))
+                     for key in ('loss', 'grad_norm'))
   found = None if problem else issues(loss, grad_norm, warmup)
   if found and run.status == 'diverged':
     # Of a step that is not finite no row is written; the status has it.
-    found = dataclasses.replace(found, not_finite=[*found.not_finite, run.step])
-  part = max(1, round(_PART * setup.steps))
-  last, late = (loss[-part:], grad_norm[warmup:]) if len(loss) == setup.steps else ([], [])
-  before, after = _ends(run)
+    found['not_finite'].append(run.step)
+  part, whole = max(1, round(_PART * setup.steps)), len(loss) == setup.steps
+  # What the first and the last row of the probe have.
+  curves = run.probe.curves if run.probe else None
+  signs = lambda i: {key: getattr(curves, key)[i] for key in SIGNS}
   return TunedRun(
       run.name, run.label.trial, setup.seed, run.status, run.step, setup.steps, warmup, problem,
-      found, _of_known(statistics.fmean, loss[:part]), _of_known(statistics.fmean, last),
-      _of_known(statistics.median, late), before, after, run.proxy, loss, grad_norm)
+      found, _of_known(statistics.fmean, loss[:part]),
+      _of_known(statistics.fmean, loss[-part:] if whole else ()),
+      _of_known(statistics.median, grad_norm[warmup:] if whole else ()),
+      signs(0) if curves and curves.step[0] == 0 else None,
+      signs(-1) if curves and curves.step[-1] > 0 else None, run.proxy, loss, grad_norm)
 
 
-def _problem(run: RunRecord, course: Course) -> str:
-  steps = list(course.get('step', ()))
+def _problem(run: RunRecord) -> str:
+  """Why a run is not judged, or ''."""
+  steps = list(run.train_course.get('step', ()))
   if run.metrics_note:
     return run.metrics_note
   short = run.status == 'done' and len(steps) < run.known_setup.steps
   if short or steps != list(range(1, len(steps) + 1)) or len(steps) != len(
-      course.get('grad_norm', ())):
+      run.train_course.get('grad_norm', ())):
     return (f'it has {len(steps):,} rows of training for {run.step:,} steps: every step is judged, '
             'which takes log_every=1')
   return '' if steps else 'no step has been logged'
@@ -236,10 +246,28 @@ def _of_known(quantity: Callable[[list[float]], float], values: Sequence[float |
   return quantity(known) if known else None
 
 
-def _ends(run: RunRecord) -> tuple[Signs | None, Signs | None]:
-  """What the first and the last row of the probe have; None for either where it is not there."""
-  if run.probe is None:
-    return None, None
-  curves = run.probe.curves
-  of = lambda i: {key: getattr(curves, key)[i] for key in SIGNS}
-  return (of(0) if curves.step[0] == 0 else None, of(-1) if curves.step[-1] > 0 else None)
+def issues(loss: Sequence[float | None], grad_norm: Sequence[float | None], warmup: int) -> Issues:
+  """What the criteria find in a run.
+
+  Args:
+    loss, grad_norm: of step 1, 2, ... without a gap; None where they were not finite.
+    warmup: steps of it.
+  """
+  values_2xT = np.array([loss, grad_norm], float)  # None becomes nan, which no comparison meets
+  steps_S = np.array(judged_steps(len(loss), warmup), int)
+  now_2xS = values_2xT[:, steps_S - 1]
+  before_2xSxW = values_2xT[:, steps_S[:, None] + np.arange(-WINDOW - 1, -1)]
+  middle_2xS = np.median(before_2xSxW, -1)
+  # The distance from the median of the losses that is more than noise of its size.
+  allowed_S = LARGEST_LOSS * _NORMAL * np.median(
+      abs(before_2xSxW[0] - middle_2xS[0][:, None]), -1)
+  high_S = (middle_2xS[0] > values_2xT[0, :1] + allowed_S) & ~np.isnan(now_2xS[0])
+  at = lambda judged_S: steps_S[judged_S].tolist()
+  return {'not_finite': (np.flatnonzero(np.isnan(values_2xT).any(0)) + 1).tolist(),
+          'gradient': at(now_2xS[1] > LARGEST_GRADIENT * middle_2xS[1]),
+          'loss': at(now_2xS[0] > middle_2xS[0] + allowed_S), 'level': at(high_S)}
+
+
+def judged_steps(steps: int, warmup: int) -> range:
+  """The steps of a run that all criteria judge."""
+  return range(max(warmup, WINDOW) + 1, steps + 1)

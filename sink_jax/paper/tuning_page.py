@@ -6,22 +6,20 @@ every one of them again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
-from sink_jax.paper.collect import Group
-from sink_jax.paper.curves import sink_points, thinned
+from sink_jax.paper.collect import Group, groups_of
+from sink_jax.paper.curves import logged, sink_points, thinned
 from sink_jax.paper.pictures import Panel, Picture
 from sink_jax.paper.seeds import Points, seed_panel
 from sink_jax.paper.spread import CONFIDENCE
-from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
   COMMAND,
-  FULL,
+  CRITERIA,
   MEASURES,
   PLANTED,
   SIGMOID,
@@ -30,7 +28,7 @@ from sink_jax.paper.tuning import (
   TRIALS,
   TunedRun,
   Tuning,
-  tuned_groups,
+  is_fine_tuned,
   tuning_of,
 )
 from sink_jax.report.jsontext import finite, rounded, to_json
@@ -38,16 +36,19 @@ from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
-TITLE = 'Fine-tuning (Figure 30)'
-CAPTION = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
-           'over seeds and stretches of steps.')
+_COURSES = ('Training loss and gradient norm: every step of each seed as a thin line, and means '
+            'over seeds and stretches of steps.')
 _CAPTIONS = {
     'loss.png': 'Training loss of both models and of the planted unstable run, for each budget and '
                 'protocol: every seed as a thin line, and means over seeds and stretches of steps.',
     'sink.png': 'Sink_1 of the same runs while they are fine-tuned, every seed as a thin line; of '
                 'sigmoid by proxy scores, as its rows do not sum to one.'}
+# What is drawn: the label of its axis, and the points of a run.
+_LOSS = 'training loss in nats per token', logged
+_GRADIENT = 'gradient norm', lambda run: logged(run, 'grad_norm')
+_SINK = 'Sink_1 in % of heads', sink_points
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
-METHOD = (
+_METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
     f'{CRITERIA["loss"]}; or, {CRITERIA["level"]}. They have to find a planted unstable run, '
     'softmax with 1,000 times the learning rate and the same data, before they say anything of the '
@@ -63,9 +64,8 @@ METHOD = (
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
-TOO_SMALL = "too small to test the paper's sentence, which is about 1B models"
-UNABLE = 'no verdict: the criteria are not able to tell'
-STABLE, UNSTABLE = 'no stability issue by these criteria', 'a stability issue'
+_MODELS = (SOFTMAX, SIGMOID)
+_FULL = 'full'  # the budget that has the paper's models
 
 
 def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
@@ -75,67 +75,58 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: none of the runs is of configs/sft.py.
     OSError: `out` cannot be written.
   """
-  groups = tuned_groups(runs)
+  groups = groups_of(runs, is_fine_tuned)
   if not groups:
     raise ValueError(f'no run of configs/sft.py is there. To train them: {COMMAND} --budget=desk '
                      '--seeds=1,2,3 --workdir=runs/sft/paper')
   # Of numbers as report.json has them, so that a reader of it can make every sentence again.
   found = [rounded(finite(tuning_of(group))) for group in groups]
-  page = Parts(TITLE)
-  for tuning in found:
-    page.paragraph(upper(sentences(tuning)[0]))
+  words = [sentences(tuning) for tuning in found]
+  page = Parts('Fine-tuning (Figure 30)')
+  page.paragraphs([upper(first) for first, *_ in words])
   page.table(['runs', 'verdict', *(measure.words for measure in MEASURES.values())], [
-      [tuning.name, verdict(tuning), *(next((of.verdict for of in tuning.differences
-                                             if of.measure == key), '-') for key in MEASURES)]
-      for tuning in found], range(2 + len(MEASURES)))
-  for picture in _first_pictures(groups):
-    page.picture(picture.file, drawing.panels(picture), _CAPTIONS[picture.file])
-  for group, tuning in zip(groups, found):
+      [tuning.name, verdict(tuning), *({of.measure: of.verdict for of in tuning.differences}.get(
+          key, '-') for key in MEASURES)] for tuning in found], range(2 + len(MEASURES)))
+  for file, of in (('loss.png', _LOSS), ('sink.png', _SINK)):
+    if panels := [panel for group in groups
+                  if (panel := _panel(group, [*TRIALS], group.name, *of)).series]:
+      page.picture(file, drawing.panels(Picture(file, panels=panels)), _CAPTIONS[file])
+  for group, tuning, (_, *details) in zip(groups, found, words):
     page.heading(tuning.name)
-    page.items(sentences(tuning)[1:])
+    page.items(details)
     planted = _courses(group, 'unstable', (PLANTED,),
                        f'{TRIALS[PLANTED].capitalize()}, {group.name}')
-    for picture in filter(None, (*tuned_pictures([group]), planted)):
-      page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {CAPTION}')
+    for picture in (*tuned_pictures([group]), *planted):
+      page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {_COURSES}')
     page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
     page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
-    if tuning.missing:
-      page.paragraph(f'Not run: {", ".join(tuning.missing)}. To train them:')
+    if missing := [trial for trial in TRIALS if not tuning.of(trial)]:
+      page.paragraph(f'Not run: {", ".join(missing)}. To train them:')
       page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
-                f'--only={",".join(tuning.missing)} --workdir=runs/sft/{tuning.protocol}')
+                f'--only={",".join(missing)} --workdir=runs/sft/{tuning.protocol}')
   page.heading('How it is judged')
-  page.paragraph(METHOD)
-  page.write(to_path(out), to_json({
-      'criteria': CRITERIA, 'tuned': [dataclasses.asdict(tuning) | {
-          'verdict': verdict(tuning), 'sentences': sentences(tuning)} for tuning in found]}))
-  return '\n'.join(line for tuning in found for line in sentences(tuning))
+  page.paragraph(_METHOD)
+  page.write(to_path(out), to_json({'criteria': CRITERIA, 'tuned': [
+      vars(tuning) | {'verdict': verdict(tuning), 'sentences': lines}
+      for tuning, lines in zip(found, words)]}))
+  return '\n'.join(line for lines in words for line in lines)
 
 
 def tuned_pictures(groups: Iterable[Group]) -> list[Picture]:
   """Figure 30 of every group that has something to draw: loss and gradient norm of both models."""
-  return [picture for group in groups if (
-      picture := _courses(group, 'figure-30', (SOFTMAX, SIGMOID), group.name))]
+  return [picture for group in groups
+          for picture in _courses(group, 'figure-30', _MODELS, group.name)]
 
 
-def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> Picture | None:
-  """Loss and gradient norm of trials, a panel each; None where none of them has a step."""
+def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> list[Picture]:
+  """Loss and gradient norm of trials, a panel each; nothing where none of them has a step."""
   panels = [_panel(group, trials, '', *of) for of in (_LOSS, _GRADIENT)]
-  if not any(panel.series for panel in panels):
-    return None
   drawn = {line.name for panel in panels for line in panel.series}
-  return Picture(
+  return [Picture(
       file=f'{key}-{group.key}.png', name=name, panels=panels, budget=group.budget,
-      protocol=group.protocol, across=2,
-      missing=[f'{trial} ({group.status(trial)})' for trial in trials
-               if TRIALS[trial] not in drawn])
-
-
-def _first_pictures(groups: Sequence[Group]) -> list[Picture]:
-  """Loss and Sink_1 of all trials, with a panel for each group: what the page shows first."""
-  pictures = [Picture(file=file, panels=[
-      panel for group in groups if (panel := _panel(group, [*TRIALS], group.name, *of)).series])
-              for file, of in (('loss.png', _LOSS), ('sink.png', _SINK))]
-  return [picture for picture in pictures if picture.panels]
+      protocol=group.protocol, across=2, missing=[
+          f'{trial} ({group.status(trial)})' for trial in trials if TRIALS[trial] not in drawn]
+      )] if drawn else []
 
 
 def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> Panel:
@@ -143,25 +134,12 @@ def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Poin
   def means(run: RunRecord) -> Sequence[tuple[float, float]]:
     known = [(step, value) for step, value in points(run) if value is not None]
     return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
-  return seed_panel(title, y, {TRIALS[trial]: [run for run in group.runs(trial) if run.readable]
-                               for trial in trials}, points, means)
-
-
-def _of_steps(key: str) -> Points:
-  """The points of a row of training: those whose value is finite."""
-  return lambda run: [(step, value) for step, value in zip(
-      run.train_course.get('step', ()), run.train_course.get(key, ()))
-      if step is not None and value is not None]
-
-
-# What is drawn: the label of its axis, and the points of a run.
-_LOSS = 'training loss in nats per token', _of_steps('loss')
-_GRADIENT = 'gradient norm', _of_steps('grad_norm')
-_SINK = 'Sink_1 in % of heads', sink_points
+  return seed_panel(title, y, {TRIALS[trial]: group.readable(trial) for trial in trials}, points,
+                    means)
 
 
 def _row(run: TunedRun) -> list[str]:
-  counts = [str(len(getattr(run.issues, key))) if run.issues else '-' for key in CRITERIA]
+  counts = [str(len(run.issues[key])) if run.issues else '-' for key in CRITERIA]
   sign = lambda probe, key: number(probe and probe[key], '.2f')
   signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in SIGNS]
   signs[0] += '*' if run.proxy else ''
@@ -172,27 +150,27 @@ def _row(run: TunedRun) -> list[str]:
 
 def verdict(tuning: Tuning) -> str:
   """The verdict on "no stability issue", in words."""
-  models = [run for trial in (SOFTMAX, SIGMOID) for run in tuning.of(trial)]
-  if tuning.rules != FULL:
-    return TOO_SMALL
+  if tuning.rules != _FULL:
+    return "too small to test the paper's sentence, which is about 1B models"
   if tuning.mixed:
     return f'no verdict: the runs differ in {", ".join(tuning.mixed)}'
-  if absent := [trial for trial in (SOFTMAX, SIGMOID) if not tuning.of(trial)]:
+  if absent := [trial for trial in _MODELS if not tuning.of(trial)]:
     return f'no verdict: not run: {", ".join(absent)}'
-  if open_ := [run for run in models if not run.ended or run.issues is None]:
+  if open_ := [run for trial in _MODELS for run in tuning.of(trial)
+               if not run.ended or run.issues is None]:
     return f'no verdict: {"; ".join(map(_where, open_))}'
-  if tuning.able is None:
-    return f'{UNABLE}, since {PLANTED} has not been run to its end'
   if not tuning.able:
-    return UNABLE
-  unstable = [_named(run) for run in tuning.of(SIGMOID) if run.issues and run.issues.steps]
-  return f'{UNSTABLE}: {", ".join(unstable)}' if unstable else STABLE
+    return 'no verdict: the criteria are not able to tell' + (
+        f', since {PLANTED} has not been run to its end' if tuning.able is None else '')
+  unstable = [_named(run) for run in tuning.of(SIGMOID) if run.unstable]
+  return (f'a stability issue: {", ".join(unstable)}' if unstable
+          else 'no stability issue by these criteria')
 
 
 def sentences(tuning: Tuning) -> list[str]:
   """What was found, all of it from the values of the `Tuning`."""
   judged = {trial: [run for run in tuning.of(trial) if run.issues] for trial in TRIALS}
-  steps = [f'{TRIALS[trial]} {sum(len(run.issues.steps) for run in runs if run.issues)} of '
+  steps = [f'{TRIALS[trial]} {sum(len(run.unstable) for run in runs)} of '
            f'{sum(run.judged for run in runs):,}' for trial, runs in judged.items() if runs]
   lines = [f'{tuning.name}: {verdict(tuning)}. Steps with an issue, of those judged: '
            f'{", ".join(steps) or "none judged"}.', _control(tuning)]
@@ -201,10 +179,10 @@ def sentences(tuning: Tuning) -> list[str]:
                  'are not compared.')
   if left := [run for run in tuning.runs if not run.ended or run.problem]:
     lines.append(f'Not at their last step, or not judged: {"; ".join(map(_where, left))}.')
-  for trial in (SOFTMAX, SIGMOID):
-    runs, words = judged[trial], upper(TRIALS[trial])
-    seeds = f'seed{"s" if len(runs) > 1 else ""} {", ".join(str(run.seed) for run in runs)}'
-    lines.append(f'{words}, {seeds}: {_issues(runs)}.' if runs else f'{words}: nothing to judge.')
+  for trial in _MODELS:
+    seeds, words = ', '.join(str(run.seed) for run in judged[trial]), upper(TRIALS[trial])
+    lines.append(f'{words}, seed{"s" if len(judged[trial]) > 1 else ""} {seeds}: '
+                 f'{_issues(judged[trial])}.' if seeds else f'{words}: nothing to judge.')
   for of in tuning.differences:
     measure = MEASURES[of.measure]
     interval = 'no interval' if of.low is None or of.high is None else (
@@ -213,7 +191,7 @@ def sentences(tuning: Tuning) -> list[str]:
                  f'n = {len(of.values)}): {of.verdict}.')
   if not tuning.differences:
     lines.append('Whether the two models behave alike is open: no seed of both is done.')
-  return lines + [line for trial in (SOFTMAX, SIGMOID) if (line := _signs(tuning.of(trial)))]
+  return lines + [line for trial in _MODELS for line in _signs(tuning.of(trial))]
 
 
 def _control(tuning: Tuning) -> str:
@@ -231,25 +209,23 @@ def _control(tuning: Tuning) -> str:
 
 def _issues(runs: Sequence[TunedRun]) -> str:
   """'0 values not finite, 1 gradient norm and 0 losses too large, ... in 750 judged steps'."""
-  def count(key: str, one: str, several: str) -> str:
-    n = sum(len(getattr(run.issues, key)) for run in runs if run.issues)
-    return f'{n} {one if n == 1 else several}'
-  return (f'{count("not_finite", "value", "values")} not finite, '
-          f'{count("gradient", "gradient norm", "gradient norms")} and '
-          f'{count("loss", "loss", "losses")} too large, {count("level", "median", "medians")} too '
-          f'far above the first loss, in {sum(run.judged for run in runs):,} judged steps')
+  def count(key: str, one: str, ending: str = 's') -> str:
+    n = sum(len(run.issues[key]) for run in runs if run.issues)
+    return f'{n} {one}{ending if n != 1 else ""}'
+  return (f'{count("not_finite", "value")} not finite, {count("gradient", "gradient norm")} and '
+          f'{count("loss", "loss", "es")} too large, {count("level", "median")} too far above the '
+          f'first loss, in {sum(run.judged for run in runs):,} judged steps')
 
 
-def _signs(runs: Sequence[TunedRun]) -> str:
-  """What became of the sink, of the runs that were probed before and after; '' without one."""
+def _signs(runs: Sequence[TunedRun]) -> list[str]:
+  """What became of the sink, of the runs that were probed before and after, in a line if any."""
   pairs = [(run.before, run.after) for run in runs if run.before and run.after]
-  if not pairs:
-    return ''
   mean = lambda key, i: mean_and_range([pair[i][key] for pair in pairs], '.2f')
   star = '*' if any(run.proxy for run in runs) else ''
   words = [f'{f"{name}{star} in %" if key == "sink_1" else name} '
            f'{mean(key, 0)} before and {mean(key, 1)} after' for key, name in SIGNS.items()]
-  return f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
+  return [f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
+          ] if pairs else []
 
 
 def _named(run: TunedRun) -> str:

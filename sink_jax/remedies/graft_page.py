@@ -10,7 +10,7 @@ from typing import Any
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
-from sink_jax.paper.curves import losses, series, sink_points, thinned
+from sink_jax.paper.curves import logged, series, sink_points, thinned
 from sink_jax.paper.metrics import Statistics
 from sink_jax.paper.pictures import Picture
 from sink_jax.paper.seeds import seed_panel
@@ -204,14 +204,14 @@ def _pictures(found: Grafts) -> list[Picture]:
   """Sink_1 of each graft with that of `continued`, and the training loss minus that of it."""
   group = found.group
   half = [statistics.fmean(found.before.values()) / 2] if found.before else []
-  of_continued = {run.known_setup.seed: dict(losses(run)) for run in group.measured(CONTINUED)}
+  of_continued = {run.known_setup.seed: dict(logged(run)) for run in group.measured(CONTINUED)}
 
   def extra_key(run: RunRecord) -> list[tuple[int, float | None]]:
     return list(zip(run.probe.curves.step, run.probe.curves.sink_extra_key)) if run.probe else []
 
   def loss(run: RunRecord) -> list[tuple[float, float]]:
     its = of_continued.get(run.known_setup.seed, {})
-    return thinned([(step, x - its[step]) for step, x in losses(run) if step in its], _POINTS)
+    return thinned([(step, x - its[step]) for step, x in logged(run) if step in its], _POINTS)
 
   pictures = []
   for file, y, points, dashed, levels in (

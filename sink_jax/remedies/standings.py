@@ -13,7 +13,7 @@ import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from sink_jax.paper.collect import Group, seed_and_name
+from sink_jax.paper.collect import Group, grouped
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.spread import CONFIDENCE, MIN_SEEDS, Spread, spread_of
 from sink_jax.remedies.axes import AXES, EXTRA_KEY, Axis, null_level
@@ -31,8 +31,10 @@ _DESK = 'desk'
 _VARIED = ('attention.', 'model.norm', 'model.init', 'model.linear', 'model.sink_tokens',
            'optimizer.rule')
 # Trials of the paper at that budget are variants as well, and need not be trained twice.
-_OF_THE_PAPER = {_DEFAULT: SOFTMAX, **{name: name for name in (
-    'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid', 'sigmoid-normalized')}}
+_OF_THE_PAPER = (_DEFAULT, 'k-bias', 'kv-bias', 'v-bias', 'sink-token', 'sigmoid',
+                 'sigmoid-normalized')
+
+
 @dataclasses.dataclass(frozen=True)
 class Standing:
   """A trial on an axis, beside another one, on the scale of the metric.
@@ -72,7 +74,7 @@ class Variant:
   """A remedy on a task: its runs, and its standing on every axis, by the key of the axis."""
 
   name: str
-  runs: tuple[RunRecord, ...]
+  runs: Sequence[RunRecord]
   status: str
   standings: Mapping[str, Standing]
 
@@ -120,31 +122,25 @@ def groups(runs: Iterable[RunRecord]) -> list[Group]:
   Raises:
     ValueError: there is none; with the command that makes them.
   """
-  tasks: dict[str, dict[str, list[RunRecord]]] = {}
-  for run in runs:
-    if named := _named(run):
-      task, variant = named
-      name = _DEFAULT if variant == SOFTMAX else variant
-      tasks.setdefault(task, {}).setdefault(name, []).append(run)
+  tasks = {group.budget: group for group in grouped(runs, _named, _VARIED)}
   if not tasks:
     raise ValueError('no run of configs/remedies.py is there. To train them: python -m '
                      'sink_jax.sweep --config=configs/remedies.py --seeds=0,1,2,3,4 '
                      '--workdir=runs/remedies')
-  return [Group(key, '', {name: tuple(sorted(members, key=seed_and_name))
-                          for name, members in tasks[key].items()}, _VARIED)
-          for key in TASKS if key in tasks]
+  return [tasks[key] for key in TASKS if key in tasks]
 
 
-def _named(run: RunRecord) -> tuple[str, str] | None:
-  """(task, variant) of a run; None for any that is no part of the leaderboard."""
+def _named(run: RunRecord) -> tuple[str, str, str] | None:
+  """(task, '', variant) of a run; None for any that is no part of the leaderboard."""
   label = run.label
   match = _TRIAL.fullmatch(label.trial)
   if match is None:
     of_the_paper = (label.budget, label.protocol) == (_DESK, 'paper')
-    variant = _OF_THE_PAPER.get(label.trial) if of_the_paper else None
-    return (_DESK, variant) if variant else None
+    return (_DESK, '', label.trial) if of_the_paper and label.trial in _OF_THE_PAPER else None
+  task, variant = match.groups()
   # A budget that a person changed, such as 'desk with steps=50', is another one.
-  return (match[1], match[2]) if label.budget == (_DESK if match[1] == _DESK else '') else None
+  return (task, '', _DEFAULT if variant == SOFTMAX else variant) if label.budget == (
+      _DESK if task == _DESK else '') else None
 
 
 def task_of(group: Group) -> Task:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from sink_jax.paper.collect import groups_of
-from sink_jax.paper.content import Event
-from sink_jax.paper.events import event_orders, order, step_of, words
+from sink_jax.paper.events import Event, event_orders, order, step_of, words
 from sink_jax.paper.page import page as paper_page
 from sink_jax.paper.report import build, paper_report
 from sink_jax.report.probe_record import Curves

@@ -160,7 +160,7 @@ def test_equal_settings_are_said_to_be_the_same_run(tmp_path):
 
 def lines_of(table):
   parts = Parts('')
-  add_table(parts, table, [])
+  add_table(parts, table, 0)
   return parts.markdown().strip().split('\n')
 
 

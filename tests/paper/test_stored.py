@@ -10,7 +10,7 @@ import pytest
 
 from sink_jax.cli.report import make_report
 from sink_jax.paper import drawing, report, strips
-from sink_jax.paper.baseline_page import baseline_report
+from sink_jax.paper.baseline import baseline_report
 from sink_jax.paper.page import page as paper_page
 from sink_jax.remedies import page
 from sink_jax.report.jsontext import to_json
