@@ -51,7 +51,7 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if analyses and kind not in (None, 'paper'):
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
-  analysed = read_analyses(analyses, ANALYSES)
+  analysed = read_analyses(analyses, {name: each.module for name, each in ANALYSES.items()})
   records = find_runs(runs) if runs else []
   if kind is None:
     of_paper = bool(analyses) or not records or any(

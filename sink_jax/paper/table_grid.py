@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from sink_jax.io.tables import number, short
-from sink_jax.paper.cells import Cell, Entry, Row, Statistics, Table
+from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.content import GroupSummary, SyntheticAxis
 from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
@@ -13,6 +13,7 @@ from sink_jax.report.records import RunRecord
 
 _MARKS = '†‡§¶#'
 _PROXIES = '*: of proxy scores.'
+_NOT_RUN = Entry('not run', {}, ())
 Words = str | tuple[str, str]  # a text, or a text and small print
 
 
@@ -24,28 +25,24 @@ def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> Non
                   f'Section {paper.section}.')
   parts.paragraph(upper(table.status) + '.' if table.status else '')
   trained = paper.needs == 'training'
-  if not trained and not any(row.entries for row in table.rows):
-    # Nothing was measured: columns for measured numbers and differences would be empty.
-    if table.rows:
-      parts.table(['setting', *(headings[metric] for metric in metrics)],
-                  [[_setting(row), *(row.texts[metric] for metric in metrics)]
-                   for row in table.rows])
-    parts.paragraph(paper.note)
-    return
+  # Where nothing was measured, columns for measured numbers and differences would be empty.
+  measured = trained or any(row.entries for row in table.rows)
   several = trained and len(groups) > 1
   head = ['setting'] + ['budget, protocol'] * several
-  head += [words for metric in metrics for words in (
-      f'{headings[metric]}: paper', 'measured', 'agrees' if metric == 'converges' else 'difference')]
-  head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files']
+  for metric in metrics:
+    apart = 'agrees' if metric == 'converges' else 'difference'
+    head += [f'{headings[metric]}: paper', 'measured', apart] if measured else [headings[metric]]
+  head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files'] * measured
   marks: dict[str, str] = {}
-  rows = []
-  for row in table.rows:
-    for entry in row.entries or [None]:  # a row that nobody has run is shown all the same
-      cells = entry.cells if entry else {}
-      rows.append([_setting(row)] + [_group(entry)] * several
-                  + [cell for metric in metrics for cell in _measured(row, cells, metric, marks)]
-                  + (_cost(entry) if trained else []) + [_sources(entry)])
-  parts.table(head, rows, (0, *([1] if several else []), len(head) - 1))
+  # A row that nobody has run is shown all the same.
+  rows = [[_setting(row)] + [f'{entry.budget}, {entry.protocol}'.strip(', ')] * several
+          + [cell for metric in metrics
+             for cell in _measured(row, entry.cells, metric, marks)[:3 if measured else 1]]
+          + (_cost(entry) if trained else [])
+          + [(entry.status, ', '.join(entry.sources))] * measured
+          for row in table.rows for entry in row.entries or [_NOT_RUN]]
+  if rows:
+    parts.table(head, rows, (0, *[1] * several, *[len(head) - 1] * measured))
   parts.paragraphs([paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
   # The first column names the setting, where a star would be the paper's.
   if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
@@ -55,7 +52,8 @@ def add_table(parts: Parts, table: Table, groups: Sequence[GroupSummary]) -> Non
 def add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
   """The table of the synthetic axis."""
   head = ['variant', *axis.columns, 'status and runs']
-  rows = [[row.variant, *(_spread(row.cells.get(heading)) for heading in axis.columns),
+  rows = [[row.variant, *(_with_spread(row.cells[heading].text) if heading in row.cells else ''
+                          for heading in axis.columns),
            (row.status, ', '.join(row.runs))] for row in axis.rows]
   parts.table(head, rows, (0, len(head) - 1))
   if any('*' in str(cell) for row in rows for cell in row):
@@ -74,14 +72,9 @@ def add_runs(parts: Parts, runs: Iterable[RunRecord]) -> None:
 
 
 def _setting(row: Row) -> Words:
-  # `paper_text` puts that word in the place of the numbers.
+  # That word stands in the place of the numbers.
   note = '' if row.paper.note == 'illegible' else row.paper.note
-  small = '; '.join(filter(None, [row.paper.trial, note]))
-  return (row.paper.setting, small) if small else row.paper.setting
-
-
-def _group(entry: Entry | None) -> str:
-  return f'{entry.budget}, {entry.protocol}' if entry else ''
+  return row.paper.setting, '; '.join(filter(None, [row.paper.trial, note]))
 
 
 def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str, str]
@@ -111,24 +104,14 @@ def _mark(number: int) -> str:
   return _MARKS[number % len(_MARKS)] * (1 + number // len(_MARKS))
 
 
-def _spread(statistics: Statistics | None) -> Words:
-  return '' if statistics is None else _with_spread(statistics.text)
-
-
 def _with_spread(text: str) -> Words:
   """'1.00 (0.50 to 1.50, n = 2)' with what is in brackets as small print."""
   words, _, spread = text.partition(' (')
-  return (words, spread.removesuffix(')')) if spread else words
+  return words, spread.removesuffix(')')
 
 
-def _cost(entry: Entry | None) -> list[Words]:
-  if entry is None:
-    return ['', '']
+def _cost(entry: Entry) -> list[Words]:
+  """Steps of the config, and tokens seen so far."""
+  unique = f'{short(entry.unique_tokens)} unique' if entry.unique_tokens else ''
   seen = '' if entry.tokens is None else short(entry.tokens)
-  tokens = (seen, f'{short(entry.unique_tokens)} unique') if entry.unique_tokens else seen
-  # Steps are those of the config, tokens those seen so far.
-  return [number(entry.steps, ',d', ''), tokens]
-
-
-def _sources(entry: Entry | None) -> Words:
-  return (entry.status, ', '.join(entry.sources)) if entry else 'not run'
+  return [number(entry.steps, ',d', ''), (seen, unique)]

@@ -14,38 +14,33 @@ from sink_jax.paper.numbers import PaperRow, PaperTable
 from sink_jax.report.records import RunRecord
 
 
+# By how the runs of a row ended whose training failed in the paper.
+_FAILURES = {('diverged',): ': a training failure, as in the paper',
+             ('done',): ': it trained, unlike in the paper',
+             ('diverged', 'done'): ': some seeds fail, all do in the paper'}
+
+
 def tables(groups: Sequence[Group], analysed: Analysed = Analysed()) -> list[Table]:
   """Tables 1 to 15 and the numbers of the text."""
-  return [_table(table, groups, analysed)
-          for table in numbers.tables() + numbers.text_numbers()]
+  return [_table(table, groups, analysed) for table in numbers.ALL_TABLES]
 
 
 def _table(table: PaperTable, groups: Sequence[Group], analysed: Analysed) -> Table:
-  headings = {metric: METRICS[metric].heading for metric in table.metrics}
-  if table.needs != 'open models':
-    rows = [row_of(row, table.metrics, groups) for row in table.rows]
-    return Table(table, 'nothing to run' if table.needs == 'nothing' else '', headings, rows)
-  entries = [open_models.entry_of(table, row, analysed) for row in table.rows]
-  rows = [Row(row, paper_texts(row, table.metrics), [entry] if entry else [])
-          for row, (entry, _) in zip(table.rows, entries)]
-  lacking = dict.fromkeys(model for _, models in entries for model in models)
-  return Table(table, open_models.needs_models(table, list(lacking)) if lacking else '', headings,
-               rows)
+  rows, lacking = [], []
+  for row in table.rows:
+    if table.needs == 'open models':
+      entries, models = open_models.entries_of(table, row, analysed)
+      lacking += models
+    else:
+      entries = [_entry(row, row.trial, table.metrics, group) for group in groups
+                 if row.trial is not None and group.runs(row.trial)]
+    rows.append(Row(row, {metric: _paper_text(row, metric) for metric in table.metrics}, entries))
+  status = 'nothing to run' if table.needs == 'nothing' else ''
+  return Table(table, open_models.needs_models(table, lacking) if lacking else status,
+               {metric: METRICS[metric].heading for metric in table.metrics}, rows)
 
 
-def row_of(row: PaperRow, metrics: Iterable[str], groups: Sequence[Group]) -> Row:
-  """A row of the paper with an entry for every group that has runs of its trial."""
-  trial = row.trial
-  return Row(row, paper_texts(row, metrics), [] if trial is None else [
-      _entry(row, trial, metrics, group) for group in groups if group.runs(trial)])
-
-
-def paper_texts(row: PaperRow, metrics: Iterable[str]) -> dict[str, str]:
-  """The paper's values as a table shows them, by metric."""
-  return {metric: paper_text(row, metric) for metric in metrics}
-
-
-def paper_text(row: PaperRow, metric: str) -> str:
+def _paper_text(row: PaperRow, metric: str) -> str:
   """The paper's value as it stands in a table: '0.44*', '1,000 to 2,000', 'below 1.00', '-'."""
   value, text = row.values.get(metric), METRICS[metric].text
   if value is None:
@@ -70,7 +65,7 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> E
     # Where a budget fixes what the trial is about, both train the same model.
     status += '; equal settings: at this budget the same run as default'
   if row.failed:
-    status += _failure(runs)
+    status += _FAILURES.get(tuple(sorted({run.status for run in runs} & {'done', 'diverged'})), '')
   return Entry(
       budget=group.budget,
       protocol=group.protocol,
@@ -102,16 +97,6 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
       agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
       measured=summary.statistics())
-
-
-def _failure(runs: Sequence[RunRecord]) -> str:
-  """Whether training failed here where the paper's did."""
-  ended = {run.status for run in runs} & {'done', 'diverged'}
-  if not ended:
-    return ''
-  return {frozenset({'diverged'}): ': a training failure, as in the paper',
-          frozenset({'done'}): ': it trained, unlike in the paper'}.get(
-              frozenset(ended), ': some seeds fail, all do in the paper')
 
 
 def _tokens_seen(run: RunRecord) -> int:
