@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 
 import sink_jax
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
+from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
 from sink_jax.paper.open_protocol import EXPECTED, Result, check_result, printable
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
@@ -29,7 +29,8 @@ _LINES = {
     'version': f'Read, but written by another version than {sink_jax.__version__}',
     'elsewhere': 'Of analyses that no table or figure of this page is about',
     'left out': 'Results that cannot be used',
-    'failed': 'Models that failed in their analysis'}
+    'failed': 'Models that failed in their analysis',
+    'others': "{} none of the paper's"}
 
 
 class AnalysisModule(Protocol):
@@ -73,7 +74,6 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
   """
   found = Analysed(modules=modules)
   about: dict[str, list[str]] = {kind: [] for kind in _LINES}
-  others = []
   for path, name in _files_of(places):
     try:
       if is_local(path) and not path.is_file():  # a pipe would wait for its other end
@@ -105,17 +105,16 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
       if published := _published(content):
         found.results.append(Result(analysis, name, _date(made['date']), published, content))
       else:
-        others.append(f'{model} ({name})')
+        about['others'].append(f'{model} ({name})')
     for item in failures:
       model, error = printable(item.get('model'), _NAME), printable(item.get('error'), _MESSAGE)
       about['failed'].append(f'{model} in {name} ({error})')
       if published := known_model(model):
         found.failed.setdefault((analysis, published.name), f'failed: {error} ({name})')
-  found.lines.extend(f'{words}: {listed(about[kind])}.' for kind, words in _LINES.items()
-                     if about[kind])
-  if others:
-    verb = 'model is none' if len(others) == 1 else 'models are none'
-    found.lines.append(f'{len(others)} {verb} of the paper\'s: {listed(others)}.')
+  others = len(about['others'])
+  models = f'{others} model is' if others == 1 else f'{others} models are'
+  found.lines.extend(f'{_LINES[kind].format(models)}: {listed(names)}.'
+                     for kind, names in about.items() if names)
   return found
 
 
@@ -133,13 +132,14 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
     # A path that was typed relative says where a file lies; any other is cut to its last part.
     relative = is_local(root) and not typed.expanduser().is_absolute()
     if root.is_dir():
-      paths = _json_files(root)
-      if not paths:
-        raise ValueError(f'--analyses={place} holds no .json file: {_REMEDY}.')
+      paths = [path for path in files_named(root, ['*.json'])
+               if not (is_local(path) and path.is_dir())]
     elif root.is_file():
       root, typed, paths = root.parent, typed.parent, [root]
     else:
       raise ValueError(f'--analyses={place} is neither a file nor a folder: {_REMEDY}.')
+    if not paths:
+      raise ValueError(f'--analyses={place} holds no .json file: {_REMEDY}.')
     # The limit holds before any file is read.
     if len(files) + len(paths) > _FILES:
       raise ValueError(f'--analyses={place} holds more than {_FILES:,} .json files: {_REMEDY}.')
@@ -149,13 +149,6 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
       real = path.resolve() if is_local(path) else path
       files.setdefault(real, (path, (shown / path.relative_to(root)).as_posix()))
   return [(path, printable(name, 2 * _NAME)) for path, name in files.values()]
-
-
-def _json_files(root: AnyPath) -> list[AnyPath]:
-  """In or below a folder, without following links to folders."""
-  if is_local(root):
-    return sorted(path for path in root.rglob('*.json') if not path.is_dir())
-  return [path for path in files_below(root) if path.name.endswith('.json')]
 
 
 def _list_of(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -116,22 +116,15 @@ def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: A
       candidates, key=lambda candidate: (len(candidate[0]), *candidate[1].rank))
   paper, inputs = row.values.get(metric), shown.inputs(kind)
   number = OpenNumber(
-      value=value,
-      text=METRICS[metric].text(value),
-      model=model,
-      file=shown.file,
-      checkpoint=shown.checkpoint,
+      value, METRICS[metric].text(value), model, shown.file, shown.checkpoint,
       inputs={key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
           'bos': inputs['bos']['protocol']},
       others=[result.file for _, result, _ in candidates if result is not shown])
-  return Cell(
-      paper=paper,
-      # One difference from the protocol is enough to withhold the comparison; the number is shown
-      # all the same.
-      difference=None if apart else difference(value, paper),
-      agrees=None,
-      remark='' if paper is None else '; '.join(apart or shown.remarks(kind)),
-      measured=number)
+  # One difference from the protocol is enough to withhold the comparison; the number is shown all
+  # the same.
+  return Cell(paper, None if apart else difference(value, paper), agrees=None,
+              remark='' if paper is None else '; '.join(apart or shown.remarks(kind)),
+              measured=number)
 
 
 def _value(table: PaperTable, row: PaperRow, metric: str, kind: str | None,

@@ -10,7 +10,7 @@ from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS
-from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
+from sink_jax.paper.tables import add_runs, add_synthetic, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 

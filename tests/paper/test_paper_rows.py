@@ -11,7 +11,7 @@ from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.differences import difference
 from sink_jax.paper.numbers import PaperRow, PaperTable
-from sink_jax.paper.table_grid import add_table
+from sink_jax.paper.tables import add_table
 from sink_jax.report.parts import Parts
 from sink_jax.train.experiment import Label
 from tests.paper.paper_runs import (
