@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 import sink_jax
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
-from sink_jax.paper.open_protocol import EXPECTED, Result, check_result, printable
+from sink_jax.paper.open_protocol import EXPECTED, Result, by_inputs, check_result, printable
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
@@ -103,7 +103,8 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
         about['left out'].append(f'{model} in {name} ({error})')
         continue
       if published := _published(content):
-        found.results.append(Result(analysis, name, _date(made['date']), published, content))
+        found.results.extend(Result(analysis, name, _date(made['date']), published, part)
+                             for part in by_inputs(analysis, content))
       else:
         about['others'].append(f'{model} ({name})')
     for item in failures:

@@ -104,7 +104,7 @@ def _table(table: dict[str, Any]) -> PaperTable:
       metric: tuple(value) if isinstance(value, list) else value
       for metric, value in row['values'].items()}}) for row in table['rows']]
   # An unknown key fails here, and not where its number would be missing.
-  return PaperTable(**table | {'rows': rows})
+  return PaperTable(**dict(table, rows=rows))
 
 
 # A resource of the package, which an installed one has too, wherever its files are.

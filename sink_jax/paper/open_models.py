@@ -102,36 +102,34 @@ def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> s
 
 def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: Analysed
           ) -> Cell | None:
-  kind = None  # of the inputs: what is usual in the analysis
-  if table.analysis == 'kinds':
-    kind = metric.removeprefix('sink_1_') if metric != 'sink_1' else 'natural'
-  candidates = [(result.differences(kind) + result.other_model(), result, value)
-                for result in analysed.of(table.analysis, [model]) if result.inputs(kind)
-                and (value := _value(table, row, metric, kind, result.content)) is not None]
+  candidates = [(result.differences + result.other_model, result, value)
+                for result in analysed.of(table.analysis, [model])
+                if (value := _value(table, row, metric, result)) is not None]
   if not candidates:
     return None
   # Fewest differences first, as such a number says most about the paper's; of equal ones the
   # newest.
   apart, shown, value = min(
       candidates, key=lambda candidate: (len(candidate[0]), *candidate[1].rank))
-  paper, inputs = row.values.get(metric), shown.inputs(kind)
+  paper = row.values.get(metric)
   number = OpenNumber(
-      value, METRICS[metric].text(value), model, shown.file, shown.checkpoint,
-      inputs={key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
-          'bos': inputs['bos']['protocol']},
+      value, METRICS[metric].text(value), model, shown.file, shown.checkpoint, shown.inputs,
       others=[result.file for _, result, _ in candidates if result is not shown])
   # One difference from the protocol is enough to withhold the comparison; the number is shown all
   # the same.
   return Cell(paper, None if apart else difference(value, paper), agrees=None,
-              remark='' if paper is None else '; '.join(apart or shown.remarks(kind)),
+              remark='' if paper is None else '; '.join(apart or shown.remarks),
               measured=number)
 
 
-def _value(table: PaperTable, row: PaperRow, metric: str, kind: str | None,
-           content: Mapping[str, Any]) -> float | None:
+def _value(table: PaperTable, row: PaperRow, metric: str, result: Result) -> float | None:
   """The number of a result that stands for a metric of a row; None where it has none."""
-  if table.analysis != 'positions':
-    return content['sink_1'].get(kind) if kind else content['sink_1']
+  content = result.content
+  if table.analysis == 'kinds':
+    kind = metric.removeprefix('sink_1_') if metric != 'sink_1' else 'natural'
+    return content['sink_1'] if kind == content['inputs']['kind'] else None
+  if table.analysis == 'chat':
+    return content['sink_1']
   # 'first position vector replaced by the 5th'; without a number the row is of no change.
   position = re.search(r'(\d+)th$', row.setting)
   wanted = (table.half, int(position[1])) if position else ('no', None)
@@ -156,7 +154,7 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
   group = min(groups.values(), key=_group_order)
   # The last of a model stays: of the right size, then the newest.
   shown = {result.model.name: result for result in sorted(
-      group, key=lambda result: (len(result.other_model()), *result.rank), reverse=True)}
+      group, key=lambda result: (len(result.other_model), *result.rank), reverse=True)}
   left_out = [f'{result.model.name} of {result.file}' for result in candidates
               if result is not shown.get(result.model.name)]
   # As the paper or the catalogue lists them: colours and legends then do not depend on the order of
@@ -167,7 +165,7 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
 def _group_order(group: Sequence[Result]) -> tuple[int, int, float, str]:
   """Of results that are alike: nearest to the protocol, most models, newest first."""
   models = {result.model.name for result in group}
-  return (max(len(result.differences()) for result in group), -len(models),
+  return (max(len(result.differences) for result in group), -len(models),
           *min(result.rank for result in group))
 
 
@@ -186,13 +184,13 @@ def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
 
 def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
   """The files of a picture, how its inputs were made, and in what that is not the paper's way."""
-  apart = dict.fromkeys(words for result in shown for words in result.differences())
+  apart = dict.fromkeys(words for result in shown for words in result.differences)
   lines = [f'Drawn from {_files(result.file for result in shown)}: {shown[0].described}']
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
   lines += [f'{result.model.name}: {words}' for result in shown
-            for words in result.other_model()]
+            for words in result.other_model]
   if not apart:
-    lines += dict.fromkeys(words for result in shown for words in result.remarks())
+    lines += dict.fromkeys(words for result in shown for words in result.remarks)
   lines += [f'Not drawn with these: {listed(left_out)}'] if left_out else []
   return '. '.join(map(upper, lines)) + '.'
 

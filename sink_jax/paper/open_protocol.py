@@ -15,7 +15,7 @@ import dataclasses
 import datetime
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from sink_jax.data.inputs import KINDS
 from sink_jax.evaluate.threshold import EPSILON
@@ -27,7 +27,6 @@ CRITERION = (
     'Open models are compared where inputs, T, epsilon, the number of sequences, BOS and dtype are '
     "the paper's and the model has its size; what is of other text is marked.")
 _TEXT = 'probe_valid_natural.jsonl'
-_DTYPE = 'float32'
 _SIZE = 0.15  # by which the number of parameters may differ from the nominal one
 # Bounds that keep a picture drawable and a computation finite, far above what is measured.
 _LARGEST = 1e30
@@ -39,23 +38,26 @@ _CHARACTERS = 500  # of a text
 class Field:
   """A number from low to high, a text, or nested lists of them.
 
-  axes: a letter per level of lists; levels with the same letter have the same length, at least
-  `least`. kind: 'number', 'whole number' or 'text'.
+  axes: a letter per level of lists; levels with the same letter have the same length, one or more,
+  or none for X. kind: 'number', 'whole number' or 'text'.
   """
 
   axes: str = ''
   low: float = -_LARGEST
   high: float = _LARGEST
   kind: str = 'number'
-  least: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Items:
   """A list of at least one and at most `most` objects with these fields."""
 
-  fields: Mapping[str, Field | Items]
+  fields: _Fields
   most: int
+
+
+# By name, dots between those of nested objects; one that ends in '?' may be missing or null.
+_Fields: TypeAlias = 'Mapping[str, Field | Items]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Expected:
   command, where its defaults are others.
   """
 
-  fields: Mapping[str, Field | Items]
-  kind: str = 'natural'
+  fields: _Fields
+  kind: str | None = 'natural'
   sequences: int | None = 100
   length: int | None = LENGTH
   epsilon: float | None = EPSILON
@@ -83,7 +85,7 @@ _COUNT = _whole(low=0, high=1e15)
 _BLOCKS = _whole('N', 0, 1e6)
 _INPUTS = {'kind': _words(), 'sequences': _COUNT, 'length': _COUNT, 'bos.protocol': _words(),
            'source?': _words()}
-# Of every result. A name that ends in '?' may be missing or null, one with dots is nested.
+# Of every result.
 _SHARED = {**{f'inputs.{name}': field for name, field in _INPUTS.items()},
            'checkpoint.folder?': _words(), 'checkpoint.step?': _COUNT,
            'checkpoint.parameters?': _COUNT, 'checkpoint.revision?': _words(),
@@ -98,11 +100,11 @@ _ANGLES = ('cosine', 'norm_product', 'score')
 # The analyses that a table or figure of the paper is about.
 EXPECTED = {
     'kinds': Expected({'epsilon': _share(), 'inputs.kinds': Items(_INPUTS, len(KINDS)),
-                       **{f'sink_1.{kind}?': _percent() for kind in KINDS}}),
+                       **{f'sink_1.{kind}?': _percent() for kind in KINDS}}, kind=None),
     'chat': Expected(_RATE),
     'positions': Expected({'epsilon': _share(), 'rows': Items(
         {'change': _words(), 'position?': _COUNT, 'sink_1': _percent(), 'sink_t?': _percent()},
-        _LONGEST)}, 'repeat'),
+        _LONGEST)}, kind='repeat'),
     'lengths': Expected({'lengths': _whole('L', 1, 1e9), 'epsilons': _share('E'),
                          'sink': _percent('ELK')}, length=None, epsilon=None),
     'scale': Expected(_SCALE),
@@ -111,7 +113,7 @@ EXPECTED = {
         'questions': _COUNT, 'hellaswag.bos': _words(), 'hellaswag.limit?': _COUNT}),
     # A domain may have fewer texts than are asked for: `_domains` looks at their numbers.
     'domains': Expected(
-        {'epsilons': _share('E'), 'domains': _words('D'), 'missing': _words('X', least=0),
+        {'epsilons': _share('E'), 'domains': _words('D'), 'missing': _words('X'),
          'sequences': _whole('D', 1, 1e9), 'sink_1': _percent('ED')}, sequences=None, epsilon=None,
         options='--source="Jsonl(path=\'pile.jsonl\', domain_field=\'meta.pile_set_name\')"'),
     'heads': Expected({**_RATE, 'layers': _BLOCKS, 'importance': _importance('NH')}),
@@ -140,43 +142,38 @@ def check_result(analysis: str, result: Mapping[str, Any]) -> None:
   Raises:
     ValueError: a field is missing or out of its range or shape; names the first such field.
   """
-  _check(result, {**_SHARED, **EXPECTED[analysis].fields}, {}, prefix='')
+  _check(result, {**_SHARED, **EXPECTED[analysis].fields}, {}, '')
 
 
-def _check(result: Mapping[str, Any], fields: Mapping[str, Field | Items], sizes: dict[str, int],
-           prefix: str) -> None:
-  """sizes: {axis: length} as the lists before have it; those of this result are added."""
-  for name, field in fields.items():
-    *outer, last = name.rstrip('?').split('.')
-    where, value = prefix + name.rstrip('?'), result
-    for key in outer:
-      value = value.get(key)
-      if not isinstance(value, dict):
-        raise ValueError(f'{prefix}{key} is no object')
-    value = value.get(last)
-    if value is None and name.endswith('?'):
-      continue
-    if isinstance(field, Field):
-      _check_nested(value, field, field.axes, sizes, where)
-      continue
+def _check(value: Any, field: _Fields | Items | Field, sizes: dict[str, int], where: str) -> None:
+  """sizes: {axis: length} as the lists before have it; those of this value are added."""
+  if isinstance(field, Mapping):
+    for name, inner in field.items():
+      *outer, last = name.rstrip('?').split('.')
+      holder = value
+      for key in outer:
+        holder = holder.get(key)
+        if not isinstance(holder, dict):
+          raise ValueError(f'{where}{key} is no object')
+      if holder.get(last) is not None or not name.endswith('?'):
+        _check(holder.get(last), inner, sizes, where + name.rstrip('?'))
+  elif isinstance(field, Items):
     if not (isinstance(value, list) and 0 < len(value) <= field.most
             and all(isinstance(item, dict) for item in value)):
       raise ValueError(f'{where} is no list of 1 to {field.most} objects')
     for i, item in enumerate(value):
       # The lengths of axes are handed on: all maps of a result have as many tokens.
       _check(item, field.fields, sizes, f'{where}[{i}].')
-
-
-def _check_nested(value: object, field: Field, axes: str, sizes: dict[str, int], where: str
-                  ) -> None:
-  if axes:
-    if not isinstance(value, list) or not field.least <= len(value) <= _LONGEST:
-      raise ValueError(f'{where} is no list of {field.least} to {_LONGEST} entries')
+  elif field.axes:
+    axis, least = field.axes[0], 0 if field.axes[0] == 'X' else 1
+    if not isinstance(value, list) or not least <= len(value) <= _LONGEST:
+      raise ValueError(f'{where} is no list of {least} to {_LONGEST} entries')
     # The first list along an axis decides its length for all others of the result.
-    if sizes.setdefault(axes[0], len(value)) != len(value):
-      raise ValueError(f'{where} has {len(value)} entries in place of {sizes[axes[0]]}')
+    if sizes.setdefault(axis, len(value)) != len(value):
+      raise ValueError(f'{where} has {len(value)} entries in place of {sizes[axis]}')
+    inner = dataclasses.replace(field, axes=field.axes[1:])
     for item in value:
-      _check_nested(item, field, axes[1:], sizes, where)
+      _check(item, inner, sizes, where)
   elif field.kind == 'text':
     if not isinstance(value, str) or len(value) > _CHARACTERS:
       raise ValueError(f'{where} is no text of at most {_CHARACTERS} characters')
@@ -194,9 +191,17 @@ def printable(value: object, most: int = 80) -> str:
   return words if len(words) <= most else words[:most - 3] + '...'
 
 
+def by_inputs(analysis: str, content: dict[str, Any]) -> list[dict[str, Any]]:
+  """A checked result; of several kinds of inputs, the part of each."""
+  if analysis != 'kinds':
+    return [content]
+  return [content | {'inputs': inputs, 'sink_1': content['sink_1'].get(inputs['kind'])}
+          for inputs in content['inputs']['kinds']]
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """A checked result of an analysis of one of the paper's models."""
+  """A checked result of an analysis of one of the paper's models, on one kind of inputs."""
 
   analysis: str
   file: str
@@ -210,37 +215,38 @@ class Result:
     return -self.date.timestamp(), self.file
 
   @property
+  def inputs(self) -> dict[str, Any]:
+    """How its inputs were made."""
+    inputs = self.content['inputs']
+    return {key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
+        'bos': inputs['bos']['protocol']}
+
+  @property
   def checkpoint(self) -> dict[str, Any]:
     """Which checkpoint it is of."""
     return {key: self.content['checkpoint'].get(key)
             for key in ('folder', 'revision', 'dtype', 'parameters')}
 
-  def inputs(self, kind: str | None = None) -> Mapping[str, Any]:
-    """How the inputs of a kind were made; {} where the result has none of that kind."""
-    inputs = self.content['inputs']
-    if self.analysis != 'kinds':
-      return inputs
-    return next((item for item in inputs['kinds'] if item['kind'] == kind), {})
-
-  def differences(self, kind: str | None = None) -> list[str]:
-    """In what it is not made as the paper's, in words; kind: of the inputs, if not usual."""
-    inputs, expected = self.inputs(kind), EXPECTED[self.analysis]
-    compared = [('inputs', inputs['kind'], kind or expected.kind),
+  @property
+  def differences(self) -> list[str]:
+    """In what it is not made as the paper's, in words."""
+    inputs, options, expected = self.inputs, self.content['options'], EXPECTED[self.analysis]
+    chosen = [options[key] for key in ('layers', 'heads') if options.get(key) is not None]
+    bos, limit = self._asked
+    compared = [('inputs', inputs['kind'], expected.kind),
                 ('sequences', inputs['sequences'], expected.sequences),
                 ('T =', inputs['length'], expected.length),
                 ('epsilon', self.content.get('epsilon'), expected.epsilon),
-                ('dtype', self.content['options']['dtype'], _DTYPE)]
-    words = [f'{name} {printable(actual)} instead of {wanted}' for name, actual, wanted in compared
-             if wanted is not None and actual != wanted]
-    bos, limit = self._questions
-    return words + _that_apply({
-        f'BOS protocol {printable(inputs["bos"]["protocol"])}': not same_bos(inputs),
+                ('dtype', options['dtype'], 'float32')]
+    return [f'{name} {printable(actual)} instead of {wanted}' for name, actual, wanted in compared
+            if wanted is not None and actual != wanted] + _that_apply({
+        f'BOS protocol {printable(inputs["bos"])}': not same_bos(self.content['inputs']),
         f'{limit} questions of HellaSwag instead of all': limit is not None,
         f'BOS protocol {printable(bos)} of the questions': bos != 'none',
-        'chosen blocks or heads instead of all':
-            self.analysis == 'last_query' and self._chosen != (None, None),
+        'chosen blocks or heads instead of all': bool(chosen) and self.analysis == 'last_query',
     }) + (_domains(self.content) if self.analysis == 'domains' else [])
 
+  @property
   def other_model(self) -> list[str]:
     """A line where its size shows that the model is not the paper's, whatever its name."""
     size, nominal = self.checkpoint['parameters'], self.model.billions * 1e9
@@ -250,15 +256,15 @@ class Result:
     return [f'another model of that name: {short(size, 2)} parameters instead of '
             f'{short(nominal, 2)}']
 
-  def remarks(self, kind: str | None = None) -> list[str]:
+  @property
+  def remarks(self) -> list[str]:
     """What is to be said of it if it is made as the paper's."""
-    inputs, checkpoint = self.inputs(kind), self.checkpoint
-    source = inputs.get('source') or ''
+    source, checkpoint = self.inputs['source'] or '', self.checkpoint
     return _that_apply({
         # The official repository names this file but does not have it, so that most results are of
         # other text: a remark, and no difference.
         f'other text, {printable(source or "of an unknown source")}':
-            inputs['kind'] == 'natural' and _TEXT not in source,
+            self.inputs['kind'] == 'natural' and _TEXT not in source,
         'the file does not say how many parameters the model has': checkpoint['parameters'] is None,
         f'revision {printable(checkpoint["revision"], 12)} of the hub':
             checkpoint['revision'] == self.content['model']})
@@ -266,34 +272,32 @@ class Result:
   @property
   def described(self) -> str:
     """The inputs of a figure in words."""
-    content, inputs = self.content, self.content['inputs']
+    inputs, content = self.inputs, self.content
+    sequences = (f'up to {max(content["sequences"])} sequences of a domain'
+                 if self.analysis == 'domains' else f'{inputs["sequences"]} sequences')
     epsilons = content.get('epsilons') or filter(None, [content.get('epsilon')])
     epsilon = ', '.join(f'{value:g}' for value in epsilons)
     return ', '.join(filter(None, [
-        f'{printable(inputs["kind"])} inputs',
-        f'up to {max(content["sequences"])} sequences of a domain' if self.analysis == 'domains'
-        else f'{inputs["sequences"]} sequences',
+        f'{printable(inputs["kind"])} inputs', sequences,
         f'T = {inputs["length"]}' if self.analysis != 'lengths' else '',
         f'epsilon {epsilon}' if epsilon else '',
-        f'BOS protocol {printable(inputs["bos"]["protocol"])}', content['options']['dtype']]))
+        f'BOS protocol {printable(inputs["bos"])}', content['options']['dtype']]))
 
   @property
   def alike(self) -> tuple:
     """Results that are equal in this can be drawn together."""
     # Lines of one picture are compared by eye, so all that the inputs depend on has to agree.
-    return (self.described, self.content['inputs'].get('source'), self._questions,
-            str([self.content.get('lengths'), self._chosen]))
+    options = self.content['options']
+    return (self.described, self.inputs['source'], self._asked,
+            str([self.content.get('lengths'), options.get('layers'), options.get('heads')]))
 
   @property
-  def _questions(self) -> tuple[str, int | None]:
+  def _asked(self) -> tuple[str, int | None]:
     """The BOS protocol of questions of HellaSwag, and to how many they were limited."""
-    asked = self.content['hellaswag'] if self.analysis == 'hellaswag' else {'bos': 'none'}
+    if self.analysis != 'hellaswag':
+      return 'none', None
+    asked = self.content['hellaswag']
     return asked['bos'], asked.get('limit')
-
-  @property
-  def _chosen(self) -> tuple[object, object]:
-    """The blocks and heads that were asked for; None: all."""
-    return self.content['options'].get('layers'), self.content['options'].get('heads')
 
 
 def _that_apply(words: Mapping[str, bool]) -> list[str]:

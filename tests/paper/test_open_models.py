@@ -170,7 +170,7 @@ def test_the_size_of_a_real_model_is_the_papers(tmp_path, stored, name, changes)
   size = parameter_count(family_for(hf).model_config(hf))
   own = content('chat', name, checkpoint={'dtype': 'float32', 'parameters': size})
   write(tmp_path / 'chat.json', 'chat', [own])
-  assert read(tmp_path).results[0].other_model() == []
+  assert read(tmp_path).results[0].other_model == []
 
 
 def test_other_text_is_compared_and_marked(tmp_path):
