@@ -16,7 +16,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 # The numbers of one model: a dict that json.dumps takes as it is. It is not a dataclass because it
-# leaves the room as JSON and comes back from files, where `paper.analysis_fields` checks its keys;
+# leaves the room as JSON and comes back from files, where `paper.open_protocol` checks its keys;
 # the docstring of each `measure` lists them.
 Result: TypeAlias = dict[str, Any]
 PictureFile: TypeAlias = str | PathLike[str] | IO[bytes]

@@ -115,10 +115,10 @@ def files_below(path: AnyPath) -> list[AnyPath]:
 
 
 def files_named(path: AnyPath, names: Collection[str]) -> list[AnyPath]:
-  """The files of these names in a folder or below it, sorted."""
+  """The files of these names, such as '*.json', in a folder or below it, sorted."""
   if is_local(path):
     return sorted(file for name in names for file in path.rglob(name))
-  return [file for file in files_below(path) if file.name in names]
+  return [file for file in files_below(path) if any(map(file.match, names))]
 
 
 def free_name(path: AnyPath) -> AnyPath:

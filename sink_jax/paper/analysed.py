@@ -10,8 +10,8 @@ from typing import IO, Any, Protocol
 
 import sink_jax
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
-from sink_jax.paper.analysis_fields import FIELDS, check_result
+from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
+from sink_jax.paper.open_protocol import EXPECTED, Result, by_inputs, check_result, printable
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
@@ -22,8 +22,6 @@ _LARGEST = 1 << 25  # bytes of a file; thirty models with maps take a tenth
 _FILES, _RESULTS = 10_000, 1_000
 _SHOWN = 10  # names in a line
 _NAME, _MESSAGE = 100, 200  # characters
-
-
 # What no table or figure shows is named in a line of its kind.
 _LINES = {
     'not of an analysis': 'Not of an analysis',
@@ -31,54 +29,16 @@ _LINES = {
     'version': f'Read, but written by another version than {sink_jax.__version__}',
     'elsewhere': 'Of analyses that no table or figure of this page is about',
     'left out': 'Results that cannot be used',
-    'failed': 'Models that failed in their analysis'}
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """The result of an analysis of one of the paper's models.
-
-  content: as `analysis_fields` checks it.
-  """
-
-  analysis: str
-  file: str
-  date: datetime.datetime
-  model: Published
-  content: Mapping[str, Any]
-
-  @property
-  def rank(self) -> tuple[float, str]:
-    """Newest first."""
-    return -self.date.timestamp(), self.file
-
-  @property
-  def checkpoint(self) -> dict[str, Any]:
-    """Which checkpoint it is of: folder, revision, dtype and number of parameters."""
-    return {key: self.content['checkpoint'].get(key)
-            for key in ('folder', 'revision', 'dtype', 'parameters')}
-
-  def inputs(self, kind: str | None) -> Mapping[str, Any]:
-    """How the inputs of a kind were made; {} where the result has none of that kind."""
-    inputs = self.content['inputs']
-    if self.analysis != 'kinds':
-      return inputs
-    return next((item for item in inputs['kinds'] if item['kind'] == kind), {})
+    'failed': 'Models that failed in their analysis',
+    'others': "{} none of the paper's"}
 
 
 class AnalysisModule(Protocol):
-  """The module of an analysis, as far as this room needs it."""
+  """The module of an analysis of `sink_jax.analyses.registry`, a room above this one."""
 
   def draw(self, results: list[dict[str, Any]], path: IO[bytes]) -> None: ...
 
   def rows(self, results: list[dict[str, Any]]) -> list[list[str]]: ...
-
-
-class Analysis(Protocol):
-  """An analysis of `sink_jax.analyses.registry`, a room above this one."""
-
-  @property
-  def module(self) -> AnalysisModule: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,56 +46,53 @@ class Analysed:
   """Results of files.
 
   failed: {(analysis, model of the paper): why}; files: {name: how it was made}; lines: about the
-  rest; analyses: what draws them, by name.
+  rest; modules: what draws an analysis, by its name.
   """
 
-  results: tuple[Result, ...] = ()
-  failed: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+  results: list[Result] = dataclasses.field(default_factory=list)
+  failed: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
   files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  lines: tuple[str, ...] = ()
-  analyses: Mapping[str, Analysis] = dataclasses.field(default_factory=dict)
+  lines: list[str] = dataclasses.field(default_factory=list)
+  modules: Mapping[str, AnalysisModule] = dataclasses.field(default_factory=dict)
 
-  def of(self, analysis: str | None, models: Collection[str] | None) -> list[Result]:
+  def of(self, analysis: str, models: Collection[str] | None) -> list[Result]:
     """The results of an analysis of these models; None: of all."""
     return [result for result in self.results if result.analysis == analysis
             and (models is None or result.model.name in models)]
 
 
-def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> Analysed:
+def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) -> Analysed:
   """The results in files, and in all .json files in or below folders.
 
   A file or a result that cannot be used spares the others, and is named in `lines`.
 
   Args:
-    analyses: all there are, by name: `sink_jax.analyses.registry.ANALYSES`.
+    modules: of all analyses there are, by name.
 
   Raises:
     ValueError: a place is neither file nor folder, or a folder holds no .json file.
   """
-  results: list[Result] = []
-  failed: dict[tuple[str, str], str] = {}
-  files: dict[str, dict[str, Any]] = {}
+  found = Analysed(modules=modules)
   about: dict[str, list[str]] = {kind: [] for kind in _LINES}
-  others = []
   for path, name in _files_of(places):
     try:
       if is_local(path) and not path.is_file():  # a pipe would wait for its other end
         raise ValueError('not a file')
       record = from_json(read_text_limited(path, _LARGEST))
-      if not isinstance(record, dict) or record.get('analysis') not in analyses:
+      if not isinstance(record, dict) or record.get('analysis') not in modules:
         about['not of an analysis'].append(name)
         continue
-      analysis = record['analysis']
       contents, failures = _list_of(record, 'results'), _list_of(record, 'failed')
     except (ValueError, TypeError, OSError) as error:
       about['damaged'].append(f'{name} ({_reason(error, path)})')
       continue
     # From here on a fault in one result spares the others of its file.
-    files[name] = _made(record)
-    if (version := files[name]['versions'].get('sink_jax')) != sink_jax.__version__:
+    analysis, made = record['analysis'], _made(record)
+    found.files[name] = made
+    if (version := made['versions'].get('sink_jax')) != sink_jax.__version__:
       about['version'].append(f'{name} ({version or "unknown"})')
     # Its results cannot be checked, and no table or figure would show them.
-    if analysis not in FIELDS:
+    if analysis not in EXPECTED:
       about['elsewhere'].append(name)
       continue
     for content in contents:
@@ -146,27 +103,20 @@ def read_analyses(places: Iterable[str], analyses: Mapping[str, Analysis]) -> An
         about['left out'].append(f'{model} in {name} ({error})')
         continue
       if published := _published(content):
-        results.append(Result(analysis, name, _date(record), published, content))
+        found.results.extend(Result(analysis, name, _date(made['date']), published, part)
+                             for part in by_inputs(analysis, content))
       else:
-        others.append(f'{model} ({name})')
+        about['others'].append(f'{model} ({name})')
     for item in failures:
       model, error = printable(item.get('model'), _NAME), printable(item.get('error'), _MESSAGE)
       about['failed'].append(f'{model} in {name} ({error})')
       if published := known_model(model):
-        failed.setdefault((analysis, published.name), f'failed: {error} ({name})')
-  lines = [f'{words}: {listed(about[kind])}.' for kind, words in _LINES.items() if about[kind]]
-  if others:
-    verb = 'model is none' if len(others) == 1 else 'models are none'
-    lines.append(f'{len(others)} {verb} of the paper\'s: {listed(others)}.')
-  return Analysed(tuple(results), failed, files, tuple(lines), analyses)
-
-
-def printable(value: object, most: int) -> str:
-  """A text of a file in one line of printable characters, cut to at most so many."""
-  # The text may be as large as its file, so it is cut first; to four times the length, as it loses
-  # blanks and what cannot be printed.
-  words = ' '.join(''.join(c if c.isprintable() else ' ' for c in str(value)[:4 * most]).split())
-  return words if len(words) <= most else words[:most - 3] + '...'
+        found.failed.setdefault((analysis, published.name), f'failed: {error} ({name})')
+  others = len(about['others'])
+  models = f'{others} model is' if others == 1 else f'{others} models are'
+  found.lines.extend(f'{_LINES[kind].format(models)}: {listed(names)}.'
+                     for kind, names in about.items() if names)
+  return found
 
 
 def listed(names: Sequence[str]) -> str:
@@ -183,13 +133,14 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
     # A path that was typed relative says where a file lies; any other is cut to its last part.
     relative = is_local(root) and not typed.expanduser().is_absolute()
     if root.is_dir():
-      paths = _json_files(root)
-      if not paths:
-        raise ValueError(f'--analyses={place} holds no .json file: {_REMEDY}.')
+      paths = [path for path in files_named(root, ['*.json'])
+               if not (is_local(path) and path.is_dir())]
     elif root.is_file():
       root, typed, paths = root.parent, typed.parent, [root]
     else:
       raise ValueError(f'--analyses={place} is neither a file nor a folder: {_REMEDY}.')
+    if not paths:
+      raise ValueError(f'--analyses={place} holds no .json file: {_REMEDY}.')
     # The limit holds before any file is read.
     if len(files) + len(paths) > _FILES:
       raise ValueError(f'--analyses={place} holds more than {_FILES:,} .json files: {_REMEDY}.')
@@ -199,13 +150,6 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
       real = path.resolve() if is_local(path) else path
       files.setdefault(real, (path, (shown / path.relative_to(root)).as_posix()))
   return [(path, printable(name, 2 * _NAME)) for path, name in files.values()]
-
-
-def _json_files(root: AnyPath) -> list[AnyPath]:
-  """In or below a folder, without following links to folders."""
-  if is_local(root):
-    return sorted(path for path in root.rglob('*.json') if not path.is_dir())
-  return [path for path in files_below(root) if path.name.endswith('.json')]
 
 
 def _list_of(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -220,17 +164,17 @@ def _made(record: Mapping[str, Any]) -> dict[str, Any]:
   """How a file was made, as text that can be shown."""
   versions = record.get('versions')
   versions = versions if isinstance(versions, dict) else {}
-  words = lambda key: printable(record.get(key) or 'unknown', 5 * _MESSAGE)
-  return {'analysis': record['analysis'], **{key: words(key) for key in (
-      'date', 'command', 'code', 'hardware')}, 'versions': {
-          key: printable(versions[key], _NAME) for key in ('sink_jax', 'jax') if key in versions}}
+  made = {key: printable(record.get(key) or 'unknown', 5 * _MESSAGE)
+          for key in ('date', 'command', 'code', 'hardware')}
+  return {'analysis': record['analysis'], **made, 'versions': {
+      key: printable(versions[key], _NAME) for key in ('sink_jax', 'jax') if key in versions}}
 
 
-def _date(record: Mapping[str, Any]) -> datetime.datetime:
+def _date(words: str) -> datetime.datetime:
   """When a file was written; the earliest possible time where it does not say."""
   try:
-    date = datetime.datetime.fromisoformat(record.get('date', ''))
-  except (TypeError, ValueError):
+    date = datetime.datetime.fromisoformat(words)
+  except ValueError:
     date = datetime.datetime.min
   # Dates with and without a time zone cannot be compared, and the newest result is asked for; those
   # without are taken for UTC.

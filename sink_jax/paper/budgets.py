@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,22 +14,44 @@ from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.experiment import NotExpressible
 
-_Changes = Callable[[Mapping[str, Any]], dict[str, Any]]
+_Config = Mapping[str, Any]  # the nested config of a trial at the paper's scale
+_PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further
+_CONTEXT, _HEAD_DIM = 64, 16  # of the small model
+# The model and the text of the budgets for two CPU cores, and how often a run is measured.
+_SMALL = {
+    'model.size': 'tiny',
+    # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
+    'model.vocab_size': None,
+    'model.dtype': 'float32',
+    'data.source': "Stdlib(split='content')",
+    'data.tokenizer': 'TrainedBpe(vocab_size=512)',
+    'data.context': _CONTEXT,
+    'data.valid_fraction': 0.05,
+    'checkpoints_kept': 1,
+    'optimizer.warmup_steps': 100,
+    'validation.batches': 20,
+}
+# Factors on the paper's values. The rate and the decay are larger because the steps are few and
+# the model is small: with the paper's own no sink emerges.
+_BATCH, _HEADS = 16 / 512, 4 / 8
+_LEARNING_RATE, _WEIGHT_DECAY = 50, 5
+# Without it no sink emerges in these steps: a chunk begins anywhere in a text.
+_FIRST_TOKEN = 'FixedToken(position=1)'
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
   """How a trial is changed to cost less.
 
-  changes: returns the dotted keys to set, of the nested config of a trial at the paper's scale.
-  rules: what that does, in words, for the dry run and the report.
+  changes: returns the dotted keys to set. rules: what that does, in words, for the dry run and the
+  report.
   """
 
-  changes: _Changes
+  changes: Callable[[_Config], dict[str, Any]]
   rules: tuple[str, ...]
 
 
-def scaled(config: Mapping[str, Any], budget: str) -> dict[str, Any]:
+def scaled(config: _Config, budget: str) -> dict[str, Any]:
   """Dotted keys and values that bring a trial at the paper's scale to a budget.
 
   Raises:
@@ -40,81 +63,43 @@ def scaled(config: Mapping[str, Any], budget: str) -> dict[str, Any]:
   return BUDGETS[budget].changes(config)
 
 
-_PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further
-
-
-def _share(share: float) -> _Changes:
+def _shorter(share: float, config: _Config) -> dict[str, Any]:
   """The paper's models and batches for a share of the steps and of the unique tokens."""
-  def changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    steps = max(1, round(config['steps'] * share))
-    # A short run is probed, validated and saved as many times as its curves need.
-    # About twenty points make a curve, if the paper's own interval does not give more.
-    often = lambda section: min(config[section]['every'], max(1, steps // 20))
-    return {'steps': steps,
-            'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
-            'probe.every': often('probe'), 'validation.every': often('validation'),
-            'data.max_tokens': round((config['data']['max_tokens'] or _PAPER_TOKENS) * share)}
-  return changes
+  steps = max(1, round(config['steps'] * share))
+  # A short run is probed, validated and saved as many times as its curves need.
+  # About twenty points make a curve, if the paper's own interval does not give more.
+  often = lambda section: min(config[section]['every'], max(1, steps // 20))
+  return {'steps': steps,
+          'checkpoint_every': min(config['checkpoint_every'], max(1, steps // 10)),
+          'probe.every': often('probe'), 'validation.every': often('validation'),
+          'data.max_tokens': round((config['data']['max_tokens'] or _PAPER_TOKENS) * share)}
 
 
-_SHARE_RULES = (
-    'models, batches, learning rates, weight decays, windows: as in the paper',
-    'steps and unique tokens: {share} of the paper\'s, so that epochs stay the same',
-    'warm-up: 100 steps, as in the paper',
-)
-
-# The model and the text of the budgets for two CPU cores, and how often a run is measured.
-_SMALL = {
-    'model.size': 'tiny',
-    # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
-    'model.vocab_size': None,
-    'model.dtype': 'float32',
-    'data.source': "Stdlib(split='content')",
-    'data.tokenizer': 'TrainedBpe(vocab_size=512)',
-    'data.context': 64,
-    'data.valid_fraction': 0.05,
-    'checkpoints_kept': 1,
-    'optimizer.warmup_steps': 100,
-    'validation.batches': 20,
-}
-# Factors on the paper's values. The rate and the decay are larger because the steps are few and
-# the model is small: with the paper's own no sink emerges.
-_BATCH = 16 / 512
-_LEARNING_RATE = 50
-_WEIGHT_DECAY = 5
-_HEADS = 4 / 8
-# Without it no sink emerges in these steps: a chunk begins anywhere in a text.
-_FIRST_TOKEN = 'FixedToken(position=1)'
-
-
-def _small(share: float, every: int) -> _Changes:
+def _small(share: float, every: int, config: _Config) -> dict[str, Any]:
   """The small model for a share of the paper's steps, probed every so many of them."""
-  def changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    data, context = config['data'], _SMALL['data.context']
-    steps, batch = round(config['steps'] * share), round(config['batch_size'] * _BATCH)
-    tokens = config['steps'] * config['batch_size'] * data['context']
-    rate = config['optimizer']['learning_rate'] * _LEARNING_RATE
-    decay = config['optimizer']['weight_decay'] * _WEIGHT_DECAY
-    if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
-      raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
-    return _SMALL | _small_model(config['model']) | _small_attention(
-        config, context, head_dim=16) | {
-            'steps': steps,
-            'batch_size': batch,
-            'optimizer.learning_rate': rate,
-            'optimizer.weight_decay': decay,
-            'probe.every': every,
-            'validation.every': 5 * every,
-            'checkpoint_every': 5 * every,
-            # The share of unique tokens among all tokens seen stays, and so do the epochs.
-            'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * context),
-            'data.interventions': _small_edits(data['interventions'], context) or _FIRST_TOKEN}
-  return changes
+  data, optimizer = config['data'], config['optimizer']
+  steps, batch = round(config['steps'] * share), round(config['batch_size'] * _BATCH)
+  tokens = config['steps'] * config['batch_size'] * data['context']
+  rate = optimizer['learning_rate'] * _LEARNING_RATE
+  decay = optimizer['weight_decay'] * _WEIGHT_DECAY
+  if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
+    raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
+  return _SMALL | _small_model(config) | {
+      'steps': steps,
+      'batch_size': batch,
+      'optimizer.learning_rate': rate,
+      'optimizer.weight_decay': decay,
+      'probe.every': every,
+      'validation.every': 5 * every,
+      'checkpoint_every': 5 * every,
+      # The share of unique tokens among all tokens seen stays, and so do the epochs.
+      'data.max_tokens': round(data['max_tokens'] / tokens * steps * batch * _CONTEXT),
+      'data.interventions': _small_edits(data['interventions']) or _FIRST_TOKEN}
 
 
-def _small_model(model: Mapping[str, Any]) -> dict[str, int]:
-  """Shapes that differ from those of the small model: the larger model's, and numbers of heads."""
-  changes = {}
+def _small_model(config: _Config) -> dict[str, Any]:
+  """What differs from the small model: the larger model's shapes, numbers of heads, components."""
+  model, attention, changes = config['model'], config['attention'], {}
   # Heads of 16 as in the smaller model, and the feed-forward width in the paper's ratio.
   if model['size'] == '1b':
     changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
@@ -124,39 +109,41 @@ def _small_model(model: Mapping[str, Any]) -> dict[str, int]:
     if heads < 1:
       raise NotExpressible(f'{model["heads"]} of the paper\'s 8 heads would be {heads:g} of 4')
     changes['model.heads'] = round(heads)
-  return changes
+  # Components whose numbers mean something else in shorter sequences and narrower heads.
+  mask = from_string(Mask, attention['mask'])
+  position = from_string(Position, attention['position'])
+  try:
+    smaller = {'mask': (mask, mask.scaled(_CONTEXT, config['data']['context'])),
+               'position': (position, position.scaled(_CONTEXT))}
+    from_string(ExtraKeyValue, attention['kv_bias']).check_narrower(_HEAD_DIM)
+  except ValueError as error:
+    raise NotExpressible(str(error)) from None
+  return changes | {f'attention.{name}': repr(new) for name, (old, new) in smaller.items()
+                    if new != old}
 
 
-def _small_edits(text: str, context: int) -> str:
+def _small_edits(text: str) -> str:
   """Edits of the sequences, for shorter ones and for the vocabulary of the small model."""
   parts = [part.strip() for part in text.split(';') if part.strip()]
   for i, part in enumerate(parts):
     edit = from_string(TokenEdit, part)
     if isinstance(edit, RandomTokens):
-      if edit.last >= context:
-        raise NotExpressible(f'{edit.last} random tokens; sequences have {context} tokens')
+      if edit.last >= _CONTEXT:
+        raise NotExpressible(f'{edit.last} random tokens; sequences have {_CONTEXT} tokens')
       if edit.below:  # the paper's vocabulary; 0 is any token of the smaller one
         parts[i] = repr(dataclasses.replace(edit, below=0))
   return '; '.join(parts)
 
 
-def _small_attention(config: Mapping[str, Any], context: int, head_dim: int) -> dict[str, str]:
-  """Components whose numbers mean something else in shorter sequences and narrower heads."""
-  attention = config['attention']
-  mask = from_string(Mask, attention['mask'])
-  position = from_string(Position, attention['position'])
-  extra = from_string(ExtraKeyValue, attention['kv_bias'])
-  try:
-    smaller = {'attention.mask': (mask, mask.scaled(context, config['data']['context'])),
-               'attention.position': (position, position.scaled(context))}
-    extra.check_narrower(head_dim)
-  except ValueError as error:
-    raise NotExpressible(str(error)) from None
-  return {key: repr(new) for key, (old, new) in smaller.items() if new != old}
+def _shorter_rules(share: str) -> tuple[str, ...]:
+  return ('models, batches, learning rates, weight decays, windows: as in the paper',
+          f"steps and unique tokens: {share} of the paper's, so that epochs stay the same",
+          'warm-up: 100 steps, as in the paper')
 
 
 def _small_rules(share: float, steps: str) -> tuple[str, ...]:
   """The rules of `_small` in words; steps: what becomes of the paper's 20,000."""
+  taken = share * _LEARNING_RATE * _WEIGHT_DECAY
   return (
       'model: 2 layers, d = 64, 4 heads of 16, FFN 128, float32 (the 1B model: 4 layers, '
       'd = 128, 8 heads, FFN 352)',
@@ -164,31 +151,29 @@ def _small_rules(share: float, steps: str) -> tuple[str, ...]:
       'byte-pair encoding of 512, trained on it',
       'every sequence begins with a fixed token, unless the trial itself edits the sequences: '
       'without one no sink emerges at this cost',
-      f'steps times {share:g} (20,000 become {steps}), sequences per batch times 1/32 (512 '
-      'become 16)',
-      f'learning rate times {_LEARNING_RATE}, weight decay times {_WEIGHT_DECAY}: '
-      f'all steps together take away {share * _LEARNING_RATE * _WEIGHT_DECAY:g} times what the '
-      'paper\'s do; with less no sink emerges here',
+      f'steps times {share:g} (20,000 become {steps}), sequences per batch times 1/32 (512 become '
+      '16)',
+      f'learning rate times {_LEARNING_RATE}, weight decay times {_WEIGHT_DECAY}: all steps '
+      f"together take away {taken:g} times what the paper's do; with less no sink emerges here",
       'warm-up: 100 steps, as in the paper, of fewer',
       'random tokens: any of the vocabulary, in both protocols',
-      'unique tokens where a trial limits them: the paper\'s share of all tokens seen, so that '
+      "unique tokens where a trial limits them: the paper's share of all tokens seen, so that "
       'epochs stay the same; the others see all of the text',
-      'window: the paper\'s share of the sequence (32 of 2048 becomes 1 of 64)',
+      "window: the paper's share of the sequence (32 of 2048 becomes 1 of 64)",
       'heads times 1/2; a single head has no counterpart',
       'learnable dimensions of k*: as in the paper, below the 16 of a head; the rest have no '
       'counterpart',
       'positions of fixed and random tokens, prefix lengths, norms of fixed values and buckets '
-      'of relative positions: as in the paper',
-  )
+      'of relative positions: as in the paper')
 
 
 BUDGETS = {
     'full': Budget(lambda config: {}, ('everything as in the paper',)),
-    'quarter': Budget(_share(0.25), tuple(r.format(share='a quarter') for r in _SHARE_RULES)),
-    'tenth': Budget(_share(0.1), tuple(r.format(share='a tenth') for r in _SHARE_RULES)),
+    'quarter': Budget(functools.partial(_shorter, 0.25), _shorter_rules('a quarter')),
+    'tenth': Budget(functools.partial(_shorter, 0.1), _shorter_rules('a tenth')),
     # Two CPU cores: `desk`, a minute and a half a trial, is the cheapest setting in which a sink
     # emerges with softmax and with normalised sigmoid (results/baseline); `smoke`, half a minute,
     # shows that everything runs.
-    'desk': Budget(_small(0.2, every=100), _small_rules(0.2, '4,000')),
-    'smoke': Budget(_small(0.05, every=50), _small_rules(0.05, '1,000')),
+    'desk': Budget(functools.partial(_small, 0.2, 100), _small_rules(0.2, '4,000')),
+    'smoke': Budget(functools.partial(_small, 0.05, 50), _small_rules(0.05, '1,000')),
 }

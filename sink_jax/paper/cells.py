@@ -1,6 +1,6 @@
 """Rows of the paper's tables with what was measured for them, as typed values.
 
-`tables` and `open_models` make them, `table_grid` shows them.
+`tables` and `open_models` make them, and `tables` shows them.
 """
 
 from __future__ import annotations

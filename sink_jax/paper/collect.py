@@ -144,7 +144,7 @@ class Group:
 
 def is_of_the_paper(run: RunRecord) -> bool:
   """Whether it is a run of one of the paper's trials, at a budget."""
-  return bool(run.label.budget) and run.label.trial in numbers.trials()
+  return bool(run.label.budget) and run.label.trial in numbers.TRIALS
 
 
 def is_synthetic(run: RunRecord) -> bool:

@@ -1,13 +1,12 @@
 """What the paper reports, from numbers.json, and when what was measured is compared with it.
 
 The file is read here alone: tables, numbers of the running text, figures. Its keys are the fields
-below, but for `measures`, which are the metrics of a table.
+below.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,56 +114,45 @@ class PaperFigure:
     return f'{paper}Figure {self.number}{_half(self)}'
 
 
-def title() -> str:
-  """The title of the paper."""
-  return _content()['paper']
+def _table(table: dict[str, Any]) -> PaperTable:
+  # JSON has no tuples: a list in the file is a range.
+  rows = [PaperRow(**row | {'values': {
+      metric: tuple(value) if isinstance(value, list) else value
+      for metric, value in row['values'].items()}}) for row in table['rows']]
+  # An unknown key fails here, and not where its number would be missing.
+  return PaperTable(**dict(table, rows=rows))
 
 
-@functools.cache
-def tables() -> tuple[PaperTable, ...]:
-  """Tables 1 to 15, halves apart."""
-  return tuple(map(_table, _content()['tables']))
+# A resource of the package, which an installed one has too, wherever its files are.
+_CONTENT = json.loads((resources.files('sink_jax.paper') / 'numbers.json').read_text('utf-8'))
+TITLE: str = _CONTENT['paper']
+TABLES = [_table(table) for table in _CONTENT['tables']]  # 1 to 15, halves apart
+ALL_TABLES = TABLES + [_table(group) for group in _CONTENT['text']]  # and numbers of the text
+# 1 to 30, panels apart, and Figure 12 of StreamingLLM.
+FIGURES = [PaperFigure(**figure) for figure in _CONTENT['figures']]
+_ROWS = [row for table in ALL_TABLES for row in table.rows]
+# Every trial that some row or figure needs.
+TRIALS = frozenset([row.trial for row in _ROWS if row.trial is not None]
+                   + [trial for figure in FIGURES for trial in figure.trials])
 
 
-@functools.cache
-def text_numbers() -> tuple[PaperTable, ...]:
-  """Numbers that only the running text has, in groups."""
-  return tuple(map(_table, _content()['text']))
-
-
-@functools.cache
-def figures() -> tuple[PaperFigure, ...]:
-  """Figures 1 to 30, panels apart, and Figure 12 of StreamingLLM."""
-  return tuple(PaperFigure(**figure) for figure in _content()['figures'])
-
-
-@functools.cache
-def trials() -> frozenset[str]:
-  """Every trial that some row or figure needs."""
-  return frozenset(row.trial for row in _rows() if row.trial is not None) | {
-      trial for figure in figures() for trial in figure.trials}
-
-
-@functools.cache
 def training_of(trial: str) -> tuple[int, int]:
   """The paper's number of steps and of sequences in a batch."""
-  rows = [row for row in _rows() if row.trial == trial]
+  rows = [row for row in _ROWS if row.trial == trial]
   return (next((row.steps for row in rows if row.steps is not None), STEPS),
           next((row.batch_size for row in rows if row.batch_size is not None), BATCH))
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:
   """One number of a table, by its key ('table-1-left'); None where the paper gives none."""
-  values = next((row.values for item in tables() if item.key == table for row in item.rows
-                 if row.setting == setting), {})
-  value = values.get(metric)
+  value = next((row.values.get(metric) for item in TABLES if item.key == table
+                for row in item.rows if row.setting == setting), None)
   return value if isinstance(value, (int, float)) else None
 
 
-@functools.cache
 def trial_number(trial: str, metric: str) -> float | None:
   """The first number that a table has of a trial; None where it has none, or a range."""
-  values = (row.values.get(metric) for row in _rows() if row.trial == trial)
+  values = (row.values.get(metric) for row in _ROWS if row.trial == trial)
   return next((value for value in values if isinstance(value, (int, float))
                and not isinstance(value, bool)), None)
 
@@ -238,27 +226,6 @@ def difference(measured: float, paper: Value) -> float | None:
   # A number inside of the range is no difference.
   nearest = measured if high is None else min(measured, high)
   return measured - (nearest if low is None else max(nearest, low))
-
-
-@functools.cache
-def _content() -> dict[str, Any]:
-  # As a resource of the package, which an installed one has too, wherever its files are.
-  path = resources.files('sink_jax.paper') / 'numbers.json'
-  return json.loads(path.read_text(encoding='utf-8'))
-
-
-def _table(table: dict[str, Any]) -> PaperTable:
-  # JSON has no tuples: a list in the file is a range.
-  rows = [PaperRow(**row | {'values': {
-      metric: tuple(value) if isinstance(value, list) else value
-      for metric, value in row['values'].items()}}) for row in table['rows']]
-  # An unknown key fails here, and not where its number would be missing.
-  rest = {key: value for key, value in table.items() if key not in ('measures', 'rows')}
-  return PaperTable(metrics=table['measures'], rows=rows, **rest)
-
-
-def _rows() -> list[PaperRow]:
-  return [row for table in tables() + text_numbers() for row in table.rows]
 
 
 def _half(item: PaperTable | PaperFigure) -> str:

@@ -15,7 +15,7 @@ from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS, Summary
 from sink_jax.paper.synthetic import SyntheticAxis
-from sink_jax.paper.table_grid import add_runs, add_synthetic, add_table
+from sink_jax.paper.tables import add_runs, add_synthetic, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord

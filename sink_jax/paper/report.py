@@ -73,7 +73,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   path of this machine.
   """
   groups, tuned = groups_of(runs), groups_of(runs, is_fine_tuned)
-  figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.figures()]
+  figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.FIGURES]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
   judged = groups + synthetic_groups(runs)
@@ -88,7 +88,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
-      paper=numbers.title(),
+      paper=numbers.TITLE,
       groups=[_group_summary(group) for group in groups],
       undecided=second_looks(claims, judged),
       statuses=collections.Counter(run.status for run in runs),
@@ -113,7 +113,7 @@ def as_text(report: PaperReport) -> str:
   """Counts of statuses and verdicts, for a terminal."""
   runs = report.statuses
   lines = ['runs: ' + (', '.join(f'{n} {status}' for status, n in runs.items()) or 'none')]
-  lines += [f'trials, {group.name}: {group.trials} of {len(numbers.trials())} have a run'
+  lines += [f'trials, {group.name}: {group.trials} of {len(numbers.TRIALS)} have a run'
             for group in report.groups]
   for name, judged in report.verdicts.items():
     counts = collections.Counter(verdict.verdict for _, verdict in judged)

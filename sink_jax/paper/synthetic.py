@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from sink_jax.paper.cells import Statistics
 from sink_jax.paper.collect import SYNTHETIC, Group, is_synthetic, seed_and_name
-from sink_jax.paper.metrics import METRICS, Metric, over_blocks, probed, summarize
+from sink_jax.paper.metrics import METRICS, Metric, Statistics, over_blocks, probed, summarize
 from sink_jax.report.probe_record import ProbeRecord
 from sink_jax.report.records import RunRecord
 from sink_jax.train.experiment import Label

@@ -1,50 +1,52 @@
-"""Rows of the paper's tables with the numbers of runs and of published models."""
+"""The paper's tables: rows with the numbers of runs and of published models, and how they look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from sink_jax.io.tables import number, short
 from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.numbers import PaperRow, PaperTable, difference, remark
+from sink_jax.paper.synthetic import SyntheticAxis
+from sink_jax.report.markup import upper
+from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
+
+# By how the runs of a row ended whose training failed in the paper.
+_FAILURES = {('diverged',): ': a training failure, as in the paper',
+             ('done',): ': it trained, unlike in the paper',
+             ('diverged', 'done'): ': some seeds fail, all do in the paper'}
+_MARKS = '†‡§¶#'
+_PROXIES = '*: of proxy scores.'
+_NOT_RUN = Entry('not run', {}, ())
+Words = str | tuple[str, str]  # a text, or a text and small print
 
 
 def tables(groups: Sequence[Group], analysed: Analysed = Analysed()) -> list[Table]:
   """Tables 1 to 15 and the numbers of the text."""
-  return [_table(table, groups, analysed)
-          for table in numbers.tables() + numbers.text_numbers()]
+  return [_table(table, groups, analysed) for table in numbers.ALL_TABLES]
 
 
 def _table(table: PaperTable, groups: Sequence[Group], analysed: Analysed) -> Table:
-  headings = {metric: METRICS[metric].heading for metric in table.metrics}
-  if table.needs != 'open models':
-    rows = [row_of(row, table.metrics, groups) for row in table.rows]
-    return Table(table, 'nothing to run' if table.needs == 'nothing' else '', headings, rows)
-  entries = [open_models.entry_of(table, row, analysed) for row in table.rows]
-  rows = [Row(row, paper_texts(row, table.metrics), [entry] if entry else [])
-          for row, (entry, _) in zip(table.rows, entries)]
-  lacking = dict.fromkeys(model for _, models in entries for model in models)
-  return Table(table, open_models.needs_models(table, list(lacking)) if lacking else '', headings,
-               rows)
+  rows, lacking = [], []
+  for row in table.rows:
+    if table.needs == 'open models':
+      entries, models = open_models.entries_of(table, row, analysed)
+      lacking += models
+    else:
+      entries = [_entry(row, row.trial, table.metrics, group) for group in groups
+                 if row.trial is not None and group.runs(row.trial)]
+    rows.append(Row(row, {metric: _paper_text(row, metric) for metric in table.metrics}, entries))
+  status = 'nothing to run' if table.needs == 'nothing' else ''
+  return Table(table, open_models.needs_models(table, lacking) if lacking else status,
+               {metric: METRICS[metric].heading for metric in table.metrics}, rows)
 
 
-def row_of(row: PaperRow, metrics: Iterable[str], groups: Sequence[Group]) -> Row:
-  """A row of the paper with an entry for every group that has runs of its trial."""
-  trial = row.trial
-  return Row(row, paper_texts(row, metrics), [] if trial is None else [
-      _entry(row, trial, metrics, group) for group in groups if group.runs(trial)])
-
-
-def paper_texts(row: PaperRow, metrics: Iterable[str]) -> dict[str, str]:
-  """The paper's values as a table shows them, by metric."""
-  return {metric: paper_text(row, metric) for metric in metrics}
-
-
-def paper_text(row: PaperRow, metric: str) -> str:
+def _paper_text(row: PaperRow, metric: str) -> str:
   """The paper's value as it stands in a table: '0.44*', '1,000 to 2,000', 'below 1.00', '-'."""
   value, text = row.values.get(metric), METRICS[metric].text
   if value is None:
@@ -69,17 +71,13 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> E
     # Where a budget fixes what the trial is about, both train the same model.
     status += '; equal settings: at this budget the same run as default'
   if row.failed:
-    status += _failure(runs)
+    status += _FAILURES.get(tuple(sorted({run.status for run in runs} & {'done', 'diverged'})), '')
   return Entry(
-      budget=group.budget,
-      protocol=group.protocol,
-      status=status,
-      cells={metric: cell for metric in metrics if (cell := _cell(row, metric, runs, measured))},
+      status, {metric: cell for metric in metrics if (cell := _cell(row, metric, runs, measured))},
+      sources=[run.name for run in runs], budget=group.budget, protocol=group.protocol,
       steps=setup.steps if setup else None,
       tokens=_tokens_seen(measured[0]) if measured else None,
-      unique_tokens=setup.experiment.data.max_tokens if setup else 0,
-      sources=[run.name for run in runs],
-  )
+      unique_tokens=setup.experiment.data.max_tokens if setup else 0)
 
 
 def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Sequence[RunRecord]
@@ -103,19 +101,105 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
       measured=summary)
 
 
-def _failure(runs: Sequence[RunRecord]) -> str:
-  """Whether training failed here where the paper's did."""
-  ended = {run.status for run in runs} & {'done', 'diverged'}
-  if not ended:
-    return ''
-  return {frozenset({'diverged'}): ': a training failure, as in the paper',
-          frozenset({'done'}): ': it trained, unlike in the paper'}.get(
-              frozenset(ended), ': some seeds fail, all do in the paper')
-
-
 def _tokens_seen(run: RunRecord) -> int:
   """Up to its last step on record."""
   setup = run.known_setup
   # A run under way has seen the tokens of the steps up to its last record; every step has equally
   # many.
   return setup.tokens if run.status == 'done' else setup.tokens // setup.steps * run.step
+
+
+def add_table(parts: Parts, table: Table, groups: int) -> None:
+  """A table of the paper with what was measured for it, and notes. groups: of runs."""
+  paper, metrics, headings = table.paper, table.paper.metrics, table.headings
+  parts.heading(paper.name, 3)
+  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
+                  f'Section {paper.section}.')
+  parts.paragraph(upper(table.status) + '.' if table.status else '')
+  trained = paper.needs == 'training'
+  # Where nothing was measured, columns for measured numbers and differences would be empty.
+  measured = trained or any(row.entries for row in table.rows)
+  several = trained and groups > 1
+  head = ['setting'] + ['budget, protocol'] * several
+  for metric in metrics:
+    apart = 'agrees' if metric == 'converges' else 'difference'
+    head += [f'{headings[metric]}: paper', 'measured', apart] if measured else [headings[metric]]
+  head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files'] * measured
+  rows, marks = [], {}
+  for row in table.rows:
+    for entry in row.entries or [_NOT_RUN]:  # a row that nobody has run is shown all the same
+      cells = [_measured(row, entry.cells, metric, marks) for metric in metrics]
+      rows.append([_setting(row)] + [f'{entry.budget}, {entry.protocol}'.strip(', ')] * several
+                  + [words for cell in cells for words in (cell if measured else cell[:1])]
+                  + (_cost(entry) if trained else [])
+                  + [(entry.status, ', '.join(entry.sources))] * measured)
+  if rows:
+    parts.table(head, rows, (0, *[1] * several, *[len(head) - 1] * measured))
+  parts.paragraphs([paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
+  # The first column names the setting, where a star would be the paper's.
+  if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
+    parts.paragraph(_PROXIES)
+
+
+def add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
+  """The table of the synthetic axis."""
+  head = ['variant', *axis.columns, 'status and runs']
+  rows = [[row.variant, *(_with_spread(row.cells[heading].text) if heading in row.cells else ''
+                          for heading in axis.columns),
+           (row.status, ', '.join(row.runs))] for row in axis.rows]
+  parts.table(head, rows, (0, len(head) - 1))
+  if any('*' in str(cell) for row in rows for cell in row):
+    parts.paragraph(_PROXIES)
+
+
+def add_runs(parts: Parts, runs: Iterable[RunRecord]) -> None:
+  """Every run, with the label, the status and the main numbers."""
+  parts.table(
+      ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss'],
+      [[run.name, run.label.trial, run.label.budget, run.label.protocol,
+        number(run.setup and run.setup.seed, 'd', ''),
+        (run.status, run.error or run.reason or ''), number(run.step, ',d', ''),
+        number(run.probe and run.probe.sink_1, '.2f', '') + ('*' if run.proxy else ''),
+        number((run.losses or {}).get('valid'), '.3f', '')] for run in runs], (0, 1, 2, 3, 5))
+
+
+def _setting(row: Row) -> Words:
+  # That word stands in the place of the numbers.
+  note = '' if row.paper.note == 'illegible' else row.paper.note
+  return row.paper.setting, '; '.join(filter(None, [row.paper.trial, note]))
+
+
+def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str, str]
+              ) -> list[Words]:
+  """The paper's value, the measured one, the difference.
+
+  marks: {remark: its mark} of the whole table, which new remarks are added to.
+  """
+  cell = cells.get(metric)
+  if cell is None:
+    return [row.texts[metric], '', '']
+  if cell.agrees is not None:
+    apart = 'yes' if cell.agrees else 'no'
+  elif cell.difference is None:
+    apart = 'not compared' if cell.remark else ''
+  else:
+    apart = format(cell.difference, '+,.0f' if metric.endswith('step') else '+.2f')
+  if cell.remark:
+    # Equal remarks share a mark, whose note stands once. Where there are more than marks, each is
+    # doubled, and so on.
+    times, which = divmod(len(marks), len(_MARKS))
+    apart += marks.setdefault(cell.remark, _MARKS[which] * (1 + times))
+  return [row.texts[metric], _with_spread(cell.measured.text), apart]
+
+
+def _with_spread(text: str) -> Words:
+  """'1.00 (0.50 to 1.50, n = 2)' with what is in brackets as small print."""
+  words, _, spread = text.partition(' (')
+  return words, spread.removesuffix(')')
+
+
+def _cost(entry: Entry) -> list[Words]:
+  """Steps of the config, and tokens seen so far."""
+  unique = f'{short(entry.unique_tokens)} unique' if entry.unique_tokens else ''
+  seen = '' if entry.tokens is None else short(entry.tokens)
+  return [number(entry.steps, ',d', ''), (seen, unique)]

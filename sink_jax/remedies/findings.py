@@ -40,7 +40,7 @@ class Finding:
 
 def _of_gu(variant: str, scale: str, axes: Mapping[str, frozenset[str]]) -> Finding:
   """A result of the paper that this package reproduces, whose numbers are read where they stand."""
-  row = next(row for table in numbers.tables() for row in table.rows if row.trial == variant)
+  row = next(row for table in numbers.TABLES for row in table.rows if row.trial == variant)
   words = [f'{METRICS[key].heading} {METRICS[key].text(value)}'
            for key, value in row.values.items() if key in METRICS and isinstance(value, float)]
   return Finding(variant, 'Gu et al., 2410.10781', scale, ', '.join(words), axes)

@@ -9,7 +9,7 @@ from sink_jax.cli import analyses
 from sink_jax.cli.model_options import Analyses
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
-from sink_jax.paper.analysis_fields import FIELDS, check_result
+from sink_jax.paper.open_protocol import EXPECTED, check_result
 from sink_jax.report.jsontext import rounded, to_json
 from tests.random_params import random_params
 
@@ -45,7 +45,7 @@ def analyse_models(name, checkpoints, workdirs, out, **given):
 def check_rows(module, results):
   """The table for the terminal is one, with a line per model at least; a report can read it."""
   table, name = module.rows(results), module.__name__.split('.')[-1]
-  for result in results if name in FIELDS else ():
+  for result in results if name in EXPECTED else ():
     made = {'checkpoint': {'dtype': 'float32'}, 'options': {'dtype': 'float32'}}
     check_result(name, json.loads(to_json(rounded(result | made))))
   assert len(table) > len(results) and len({len(row) for row in table}) == 1

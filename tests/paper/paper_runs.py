@@ -86,10 +86,10 @@ def write_paper(root):
 
   Where the paper's numbers are in pictures only, they are made up to agree with its words.
   """
-  rows = {row.trial: row for table in numbers.tables() + numbers.text_numbers()
+  rows = {row.trial: row for table in numbers.ALL_TABLES
           for row in table.rows if row.trial and row.trial not in ('k-bias', 'default')
           or row.values.get('valid_loss')}
-  for trial in numbers.trials():
+  for trial in numbers.TRIALS:
     row = rows.get(trial, PaperRow('', trial, {}))
     values = {k: v for k, v in row.values.items() if isinstance(v, (int, float))}
     failed = row.failed or row.values.get('converges') is False

@@ -13,9 +13,8 @@ from sink_jax.cli.report import make_report
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
 from sink_jax.paper.analysed import Analysed, read_analyses
-from sink_jax.paper.analysis_fields import FIELDS
 from sink_jax.paper.open_models import figure_of, models_of
-from sink_jax.paper.open_protocol import PROTOCOLS, other_model
+from sink_jax.paper.open_protocol import EXPECTED
 from sink_jax.paper.report import as_text, build, paper_report
 from sink_jax.paper.tables import tables
 from sink_jax.pretrained.families import family_for
@@ -25,9 +24,9 @@ from tests.paper.analysed_files import content, inputs, write
 from tests.pretrained.test_parity import FIXTURES
 from tests.report.test_report import Page
 
-FIGURES = {figure.key: figure for figure in numbers.figures()
+FIGURES = {figure.key: figure for figure in numbers.FIGURES
            if figure.needs == 'open models'}
-TABLES = {item.key: item for item in numbers.tables() + numbers.text_numbers()
+TABLES = {item.key: item for item in numbers.ALL_TABLES
           if item.needs == 'open models'}
 
 SEVEN = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
@@ -43,11 +42,11 @@ def entry_of(tables, key, setting):
 
 def tables_of(*results):
   """The tables of these results, without a picture."""
-  return tables([], Analysed(results))
+  return tables([], Analysed(list(results)))
 
 
 def read(tmp_path):
-  return read_analyses([str(tmp_path)], ANALYSES)
+  return read_analyses([str(tmp_path)], {name: each.module for name, each in ANALYSES.items()})
 
 
 def test_every_row_and_figure_has_models_of_the_catalogue_and_an_analysis():
@@ -59,7 +58,7 @@ def test_every_row_and_figure_has_models_of_the_catalogue_and_an_analysis():
     assert set(figure.models or ()) <= set(MODELS)
     assert (figure.analysis == 'domains') == (figure.epsilon is not None)
   used = {item.analysis for item in [*TABLES.values(), *FIGURES.values()]}
-  assert used == set(FIELDS) == set(PROTOCOLS) <= set(ANALYSES)
+  assert used == set(EXPECTED) <= set(ANALYSES)
 
 
 @pytest.fixture(scope='module')
@@ -171,7 +170,7 @@ def test_the_size_of_a_real_model_is_the_papers(tmp_path, stored, name, changes)
   size = parameter_count(family_for(hf).model_config(hf))
   own = content('chat', name, checkpoint={'dtype': 'float32', 'parameters': size})
   write(tmp_path / 'chat.json', 'chat', [own])
-  assert other_model(read(tmp_path).results[0]) == []
+  assert read(tmp_path).results[0].other_model == []
 
 
 def test_other_text_is_compared_and_marked(tmp_path):

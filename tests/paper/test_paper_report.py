@@ -47,7 +47,7 @@ def test_the_page_stands_alone_and_has_everything(whole):
   assert '://' not in source and 'url(' not in source and '@import' not in source
   names = set(re.findall(r' id="([^"]+)"', source))
   assert {link[1:] for link in page.links if link.startswith('#')} <= names
-  for item in numbers.tables() + numbers.text_numbers() + numbers.figures():
+  for item in numbers.ALL_TABLES + numbers.FIGURES:
     assert anchor(item.name) in names and f'#{anchor(item.name)}' in page.links
   assert {anchor(claim.statement + claim.marks) for claim in report.claims} <= names
   words = ' '.join(page.text.split())
@@ -56,7 +56,7 @@ def test_the_page_stands_alone_and_has_everything(whole):
   for number in range(1, 31):
     assert f'Figure {number}' in words
   assert 'StreamingLLM, Figure 12' in words and 'not expressible (half a head)' in words
-  waiting = [item for item in numbers.tables() + numbers.text_numbers() + numbers.figures()
+  waiting = [item for item in numbers.ALL_TABLES + numbers.FIGURES
              if item.needs == 'open models']
   assert words.count('Not run: needs a published checkpoint, and') == len(waiting) == 31
   assert {item.analysis for item in waiting} <= set(ANALYSES)

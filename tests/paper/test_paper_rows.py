@@ -11,7 +11,7 @@ from sink_jax.paper.curves import figure_data
 from sink_jax.paper.metrics import METRICS, Statistics
 from sink_jax.paper.numbers import PaperRow, PaperTable, difference
 from sink_jax.paper.parts import aggregate
-from sink_jax.paper.table_grid import add_table
+from sink_jax.paper.tables import add_table
 from sink_jax.report.parts import Parts
 from sink_jax.train.experiment import Label
 from tests.paper.paper_runs import (
@@ -145,7 +145,7 @@ def test_the_papers_own_steps_and_batches_count(tmp_path):
   for table, trial in (('table-9', 'lr-1e-4-80k'), ('table-10-left', 'batch-1024'),
                        ('text-1b', '1b-softmax')):
     assert ours(tmp_path, table, trial).cells['sink_1'].remark == '', trial
-  for trial in numbers.trials():
+  for trial in numbers.TRIALS:
     config = json.loads(config_text(trial, 'full', 'paper'))
     assert (config['steps'], config['batch_size']) == numbers.training_of(trial), trial
 
@@ -190,7 +190,7 @@ def test_a_window_of_one_token_is_never_shown(tmp_path):
   for trial, size in (('window-32', 1), ('window-64', 2), ('window-128', 4)):
     write(tmp_path / trial, trial, sink=(0,), analyses=dict(window=analysis(size)))
   group, = groups_of(runs(tmp_path))
-  figure = next(f for f in numbers.figures() if f.key == 'figure-6-middle')
+  figure = next(f for f in numbers.FIGURES if f.key == 'figure-6-middle')
   picture = figure_data(figure, group)
   shown, means = picture.panels
   assert shown.runs == ['window-128'] and means.series[0].x == [2, 4]
@@ -203,7 +203,7 @@ def test_learning_rates_end_with_the_default(tmp_path):
   write(tmp_path / 'default')
   write(tmp_path / 'long', 'lr-1e-5-80k', step=4000)
   group, = groups_of(runs(tmp_path))
-  figure = next(f for f in numbers.figures() if f.key == 'figure-4-right')
+  figure = next(f for f in numbers.FIGURES if f.key == 'figure-4-right')
   picture = figure_data(figure, group)
   losses, rates = picture.panels
   assert picture.note == 'Shown up to step 1,000, the last of the default run.'
@@ -271,7 +271,7 @@ def test_runs_that_are_not_alike_are_named(tmp_path):
 def test_figures_draw_what_is_there_and_name_what_is_missing(tmp_path):
   write(tmp_path / 'a', hidden_ratio=[1.0, 1.5, 3.0])
   write(tmp_path / 'b', seed=1, hidden_ratio=[1.0, 1.5, 5.0])
-  figures = {f.key: f for f in numbers.figures()}
+  figures = {f.key: f for f in numbers.FIGURES}
   group, = groups_of(runs(tmp_path))
   picture = figure_data(figures['figure-7-middle'], group)
   line, = picture.panels[0].series
