@@ -52,9 +52,9 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
 
 def options_of(name: str, words: Sequence[str]) -> Any:
   """The options that a command line gives a command; see `parser.parse`."""
-  program, lines = 'python -m sink_jax', {key: line for key, (line, _) in COMMANDS.items()}
-  name = parser.chosen([name], program, lines)
-  program, (_, options) = f'{program} {name}', COMMANDS[name]
+  program = 'python -m sink_jax'
+  name = parser.chosen([name], program, {key: line for key, (line, _) in COMMANDS.items()})
+  program, options = f'{program} {name}', COMMANDS[name][1]
   if isinstance(options, Mapping):
     lines = {key: inspect.getdoc(one) or '' for key, one in options.items()}
     first = parser.chosen(words, program, lines, ABOUT_BENCHMARKS)
