@@ -234,8 +234,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
                  'are divided by the sums of their magnitudes before the metric, as in the paper.')
   setups = [run.setup for run in runs if run.setup is not None]
   # Members share their data, and so the optimum.
-  optimum = next((setup.facts['bigram_entropy'] for setup in setups
-                  if 'bigram_entropy' in setup.facts), None)
+  optimum = next((setup.facts.get('bigram_entropy') for setup in setups), None)
   if optimum is not None:
     notes.append(f'The least possible loss is {optimum:.3f} nats on bigram targets and 0 on '
                  'back-copies.')

@@ -105,14 +105,12 @@ def describe_attention(experiment: Experiment) -> str:
       words += f' of scores capped at {spec.similarity.limit:g}'
   elif normalizer == AbsSum():  # of Softpick alone, whose name says it
     words = name
-  elif normalizer.clips:
-    words = f'softmax, {normalizer}'
   elif isinstance(normalizer, Unnormalized):
     words = f'{name} without normalisation'
   elif spec.rows_sum_to_one:
     words = f'{name} with normalisation'
   else:
-    words = f'{name}, {normalizer}'
+    words = f'{"softmax" if normalizer.clips else name}, {normalizer}'
   return ', '.join(filter(None, [
       words,
       f'feature map {spec.feature_map}' if spec.feature_map != plain.feature_map else '',

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,15 +184,14 @@ class RunRecord:
     return self.probe.curves
 
 
-def made_by(runs: Iterable[RunRecord]) -> dict[str, list[str]]:
+def made_by(runs: Collection[RunRecord]) -> dict[str, list[str]]:
   """How runs were trained, and how a report of them is made now; what runs share is named once."""
-  origins, now = [run.origin for run in runs], provenance()
-  known = lambda values: sorted({value for value in values if value}) or ['unknown']
+  known = lambda key: sorted({value for run in runs if (value := getattr(run.origin, key))}) or [
+      'unknown']
+  now = provenance()
   return {
-      'trained by': known(origin.command for origin in origins),
-      'trained on': known(origin.hardware for origin in origins),
-      'trained with': known(origin.code for origin in origins),
-      'reported by': [now['command']], 'date': [now['date']],
+      'trained by': known('command'), 'trained on': known('hardware'),
+      'trained with': known('code'), 'reported by': [now['command']], 'date': [now['date']],
       'reported on': [f'{now["hardware"]}; jax {now["jax"]}; Python {now["python"]}'],
       'reported with': [now['code']]}
 

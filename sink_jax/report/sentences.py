@@ -81,23 +81,20 @@ def _first_token(run: RunRecord, probe: ProbeRecord) -> str:
   side = 'above' if probe.largest_importance > epsilon else 'below'
   largest = (f'the largest importance of the first token was {probe.largest_importance:.2f}, '
              f'{side} epsilon {epsilon:g}')
-  now, steps = f'{probe.sink_1:.1f} %', probe.step
-  kind = verdict(run)
-  if kind in ('sink', 'proxy only'):
-    since = (f'at or above {_LEVEL:g} % before any training' if probe.emergence_step == 0 else
-             f'at or above {_LEVEL:g} % since step {probe.emergence_step}')
-    if probe.peak_sink_1 > probe.sink_1 + 5:  # points; less is no decline
-      since += f', {probe.peak_sink_1:.1f} % at step {probe.peak_step}'
-    return (f'{upper(rate)} reached {now} ({since}); the values of the first token are '
-            f'{probe.value_ratio:.2f} times as long as those of the others (block '
-            f'{probe.value_ratio_block}).')
+  now, kind = f'{probe.sink_1:.1f} %', verdict(run)
   if kind == 'faded':
     return (f'No lasting sink: {rate} rose to {probe.peak_sink_1:.1f} % at step '
             f'{probe.peak_step} and ended at {now}; {largest}.')
-  if kind == 'faint':
-    return (f'No sink emerged in {steps} steps: {rate} stayed below {_LEVEL:g} %, at most '
-            f'{probe.peak_sink_1:.1f} %, and ended at {now}; {largest}.')
-  return f'No sink emerged in {steps} steps: {rate} was never above 0 %; {largest}.'
+  if kind in ('faint', 'none'):
+    course = (f'stayed below {_LEVEL:g} %, at most {probe.peak_sink_1:.1f} %, and ended at {now}'
+              if kind == 'faint' else 'was never above 0 %')
+    return f'No sink emerged in {probe.step} steps: {rate} {course}; {largest}.'
+  since = f'since step {probe.emergence_step}' if probe.emergence_step else 'before any training'
+  if probe.peak_sink_1 > probe.sink_1 + 5:  # points; less is no decline
+    since += f', {probe.peak_sink_1:.1f} % at step {probe.peak_step}'
+  return (f'{upper(rate)} reached {now} (at or above {_LEVEL:g} % {since}); the values of the '
+          f'first token are {probe.value_ratio:.2f} times as long as those of the others (block '
+          f'{probe.value_ratio_block}).')
 
 
 def _raw_mass(run: RunRecord, probe: ProbeRecord) -> str:
