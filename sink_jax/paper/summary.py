@@ -34,10 +34,8 @@ LIMITS = {
             "the paper's percentages.",
     'smoke': 'At the smoke budget models and data are other ones, so what holds there and what '
              'does not says little about the paper, the one as little as the other.',
-    'tenth': "At the tenth budget the paper's models see a tenth of its steps and data, so what "
-             'emerges later has not emerged.',
-    'quarter': "At the quarter budget the paper's models see a quarter of its steps and data, so "
-               'what emerges later has not emerged.',
+    **{share: f"At the {share} budget the paper's models see a {share} of its steps and data, so "
+              'what emerges later has not emerged.' for share in ('tenth', 'quarter')},
     'full': "At the full budget models and steps are the paper's, and its data a sample of the "
             'same corpus.',
     'synthetic': 'On the synthetic axis small models learn a task that makes sinks, so what holds '
