@@ -8,8 +8,8 @@ from typing import Any
 
 from sink_jax.paper.cells import Statistics, Table
 from sink_jax.paper.claims import Claim, Verdict
-from sink_jax.paper.pictures import Figure, Picture
-from sink_jax.report.markup import upper
+from sink_jax.paper.events import EventOrder
+from sink_jax.paper.pictures import Figure
 from sink_jax.report.records import RunRecord
 
 
@@ -56,46 +56,6 @@ class SecondLook:
   protocol: str
   trials: Sequence[str]
   seeds: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-  """When a quantity came to its level to stay.
-
-  steps: {run: the step of the first probe of those that stay; None where it never stays}, of the
-  runs in which it was measured.
-  """
-
-  name: str
-  level: float
-  steps: Mapping[str, int | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrialEvents:
-  """The events of a trial. sink: the metric that its sink is read from. runs: one per seed.
-
-  words: the steps of the events. order: theirs where the seeds have one, or that they disagree.
-  """
-
-  trial: str
-  sink: str
-  runs: Sequence[str]
-  events: Sequence[Event]
-  words: str
-  order: str
-
-  @property
-  def sentences(self) -> str:
-    return ' '.join(filter(None, [f'{upper(self.words)}.', self.order]))
-
-
-@dataclasses.dataclass(frozen=True)
-class EventOrder:
-  """The order of events in the runs of a group."""
-
-  trials: Sequence[TrialEvents]
-  picture: Picture
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sink_jax.paper import drawing, strips
+from sink_jax.paper import drawing
 from sink_jax.paper.claims import PLURAL, Claim, Verdict
-from sink_jax.paper.content import EventOrder, PaperReport
-from sink_jax.paper.events import CAPTION, NOTE
+from sink_jax.paper.content import PaperReport
+from sink_jax.paper.events import CAPTION, NOTE, EventOrder
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
@@ -22,6 +22,11 @@ _SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'lo
              'C.3': 'feed-forward networks', 'C.4': 'attention, further'}
 _CLAIMS, _TABLES, _NUMBERS, _FIGURES = 'Claims', 'Tables', 'Numbers of the text', 'Figures'
 _EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short'
+_STRIPS = ('The claims that were judged: a dot is a seed, the bar the interval of their mean, the '
+           "upright line the level that is asked for, and the diamond the paper's number. Rates "
+           'stand on an axis from 0 to 100 %, ratios on a logarithmic one. Of several numbers that '
+           'a claim asks for, the one that decides it is drawn, or is the farthest from deciding '
+           'it.')
 _RUNS, _MADE = 'All runs', 'How it was made'
 
 
@@ -30,8 +35,8 @@ def page(report: PaperReport) -> Parts:
   parts = Parts(report.title)
   parts.paragraphs(answer(report))
   _add_sections(parts, report)
-  if strips.rows(report.claims):
-    parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
+  if rows := drawing.claim_rows(report.claims):
+    parts.picture('claims.png', drawing.claims(rows), _STRIPS)
   # The course of training says more at a glance than any other picture.
   if report.events:
     _draw_events(parts, report.events[0])
@@ -177,8 +182,8 @@ def _add_events(parts: Parts, report: PaperReport) -> None:
   parts.paragraph(NOTE)
   for order in report.events:
     parts.heading(f'Events: {order.picture.name}', 3)
-    parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
-                 for trial in order.trials])
+    parts.items([line(bold(of.trial), ': ', ' '.join(filter(None, (
+        f'{upper(of.words)}.', of.order, ', '.join(of.runs))))) for of in order.trials])
     if order is not report.events[0]:  # which stands on the first screen
       _draw_events(parts, order)
 

@@ -14,9 +14,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group
-from sink_jax.paper.curves import sink_points, thinned
-from sink_jax.paper.pictures import Panel, Picture
-from sink_jax.paper.seeds import Points, seed_panel
+from sink_jax.paper.pictures import Panel, Picture, Points, course, seed_panel, thinned
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.stability import CRITERIA
 from sink_jax.paper.tuning import (
@@ -141,23 +139,16 @@ def _first_pictures(groups: Sequence[Group]) -> list[Picture]:
 def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> Panel:
   """The courses of trials, and their means over as many steps in every run, however far it is."""
   def means(run: RunRecord) -> Sequence[tuple[float, float]]:
-    known = [(step, value) for step, value in points(run) if value is not None]
+    known = points(run)
     return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
   return seed_panel(title, y, {TRIALS[trial]: [run for run in group.runs(trial) if run.readable]
                                for trial in trials}, points, means)
 
 
-def _of_steps(key: str) -> Points:
-  """The points of a row of training: those whose value is finite."""
-  return lambda run: [(step, value) for step, value in zip(
-      run.train_course.get('step', ()), run.train_course.get(key, ()))
-      if step is not None and value is not None]
-
-
 # What is drawn: the label of its axis, and the points of a run.
-_LOSS = 'training loss in nats per token', _of_steps('loss')
-_GRADIENT = 'gradient norm', _of_steps('grad_norm')
-_SINK = 'Sink_1 in % of heads', sink_points
+_LOSS = 'training loss in nats per token', course('train', 'loss')
+_GRADIENT = 'gradient norm', course('train', 'grad_norm')
+_SINK = 'Sink_1 in % of heads', course('probe', 'sink_1')
 
 
 def _row(run: TunedRun) -> list[str]:

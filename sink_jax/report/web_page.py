@@ -100,12 +100,12 @@ def _frame_pictures(tokens: Sequence[Token], images: Mapping[str, bytes]) -> Non
     # Shown as large as it was drawn, where there is room.
     tokens[i - 1].attrSet('style', f'max-width: {round(width / _PIXELS)}px')
     drawn = []
-    for part in parts:
+    for part, share in parts:
       # A data URL: a page that is moved or mailed keeps its pictures.
-      png = base64.b64encode(part.png).decode()
+      png = base64.b64encode(part).decode()
       drawn.append(Token('image', 'img', 0, children=[] if drawn else first.children, attrs={
           'src': f'data:image/png;base64,{png}', 'alt': '',
-          'style': f'width: {100 * part.share:.1f}%'}))
+          'style': f'width: {100 * share:.1f}%'}))
     for child in caption:
       child.tag = 'figcaption' if child.tag == 'em' and child.level == 0 else child.tag
     token.children = [*drawn, *(child for child in caption if child.type != 'softbreak')]

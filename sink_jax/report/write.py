@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.pretrained.load import load_run
-from sink_jax.report import figures
+from sink_jax.report import images
 from sink_jax.report.comparison import Comparison, Picture, RunGroup, build
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.page import page
@@ -44,7 +44,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunG
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
         'lines and * are of proxy scores' + (', dotted lines of the extra key.' if extra_key
                                              else '.'),
-        figures.sink_curves(probed)))
+        images.sink_curves(probed)))
   # Loading a checkpoint takes seconds; --nomaps leaves it out.
   maps, missing = _maps(directory, probed) if with_maps else ({}, [])
   if maps:
@@ -53,7 +53,7 @@ def _with_pictures(group: RunGroup, directory: AnyPath, with_maps: bool) -> RunG
         f'attention-{group.key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
         f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
-        figures.strongest_heads(maps)))
+        images.strongest_heads(maps)))
   return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
 
 
