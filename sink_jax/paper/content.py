@@ -10,6 +10,7 @@ from sink_jax.paper.cells import Statistics, Table
 from sink_jax.paper.claims import Claim, Verdict
 from sink_jax.paper.events import EventOrder
 from sink_jax.paper.pictures import Figure
+from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.records import RunRecord
 
 
@@ -60,7 +61,10 @@ class SecondLook:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticRow:
-  """A variant on the synthetic task: the trial without its prefix. cells: by heading."""
+  """A variant on the synthetic task: the trial without its prefix. cells: by heading.
+
+  rates: {kind of sink: its rate in each seed}.
+  """
 
   variant: str
   trial: str
@@ -69,6 +73,7 @@ class SyntheticRow:
   status: str
   cells: Mapping[str, Statistics]
   runs: Sequence[str]
+  rates: Mapping[str, Sequence[float]] = dataclasses.field(metadata=UNWRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,30 +159,10 @@ def claims(groups: Mapping[str, Sequence[tuple[str, str, Part]]]) -> bytes:
 
 
 def rates(axis: SyntheticAxis) -> bytes:
-  """Sink_1 and Sink_* by variant, with the range over seeds, as a PNG."""
-  rows = [row for row in axis.rows if 'Sink_1 %' in row.cells]
-  names = [row.variant + ('*' if row.cells['Sink_1 %'].proxy else '') for row in rows]
-  figure, axes = plots.canvas(8.0, 1.5 + 0.36 * len(names))
-  ax = axes[0, 0]
-  for shift, heading, name, colour, marker in (
-      (-0.13, 'Sink_1 %', plots.SINK_1 + ', first token', plots.COLOURS[0], 'o'),
-      (0.13, 'Sink_* %', plots.SINK_EXTRA_KEY + ', extra key', plots.COLOURS[1], 'D')):
-    measured = [(i + shift, row.cells[heading]) for i, row in enumerate(rows)
-                if heading in row.cells]
-    if not measured:
-      continue
-    y, cells = zip(*measured)
-    ax.hlines(y, [cell.least for cell in cells], [cell.largest for cell in cells], color=colour,
-              linewidth=2)
-    ax.plot([cell.mean for cell in cells], y, marker, color=colour, markersize=8, label=name)
-  ax.set_yticks(range(len(names)), names)
-  # From the top, in the order of the table.
-  ax.set_ylim(len(names) - 0.4, -0.6)
-  ax.set_xlim(-4, 104)
-  ax.grid(alpha=0.25)
-  plots.label(ax, '', '% of heads, mean and range over seeds', '')
-  figure.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=_LEGEND)
-  return png(figure)
+  """Sink_1 and Sink_* by variant, as a PNG."""
+  rows = {row.variant + '*' * row.cells['Sink_1 %'].proxy: row.rates
+          for row in axis.rows if row.rates}
+  return png(seed_rows([SeedRows('', rows, {})]))
 
 
 def seed_rows(panels: Sequence[SeedRows], height: float = 0.2) -> Figure:

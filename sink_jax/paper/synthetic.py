@@ -53,7 +53,10 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
       rows.append(SyntheticRow(
           name, trial, label.budget, label.protocol, group.status(trial),
           {heading: summary.statistics() for heading, summary in found.items()},
-          [run.name for run in runs if run.label == label]))
+          [run.name for run in runs if run.label == label],
+          {name: found[heading].values for heading, name in (
+              ('Sink_1 %', 'Sink_1, first token'), ('Sink_* %', 'Sink_*, extra key'))
+           if heading in found}))
   # The trials have the paper's names, among which 'default' is softmax.
   rows.sort(key=lambda row: (not row.variant.startswith('default'), row.variant))
   optimum = {entropy for run in runs if run.setup
