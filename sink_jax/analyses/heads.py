@@ -39,7 +39,8 @@ def draw(results: list[Result], path: PictureFile) -> None:
   """Draws a heat map per model, blocks down and heads across, up to three in a row (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = plots.canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns)
+  figure, axes = plots.canvas(0.8 + 4.0 * columns, 0.4 + 3.6 * lines, lines, columns,
+                              len(results))
   for ax, result in zip(axes.flat, results):
     values = np.asarray(result['importance'])
     # The same colours for all models, over all values of an importance under a causal mask, so that
@@ -56,8 +57,6 @@ def draw(results: list[Result], path: PictureFile) -> None:
     bar.ax.tick_params(labelsize=8)
     plots.label(ax, f'{model_name(result)}: {plots.SINK_1} = {result["sink_1"]:.1f} %',
                 'head', 'block')
-  for ax in axes.flat[len(results):]:
-    ax.set_axis_off()
   figure.suptitle('Importance of the first token')
   plots.save(figure, path)
 

@@ -80,9 +80,8 @@ def draw(results: list[Result], path: PictureFile) -> None:
   """Draws Sink_1 in percent against T, with a line per epsilon and a panel per model (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = plots.canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns)
-  for ax in axes.flat[len(results):]:
-    ax.set_axis_off()
+  figure, axes = plots.canvas(1.4 + 4.2 * columns, 3.8 * lines, lines, columns,
+                              len(results))
   for ax, result in zip(axes.flat, results):
     for i, (epsilon, rates) in enumerate(zip(result['epsilons'], result['sink'])):
       sink_1 = [by_position[0] for by_position in rates]

@@ -111,9 +111,8 @@ def draw(results: list[Result], path: PictureFile) -> None:
   """Draws Sink_1 and Sink_t in percent against t, with a panel per model (PNG)."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure, axes = plots.canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns)
-  for ax in axes.flat[len(results):]:
-    ax.set_axis_off()
+  figure, axes = plots.canvas(1.6 + 4.6 * columns, 4.0 * lines, lines, columns,
+                              len(results))
   for ax, result in zip(axes.flat, results):
     untouched = next(row for row in result['rows'] if row['change'] == 'no')['sink_1']
     ax.axhline(untouched, color='#555555', linestyle=':', linewidth=1.5,

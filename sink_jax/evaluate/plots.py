@@ -222,11 +222,17 @@ def attention_panel(figure: Figure, ax: Axes, map_TxT: ArrayLike, title: str, ki
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
-           ) -> tuple[Figure, np.ndarray]:
-  """A white figure of a size in inches, and its axes (rows, columns)."""
+           panels: int | None = None) -> tuple[Figure, np.ndarray]:
+  """A white figure of a size in inches, and its axes (rows, columns).
+
+  panels: how many of the axes are used; None for all. The others are switched off.
+  """
   figure = Figure(figsize=(width, height), facecolor='white',
                   layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
-  return figure, figure.subplots(rows, columns, squeeze=False)
+  axes = figure.subplots(rows, columns, squeeze=False)
+  for ax in axes.flat[panels:] if panels else ():
+    ax.set_axis_off()
+  return figure, axes
 
 
 def new_axes(width: float, height: float) -> Axes:

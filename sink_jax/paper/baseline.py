@@ -20,10 +20,9 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.criteria import NO_SINK, SINK
-from sink_jax.paper.curves import sink_points
-from sink_jax.paper.pictures import Picture
+from sink_jax.paper.drawing import SeedRows, seed_rows
+from sink_jax.paper.pictures import Picture, course, seed_panel
 from sink_jax.paper.report import without_paths
-from sink_jax.paper.seeds import SeedRows, seed_panel, seed_rows
 from sink_jax.report.images import png
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.report.parts import Parts
@@ -274,9 +273,8 @@ def _curves(found: Sequence[Found]) -> bytes:
   """Sink_1 and the largest hidden norm ratio of a block while settings were trained."""
   runs = {setting: [it.run for it in found if it.setting == setting]
           for setting in dict.fromkeys(it.setting for it in found)}
-  ratio = lambda run: list(zip(run.probe.curves.step, run.probe.curves.hidden_ratio))
   return drawing.panels(Picture('curves.png', panels=[
-      seed_panel('A sink on the first token', 'Sink_1 in % of heads', runs, sink_points,
-                 levels=[LARGE_SINK]),
-      seed_panel('Massive activations', 'largest hidden norm ratio of a block', runs, ratio,
-                 levels=[LARGE_RATIO])]))
+      seed_panel('A sink on the first token', 'Sink_1 in % of heads', runs,
+                 course('probe', 'sink_1'), levels=[LARGE_SINK]),
+      seed_panel('Massive activations', 'largest hidden norm ratio of a block', runs,
+                 course('probe', 'hidden_ratio'), levels=[LARGE_RATIO])]))

@@ -7,17 +7,17 @@ probe (`evaluate.sinks.emergence_step`), so that it is known to the distance bet
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.paper.collect import Group
 from sink_jax.paper.criteria import MASSIVE, SINK, known_level
-from sink_jax.paper.curves import series
-from sink_jax.paper.pictures import Panel, Picture, Series
-from sink_jax.report.markup import listed, upper
-from sink_jax.report.probe_record import Curves
+from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.pictures import Picture, Points, course, seed_panel
+from sink_jax.report.markup import listed
 from sink_jax.report.records import RunRecord
 
 # Values of the first token that are half as long as the others': beyond what untrained models vary
@@ -37,9 +37,12 @@ NOTE = (
     'count. Both ratios are of the first token.')
 CAPTION = ('What the events are read from while models trained: means over seeds, each seed as a '
            'thin line, and the levels dotted.')
-# The fields of `Curves` that events are read from.
-_VALUES, _HIDDEN, _ENTRIES = 'value_ratio', 'hidden_ratio', 'max_over_median'
-_SINK_FIELDS = {'sink_1': 'sink_1', 'sink_star': 'sink_extra_key'}
+_ENTRIES = 'entries'  # no event, but drawn beside them
+_POINTS: dict[str, Points] = {
+    DRAIN: course('probe', 'value_ratio'), MASSIVES: course('probe', 'hidden_ratio'),
+    _ENTRIES: course('probe', 'max_over_median'),
+    SINKS: lambda run: course('probe', 'sink_1' if TRIALS[run.label.trial] == 'sink_1' else
+                              'sink_extra_key')(run)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +72,6 @@ class TrialEvents:
   words: str
   order: str
 
-  @property
-  def sentences(self) -> str:
-    return ' '.join(filter(None, [f'{upper(self.words)}.', self.order]))
-
 
 @dataclasses.dataclass(frozen=True)
 class EventOrder:
@@ -86,40 +85,52 @@ def event_orders(groups: Iterable[Group]) -> list[EventOrder]:
   """The order of events of every group in which one of the trials is done."""
   orders = []
   for group in groups:
-    trials = [trial_events(trial, runs) for trial in TRIALS
-              if (runs := [run for run in group.done(trial) if run.probe])]
-    if trials:
-      orders.append(EventOrder(trials, _picture(group, trials)))
+    runs = {trial: of for trial in TRIALS
+            if (of := [run for run in group.done(trial) if run.probe])}
+    if runs:
+      trials = [_trial_events(trial, of) for trial, of in runs.items()]
+      orders.append(EventOrder(trials, _picture(group, runs, trials)))
   return orders
 
 
-def trial_events(trial: str, runs: Sequence[RunRecord]) -> TrialEvents:
-  """The events of the seeds of a trial. runs: at least one, all probed."""
+def _trial_events(trial: str, runs: Sequence[RunRecord]) -> TrialEvents:
   sink = TRIALS[trial]
   # As the judge has them: the null of any model of the trial raises the level of all.
-  least_sink, massive = known_level(sink, SINK, runs), known_level('massive', MASSIVE, runs)
-  events = [Event(DRAIN, DRAINED, _steps(runs, _VALUES, DRAINED, falls=True)),
-            Event(SINKS, least_sink, _steps(runs, _SINK_FIELDS[sink], least_sink)),
-            Event(MASSIVES, massive, _steps(runs, _HIDDEN, massive))]
+  levels = {DRAIN: DRAINED, SINKS: known_level(sink, SINK, runs),
+            MASSIVES: known_level('massive', MASSIVE, runs)}
+  events = [Event(name, level, {run.name: step_of(points, level, falls=name == DRAIN)
+                                for run in runs if (points := _POINTS[name](run))})
+            for name, level in levels.items()]
   return TrialEvents(trial, sink, [run.name for run in runs], events, words(events, len(runs)),
                      order(events, len(runs)))
 
 
-def step_of(curves: Curves, course: str, level: float, falls: bool = False) -> int | None:
-  """The step from which a course stays at or beyond a level; None where it never stays.
+def step_of(points: Sequence[tuple[float, float]], level: float, falls: bool = False
+            ) -> int | None:
+  """The step from which values stay at or beyond a level; None where they never stay.
 
-  course: a field of the curves. falls: at or below the level. Probes without a number are left out.
+  points: (step, value). falls: at or below the level.
   """
-  known = [(step, value) for step, value in zip(curves.step, getattr(curves, course))
-           if value is not None]
   sign = -1 if falls else 1
-  return emergence_step([step for step, _ in known], [sign * value for _, value in known],
+  return emergence_step([int(step) for step, _ in points], [sign * value for _, value in points],
                         sign * level)
 
 
 def words(events: Sequence[Event], seeds: int) -> str:
   """'value drain at step 300 and 350; sink at step 500 and 600; ...': the events of seeds."""
-  return '; '.join(_words(event, seeds) for event in events)
+  parts = []
+  for event in events:
+    steps, measured = [step for step in event.steps.values() if step is not None], len(event.steps)
+    if steps:
+      some = '' if len(steps) == measured else f' in {len(steps)} of {measured} seeds,'
+      part = f'{event.name}{some} at step {listed([f"{step:,}" for step in steps])}'
+    elif measured:
+      part = f'no {event.name}' + (f' in any of {measured} seeds' if measured > 1 else '')
+    else:
+      part = f'{event.name} not measured'
+    missing = f' (not measured in {seeds - measured})' if 0 < measured < seeds else ''
+    parts.append(part + missing)
+  return '; '.join(parts)
 
 
 def order(events: Sequence[Event], seeds: int) -> str:
@@ -127,76 +138,38 @@ def order(events: Sequence[Event], seeds: int) -> str:
 
   What holds before any training is no event of training, and has no place in the order.
   """
-  common = {event.name: list(event.steps.values()) for event in events
-            if len(event.steps) == seeds and all(event.steps.values())}
+  steps = {event.name: [*filter(None, event.steps.values())] for event in events}
+  common = {name: of for name, of in steps.items() if len(of) == seeds}
   if len(common) < 2:
     return ''
-  orders = {_names_in_order({name: steps[i] for name, steps in common.items()})
-            for i in range(seeds)}
+  orders = {_in_order({name: of[i] for name, of in common.items()}) for i in range(seeds)}
   if len(orders) > 1:
     return f'The {seeds} seeds do not agree on the order of {listed(list(common))}.'
   of = 'in the one seed' if seeds == 1 else f'in all {seeds} seeds'
   return f'The order {of}: {orders.pop()}.'
 
 
-def _steps(runs: Sequence[RunRecord], course: str, level: float, falls: bool = False
-           ) -> dict[str, int | None]:
-  """{run: its step}, of the runs in which the quantity was measured."""
-  return {run.name: step_of(run.probe.curves, course, level, falls) for run in runs
-          if run.probe and any(value is not None for value in getattr(run.probe.curves, course))}
-
-
-def _names_in_order(steps: dict[str, int | None]) -> str:
+def _in_order(steps: Mapping[str, int]) -> str:
   """'value drain, then sink and massive activations': those at one step go together."""
-  by_step: dict[int, list[str]] = {}
-  for name, step in sorted(steps.items(), key=lambda item: item[1] or 0):
-    by_step.setdefault(step or 0, []).append(name)
+  together = [[name for name, _ in same] for _, same in groupby(
+      sorted(steps.items(), key=itemgetter(1)), itemgetter(1))]
   return ', then '.join(listed(names) + (' (at one probe)' if len(names) > 1 else '')
-                        for names in by_step.values())
+                        for names in together)
 
 
-def _words(event: Event, seeds: int) -> str:
-  measured, steps = len(event.steps), [step for step in event.steps.values() if step is not None]
-  if not measured:
-    return f'{event.name} not measured'
-  missing = '' if measured == seeds else f' (not measured in {seeds - measured})'
-  if not steps:
-    return f'no {event.name}' + (f' in any of {measured} seeds' if measured > 1 else '') + missing
-  at = listed([f'{step:,}' for step in steps])
-  if len(steps) == measured:
-    return f'{event.name} at step {at}{missing}'
-  return f'{event.name} in {len(steps)} of {measured} seeds, at step {at}{missing}'
-
-
-def _picture(group: Group, trials: Sequence[TrialEvents]) -> Picture:
-  runs = [[run for run in group.done(of.trial) if run.name in of.runs] for of in trials]
-  levels = {name: sorted({event.level for of in trials for event in of.events
-                          if event.name == name}) for name in (DRAIN, SINKS, MASSIVES)}
-  sinks = ' or '.join({'sink_1': 'Sink_1', 'sink_star': 'Sink_*'}[sink]
-                      for sink in dict.fromkeys(of.sink for of in trials))
-  # Ratios have logarithmic axes: halves and doubles are equally far from 1.
-  kinds = [('Sink', f'{sinks} in % of heads', '', levels[SINKS], ''),
-           ('Values of the first token', 'smallest value ratio of a block', 'y', levels[DRAIN],
-            _VALUES),
-           ('Norms of the first token', 'largest hidden norm ratio of a block', 'y',
-            levels[MASSIVES], _HIDDEN),
-           ('Entries of hidden states', 'largest over median entry', 'y', BEYOND[:1], _ENTRIES)]
+def _picture(group: Group, runs: Mapping[str, Sequence[RunRecord]], trials: Sequence[TrialEvents]
+             ) -> Picture:
+  sinks = ' or '.join(dict.fromkeys(METRICS[of.sink].name for of in trials))
   panels = []
-  for title, y, log, level, course in kinds:
-    means: list[Series] = []
-    seeds: list[Series] = []
-    for trial, members in zip(trials, runs):
-      points = functools.partial(_points, course or _SINK_FIELDS[trial.sink])
-      # Older runs have not measured some of the quantities.
-      each = [(run, seed) for run in members if (seed := series(trial.trial, [run], points))]
-      if mean := series(trial.trial, [run for run, _ in each], points):
-        means.append(mean)
-        seeds += [seed for _, seed in each]
-    if means:
-      panels.append(Panel(title, 'step', y, means, log=log, seeds=seeds, levels=level))
-  return Picture(f'events-{group.key}.png', group.name, panels=panels, across=2,
-                 budget=group.budget, protocol=group.protocol)
-
-
-def _points(course: str, run: RunRecord) -> list[tuple[int, float | None]]:
-  return list(zip(run.probe.curves.step, getattr(run.probe.curves, course))) if run.probe else []
+  for name, title, y in (
+      (SINKS, 'Sink', f'{sinks} in % of heads'),
+      (DRAIN, 'Values of the first token', 'smallest value ratio of a block'),
+      (MASSIVES, 'Norms of the first token', 'largest hidden norm ratio of a block'),
+      (_ENTRIES, 'Entries of hidden states', 'largest over median entry')):
+    levels = {event.level for of in trials for event in of.events if event.name == name}
+    # Ratios have logarithmic axes: halves and doubles are equally far from 1.
+    panels.append(seed_panel(title, y, runs, _POINTS[name], levels=sorted(levels or BEYOND[:1]),
+                             log='' if name == SINKS else 'y'))
+  return Picture(f'events-{group.key}.png', group.name, budget=group.budget,
+                 protocol=group.protocol, across=2,
+                 panels=[panel for panel in panels if panel.series])

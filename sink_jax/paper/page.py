@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper import drawing, strips
+from sink_jax.paper import drawing
 from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, Claim, SecondLook, Verdict
 from sink_jax.paper.events import CAPTION, NOTE, EventOrder
@@ -28,6 +28,11 @@ _SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'lo
              'C.3': 'feed-forward networks', 'C.4': 'attention, further'}
 _CLAIMS, _TABLES, _NUMBERS, _FIGURES = 'Claims', 'Tables', 'Numbers of the text', 'Figures'
 _EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short'
+_STRIPS = ('The claims that were judged: a dot is a seed, the bar the interval of their mean, the '
+           "upright line the level that is asked for, and the diamond the paper's number. Rates "
+           'stand on an axis from 0 to 100 %, ratios on a logarithmic one. Of several numbers that '
+           'a claim asks for, the one that decides it is drawn, or is the farthest from deciding '
+           'it.')
 _RUNS, _MADE = 'All runs', 'How it was made'
 
 
@@ -92,8 +97,8 @@ def page(report: PaperReport) -> Parts:
   parts = Parts(report.title)
   parts.paragraphs(answer(report))
   _add_sections(parts, report)
-  if strips.rows(report.claims):
-    parts.picture(strips.FILE, strips.picture(report.claims), strips.CAPTION)
+  if rows := drawing.claim_rows(report.claims):
+    parts.picture('claims.png', drawing.claims(rows), _STRIPS)
   # The course of training says more at a glance than any other picture.
   for order in report.events[:1]:
     _draw_events(parts, order)
@@ -227,8 +232,8 @@ def _add_events(parts: Parts, orders: Sequence[EventOrder]) -> None:
   parts.paragraph(NOTE)
   for i, order in enumerate(orders):
     parts.heading(f'Events: {order.picture.name}', 3)
-    parts.items([line(bold(trial.trial), f': {trial.sentences} {", ".join(trial.runs)}')
-                 for trial in order.trials])
+    parts.items([line(bold(of.trial), ': ', ' '.join(filter(None, (
+        f'{upper(of.words)}.', of.order, ', '.join(of.runs))))) for of in order.trials])
     if i:  # the first one stands on the first screen
       _draw_events(parts, order)
 

@@ -13,9 +13,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group, groups_of
-from sink_jax.paper.curves import logged, sink_points, thinned
-from sink_jax.paper.pictures import Panel, Picture
-from sink_jax.paper.seeds import Points, seed_panel
+from sink_jax.paper.pictures import Panel, Picture, Points, course, seed_panel, thinned
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.paper.tuning import (
   COMMAND,
@@ -44,9 +42,9 @@ _CAPTIONS = {
     'sink.png': 'Sink_1 of the same runs while they are fine-tuned, every seed as a thin line; of '
                 'sigmoid by proxy scores, as its rows do not sum to one.'}
 # What is drawn: the label of its axis, and the points of a run.
-_LOSS = 'training loss in nats per token', logged
-_GRADIENT = 'gradient norm', lambda run: logged(run, 'grad_norm')
-_SINK = 'Sink_1 in % of heads', sink_points
+_LOSS = 'training loss in nats per token', course('train', 'loss')
+_GRADIENT = 'gradient norm', course('train', 'grad_norm')
+_SINK = 'Sink_1 in % of heads', course('probe', 'sink_1')
 _POINTS = 30  # of a mean: with one for each step it would hide the seeds
 _METHOD = (
     f'An issue of stability is {CRITERIA["not_finite"]}; {CRITERIA["gradient"]}; '
@@ -132,7 +130,7 @@ def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> list[P
 def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> Panel:
   """The courses of trials, and their means over as many steps in every run, however far it is."""
   def means(run: RunRecord) -> Sequence[tuple[float, float]]:
-    known = [(step, value) for step, value in points(run) if value is not None]
+    known = points(run)
     return thinned(known, math.ceil(_POINTS * known[-1][0] / run.known_setup.steps) or 1)
   return seed_panel(title, y, {TRIALS[trial]: group.readable(trial) for trial in trials}, points,
                     means)

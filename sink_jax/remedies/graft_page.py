@@ -10,10 +10,8 @@ from typing import Any
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import drawing
-from sink_jax.paper.curves import logged, series, sink_points, thinned
 from sink_jax.paper.metrics import Statistics
-from sink_jax.paper.pictures import Picture
-from sink_jax.paper.seeds import seed_panel
+from sink_jax.paper.pictures import Picture, course, seed_panel, series, thinned
 from sink_jax.paper.spread import CONFIDENCE
 from sink_jax.remedies import grafts
 from sink_jax.remedies.grafts import CONTINUED, GRAFTS, LOSS, SCRATCH, SINK, Grafts, Standings
@@ -204,18 +202,17 @@ def _pictures(found: Grafts) -> list[Picture]:
   """Sink_1 of each graft with that of `continued`, and the training loss minus that of it."""
   group = found.group
   half = [statistics.fmean(found.before.values()) / 2] if found.before else []
-  of_continued = {run.known_setup.seed: dict(logged(run)) for run in group.measured(CONTINUED)}
-
-  def extra_key(run: RunRecord) -> list[tuple[int, float | None]]:
-    return list(zip(run.probe.curves.step, run.probe.curves.sink_extra_key)) if run.probe else []
+  losses = course('train', 'loss')
+  of_continued = {run.known_setup.seed: dict(losses(run)) for run in group.measured(CONTINUED)}
 
   def loss(run: RunRecord) -> list[tuple[float, float]]:
     its = of_continued.get(run.known_setup.seed, {})
-    return thinned([(step, x - its[step]) for step, x in logged(run) if step in its], _POINTS)
+    return thinned([(step, x - its[step]) for step, x in losses(run) if step in its], _POINTS)
 
   pictures = []
   for file, y, points, dashed, levels in (
-      ('sink.png', 'Sink_1 in % of heads', sink_points, extra_key, half),
+      ('sink.png', 'Sink_1 in % of heads', course('probe', 'sink_1'),
+       course('probe', 'sink_extra_key'), half),
       ('loss.png', 'loss minus that of the default', loss, None, [])):
     panels = []
     for name in filter(group.runs, GRAFTS):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from matplotlib.colors import to_rgba
 
 from sink_jax.evaluate import plots
+from sink_jax.paper.drawing import SeedRows, seed_rows
 from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.seeds import SeedRows, seed_rows
 from sink_jax.remedies.axes import AXES, EXTRA_KEY
 from sink_jax.remedies.overview import short_verdict, verdicts
 from sink_jax.remedies.standings import NO_BASELINE, NOT_JUDGED, UNDECIDED, Task

@@ -17,7 +17,7 @@ from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number, text_table
 from sink_jax.pretrained.load import load_run
-from sink_jax.report import figures
+from sink_jax.report import images
 from sink_jax.report.jsontext import UNWRITTEN, to_json
 from sink_jax.report.markup import bold, code, joined, line
 from sink_jax.report.parts import Parts
@@ -255,7 +255,7 @@ def _pictures(key: str, runs: Sequence[RunRecord], directory: AnyPath, with_maps
         f'curves-{key}.png',
         'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
         f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
-        figures.sink_curves(probed)))
+        images.sink_curves(probed)))
   # Loading a checkpoint takes seconds; --nomaps leaves it out.
   maps, missing = _maps(directory, probed) if with_maps else ({}, [])
   if maps:
@@ -264,7 +264,7 @@ def _pictures(key: str, runs: Sequence[RunRecord], directory: AnyPath, with_maps
         f'attention-{key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
         f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
-        figures.strongest_heads(maps)))
+        images.strongest_heads(maps)))
   return pictures, missing
 
 

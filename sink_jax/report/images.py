@@ -1,19 +1,69 @@
-"""PNGs of a page, which holds them in itself, so that their size is its own."""
+"""Pictures of a page: runs side by side, and PNGs as small as a page that holds them needs."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.maps import HeadMaps
+from sink_jax.report.records import RunRecord
 
 _COLOURS = 128  # with a palette a picture takes a third of the space
+
+
+def sink_curves(runs: Sequence[RunRecord]) -> bytes:
+  """Sink_1 and the largest importance of the first token against step, a line per run, as a PNG.
+
+  Runs without probe rows are left out. Dashed lines are of proxy scores, dotted ones of the extra
+  key.
+  """
+  probed = [(run, run.probe) for run in runs if run.probe is not None]
+  # The legend below the axes has three names in a row.
+  figure, axes = plots.canvas(10.5, 4.0 + 0.22 * -(-len(probed) // 3), columns=2)
+  rate, importance = axes[0]
+  for i, (run, probe) in enumerate(probed):
+    curves, name = probe.curves, run.name + '*' * run.proxy
+    style = dict(color=plots.COLOURS[i % len(plots.COLOURS)], linewidth=2,
+                 linestyle='--' if run.proxy else '-', marker='osD^vPX'[i % 7], markersize=6,
+                 markevery=(i, len(probed)))  # lines that coincide stay apart by markers
+    rate.plot(curves.step, curves.sink_1, label=name, **style)
+    if probe.sink_extra_key is not None:  # the same colour as the run's Sink_1
+      rate.plot(curves.step, curves.sink_extra_key, label=f'{name}: {plots.SINK_EXTRA_KEY}',
+                **style | dict(linestyle=':', marker=''))
+    importance.plot(curves.step, curves.largest_importance, **style)
+  # Runs of one group may have been probed with thresholds of their own; every one gets a line.
+  epsilons = sorted({run.known_setup.epsilon for run, _ in probed})
+  for epsilon in epsilons:
+    plots.threshold(importance, epsilon)
+  rate.set_ylim(-4, 104)  # whole markers at 0 % and at 100 %
+  plots.importance_limits(importance, max(epsilons))
+  for ax, title, y in (
+      (rate, f'Sink rate {plots.SINK_1} of the first token', '% of heads'),
+      (importance, 'Largest importance of the first token', 'importance')):
+    plots.label(ax, title, 'step', y)
+    ax.grid(alpha=0.25)
+  figure.legend(loc='outside lower center', ncols=min(3, len(rate.lines)), frameon=False,
+                fontsize=10.5)
+  return png(figure)
+
+
+def strongest_heads(maps: Mapping[str, HeadMaps]) -> bytes:
+  """The strongest sink head of every run; the raw weights too where they differ. A PNG."""
+  # The proxy comes first, because the head was chosen by it.
+  panels = [(name, heads, proxy) for name, heads in maps.items()
+            for proxy in ((True, False) if heads.proxy else (True,))]
+  across = min(3, len(panels))
+  down = -(-len(panels) // across)
+  figure, axes = plots.canvas(max(5.2, 3.7 * across), 3.6 * down, down, across, len(panels))
+  for ax, (name, heads, proxy) in zip(axes.flat, panels):
+    plots.head_panel(figure, ax, heads, heads.head(strongest=True), proxy, name)
+  return png(figure)
 
 
 def png(figure: Figure) -> bytes:
@@ -33,39 +83,29 @@ def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
   while (total := sum(map(len, pictures.values()))) > limit:
     # A picture's bytes grow with its area, so that the root of the ratio nearly suffices.
     scale = max(0.5, min(0.9, (limit / total) ** 0.5))
-    pictures = {name: _scaled(picture, scale) for name, picture in pictures.items()}
+    smaller = {}
+    for name, picture in pictures.items():
+      image = Image.open(io.BytesIO(picture))
+      size = [max(1, round(scale * side)) for side in image.size]
+      # Resampling mixes colours, which a palette cannot hold: it is RGB here, and gets one anew.
+      small = image.convert('RGB').resize(size, Image.Resampling.LANCZOS)
+      smaller[name] = _encoded(small)
+    pictures = smaller
   return pictures
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-  """A part of a picture. share: of its width."""
+def tiles(picture: bytes) -> tuple[int, list[tuple[bytes, float]]]:
+  """The width of a picture in pixels, and its panels and legend, or all of it in one.
 
-  png: bytes
-  share: float
-
-
-def tiles(picture: bytes) -> tuple[int, list[Tile]]:
-  """The width of a picture in pixels, and its panels and legend, or all of it in one."""
+  Each is a PNG, and its share of the width.
+  """
   image = Image.open(io.BytesIO(picture))
-  width = image.width
+  width, height = image.size
   panels = json.loads(image.info.get(plots.PANELS, '[]'))
-  if not panels:
-    return width, [Tile(picture, 1.0)]
-  height = image.height
-  return width, [Tile(_encoded(image.crop((round(left * width), round(top * height),
-                                           round(right * width), round(bottom * height)))),
-                      right - left) for left, top, right, bottom in panels]
-
-
-def _scaled(picture: bytes, scale: float) -> bytes:
-  image = Image.open(io.BytesIO(picture))
-  size = [max(1, round(scale * side)) for side in image.size]
-  # Resampling mixes colours, which a palette cannot hold: the picture is RGB here, and gets a
-  # palette anew.
-  small = image.convert('RGB').resize(size, Image.Resampling.LANCZOS)
-  small.info = image.info
-  return _encoded(small)
+  parts = [(_encoded(image.crop((round(left * width), round(top * height),
+                                 round(right * width), round(bottom * height)))), right - left)
+           for left, top, right, bottom in panels]
+  return width, parts or [(picture, 1.0)]
 
 
 def _encoded(image: Image.Image) -> bytes:

@@ -165,9 +165,9 @@ def _figure(png: bytes, alt: str, caption: str) -> str:
   """A figure with the picture in it; its panels stand below one another on a narrow page."""
   width, parts = tiles(png)
   # Data URLs: a page that is moved or mailed keeps its pictures. Words stand for the first panel.
-  drawn = [f'<img src="data:image/png;base64,{base64.b64encode(part.png).decode()}" '
-           f'alt="{"" if i else alt}" style="width: {100 * part.share:.1f}%">'
-           for i, part in enumerate(parts)]
+  drawn = [f'<img src="data:image/png;base64,{base64.b64encode(part).decode()}" '
+           f'alt="{"" if i else alt}" style="width: {100 * share:.1f}%">'
+           for i, (part, share) in enumerate(parts)]
   # Shown as large as it was drawn, where there is room.
   return (f'<figure style="max-width: {round(width / _PIXELS)}px">{"".join(drawn)}'
           f'<figcaption>{caption}</figcaption></figure>')

@@ -148,13 +148,13 @@ def test_a_picture_says_where_its_panels_and_legend_are():
   figure.legend(loc='outside lower center')
   width, parts = images.tiles(images.png(figure))
   assert len(parts) == 3 and width > 900
-  for part, red in zip(parts, (True, False)):
-    pixels = np.asarray(Image.open(io.BytesIO(part.png)).convert('RGB'), int)
+  for (part, _), red in zip(parts, (True, False)):
+    pixels = np.asarray(Image.open(io.BytesIO(part)).convert('RGB'), int)
     share = lambda channel: np.mean(pixels[..., channel] - pixels.sum(-1) / 3 > 50)
     # One panel each, with nothing of the other.
     assert share(0 if red else 2) > 0.4 and share(2 if red else 0) == 0
   one, _ = plots.canvas(4, 3)
-  assert [part.share for part in images.tiles(images.png(one))[1]] == [1.0]
+  assert [share for _, share in images.tiles(images.png(one))[1]] == [1.0]
 
 
 @pytest.mark.parametrize('rows', [

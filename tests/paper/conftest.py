@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from sink_jax.paper import drawing, strips
+from sink_jax.paper import drawing
 
 
 def _pixel() -> bytes:
@@ -24,5 +24,4 @@ def _pictures_of_one_pixel(monkeypatch):
   Fixtures of a module come before this one, so that the whole report of test_paper_report.py, of
   which every picture is looked at, is drawn.
   """
-  for module in (drawing, strips):
-    monkeypatch.setattr(module, 'png', lambda figure: PIXEL)
+  monkeypatch.setattr(drawing, 'png', lambda figure: PIXEL)

@@ -1,9 +1,11 @@
 """The order of events: from which step on values drain, a sink forms, activations are massive."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from sink_jax.paper import pictures
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.events import Event, event_orders, order, step_of, words
 from sink_jax.paper.page import page as paper_page
@@ -47,7 +49,8 @@ def events_of(folder):
     ([3.0, 3.0, 1.0, None], 2, False, None)])
 def test_a_step_is_that_from_which_a_course_stays(values, level, falls, step):
   curves = Curves([0, 100, 200, 300], [], [], [], values, [], [])
-  assert step_of(curves, 'value_ratio', level, falls) == step
+  run = SimpleNamespace(train_course={}, valid_course={}, probe=SimpleNamespace(curves=curves))
+  assert step_of(pictures.course('probe', 'value_ratio')(run), level, falls) == step
 
 
 def test_the_events_of_seeds_in_words(tmp_path):

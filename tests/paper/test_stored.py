@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from sink_jax.cli.report import make_report
-from sink_jax.paper import drawing, report, strips
+from sink_jax.paper import drawing, report
 from sink_jax.paper.baseline import baseline_report
 from sink_jax.paper.page import page as paper_page
 from sink_jax.remedies import page
@@ -38,9 +38,8 @@ _OF_ONE_CONFIG = {'tuned': 'fine-tuning', 'criteria': 'baseline', 'tasks': 'lead
 @pytest.fixture
 def undrawn(monkeypatch):
   """Pictures are no part of what is compared, and take most of the time."""
-  for name in ('panels', 'rates', 'masks'):
+  for name in ('panels', 'rates', 'masks', 'claims'):
     monkeypatch.setattr(drawing, name, lambda *values: drawing.png(None))  # one pixel
-  monkeypatch.setattr(strips, 'picture', lambda claims: b'')
   monkeypatch.setattr(page, 'differences', lambda tasks: drawing.png(None))
   monkeypatch.setattr(page, 'first_pictures', lambda tasks: dict.fromkeys(
       ('verdicts.png', 'rates.png'), drawing.png(None)))

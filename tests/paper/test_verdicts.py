@@ -12,12 +12,12 @@ import pytest
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.claims import LEVELS, PLURAL, judge, second_looks
 from sink_jax.paper.collect import groups_of
+from sink_jax.paper.drawing import claim_rows, deciding, place_of
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import unjudged
 from sink_jax.paper.page import part_words
 from sink_jax.paper.report import as_text, paper_report
 from sink_jax.paper.spread import FALSE_VERDICTS, Spread, Within, spread_of, t_quantile, typical
-from sink_jax.paper.strips import deciding, rows, strip_of
 from tests.documents import TEXTS
 from tests.paper import calibration, paper_runs
 from tests.paper.paper_runs import runs, write, write_synthetic
@@ -285,7 +285,7 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   assert line in markdown
   page = Page(source)  # pictures are part of the page, without a script
   assert not page.open and page.tags.count('img') > 1 and 'script' not in page.tags
-  (_, drawn), = rows(report.claims).items()
+  (_, drawn), = claim_rows(report.claims).items()
   assert len(drawn) == sum(map(bool, (deciding(claim.verdicts[0].parts)
                                       for claim in report.claims))) > 4
   assert '](claims.png)' in markdown and '://' not in source
@@ -294,10 +294,11 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
 def test_a_picture_has_seeds_interval_level_and_the_papers_number():
   part = unjudged('sink_1', ('default',), {0: 27.5, 1: 34.25, 2: 27.6}, 10.0, True).judge(
       Spread({'sink_1': {'nope': Within(0.02, 8)}}, {}), 1)
-  drawn_ = strip_of(part)
-  assert drawn_.seeds == pytest.approx([0.275, 0.3425, 0.276])
-  assert (drawn_.level, drawn_.paper) == pytest.approx((0.1, 0.1818)) and part.paper == 18.18
-  assert drawn_.interval == pytest.approx((part.low / 100, part.high / 100))
+  place = place_of(part)
+  assert list(map(place, part.values)) == pytest.approx([0.275, 0.3425, 0.276])
+  assert (place(part.level), place(part.paper)) == pytest.approx((0.1, 0.1818))
+  assert part.paper == 18.18
+  assert (place(part.low), place(part.high)) == pytest.approx((part.low / 100, part.high / 100))
   ended = unjudged('converges', ('softmax-p-2',), {0: 0.0}, 0.5, False).judge(None, 1)
   assert deciding([ended]) is None and deciding([ended, part]) is part
 
