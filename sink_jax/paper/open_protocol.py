@@ -230,20 +230,22 @@ class Result:
   def differences(self) -> list[str]:
     """In what it is not made as the paper's, in words."""
     inputs, options, expected = self.inputs, self.content['options'], EXPECTED[self.analysis]
-    chosen = [options[key] for key in ('layers', 'heads') if options.get(key) is not None]
-    epsilon, (bos, limit) = EPSILON if 'epsilon' in expected.fields else None, self._asked
     compared = [('inputs', inputs['kind'], expected.kind),
                 ('sequences', inputs['sequences'], expected.sequences),
                 ('T =', inputs['length'], expected.length),
-                ('epsilon', self.content.get('epsilon'), epsilon),
+                ('epsilon', self.content.get('epsilon'),
+                 EPSILON if 'epsilon' in expected.fields else None),
                 ('dtype', options['dtype'], 'float32')]
-    return [f'{name} {printable(actual)} instead of {wanted}' for name, actual, wanted in compared
-            if wanted is not None and actual != wanted] + _that_apply({
+    words = {f'{name} {printable(actual)} instead of {wanted}':
+             wanted is not None and actual != wanted for name, actual, wanted in compared}
+    bos, limit = self._asked
+    chosen = any(options.get(key) is not None for key in ('layers', 'heads'))
+    words |= {
         f'BOS protocol {printable(inputs["bos"])}': not same_bos(self.content['inputs']),
         f'{limit} questions of HellaSwag instead of all': limit is not None,
         f'BOS protocol {printable(bos)} of the questions': bos != 'none',
-        'chosen blocks or heads instead of all': bool(chosen) and self.analysis == 'last_query',
-    }) + (_domains(self.content) if self.analysis == 'domains' else [])
+        'chosen blocks or heads instead of all': chosen and self.analysis == 'last_query'}
+    return _that_apply(words | (_domains(self.content) if self.analysis == 'domains' else {}))
 
   @property
   def other_model(self) -> list[str]:
@@ -303,14 +305,14 @@ def _that_apply(words: Mapping[str, bool]) -> list[str]:
   return [each for each, applies in words.items() if applies]
 
 
-def _domains(content: Mapping[str, Any]) -> list[str]:
-  """In what the domains of a corpus are not the Pile's."""
+def _domains(content: Mapping[str, Any]) -> dict[str, bool]:
+  """In what the domains of a corpus are not the Pile's, and whether they are not."""
   # 'Pile-CC', 'pile_cc' and 'Pile CC' are one domain.
   key = lambda name: ''.join(filter(str.isalnum, name)).casefold()
   there, least = set(map(key, content['domains'])), min(content['sequences'])
   missing = [name for name in PILE if key(name) not in there]
   # A list of all seventeen would say less than this.
   if len(missing) == len(PILE):
-    return ["domains of another corpus than the Pile's"]
-  return _that_apply({f'without the domains {", ".join(missing)}': bool(missing),
-                      f'{least} sequences of a domain instead of 100': least < 100})
+    return {"domains of another corpus than the Pile's": True}
+  return {f'without the domains {", ".join(missing)}': bool(missing),
+          f'{least} sequences of a domain instead of 100': least < 100}
