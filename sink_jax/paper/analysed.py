@@ -84,7 +84,9 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
         continue
       contents, failures = _list_of(record, 'results'), _list_of(record, 'failed')
     except (ValueError, TypeError, OSError) as error:
-      about['damaged'].append(f'{name} ({_reason(error, path)})')
+      words = isinstance(error, OSError) and error.strerror or str(error)
+      reason = printable(words.removeprefix(f'{path} is '), _MESSAGE)  # the line has the path
+      about['damaged'].append(f'{name} ({reason})')
       continue
     # From here on a fault in one result spares the others of its file.
     analysis, made = record['analysis'], _made(record)
@@ -176,8 +178,7 @@ def _date(words: str) -> datetime.datetime:
     date = datetime.datetime.fromisoformat(words)
   except ValueError:
     date = datetime.datetime.min
-  # Dates with and without a time zone cannot be compared, and the newest result is asked for; those
-  # without are taken for UTC.
+  # Those without a time zone, which cannot be compared with others, are taken for UTC.
   return date.replace(tzinfo=date.tzinfo or datetime.timezone.utc)
 
 
@@ -189,9 +190,3 @@ def _published(content: Mapping[str, Any]) -> Published | None:
   if name == checkpoint.get('revision'):  # the folder of a snapshot is called by its revision
     name = (checkpoint.get('folder') or '').removeprefix('models--').replace('--', '/', 1)
   return known_model(name)
-
-
-def _reason(error: Exception, path: AnyPath) -> str:
-  """Why a file cannot be read, without its path, which the line has."""
-  words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-  return printable(words.removeprefix(f'{path} is '), _MESSAGE)

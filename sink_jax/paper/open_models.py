@@ -55,17 +55,17 @@ def entries_of(table: PaperTable, row: PaperRow, analysed: Analysed
   cells = {metric: cell for metric, model in models.items()
            if (cell := _cell(table, row, metric, model, analysed))}
   numbers = [cell.measured for cell in cells.values() if isinstance(cell.measured, OpenNumber)]
-  there = {number.model for number in numbers}
+  measured = {number.model for number in numbers}
   absent = {model: _absent(table, model, analysed) for model in models.values()
-            if model not in there}
+            if model not in measured}
   # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {_NOT_RUN}:
     return [], [*absent]
   others = [file for number in numbers for file in number.others]
-  status = ['measured' if cells else '', *(f'{model} {why}' for model, why in absent.items()),
-            f'also in {_files(others)}' if others else '']
-  return [Entry('; '.join(filter(None, status)), cells,
-                list(dict.fromkeys(number.file for number in numbers)))], [*absent]
+  status = (['measured'] * bool(cells) + [f'{model} {why}' for model, why in absent.items()]
+            + [f'also in {_files(others)}'] * bool(others))
+  sources = list(dict.fromkeys(number.file for number in numbers))
+  return [Entry('; '.join(status), cells, sources)], [*absent]
 
 
 def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
@@ -151,9 +151,9 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
         if analysis == figure.analysis and (names is None or model in names)]
   # Results of different protocols never share a picture.
   group = min(groups.values(), key=_group_order)
-  # The last of a model stays: of the right size, then the newest.
-  shown = {result.model.name: result for result in sorted(
-      group, key=lambda result: (len(result.other_model), *result.rank), reverse=True)}
+  group.sort(key=lambda result: (len(result.other_model), *result.rank))
+  # The first of a model stays: of the right size, then the newest.
+  shown = {result.model.name: result for result in reversed(group)}
   left_out = [f'{result.model.name} of {result.file}' for result in candidates
               if result is not shown.get(result.model.name)]
   # As the paper or the catalogue lists them: colours and legends then do not depend on the order of

@@ -72,7 +72,6 @@ class Expected:
   kind: str | None = 'natural'
   sequences: int | None = 100
   length: int | None = LENGTH
-  epsilon: float | None = EPSILON
   options: str = ''
 
 
@@ -97,6 +96,8 @@ _SCALE = {**_RATE, 'parameters': _whole(low=1, high=1e15)}
 # E thresholds, K positions, D domains, X domains that are missing.
 _HEAD = {'layer': _COUNT, 'head': _COUNT, 'importance': _importance()}
 _ANGLES = ('cosine', 'norm_product', 'score')
+_NORMS = {'hidden': 'M', 'key': 'N', 'value': 'N'}
+_RATIO = 1e-30  # its logarithm is taken
 # The analyses that a table or figure of the paper is about.
 EXPECTED = {
     'kinds': Expected({'epsilon': _share(), 'inputs.kinds': Items(_INPUTS, len(KINDS)),
@@ -106,7 +107,7 @@ EXPECTED = {
         {'change': _words(), 'position?': _COUNT, 'sink_1': _percent(), 'sink_t?': _percent()},
         _LONGEST)}, kind='repeat'),
     'lengths': Expected({'lengths': _whole('L', 1, 1e9), 'epsilons': _share('E'),
-                         'sink': _percent('ELK')}, length=None, epsilon=None),
+                         'sink': _percent('ELK')}, length=None),
     'scale': Expected(_SCALE),
     'hellaswag': Expected({
         **_SCALE, **dict.fromkeys(('acc', 'acc_norm', 'acc_stderr', 'acc_norm_stderr'), _percent()),
@@ -114,25 +115,23 @@ EXPECTED = {
     # A domain may have fewer texts than are asked for: `_domains` looks at their numbers.
     'domains': Expected(
         {'epsilons': _share('E'), 'domains': _words('D'), 'missing': _words('X'),
-         'sequences': _whole('D', 1, 1e9), 'sink_1': _percent('ED')}, sequences=None, epsilon=None,
+         'sequences': _whole('D', 1, 1e9), 'sink_1': _percent('ED')}, sequences=None,
         options='--source="Jsonl(path=\'pile.jsonl\', domain_field=\'meta.pile_set_name\')"'),
     'heads': Expected({**_RATE, 'layers': _BLOCKS, 'importance': _importance('NH')}),
     'maps': Expected({'heads': Items({**_HEAD, 'map': Field('TT'), 'raw_map?': Field('TT')}, 12)},
-                     sequences=None, epsilon=None),
+                     sequences=None),
     'norms': Expected({'layers': _BLOCKS, **{
-        f'{kind}.{name}': Field(axis, low) for kind, axis in (
-            ('hidden', 'M'), ('key', 'N'), ('value', 'N')) for name, low in (
-                ('first', 0), ('others', 0), ('ratio', 1e-30))}},  # its logarithm is taken
-                      epsilon=None),
+        f'{kind}.{name}': Field(axis, low) for kind, axis in _NORMS.items()
+        for name, low in (('first', 0), ('others', 0), ('ratio', _RATIO))}}),
     'angles': Expected({
         'layers': _BLOCKS, 'importance': _importance('NH'),
         **{f'{name}_{key}': Field('NH') for name in _ANGLES for key in ('first', 'others')},
-        'maps': Items(_HEAD | dict.fromkeys(_ANGLES, Field('TT')), 8)}, epsilon=None),
+        'maps': Items(_HEAD | dict.fromkeys(_ANGLES, Field('TT')), 8)}),
     # Figure 12 of StreamingLLM (Xiao et al. 2023), which the report has beside the paper's own.
-    'last_query': Expected({
-        'length': _whole(low=1, high=1e9), 'layers': _BLOCKS, 'sequences': _COUNT,
-        'mean': _share('N'), 'deviation': _share('N')},
-                           sequences=256, length=4096, epsilon=None, options='--sequences=256'),
+    'last_query': Expected(
+        {'length': _whole(low=1, high=1e9), 'layers': _BLOCKS, 'sequences': _COUNT,
+         'mean': _share('N'), 'deviation': _share('N')}, sequences=256, length=4096,
+        options='--sequences=256'),
 }
 
 
@@ -231,20 +230,22 @@ class Result:
   def differences(self) -> list[str]:
     """In what it is not made as the paper's, in words."""
     inputs, options, expected = self.inputs, self.content['options'], EXPECTED[self.analysis]
-    chosen = [options[key] for key in ('layers', 'heads') if options.get(key) is not None]
-    bos, limit = self._asked
     compared = [('inputs', inputs['kind'], expected.kind),
                 ('sequences', inputs['sequences'], expected.sequences),
                 ('T =', inputs['length'], expected.length),
-                ('epsilon', self.content.get('epsilon'), expected.epsilon),
+                ('epsilon', self.content.get('epsilon'),
+                 EPSILON if 'epsilon' in expected.fields else None),
                 ('dtype', options['dtype'], 'float32')]
-    return [f'{name} {printable(actual)} instead of {wanted}' for name, actual, wanted in compared
-            if wanted is not None and actual != wanted] + _that_apply({
+    words = {f'{name} {printable(actual)} instead of {wanted}':
+             wanted is not None and actual != wanted for name, actual, wanted in compared}
+    bos, limit = self._asked
+    chosen = any(options.get(key) is not None for key in ('layers', 'heads'))
+    words |= {
         f'BOS protocol {printable(inputs["bos"])}': not same_bos(self.content['inputs']),
         f'{limit} questions of HellaSwag instead of all': limit is not None,
         f'BOS protocol {printable(bos)} of the questions': bos != 'none',
-        'chosen blocks or heads instead of all': bool(chosen) and self.analysis == 'last_query',
-    }) + (_domains(self.content) if self.analysis == 'domains' else [])
+        'chosen blocks or heads instead of all': chosen and self.analysis == 'last_query'}
+    return _that_apply(words | (_domains(self.content) if self.analysis == 'domains' else {}))
 
   @property
   def other_model(self) -> list[str]:
@@ -304,14 +305,14 @@ def _that_apply(words: Mapping[str, bool]) -> list[str]:
   return [each for each, applies in words.items() if applies]
 
 
-def _domains(content: Mapping[str, Any]) -> list[str]:
-  """In what the domains of a corpus are not the Pile's."""
+def _domains(content: Mapping[str, Any]) -> dict[str, bool]:
+  """In what the domains of a corpus are not the Pile's, and whether they are not."""
   # 'Pile-CC', 'pile_cc' and 'Pile CC' are one domain.
   key = lambda name: ''.join(filter(str.isalnum, name)).casefold()
   there, least = set(map(key, content['domains'])), min(content['sequences'])
   missing = [name for name in PILE if key(name) not in there]
   # A list of all seventeen would say less than this.
   if len(missing) == len(PILE):
-    return ["domains of another corpus than the Pile's"]
-  return _that_apply({f'without the domains {", ".join(missing)}': bool(missing),
-                      f'{least} sequences of a domain instead of 100': least < 100})
+    return {"domains of another corpus than the Pile's": True}
+  return {f'without the domains {", ".join(missing)}': bool(missing),
+          f'{least} sequences of a domain instead of 100': least < 100}

@@ -104,31 +104,30 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
 def _tokens_seen(run: RunRecord) -> int:
   """Up to its last step on record."""
   setup = run.known_setup
-  # A run under way has seen the tokens of the steps up to its last record; every step has equally
-  # many.
+  # A run under way has seen those of the steps up to its last record; every step has equally many.
   return setup.tokens if run.status == 'done' else setup.tokens // setup.steps * run.step
 
 
 def add_table(parts: Parts, table: Table, groups: int) -> None:
   """A table of the paper with what was measured for it, and notes. groups: of runs."""
-  paper, metrics, headings = table.paper, table.paper.metrics, table.headings
+  paper = table.paper
   parts.heading(paper.name, 3)
-  parts.paragraph(f'{paper.title} (Section {paper.section}).' if paper.number else
-                  f'Section {paper.section}.')
-  parts.paragraph(upper(table.status) + '.' if table.status else '')
+  section = f'Section {paper.section}'
+  parts.paragraph(f'{paper.title} ({section}).' if paper.number else f'{section}.')
+  parts.paragraph(table.status and f'{upper(table.status)}.')
   trained = paper.needs == 'training'
   # Where nothing was measured, columns for measured numbers and differences would be empty.
   measured = trained or any(row.entries for row in table.rows)
   several = trained and groups > 1
   head = ['setting'] + ['budget, protocol'] * several
-  for metric in metrics:
+  for metric, heading in table.headings.items():
     apart = 'agrees' if metric == 'converges' else 'difference'
-    head += [f'{headings[metric]}: paper', 'measured', apart] if measured else [headings[metric]]
+    head += [f'{heading}: paper', 'measured', apart] if measured else [heading]
   head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files'] * measured
   rows, marks = [], {}
   for row in table.rows:
     for entry in row.entries or [_NOT_RUN]:  # a row that nobody has run is shown all the same
-      cells = [_measured(row, entry.cells, metric, marks) for metric in metrics]
+      cells = [_measured(row, entry.cells, metric, marks) for metric in paper.metrics]
       rows.append([_setting(row)] + [f'{entry.budget}, {entry.protocol}'.strip(', ')] * several
                   + [words for cell in cells for words in (cell if measured else cell[:1])]
                   + (_cost(entry) if trained else [])
@@ -171,10 +170,7 @@ def _setting(row: Row) -> Words:
 
 def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str, str]
               ) -> list[Words]:
-  """The paper's value, the measured one, the difference.
-
-  marks: {remark: its mark} of the whole table, which new remarks are added to.
-  """
+  """The paper's value, the measured one, the difference; adds new remarks to {remark: mark}."""
   cell = cells.get(metric)
   if cell is None:
     return [row.texts[metric], '', '']
