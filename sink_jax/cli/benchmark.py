@@ -30,13 +30,17 @@ def main(options: Saved | Check | Show) -> int:
     return check(options)
 
   from sink_jax.benchmark import commands
-  from sink_jax.sweep.trials import load_trials
 
   if options.limit:
     # What the imports took is a part of the limit; at least one row begins in any case.
     left = max(0.1, options.limit - (time.monotonic() - _BEGAN))
     options = dataclasses.replace(options, limit=left)
-  trials = load_trials(options.config) if isinstance(options, Trials) else {}
-  # A trial without a config has no counterpart at its budget.
-  return commands.run(options, {name: trial.config for name, trial in trials.items()
-                                if trial.config is not None})
+  configs = {}
+  if isinstance(options, Trials):
+    # It needs what only training does; the other benchmarks run without those packages.
+    from sink_jax.sweep.trials import load_trials
+
+    # A trial without a config has no counterpart at its budget.
+    configs = {name: trial.config for name, trial in load_trials(options.config).items()
+               if trial.config is not None}
+  return commands.run(options, configs)
