@@ -35,8 +35,8 @@ LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
 PRESUPPOSED = {
     'sink': ('†', f'Sink_1 of the default run is at least {SINK} %'),
     'massive': ('‡', f'the largest hidden norm ratio of the default run is at least {MASSIVE}'),
-    _ON_TEXT: ('§', 'the sequences of the default run are not edited, since an edit decides '
-                      'where a sink stands'),
+    _ON_TEXT: ('§', 'the sequences of the default run are not edited, since an edit decides where '
+                    'a sink stands'),
     _ABSENCE: ('¶', f'Sink_1 of {_COUNTERPART} is at least {SINK} %: that there is no sink '
                     'proves something only where its counterpart with normalisation has one')}
 
