@@ -218,6 +218,8 @@ def presence(group: Group, trial: str, metric: str, least: float, spread: Spread
              ) -> Part | None:
   """Whether a metric of a trial is at least a known level; None where it was not measured."""
   runs = group.done(trial)
-  summary, level = metric_summary(metric, runs), known_level(metric, least, runs)
-  return summary and unjudged(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level),
-                              True).judge(spread, 1)
+  summary = metric_summary(metric, runs)
+  if summary is None:
+    return None
+  level = METRICS[metric].scaled(known_level(metric, least, runs))
+  return unjudged(metric, (trial,), summary.by_seed, level, True).judge(spread, 1)
