@@ -180,8 +180,8 @@ def groups_of(runs: Iterable[RunRecord],
   A budget without any such run makes no group.
   """
   # A trial without a config may have been asked for without naming a protocol.
-  groups = grouped(runs, lambda run: (
-      run.label.budget, run.label.protocol or 'paper', run.label.trial) if chosen(run) else None)
+  groups = grouped(filter(chosen, runs), lambda run: (
+      run.label.budget, run.label.protocol or 'paper', run.label.trial))
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
   order = {budget: i for i, budget in enumerate(BUDGETS)}
   return sorted(groups, key=lambda group: (order.get(group.rules, len(order)), group.budget,
@@ -193,9 +193,9 @@ def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
 
   Only those of the config file itself: none whose budget says that settings were changed.
   """
-  return grouped(runs, lambda run: (
-      SYNTHETIC.rstrip('-'), '', run.label.trial.removeprefix(SYNTHETIC)
-      ) if is_synthetic(run) and not run.label.budget else None)
+  unchanged = [run for run in runs if is_synthetic(run) and not run.label.budget]
+  return grouped(unchanged, lambda run: (
+      SYNTHETIC.rstrip('-'), '', run.label.trial.removeprefix(SYNTHETIC)))
 
 
 def inconsistencies(group: Group) -> list[str]:
