@@ -240,6 +240,12 @@ def test_a_budget_says_what_it_cannot_express():
       'trial': 'learnable-dims-1', 'budget': 'smoke', 'protocol': 'paper'}
 
 
+def test_a_misspelt_component_is_an_error_at_a_budget_and_not_beyond_it():
+  with pytest.raises(ValueError, match="Unknown ExtraKeyValue 'KBais'") as error:
+    budget.config({'mine': {'attention.kv_bias': 'KBais()'}}, 'mine,budget=smoke')
+  assert not isinstance(error.value, NotExpressible)
+
+
 @pytest.mark.parametrize('argument, words', [
     ('default,budget=tiny', "Unknown budget 'tiny'.*smoke"),
     ('default,protocol=mine', "Unknown protocol 'mine'.*released"),

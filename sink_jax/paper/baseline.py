@@ -120,9 +120,10 @@ class Found:
   def seconds(self) -> float | None:
     """Of training, by the median of its throughput; None if unknown."""
     rates = [rate for rate in self.run.train_course.get('tokens_per_second', ()) if rate]
-    whole = self.run.known_setup
-    return whole.tokens * self.run.step / whole.steps / statistics.median_high(rates) if (
-        rates) else None
+    if not rates:
+      return None
+    setup = self.run.known_setup
+    return setup.tokens * self.run.step / setup.steps / statistics.median_high(rates)
 
   @functools.cached_property
   def met(self) -> dict[str, bool]:

@@ -112,10 +112,11 @@ def _small_model(config: _Config) -> dict[str, Any]:
   # Components whose numbers mean something else in shorter sequences and narrower heads.
   mask = from_string(Mask, attention['mask'])
   position = from_string(Position, attention['position'])
+  extra = from_string(ExtraKeyValue, attention['kv_bias'])
   try:
     smaller = {'mask': (mask, mask.scaled(_CONTEXT, config['data']['context'])),
                'position': (position, position.scaled(_CONTEXT))}
-    from_string(ExtraKeyValue, attention['kv_bias']).check_narrower(_HEAD_DIM)
+    extra.check_narrower(_HEAD_DIM)
   except ValueError as error:
     raise NotExpressible(str(error)) from None
   return changes | {f'attention.{name}': repr(new) for name, (old, new) in smaller.items()

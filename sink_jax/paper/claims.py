@@ -35,8 +35,8 @@ LEVELS = {'sink': ('default', 'sink_1', SINK, 'a sink'),
 PRESUPPOSED = {
     'sink': ('†', f'Sink_1 of the default run is at least {SINK} %'),
     'massive': ('‡', f'the largest hidden norm ratio of the default run is at least {MASSIVE}'),
-    _ON_TEXT: ('§', 'the sequences of the default run are not edited, since an edit decides '
-                      'where a sink stands'),
+    _ON_TEXT: ('§', 'the sequences of the default run are not edited, since an edit decides where '
+                    'a sink stands'),
     _ABSENCE: ('¶', f'Sink_1 of {_COUNTERPART} is at least {SINK} %: that there is no sink '
                     'proves something only where its counterpart with normalisation has one')}
 
@@ -165,8 +165,10 @@ def _open(words: str, parts: Sequence[Part]) -> Verdict:
   # the right one decide for it.
   wrong = [part for part in parts if not part.fits]
   known = [part.needed for part in wrong or parts if part.needed is not None]
-  enough = known and (wrong or len(known) == len(parts))
-  needed = (min(known) if wrong else max(known)) if enough else None
+  if wrong:
+    needed = min(known, default=None)
+  else:
+    needed = max(known) if len(known) == len(parts) else None
   few, would = min(part.n for part in parts) < MIN_SEEDS, ''
   if few:
     would = f'{MIN_SEEDS} seeds are the least that decide anything' + (

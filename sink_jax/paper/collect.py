@@ -87,10 +87,12 @@ class Group:
     # The default run is what every other trial is a change of. One that is done comes first; one
     # under way has its config as well, and that suffices.
     defaults = sorted(self.readable('default'), key=lambda run: run.status != 'done')
+    if not defaults:
+      return {}
     strange = {}
-    for trial in self.trials if defaults else ():
-      words = [words for run in self.readable(trial)
-               for words in unlike(trial, run, defaults[0], self.varied)]
+    for trial in self.trials:
+      words = [difference for run in self.readable(trial)
+               for difference in unlike(trial, run, defaults[0], self.varied)]
       if own := self.differing(trial):
         words.append(f'its runs differ in {own}')
       if words:
@@ -103,7 +105,7 @@ class Group:
     _, different = differing_settings(known)
     keys = {key for settings in different.values() for key in settings} - set(FREE)
     contents = {run.text.content for run in known if run.text and run.text.content}
-    return ', '.join([*sorted(keys), *['the content of their data'] * (len(contents) > 1)])
+    return ', '.join(sorted(keys) + (['the content of their data'] if len(contents) > 1 else []))
 
   def same_as_default(self, trial: str) -> bool:
     """Whether a trial has the settings of the default, as fixed-1 where budgets fix token 1."""
@@ -178,8 +180,8 @@ def groups_of(runs: Iterable[RunRecord],
   A budget without any such run makes no group.
   """
   # A trial without a config may have been asked for without naming a protocol.
-  groups = grouped(runs, lambda run: (
-      run.label.budget, run.label.protocol or 'paper', run.label.trial) if chosen(run) else None)
+  groups = grouped(filter(chosen, runs), lambda run: (
+      run.label.budget, run.label.protocol or 'paper', run.label.trial))
   # 'smoke with steps=50' is a budget that a person changed: it stands with the one it is based on.
   order = {budget: i for i, budget in enumerate(BUDGETS)}
   return sorted(groups, key=lambda group: (order.get(group.rules, len(order)), group.budget,
@@ -191,9 +193,9 @@ def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
 
   Only those of the config file itself: none whose budget says that settings were changed.
   """
-  return grouped(runs, lambda run: (
-      SYNTHETIC.rstrip('-'), '', run.label.trial.removeprefix(SYNTHETIC)
-      ) if is_synthetic(run) and not run.label.budget else None)
+  unchanged = [run for run in runs if is_synthetic(run) and not run.label.budget]
+  return grouped(unchanged, lambda run: (
+      SYNTHETIC.rstrip('-'), '', run.label.trial.removeprefix(SYNTHETIC)))
 
 
 def inconsistencies(group: Group) -> list[str]:

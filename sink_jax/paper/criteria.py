@@ -113,13 +113,13 @@ class Ordered(Check):
 class Near(Check):
   """A metric of each trial lies within a margin of the default run's.
 
-  below: whether it may not lie below that by more either.
+  either_side: False where it may lie below that by any amount.
   """
 
   metric: str
   trials: tuple[str, ...]
   margin: float
-  below: bool = True
+  either_side: bool = True
 
   @property
   def asked(self) -> tuple[str, ...]:
@@ -129,7 +129,9 @@ class Near(Check):
     measured = aggregate(group, self.metric, self.asked)
     if 'default' not in measured.summaries:
       return measured.evidence((), len(self.asked))
-    sides = [(self.margin, False), (-self.margin, True)][:1 + self.below]
+    sides = [(self.margin, False)]
+    if self.either_side:
+      sides.append((-self.margin, True))
     return measured.evidence([measured.part((trial, 'default'), end, above)
                               for trial in measured.summaries if trial != 'default'
                               for end, above in sides], 2)
@@ -165,7 +167,7 @@ class Trains(Check):
     # The loss of a run that diverged is no number: how it ended says all.
     if self.within is None or not all(part.fits for part in ends.parts):
       return ends
-    losses = Near('valid_loss', self.trials, self.within, below=False).evidence(group, spread)
+    losses = Near('valid_loss', self.trials, self.within, either_side=False).evidence(group, spread)
     return Evidence('. '.join(filter(None, (ends.words, upper(losses.words)))),
                     [*ends.parts, *losses.parts], [*ends.numbers, *losses.numbers],
                     ends.reason or losses.reason)
@@ -192,7 +194,7 @@ class Onset(Check):
     if len(set(sizes.values())) < 2:
       return measured.evidence((), 0, 'windows are too small to show a sink',
                                f': {len(sizes)} of the windows can show a sink at all')
-    small, large = (end(sizes, key=sizes.__getitem__) for end in (min, max))
+    small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     sink = known_level('sink_1', SINK, group.done(large))
     return measured.evidence([measured.part((small,), NO_SINK, False, True),
                               measured.part((large,), sink, True)],
@@ -216,6 +218,8 @@ def presence(group: Group, trial: str, metric: str, least: float, spread: Spread
              ) -> Part | None:
   """Whether a metric of a trial is at least a known level; None where it was not measured."""
   runs = group.done(trial)
-  summary, level = metric_summary(metric, runs), known_level(metric, least, runs)
-  return summary and unjudged(metric, (trial,), summary.by_seed, METRICS[metric].scaled(level),
-                              True).judge(spread, 1)
+  summary = metric_summary(metric, runs)
+  if summary is None:
+    return None
+  level = METRICS[metric].scaled(known_level(metric, least, runs))
+  return unjudged(metric, (trial,), summary.by_seed, level, True).judge(spread, 1)

@@ -38,11 +38,11 @@ NOTE = (
 CAPTION = ('What the events are read from while models trained: means over seeds, each seed as a '
            'thin line, and the levels dotted.')
 _ENTRIES = 'entries'  # no event, but drawn beside them
+_SINKS = {'sink_1': course('probe', 'sink_1'), 'sink_star': course('probe', 'sink_extra_key')}
 _POINTS: dict[str, Points] = {
     DRAIN: course('probe', 'value_ratio'), MASSIVES: course('probe', 'hidden_ratio'),
     _ENTRIES: course('probe', 'max_over_median'),
-    SINKS: lambda run: course('probe', 'sink_1' if TRIALS[run.label.trial] == 'sink_1' else
-                              'sink_extra_key')(run)}
+    SINKS: lambda run: _SINKS[TRIALS[run.label.trial]](run)}
 
 
 @dataclasses.dataclass(frozen=True)

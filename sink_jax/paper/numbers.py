@@ -188,15 +188,15 @@ def remark(metric: str, runs: Sequence[RunRecord]) -> tuple[bool, str]:
   """Whether a metric of these runs is compared with the paper's, and what is to be said of it."""
   # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
   # a token is.
-  comparable = metric != 'valid_loss' or all(comparable_loss(run) is not None for run in runs)
+  known = metric != 'valid_loss' or all(comparable_loss(run) is not None for run in runs)
   kinds = [] if all(map(_same_model, runs)) else ['model']
-  kinds += [] if comparable and all(map(_same_data, runs)) else ['data']
+  kinds += [] if known and all(map(_same_data, runs)) else ['data']
   words = [f'other {" and ".join(kinds)}'] if kinds else []
   words += dict.fromkeys(word for run in runs for word in _training(run))
   # A budget that changes none of these may still have changed something that is not looked at here.
   if not words and any(run.label.budget != 'full' for run in runs):
     words = ['another budget']
-  return comparable and not (metric in _STEPS and words), ', '.join(words)
+  return known and not (metric in _STEPS and words), ', '.join(words)
 
 
 def _same_model(run: RunRecord) -> bool:

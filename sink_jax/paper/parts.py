@@ -232,13 +232,14 @@ def aggregate(group: Group, metric: str, trials: Sequence[str]) -> Aggregate:
     if summary := metric_summary(metric, done):
       found.summaries[trial] = summary
       # The mean of the seeds that are done counts, and the words name the others.
-      found.not_done += [f'{trial} ({words})'] if (words := group.not_done(trial)) else []
+      if words := group.not_done(trial):
+        found.not_done.append(f'{trial} ({words})')
       continue
-    # A trial that can never have the number holds no verdict up.
     alone = metric in ('window_absolute', 'window_relative') and any(
         window_size(run) == 1 for run in done)
+    words = 'not measured' if done else group.status(trial)
     ended = {run.status for run in group.runs(trial)}
-    words = (ALONE if alone else 'not measured') if done else group.status(trial)
-    (found.left_out if alone or ended and ended <= _ENDED else found.pending).append(
-        f'{trial} ({words})')
+    # A trial that can never have the number holds no verdict up.
+    never = alone or ended and ended <= _ENDED
+    (found.left_out if never else found.pending).append(f'{trial} ({ALONE if alone else words})')
   return found

@@ -23,6 +23,7 @@ _FAILURES = {('diverged',): ': a training failure, as in the paper',
 _MARKS = '†‡§¶#'
 _PROXIES = '*: of proxy scores.'
 _NOT_RUN = Entry('not run', {}, ())
+_LEFT = {'setting', 'budget, protocol', 'status and runs', 'status and files'}  # columns of words
 Words = str | tuple[str, str]  # a text, or a text and small print
 
 
@@ -128,12 +129,13 @@ def add_table(parts: Parts, table: Table, groups: int) -> None:
   for row in table.rows:
     for entry in row.entries or [_NOT_RUN]:  # a row that nobody has run is shown all the same
       cells = [_measured(row, entry.cells, metric, marks) for metric in paper.metrics]
-      rows.append([_setting(row)] + [f'{entry.budget}, {entry.protocol}'.strip(', ')] * several
+      group = ', '.join(filter(None, (entry.budget, entry.protocol)))
+      rows.append([_setting(row)] + [group] * several
                   + [words for cell in cells for words in (cell if measured else cell[:1])]
                   + (_cost(entry) if trained else [])
                   + [(entry.status, ', '.join(entry.sources))] * measured)
   if rows:
-    parts.table(head, rows, (0, *[1] * several, *[len(head) - 1] * measured))
+    parts.table(head, rows, [i for i, name in enumerate(head) if name in _LEFT])
   parts.paragraphs([paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
   # The first column names the setting, where a star would be the paper's.
   if trained and any('*' in str(cell) for row in rows for cell in row[1:]):

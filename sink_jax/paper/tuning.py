@@ -98,8 +98,8 @@ class TunedRun:
   @property
   def judged(self) -> int:
     """How many of its steps are judged by all criteria, or are not finite."""
-    return len({*judged_steps(len(self.loss), self.warmup), *(self.issues or {}).get(
-        'not_finite', ())})
+    not_finite = self.issues['not_finite'] if self.issues else []
+    return len({*judged_steps(len(self.loss), self.warmup), *not_finite})
 
 
 @dataclasses.dataclass(frozen=True)

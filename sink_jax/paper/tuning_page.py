@@ -120,11 +120,11 @@ def _courses(group: Group, key: str, trials: Sequence[str], name: str) -> list[P
   """Loss and gradient norm of trials, a panel each; nothing where none of them has a step."""
   panels = [_panel(group, trials, '', *of) for of in (_LOSS, _GRADIENT)]
   drawn = {line.name for panel in panels for line in panel.series}
-  return [Picture(
-      file=f'{key}-{group.key}.png', name=name, panels=panels, budget=group.budget,
-      protocol=group.protocol, across=2, missing=[
-          f'{trial} ({group.status(trial)})' for trial in trials if TRIALS[trial] not in drawn]
-      )] if drawn else []
+  if not drawn:
+    return []
+  missing = [f'{trial} ({group.status(trial)})' for trial in trials if TRIALS[trial] not in drawn]
+  return [Picture(file=f'{key}-{group.key}.png', name=name, missing=missing, panels=panels,
+                  budget=group.budget, protocol=group.protocol, across=2)]
 
 
 def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Points) -> Panel:
@@ -218,12 +218,13 @@ def _issues(runs: Sequence[TunedRun]) -> str:
 def _signs(runs: Sequence[TunedRun]) -> list[str]:
   """What became of the sink, of the runs that were probed before and after, in a line if any."""
   pairs = [(run.before, run.after) for run in runs if run.before and run.after]
+  if not pairs:
+    return []
   mean = lambda key, i: mean_and_range([pair[i][key] for pair in pairs], '.2f')
   star = '*' if any(run.proxy for run in runs) else ''
   words = [f'{f"{name}{star} in %" if key == "sink_1" else name} '
            f'{mean(key, 0)} before and {mean(key, 1)} after' for key, name in SIGNS.items()]
-  return [f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.'
-          ] if pairs else []
+  return [f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.']
 
 
 def _named(run: TunedRun) -> str:

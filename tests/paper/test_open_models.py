@@ -254,6 +254,13 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
   assert entry_of(ours, 'table-1-right', 'Mistral-7B').cells.keys() == {'sink_1_base'}
 
 
+def test_a_threshold_that_is_no_number_spares_the_page(tmp_path):
+  write(tmp_path / 'norms.json', 'norms', [content('norms', 'LLaMA2-7B Base', epsilon='x')])
+  analysed = read(tmp_path)
+  assert '(epsilon is no number from 0 to 1)' in analysed.lines[0]
+  assert figure_of(FIGURES['figure-11'], analysed).status.startswith('not run')
+
+
 @pytest.mark.parametrize('options, words', [
     (dict(runs=None), '--runs=, a folder of runs, or --analyses='),
     (dict(analyses=['nowhere'], runs=None), '--analyses=nowhere is neither a file nor a folder'),

@@ -165,7 +165,8 @@ def lines_of(table):
 
 
 def test_a_table_has_as_many_marks_as_it_needs():
-  statistics = Statistics(1.0, 1.0, 1.0, None, 1, '1', False, ['a'], METRICS['sink_1'], [1.0], {}, [])
+  statistics = Statistics(1.0, 1.0, 1.0, None, 1, '1', False, ['a'], METRICS['sink_1'], [1.0], {},
+                          [])
   cell = lambda i: Cell(2.0, 1.0, None, f'remark {i}', statistics)
   entry = lambda i: Entry('', {'sink_1': cell(i)}, [], steps=1, tokens=1)
   rows = [Row(PaperRow(str(i), None, {'sink_1': 2.0}), {'sink_1': '2'}, [entry(i)])
