@@ -35,7 +35,7 @@ class InputOptions:
   fsdp: int = 1  # devices over which the parameters of a published model are split.
 
   def __post_init__(self):
-    from sink_jax.data.inputs import BOS, KINDS  # here, for --help does not wait for numpy
+    from sink_jax.data.inputs import BOS, KINDS  # here, so that --help does not wait for numpy
 
     check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
     # The least length has a token beside the first.

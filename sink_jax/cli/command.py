@@ -83,7 +83,7 @@ def read_config(options: ConfigOptions) -> dict[str, Any]:
   from absl import flags
   from ml_collections import config_flags
 
-  path = options.config or _BASE
+  path = _BASE if options.config is None else options.config
   file = path.partition(':')[0]
   # Checked here, where the error can be one line that names the file.
   if not Path(file).is_file():

@@ -131,7 +131,8 @@ class Plan(ConfigOptions):
       if getattr(self, kept) is not None:
         self.unused(f'is for the plan of one run: --{kept} takes no other option.',
                     *sorted(self.given - {kept}))
-        return
+    if self.table or self.scaling:
+      return
     if self.step_seconds is not None:
       self.unused('is not used where --step_seconds is given.', 'share')
     if not self.topology:

@@ -116,7 +116,8 @@ def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
   Raises:
     ValueError: no runs in `directory`. OSError: `out` cannot be written.
   """
-  report = build(read_runs(directory), to_path(directory), with_maps)
+  directory = to_path(directory)
+  report = build(read_runs(directory), directory, with_maps)
   page(report).write(to_path(out), to_json(report))
   return report
 

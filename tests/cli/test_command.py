@@ -104,12 +104,14 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
   table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
   cases = {
+      'train': [(['--config=', '--workdir=a'], '--config=: there is no file')],
       'plan': [
           ([*table, '--config.steps=3'], '--config is for the plan of one run'),
           ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
           ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
           (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
           (['--topology=v5e:1x1', '--vocab=0'], '--vocab=0 must be at least 1'), ([], '--topology is missing'),
+          (['--table='], '--topology is missing'),
           (['--topology=v5e:1x1', quick], 'Name a trial')],
       'sweep': [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
