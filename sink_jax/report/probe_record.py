@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -161,9 +162,11 @@ def _activations(row: Mapping[str, Any]) -> list[BlockActivations]:
   """Those of the blocks of a probe row; none in the rows of older runs."""
   if 'activation_max' not in row:
     return []
+  names = [re.sub('^activations?_', '', key) for key in Activations._fields]
   # Entry 0 is the embedding. A list that is shorter than others is of a damaged row.
   blocks = zip(*(row[key] for key in Activations._fields), strict=True)
-  return [BlockActivations(block, *values) for block, values in enumerate(blocks) if block]
+  return [BlockActivations(block, **dict(zip(names, values)))
+          for block, values in enumerate(blocks) if block]
 
 
 def _nulls(row: Mapping[str, Any]) -> dict[str, float]:
