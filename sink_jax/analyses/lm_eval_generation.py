@@ -53,8 +53,9 @@ def settings(arguments: Mapping[str, Any], window: int) -> Settings:
   tokens, sampled = given.pop('max_gen_toks'), bool(given.pop('do_sample', False))
   until = tuple(text for text in given.pop('until') if text)
   if not 1 <= tokens < window:
-    raise ValueError(f'a task asks for {tokens} tokens (max_gen_toks), and the model reads {window} '
-                     'with those of the context: take a larger --max_length, or another task.')
+    raise ValueError(f'a task asks for {tokens} tokens (max_gen_toks), and the model reads '
+                     f'{window} with those of the context: take a larger --max_length, or another '
+                     'task.')
   read = {'temperature', 'top_k'} if sampled else _OF_SAMPLES
   for name, value in given.items():
     if name not in read and value is not None and value != _NEUTRAL.get(name):

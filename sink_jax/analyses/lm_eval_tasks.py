@@ -73,8 +73,8 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> Tasks:
       close = nearest(name, manager.all_tasks)
       hint = f' Did you mean {close}?' if close else ''
       raise ValueError(f'--tasks={name}: lm-evaluation-harness {imported().__version__} has no '
-                       f'such task.{hint} `lm-eval ls tasks` lists all; a task of your own is given '
-                       'as its YAML file, or by --include_path=FOLDER.')
+                       f'such task.{hint} `lm-eval ls tasks` lists all; a task of your own is '
+                       'given as its YAML file, or by --include_path=FOLDER.')
     found += matched
   return Tasks(tuple(dict.fromkeys(found)), manager)
 

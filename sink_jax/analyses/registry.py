@@ -182,7 +182,8 @@ def as_text() -> str:
   flags = lambda a: ' '.join(f'--{name}' for name in a.takes(checkpoints=True))
   return '\n'.join([
       *text_table(['analysis', 'of the paper', 'what it shows'],
-                  [[a.name, a.figure, a.line + (f' (by default{defaults(a)})' if a.defaults else '')]
+                  [[a.name, a.figure,
+                    a.line + (f' (by default{defaults(a)})' if a.defaults else '')]
                    for a in ANALYSES.values()], left=range(3)), '',
       *text_table(['analysis', 'options (--fsdp of published models)'],
                   [[a.name, flags(a)] for a in ANALYSES.values()], left=range(2))])

@@ -129,8 +129,8 @@ def _correctness(options: Correctness, save: Save) -> Document:
   fast = machine.accelerated()
   return correctness.run(
       _names(options.variants), list(options.head_dims) or ([64, 96, 128] if fast else [16]),
-      list(options.lengths) or ([1024, 1023] if fast else [32, 31]), options.tolerance, options.part,
-      options.seed, options.limit, save)
+      list(options.lengths) or ([1024, 1023] if fast else [32, 31]), options.tolerance,
+      options.part, options.seed, options.limit, save)
 
 
 def _names(names: tuple[str, ...]) -> list[str]:

@@ -89,7 +89,8 @@ def _of_documents(name, folder, source):
   if not (name.isidentifier() and name == name.lower()):
     raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')
 
-  class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # pyright: ignore  of its metaclass
+  # The type checker does not see the argument of its metaclass.
+  class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # pyright: ignore
     """Documents of a source: text, domain and name, in the order of the source."""
     VERSION = tfds.core.Version('1.0.0')
 
