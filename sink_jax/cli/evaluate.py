@@ -44,12 +44,18 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
     CheckpointError: a run has no usable checkpoint.
     OSError: the results cannot be written.
   """
-  return _published(options) if options.workdir is None else _trained(options, options.workdir)
+  if options.workdir is not None:
+    return _trained(options, to_path(options.workdir))
+  assert options.out  # required of a published model
+  model = load(options)
+  inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
+  protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
+  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
+                 to_path(options.out), protocol, parameters=parameter_count(model.run.config))
 
 
-def _trained(options: Evaluate, folder: str) -> tuple[dict[str, Any], list[AnyPath]]:
+def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
-  workdir = to_path(folder)
   out = to_path(options.out) if options.out else workdir / 'evaluation'
   config, run = read_config(workdir), load_run(workdir)
   tokens, given = run.probe_tokens, options.given_of(InputOptions)
@@ -70,16 +76,6 @@ def _trained(options: Evaluate, folder: str) -> tuple[dict[str, Any], list[AnyPa
   # now.
   plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon)
   return result, paths
-
-
-def _published(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a published model on the inputs that the options ask for."""
-  assert options.out  # required of a published model
-  model = load(options)
-  inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
-  protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
-  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
-                 to_path(options.out), protocol, parameters=parameter_count(model.run.config))
 
 
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,

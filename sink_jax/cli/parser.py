@@ -29,10 +29,6 @@ HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
 _SWITCH = {'true': 'True', 't': 'True', '1': 'True', 'false': 'False', 'f': 'False', '0': 'False'}
 # No negative number, which is a value, nor '-', the name of a file.
 _OPTION = re.compile(r'--?([A-Za-z][^=]*)(?:=(.*))?', re.DOTALL)
-# As `Positional[str]`, for one, leaves them in the metadata of a type.
-_MARKS: tuple[Any, ...] = (tyro.conf.Positional[str], tyro.conf.UseAppendAction[tuple[str, ...]],
-                           tyro.conf.Suppress[str])
-_POSITIONAL, _REPEATED, _NO_OPTION = (mark.__metadata__[0] for mark in _MARKS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,28 +94,24 @@ def parse(options: type[_Options], words: Sequence[str], program: str) -> _Optio
     print(about, _help(options, program), sep='\n\n')
     sys.exit(0)
   given, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
-  values: dict[str, Any] = {'config_words': tuple(config_words), 'given': frozenset(
-      [*given, 'config'] if config_words else given)}
+  values: dict[str, Any] = {}
   for name, option in known.items():
     if name in given:
-      values[option.field] = _value(name, option, given[name])
+      part, _, field = option.field.rpartition('.')
+      value = _value(name, option, given[name])
+      if part:  # a field with a dataclass, which is its default but for what is given
+        whole = values.get(part, getattr(options, part))
+        field, value = part, dataclasses.replace(whole, **{field: value})
+      values[field] = value
     elif option.required:
       example = re.search(r'^ +(python .*)', about, re.MULTILINE)
       raise ValueError(f'{"" if option.is_positional else "--"}{name} is missing'
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
-  return _made(options, values)
-
-
-def _made(options: type[_Options], values: Mapping[str, Any], prefix: str = '') -> _Options:
-  """The dataclass of values by the names of its fields; those of one in a field are FIELD.NAME."""
-  arguments = {}
-  for field in dataclasses.fields(typing.cast(Any, options)):
-    name = prefix + field.name
-    if name in values:
-      arguments[field.name] = values[name]
-    elif dataclasses.is_dataclass(field.default):
-      arguments[field.name] = _made(typing.cast(type, type(field.default)), values, f'{name}.')
-  return options(**arguments)
+  if issubclass(options, CommandOptions):
+    values['given'] = frozenset([*given, 'config'] if config_words else given)
+  if issubclass(options, ConfigOptions):
+    values['config_words'] = tuple(config_words)
+  return options(**values)
 
 
 def chosen(words: Sequence[str], program: str, commands: Mapping[str, str], about: str = '') -> str:
@@ -170,12 +162,12 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
       continue
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
     # A field that no text makes, such as a function, is for callers in Python.
-    if _NO_OPTION not in marks and isinstance(spec, PrimitiveConstructorSpec):
+    if tyro.conf.Suppress not in marks and isinstance(spec, PrimitiveConstructorSpec):
       name = next((mark.name for mark in marks if getattr(mark, 'name', None)), field.name)
       required = field.default is field.default_factory is dataclasses.MISSING
-      repeated = _REPEATED in marks
+      repeated = tyro.conf.UseAppendAction in marks
       known[prefix + name] = _Option(
-          prefix + field.name, kind, spec, required, _POSITIONAL in marks, repeated,
+          prefix + field.name, kind, spec, required, tyro.conf.Positional in marks, repeated,
           is_list=typing.get_origin(kind) is tuple and not repeated)
   return known
 

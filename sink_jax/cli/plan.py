@@ -52,13 +52,9 @@ def main(options: Options) -> int:
   return 0 if any(one.fits for one in plans) else 1
 
 
-def _plan(job: Job, options: Options) -> Plan:
-  return plan(job, share=options.share, compute=options.step_seconds)
-
-
 def _planned(job: Job, options: Options) -> Plan:
   """The plan of the job, printed; where it does not fit, with what would help."""
-  planned = _plan(job, options)
+  planned = plan(job, options.share, options.step_seconds)
   print(as_text(planned, job.where))
   if not planned.fits:
     name, needed = planned.largest_peak
@@ -74,7 +70,7 @@ def _searched(job: Job, options: Options) -> list[Plan]:
   plans = []
   for other in suggestions.alternatives(job):
     try:
-      plans.append(_plan(other, options))
+      plans.append(plan(other, options.share, options.step_seconds))
     except ValueError as error:
       # One alternative may be refused; the others are tried all the same.
       say(f'{suggestions.options_of(other)}: {error}')
