@@ -11,24 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
-from sink_jax.paper import drawing
+from sink_jax.paper import drawing, tuning
 from sink_jax.paper.collect import Group, groups_of
 from sink_jax.paper.pictures import Panel, Picture, Points, course, seed_panel, thinned
 from sink_jax.paper.spread import CONFIDENCE
-from sink_jax.paper.tuning import (
-  COMMAND,
-  CRITERIA,
-  MEASURES,
-  PLANTED,
-  SIGMOID,
-  SIGNS,
-  SOFTMAX,
-  TRIALS,
-  TunedRun,
-  Tuning,
-  is_fine_tuned,
-  tuning_of,
-)
+from sink_jax.paper.tuning import CRITERIA, MEASURES, PLANTED, SIGMOID, TRIALS, TunedRun, Tuning
 from sink_jax.report.jsontext import finite, rounded, to_json
 from sink_jax.report.markup import mean_and_range, upper
 from sink_jax.report.parts import Parts
@@ -62,7 +49,7 @@ _METHOD = (
 _HEAD = ('run', 'seed', 'status', 'not finite', 'gradient norms too large', 'losses too large',
          'medians too far above the first loss', 'first loss', 'last loss', 'median gradient norm',
          'Sink_1 %', 'hidden ratio', 'value ratio')
-_MODELS = (SOFTMAX, SIGMOID)
+_MODELS = (tuning.SOFTMAX, SIGMOID)
 _FULL = 'full'  # the budget that has the paper's models
 
 
@@ -73,40 +60,40 @@ def tuning_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     ValueError: none of the runs is of configs/sft.py.
     OSError: `out` cannot be written.
   """
-  groups = groups_of(runs, is_fine_tuned)
+  groups = groups_of(runs, tuning.is_fine_tuned)
   if not groups:
-    raise ValueError(f'no run of configs/sft.py is there. To train them: {COMMAND} --budget=desk '
-                     '--seeds=1,2,3 --workdir=runs/sft/paper')
+    raise ValueError('no run of configs/sft.py is there. To train them: '
+                     f'{tuning.COMMAND} --budget=desk --seeds=1,2,3 --workdir=runs/sft/paper')
   # Of numbers as report.json has them, so that a reader of it can make every sentence again.
-  found = [rounded(finite(tuning_of(group))) for group in groups]
-  words = [sentences(tuning) for tuning in found]
+  tunings = [rounded(finite(tuning.tuning_of(group))) for group in groups]
+  words = [sentences(found) for found in tunings]
   page = Parts('Fine-tuning (Figure 30)')
   page.paragraphs([upper(first) for first, *_ in words])
   page.table(['runs', 'verdict', *(measure.words for measure in MEASURES.values())], [
-      [tuning.name, verdict(tuning), *({of.measure: of.verdict for of in tuning.differences}.get(
-          key, '-') for key in MEASURES)] for tuning in found], range(2 + len(MEASURES)))
+      [found.name, verdict(found), *({of.measure: of.verdict for of in found.differences}.get(
+          key, '-') for key in MEASURES)] for found in tunings], range(2 + len(MEASURES)))
   for file, of in (('loss.png', _LOSS), ('sink.png', _SINK)):
     if panels := [panel for group in groups
                   if (panel := _panel(group, [*TRIALS], group.name, *of)).series]:
       page.picture(file, drawing.panels(Picture(file, panels=panels)), _CAPTIONS[file])
-  for group, tuning, (_, *details) in zip(groups, found, words):
-    page.heading(tuning.name)
+  for group, found, (_, *details) in zip(groups, tunings, words):
+    page.heading(found.name)
     page.items(details)
     planted = _courses(group, 'unstable', (PLANTED,),
                        f'{TRIALS[PLANTED].capitalize()}, {group.name}')
     for picture in (*tuned_pictures([group]), *planted):
       page.picture(picture.file, drawing.panels(picture), f'{picture.name}. {_COURSES}')
-    page.table(_HEAD, [_row(run) for run in tuning.runs], (0, 2))
-    page.paragraph(f'Trained with {"; ".join(tuning.trained)}.')
-    if missing := [trial for trial in TRIALS if not tuning.of(trial)]:
+    page.table(_HEAD, [_row(run) for run in found.runs], (0, 2))
+    page.paragraph(f'Trained with {"; ".join(found.trained)}.')
+    if missing := [trial for trial in TRIALS if not found.of(trial)]:
       page.paragraph(f'Not run: {", ".join(missing)}. To train them:')
-      page.code(f'{COMMAND} --budget={tuning.rules} --protocol={tuning.protocol} '
-                f'--only={",".join(missing)} --workdir=runs/sft/{tuning.protocol}')
+      page.code(f'{tuning.COMMAND} --budget={found.rules} --protocol={found.protocol} '
+                f'--only={",".join(missing)} --workdir=runs/sft/{found.protocol}')
   page.heading('How it is judged')
   page.paragraph(_METHOD)
   page.write(to_path(out), to_json({'criteria': CRITERIA, 'tuned': [
-      vars(tuning) | {'verdict': verdict(tuning), 'sentences': lines}
-      for tuning, lines in zip(found, words)]}))
+      vars(found) | {'verdict': verdict(found), 'sentences': lines}
+      for found, lines in zip(tunings, words)]}))
   return '\n'.join(line for lines in words for line in lines)
 
 
@@ -139,66 +126,66 @@ def _panel(group: Group, trials: Iterable[str], title: str, y: str, points: Poin
 def _row(run: TunedRun) -> list[str]:
   counts = [str(len(run.issues[key])) if run.issues else '-' for key in CRITERIA]
   sign = lambda probe, key: number(probe and probe[key], '.2f')
-  signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in SIGNS]
+  signs = [f'{sign(run.before, key)} to {sign(run.after, key)}' for key in tuning.SIGNS]
   signs[0] += '*' if run.proxy else ''
   return [TRIALS[run.trial], str(run.seed), f'{run.status}, step {run.step:,}', *counts,
           *(number(value, '.3f')
             for value in (run.first_loss, run.last_loss, run.median_gradient)), *signs]
 
 
-def verdict(tuning: Tuning) -> str:
+def verdict(found: Tuning) -> str:
   """The verdict on "no stability issue", in words."""
-  if tuning.rules != _FULL:
+  if found.rules != _FULL:
     return "too small to test the paper's sentence, which is about 1B models"
-  if tuning.mixed:
-    return f'no verdict: the runs differ in {", ".join(tuning.mixed)}'
-  if absent := [trial for trial in _MODELS if not tuning.of(trial)]:
+  if found.mixed:
+    return f'no verdict: the runs differ in {", ".join(found.mixed)}'
+  if absent := [trial for trial in _MODELS if not found.of(trial)]:
     return f'no verdict: not run: {", ".join(absent)}'
-  if open_ := [run for trial in _MODELS for run in tuning.of(trial)
+  if open_ := [run for trial in _MODELS for run in found.of(trial)
                if not run.ended or run.issues is None]:
     return f'no verdict: {"; ".join(map(_where, open_))}'
-  if not tuning.able:
+  if not found.able:
     return 'no verdict: the criteria are not able to tell' + (
-        f', since {PLANTED} has not been run to its end' if tuning.able is None else '')
-  unstable = [_named(run) for run in tuning.of(SIGMOID) if run.unstable]
+        f', since {PLANTED} has not been run to its end' if found.able is None else '')
+  unstable = [_named(run) for run in found.of(SIGMOID) if run.unstable]
   return (f'a stability issue: {", ".join(unstable)}' if unstable
           else 'no stability issue by these criteria')
 
 
-def sentences(tuning: Tuning) -> list[str]:
+def sentences(found: Tuning) -> list[str]:
   """What was found, all of it from the values of the `Tuning`."""
-  judged = {trial: [run for run in tuning.of(trial) if run.issues] for trial in TRIALS}
+  judged = {trial: [run for run in found.of(trial) if run.issues] for trial in TRIALS}
   steps = [f'{TRIALS[trial]} {sum(len(run.unstable) for run in runs)} of '
            f'{sum(run.judged for run in runs):,}' for trial, runs in judged.items() if runs]
-  lines = [f'{tuning.name}: {verdict(tuning)}. Steps with an issue, of those judged: '
-           f'{", ".join(steps) or "none judged"}.', _control(tuning)]
-  if tuning.mixed:
-    lines.append(f'The runs differ in more than they are about: {", ".join(tuning.mixed)}. They '
+  lines = [f'{found.name}: {verdict(found)}. Steps with an issue, of those judged: '
+           f'{", ".join(steps) or "none judged"}.', _control(found)]
+  if found.mixed:
+    lines.append(f'The runs differ in more than they are about: {", ".join(found.mixed)}. They '
                  'are not compared.')
-  if left := [run for run in tuning.runs if not run.ended or run.problem]:
+  if left := [run for run in found.runs if not run.ended or run.problem]:
     lines.append(f'Not at their last step, or not judged: {"; ".join(map(_where, left))}.')
   for trial in _MODELS:
     seeds, words = ', '.join(str(run.seed) for run in judged[trial]), upper(TRIALS[trial])
     lines.append(f'{words}, seed{"s" if len(judged[trial]) > 1 else ""} {seeds}: '
                  f'{_issues(judged[trial])}.' if seeds else f'{words}: nothing to judge.')
-  for of in tuning.differences:
+  for of in found.differences:
     measure = MEASURES[of.measure]
     interval = 'no interval' if of.low is None or of.high is None else (
         f'{measure.text(of.low)} to {measure.text(of.high)}')
     lines.append(f'Sigmoid against softmax, {measure.words}: {measure.text(of.mean)} ({interval}, '
                  f'n = {len(of.values)}): {of.verdict}.')
-  if not tuning.differences:
+  if not found.differences:
     lines.append('Whether the two models behave alike is open: no seed of both is done.')
-  return lines + [line for trial in _MODELS for line in _signs(tuning.of(trial))]
+  return lines + [line for trial in _MODELS for line in _signs(found.of(trial))]
 
 
-def _control(tuning: Tuning) -> str:
-  runs = tuning.of(PLANTED)
+def _control(found: Tuning) -> str:
+  runs = found.of(PLANTED)
   mean = lambda key: mean_and_range([getattr(run, key) for run in runs], '.2f')
-  if tuning.able is None:
+  if found.able is None:
     return (f'{PLANTED}, softmax with 1,000 times the learning rate, has not been run to its end: '
             'nothing shows that the criteria find an unstable run.')
-  if tuning.able:
+  if found.able:
     return f'The criteria find the planted unstable run: {_issues(runs)}.'
   return (f'The criteria do not find the planted unstable run, whose loss goes from '
           f'{mean("first_loss")} in the first tenth of its steps to {mean("last_loss")} in the '
@@ -223,7 +210,8 @@ def _signs(runs: Sequence[TunedRun]) -> list[str]:
   mean = lambda key, i: mean_and_range([pair[i][key] for pair in pairs], '.2f')
   star = '*' if any(run.proxy for run in runs) else ''
   words = [f'{f"{name}{star} in %" if key == "sink_1" else name} '
-           f'{mean(key, 0)} before and {mean(key, 1)} after' for key, name in SIGNS.items()]
+           f'{mean(key, 0)} before and {mean(key, 1)} after'
+           for key, name in tuning.SIGNS.items()]
   return [f'{upper(TRIALS[runs[0].trial])} (n = {len(pairs)}): {"; ".join(words)}.']
 
 

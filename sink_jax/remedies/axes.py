@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from sink_jax.paper.criteria import MASSIVE, NO_SINK, SINK
-from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.events import DRAINED
+from sink_jax.paper.metrics import METRICS, probed
 from sink_jax.report.records import RunRecord
-
-DRAINED = 0.5  # value norm ratio below which the first token's values are drained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Axis:
     metric: the key of `METRICS` that measures it.
     margin: the difference from softmax that does not count yet, on the scale of the metric: points
       of rates, logarithms of ratios, nats.
-    null: the key of `ProbeRecord.nulls` that is its level where that is more; '' without one.
-    present: the level beyond which softmax has it; None for the loss, which needs no null.
+    present: the level beyond which softmax has it, or the null of the metric where that is more;
+      None for the loss, which needs none.
     absent: the level beyond which a remedy has removed it.
     small: whether it is a small number that shows it, as of drained values.
     less, more: what a remedy does whose number is smaller, or larger, than that of softmax.
@@ -41,7 +40,6 @@ class Axis:
   margin: float
   less: str
   more: str
-  null: str = ''
   present: float | None = None
   absent: float | None = None
   small: bool = False
@@ -54,11 +52,10 @@ class Axis:
 
 
 AXES = (
-    Axis('concentration', 'Sink_1 %', 'sink_1', 5.0, 'reduces', 'adds', 'sink_1', SINK, NO_SINK),
-    Axis('drain', 'least value ratio', 'value_ratio', 0.1, 'adds', 'reduces', '', DRAINED, DRAINED,
+    Axis('concentration', 'Sink_1 %', 'sink_1', 5.0, 'reduces', 'adds', SINK, NO_SINK),
+    Axis('drain', 'least value ratio', 'value_ratio', 0.1, 'adds', 'reduces', DRAINED, DRAINED,
          small=True),
-    Axis('massive', 'largest hidden ratio', 'massive', 0.1, 'reduces', 'adds', 'hidden_ratio',
-         MASSIVE, MASSIVE),
+    Axis('massive', 'largest hidden ratio', 'massive', 0.1, 'reduces', 'adds', MASSIVE, MASSIVE),
     Axis('loss', 'valid loss', 'valid_loss', 0.02, 'better', 'worse'),
 )
 EXTRA_KEY = 'sink_star'  # the metric of the mass that goes to an extra key or a sink token
@@ -66,25 +63,18 @@ EXTRA_KEY = 'sink_star'  # the metric of the mass that goes to an extra key or a
 
 def null_level(axis: Axis, softmax: Sequence[RunRecord]) -> float:
   """The 99th percentile of the axis where there is nothing to find; the largest of the seeds'."""
-  nulls = [null for run in softmax if run.probe is not None
-           for null in (run.probe.nulls.get(axis.null), run.probe.last_nulls.get(axis.null))
-           if null is not None]
-  return max(nulls, default=-math.inf)
-
-
-def largest_of_blocks(quantity: Callable[..., float | None]) -> Callable[[RunRecord], float | None]:
-  """The largest of a quantity of `BlockActivations` over the blocks; None where it is unknown."""
-  def of(run: RunRecord) -> float | None:
-    blocks = run.probe.activations if run.probe else ()
-    return max((value for block in blocks if (value := quantity(block)) is not None), default=None)
-  return of
+  key = METRICS[axis.metric].null
+  return max((of[key] for run in softmax if run.probe
+              for of in (run.probe.nulls, run.probe.last_nulls) if key in of), default=-math.inf)
 
 
 # Columns that are shown without a verdict.
 COLUMNS: dict[str, Callable[[RunRecord], float | None]] = {
-    'Sink_* %': lambda run: run.probe.sink_extra_key if run.probe else None,
-    'raw mass on token 1': lambda run: run.probe.raw_mass_1 if run.probe else None,
-    'dormant heads %': lambda run: run.probe.dormant_heads if run.probe else None,
-    'max / median': largest_of_blocks(lambda block: block.max_over_median),
-    'kurtosis': largest_of_blocks(lambda block: block.kurtosis_moment),
+    'Sink_* %': METRICS[EXTRA_KEY].of,
+    'raw mass on token 1': probed(lambda probe: probe.raw_mass_1),
+    'dormant heads %': probed(lambda probe: probe.dormant_heads),
+    'max / median': probed(lambda probe: probe.curves.max_over_median[-1]),
+    'kurtosis': probed(lambda probe: max(
+        (block.kurtosis_moment for block in probe.activations
+         if block.kurtosis_moment is not None), default=None)),
 }
