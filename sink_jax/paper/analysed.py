@@ -44,7 +44,7 @@ class AnalysisModule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Analysed:
-  """Results of files: what is made most as the paper's first, and of equals the newest.
+  """Results of files.
 
   failed: {(analysis, model of the paper): why}; files: {name: how it was made}; lines: about the
   rest; modules: what draws an analysis, by its name.
@@ -112,7 +112,8 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
         about['left out'].append(f'{model} in {name} ({error})')
         continue
       if published := _published(content):
-        found.results.extend(results_of(analysis, name, made['date'], published, content))
+        date = _time(made['date'])
+        found.results.extend(results_of(analysis, name, date, published, content))
       else:
         about['others'].append(f'{model} ({name})')
     for item in failures:
@@ -120,7 +121,6 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
       about['failed'].append(f'{model} in {name} ({error})')
       if published := known_model(model):
         found.failed.setdefault((analysis, published.name), f'failed: {error} ({name})')
-  found.results.sort(key=lambda result: (len(result.apart), -_time(result.date), result.file))
   others = len(about['others'])
   models = f'{others} model is' if others == 1 else f'{others} models are'
   found.lines.extend(f'{_LINES[kind].format(models)}: {listed(names)}.'

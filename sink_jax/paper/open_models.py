@@ -1,7 +1,7 @@
 """The paper's rows and figures of open models, with what analyses measured in these models.
 
-Of several results for one number or line, the first in `Analysed` is shown, and the files of the
-others are named.
+Of several results for one number or line, that with the fewest differences from the paper's is
+shown, of these the newest; the files of the others are named.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
   names, epsilon = figure.models, figure.epsilon
   candidates = analysed.of(figure.analysis, names)
   groups: dict[tuple, dict[str, Result]] = {}
-  for result in candidates:
+  for result in sorted(candidates, key=lambda result: result.rank):
     # A panel of Figure 9 is of one threshold, which the analysis must have used.
     if epsilon is None or epsilon in result.content['epsilons']:
       groups.setdefault(result.alike, {}).setdefault(result.model.name, result)

@@ -194,16 +194,17 @@ def printable(value: object, most: int = 80) -> str:
 class Result:
   """A checked result of an analysis of one of the paper's models, on one kind of inputs.
 
-  file: that it is from. date, checkpoint, inputs: what the file says of them. content: all of it.
+  file: that it is from. checkpoint, inputs: what the file says of them. content: all of it. date:
+  when the file was written, in seconds.
   """
 
   analysis: str
   file: str
-  date: str
   model: Published
   checkpoint: Mapping[str, Any]
   inputs: Mapping[str, Any]
   content: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  date: float = dataclasses.field(metadata=UNWRITTEN)
 
   @property
   def differences(self) -> list[str]:
@@ -240,6 +241,11 @@ class Result:
   def apart(self) -> list[str]:
     """Why it is not compared with the paper's; empty where it is."""
     return self.differences + self.other_model
+
+  @property
+  def rank(self) -> tuple[int, float, str]:
+    """What says most about the paper's numbers first, and of equals the newest."""
+    return len(self.apart), -self.date, self.file
 
   @property
   def remarks(self) -> list[str]:
@@ -285,7 +291,7 @@ class Result:
     return asked['bos'], asked.get('limit')
 
 
-def results_of(analysis: str, file: str, date: str, model: Published, content: dict[str, Any]
+def results_of(analysis: str, file: str, date: float, model: Published, content: dict[str, Any]
                ) -> list[Result]:
   """The results in a checked content, one for each kind of inputs."""
   parts = [content] if analysis != 'kinds' else [
@@ -293,10 +299,10 @@ def results_of(analysis: str, file: str, date: str, model: Published, content: d
       for inputs in content['inputs']['kinds']]
   pick = lambda of, *keys: {key: of.get(key) for key in keys}
   return [Result(
-      analysis, file, date, model,
+      analysis, file, model,
       pick(part['checkpoint'], 'folder', 'revision', 'dtype', 'parameters'),
       pick(part['inputs'], 'kind', 'sequences', 'length', 'source') | {
-          'bos': part['inputs']['bos']['protocol']}, part) for part in parts]
+          'bos': part['inputs']['bos']['protocol']}, part, date) for part in parts]
 
 
 def _that_apply(words: Mapping[str, bool]) -> list[str]:

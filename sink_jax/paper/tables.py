@@ -150,13 +150,13 @@ def _open_entries(table: PaperTable, row: PaperRow, analysed: Analysed
     found = [(result, value) for result in analysed.of(table.analysis, [model])
              if (value := open_models.value_of(table, row, metric, result)) is not None]
     if found:
-      (result, value), *rest = found
+      result, value = min(found, key=lambda pair: pair[0].rank)
       # One difference from the protocol is enough to withhold the comparison; the number is shown
       # all the same.
       cells[metric] = _beside(row.values.get(metric), single(metric, value, result.file),
                               not result.apart, '; '.join(result.apart or result.remarks))
       shown += [result] if result not in shown else []
-      others += [other.file for other, _ in rest]
+      others += [other.file for other, _ in found if other is not result]
   absent = analysed.absent(table.analysis, models.values(), shown)
   # A row of models that nobody has run stands in the table as the paper's numbers alone.
   if not cells and set(absent.values()) == {NOT_RUN}:
