@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 import sink_jax
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
-from sink_jax.paper.open_protocol import EXPECTED, Result, by_inputs, check_result, printable
+from sink_jax.paper.open_protocol import EXPECTED, Result, check_result, printable, results_of
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
@@ -21,6 +21,7 @@ _REMEDY = ('name the folders or files that python -m sink_jax.analyses NAME '
 _LARGEST = 1 << 25  # bytes of a file; thirty models with maps take a tenth
 _FILES, _RESULTS = 10_000, 1_000
 _SHOWN = 10  # names in a line
+NOT_RUN = 'not run'
 _NAME, _MESSAGE = 100, 200  # characters
 # What no table or figure shows is named in a line of its kind.
 _LINES = {
@@ -59,6 +60,12 @@ class Analysed:
     """The results of an analysis of these models; None: of all."""
     return [result for result in self.results if result.analysis == analysis
             and (models is None or result.model.name in models)]
+
+  def absent(self, analysis: str, models: Iterable[str], shown: Sequence[Result]) -> dict[str, str]:
+    """Why each of these models has none among the results that are shown."""
+    there = {result.model.name for result in shown}
+    return {model: self.failed.get((analysis, model), NOT_RUN) for model in models
+            if model not in there}
 
 
 def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) -> Analysed:
@@ -105,8 +112,8 @@ def read_analyses(places: Iterable[str], modules: Mapping[str, AnalysisModule]) 
         about['left out'].append(f'{model} in {name} ({error})')
         continue
       if published := _published(content):
-        found.results.extend(Result(analysis, name, _date(made['date']), published, part)
-                             for part in by_inputs(analysis, content))
+        date = _time(made['date'])
+        found.results.extend(results_of(analysis, name, date, published, content))
       else:
         about['others'].append(f'{model} ({name})')
     for item in failures:
@@ -172,14 +179,14 @@ def _made(record: Mapping[str, Any]) -> dict[str, Any]:
       key: printable(versions[key], _NAME) for key in ('sink_jax', 'jax') if key in versions}}
 
 
-def _date(words: str) -> datetime.datetime:
-  """When a file was written; the earliest possible time where it does not say."""
+def _time(words: str) -> float:
+  """When a file was written, in seconds; the earliest possible time where it does not say."""
   try:
     date = datetime.datetime.fromisoformat(words)
   except ValueError:
     date = datetime.datetime.min
   # Those without a time zone, which cannot be compared with others, are taken for UTC.
-  return date.replace(tzinfo=date.tzinfo or datetime.timezone.utc)
+  return date.replace(tzinfo=date.tzinfo or datetime.timezone.utc).timestamp()
 
 
 def _published(content: Mapping[str, Any]) -> Published | None:

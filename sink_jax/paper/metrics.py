@@ -108,6 +108,13 @@ class Statistics:
     return mean + self.metric.sign + ''.join(spread)
 
 
+def single(name: str, value: float, source: str) -> Statistics:
+  """One number that is no mean over runs. source: the file that has it."""
+  metric = METRICS[name]
+  return Statistics(value, value, value, None, 1, metric.text(value), False, [source], metric,
+                    [value], {}, [])
+
+
 def metric_summary(name: str, runs: Iterable[RunRecord]) -> Statistics | None:
   """The mean and spread over the runs that have the metric; None if none has it."""
   return summarize(METRICS[name], runs, starred=name in _OF_SCORES)

@@ -75,7 +75,7 @@ class PaperTable:
   section: str
   needs: str
   metrics: Sequence[str]
-  rows: Sequence[PaperRow] = dataclasses.field(metadata=UNWRITTEN)  # as `cells.Row` in report.json
+  rows: Sequence[PaperRow] = dataclasses.field(metadata=UNWRITTEN)  # as `tables.Row` in report.json
   analysis: str = ''
   note: str = ''
 
@@ -185,7 +185,12 @@ def comparable_loss(run: RunRecord) -> float | None:
 
 
 def remark(metric: str, runs: Sequence[RunRecord]) -> tuple[bool, str]:
-  """Whether a metric of these runs is compared with the paper's, and what is to be said of it."""
+  """Whether a metric of these runs is compared with the paper's, and what is to be said of it.
+
+  runs: that have the metric, all done or all under way.
+  """
+  if runs[0].status != 'done' and metric != 'converges':
+    return False, 'not the last step'
   # A rate needs no vocabulary: it is a share of heads on any text. A loss per token depends on what
   # a token is.
   known = metric != 'valid_loss' or all(comparable_loss(run) is not None for run in runs)

@@ -1,6 +1,6 @@
 """The paper's rows and figures of open models, with what analyses measured in these models.
 
-Of several results for one number, that with the fewest differences from the paper's protocol is
+Of several results for one number or line, that with the fewest differences from the paper's is
 shown, of these the newest; the files of the others are named.
 """
 
@@ -12,18 +12,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sink_jax.paper.analysed import Analysed, listed
-from sink_jax.paper.cells import Cell, Entry, OpenNumber
-from sink_jax.paper.metrics import METRICS
-from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable, difference
+from sink_jax.paper.numbers import PaperFigure, PaperRow, PaperTable
 from sink_jax.paper.open_protocol import EXPECTED, Result, printable
-from sink_jax.paper.pictures import DrawnModel, Figure, Picture
+from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.pretrained.hub import MODELS, known_model
 from sink_jax.report.images import with_palette
 from sink_jax.report.markup import upper
 
 _MANY = 'Pythia-14M,GPT2'  # of a figure of all models, to begin with
 _MESSAGE, _LABEL = 200, 40  # characters
-_NOT_RUN = 'not run'
 # Fields are checked when a file is read; what they are together is not known before it is drawn.
 _UNDRAWABLE = (ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 
@@ -48,26 +45,6 @@ def models_of(table: PaperTable, row: PaperRow) -> dict[str, str]:
   return {metric: chat if metric == 'sink_1_chat' else base.name for metric in table.metrics}
 
 
-def entries_of(table: PaperTable, row: PaperRow, analysed: Analysed
-               ) -> tuple[list[Entry], list[str]]:
-  """The measured numbers of a row, none if nothing was run for it; its models without a number."""
-  models = models_of(table, row)
-  cells = {metric: cell for metric, model in models.items()
-           if (cell := _cell(table, row, metric, model, analysed))}
-  numbers = [cell.measured for cell in cells.values() if isinstance(cell.measured, OpenNumber)]
-  measured = {number.model for number in numbers}
-  absent = {model: _absent(table, model, analysed) for model in models.values()
-            if model not in measured}
-  # A row of models that nobody has run stands in the table as the paper's numbers alone.
-  if not cells and set(absent.values()) == {_NOT_RUN}:
-    return [], [*absent]
-  others = [file for number in numbers for file in number.others]
-  status = (['measured'] * bool(cells) + [f'{model} {why}' for model, why in absent.items()]
-            + [f'also in {_files(others)}'] * bool(others))
-  sources = list(dict.fromkeys(number.file for number in numbers))
-  return [Entry('; '.join(status), cells, sources)], [*absent]
-
-
 def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
   """A figure with its picture, or with a status that says why there is none."""
   shown, left_out = _together(figure, analysed)
@@ -82,46 +59,17 @@ def figure_of(figure: PaperFigure, analysed: Analysed) -> Figure:
     files = ', '.join(dict.fromkeys(result.file for result in shown))
     return Figure(figure, [], f'cannot be drawn: the results in {files} do not fit together '
                               f'({printable(error, _MESSAGE)})')
-  there = {result.model.name for result in shown}
+  absent = analysed.absent(figure.analysis, figure.models or (), shown)
   picture = Picture(
       file=f'{figure.key}.png',
-      missing=[f'{name} ({_absent(figure, name, analysed)})'
-               for name in figure.models or () if name not in there],
-      note=_note(shown, left_out), numbers=numbers,
-      models=[DrawnModel(result.model.name, result.file, result.checkpoint) for result in shown],
+      missing=[f'{name} ({why})' for name, why in absent.items()],
+      note=_note(shown, left_out), numbers=numbers, models=shown,
       # The pictures of analyses have no palette yet, as every other picture of the page has.
       png=with_palette(raw))
   return Figure(figure, [picture], 'drawn')
 
 
-def _absent(item: PaperTable | PaperFigure, model: str, analysed: Analysed) -> str:
-  """Why an analysis has no result of a model."""
-  return analysed.failed.get((item.analysis, model), _NOT_RUN)
-
-
-def _cell(table: PaperTable, row: PaperRow, metric: str, model: str, analysed: Analysed
-          ) -> Cell | None:
-  candidates = [(result.differences + result.other_model, result, value)
-                for result in analysed.of(table.analysis, [model])
-                if (value := _value(table, row, metric, result)) is not None]
-  if not candidates:
-    return None
-  # Fewest differences first, as such a number says most about the paper's; of equal ones the
-  # newest.
-  apart, shown, value = min(
-      candidates, key=lambda candidate: (len(candidate[0]), *candidate[1].rank))
-  paper = row.values.get(metric)
-  number = OpenNumber(
-      value, METRICS[metric].text(value), model, shown.file, shown.checkpoint, shown.inputs,
-      others=[result.file for _, result, _ in candidates if result is not shown])
-  # One difference from the protocol is enough to withhold the comparison; the number is shown all
-  # the same.
-  return Cell(paper, None if apart else difference(value, paper), agrees=None,
-              remark='' if paper is None else '; '.join(apart or shown.remarks),
-              measured=number)
-
-
-def _value(table: PaperTable, row: PaperRow, metric: str, result: Result) -> float | None:
+def value_of(table: PaperTable, row: PaperRow, metric: str, result: Result) -> float | None:
   """The number of a result that stands for a metric of a row; None where it has none."""
   content = result.content
   if table.analysis == 'kinds':
@@ -140,32 +88,24 @@ def _together(figure: PaperFigure, analysed: Analysed) -> tuple[list[Result], li
   """The results to draw in one picture, a model each; and words on those that are left out."""
   names, epsilon = figure.models, figure.epsilon
   candidates = analysed.of(figure.analysis, names)
-  groups: dict[tuple, list[Result]] = {}
-  for result in candidates:
+  groups: dict[tuple, dict[str, Result]] = {}
+  for result in sorted(candidates, key=lambda result: result.rank):
     # A panel of Figure 9 is of one threshold, which the analysis must have used.
     if epsilon is None or epsilon in result.content['epsilons']:
-      groups.setdefault(result.alike, []).append(result)
+      groups.setdefault(result.alike, {}).setdefault(result.model.name, result)
   if not groups:
     return [], [f'{result.file} has no epsilon {epsilon:g}' for result in candidates] + [
         f'{model} {why}' for (analysis, model), why in analysed.failed.items()
         if analysis == figure.analysis and (names is None or model in names)]
-  # Results of different protocols never share a picture.
-  group = min(groups.values(), key=_group_order)
-  group.sort(key=lambda result: (len(result.other_model), *result.rank))
-  # The first of a model stays: of the right size, then the newest.
-  shown = {result.model.name: result for result in reversed(group)}
+  # Results of different protocols never share a picture: that nearest to the paper's is drawn, of
+  # these the one with most models.
+  shown = min(groups.values(), key=lambda group: (
+      max(len(result.differences) for result in group.values()), -len(group)))
   left_out = [f'{result.model.name} of {result.file}' for result in candidates
               if result is not shown.get(result.model.name)]
   # As the paper or the catalogue lists them: colours and legends then do not depend on the order of
   # files.
   return [shown[name] for name in names or MODELS if name in shown], left_out
-
-
-def _group_order(group: Sequence[Result]) -> tuple[int, int, float, str]:
-  """Of results that are alike: nearest to the protocol, most models, newest first."""
-  models = {result.model.name for result in group}
-  return (max(len(result.differences) for result in group), -len(models),
-          *min(result.rank for result in group))
 
 
 def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
@@ -183,8 +123,9 @@ def _named(figure: PaperFigure, result: Result) -> dict[str, Any]:
 
 def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
   """The files of a picture, how its inputs were made, and in what that is not the paper's way."""
+  files = dict.fromkeys(result.file for result in shown)
   apart = dict.fromkeys(words for result in shown for words in result.differences)
-  lines = [f'Drawn from {_files(result.file for result in shown)}: {shown[0].described}']
+  lines = [f'Drawn from {listed(list(files))}: {shown[0].described}']
   lines += [f'Not the paper\'s protocol: {", ".join(apart)}'] if apart else []
   lines += [f'{result.model.name}: {words}' for result in shown
             for words in result.other_model]
@@ -192,7 +133,3 @@ def _note(shown: Sequence[Result], left_out: Sequence[str]) -> str:
     lines += dict.fromkeys(words for result in shown for words in result.remarks)
   lines += [f'Not drawn with these: {listed(left_out)}'] if left_out else []
   return '. '.join(map(upper, lines)) + '.'
-
-
-def _files(names: Iterable[str]) -> str:
-  return listed(list(dict.fromkeys(names)))

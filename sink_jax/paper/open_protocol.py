@@ -12,7 +12,6 @@ text are compared all the same, and marked.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io.tables import short
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos
 from sink_jax.pretrained.hub import Published
+from sink_jax.report.jsontext import UNWRITTEN
 
 CRITERION = (
     'Open models are compared where inputs, T, epsilon, the number of sequences, BOS and dtype are '
@@ -190,41 +190,21 @@ def printable(value: object, most: int = 80) -> str:
   return words if len(words) <= most else words[:most - 3] + '...'
 
 
-def by_inputs(analysis: str, content: dict[str, Any]) -> list[dict[str, Any]]:
-  """A checked result; of several kinds of inputs, the part of each."""
-  if analysis != 'kinds':
-    return [content]
-  return [content | {'inputs': inputs, 'sink_1': content['sink_1'].get(inputs['kind'])}
-          for inputs in content['inputs']['kinds']]
-
-
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """A checked result of an analysis of one of the paper's models, on one kind of inputs."""
+  """A checked result of an analysis of one of the paper's models, on one kind of inputs.
+
+  file: that it is from. checkpoint, inputs: what the file says of them. content: all of it. date:
+  when the file was written, in seconds.
+  """
 
   analysis: str
   file: str
-  date: datetime.datetime
   model: Published
-  content: Mapping[str, Any]
-
-  @property
-  def rank(self) -> tuple[float, str]:
-    """Newest first."""
-    return -self.date.timestamp(), self.file
-
-  @property
-  def inputs(self) -> dict[str, Any]:
-    """How its inputs were made."""
-    inputs = self.content['inputs']
-    return {key: inputs.get(key) for key in ('kind', 'sequences', 'length', 'source')} | {
-        'bos': inputs['bos']['protocol']}
-
-  @property
-  def checkpoint(self) -> dict[str, Any]:
-    """Which checkpoint it is of."""
-    return {key: self.content['checkpoint'].get(key)
-            for key in ('folder', 'revision', 'dtype', 'parameters')}
+  checkpoint: Mapping[str, Any]
+  inputs: Mapping[str, Any]
+  content: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  date: float = dataclasses.field(metadata=UNWRITTEN)
 
   @property
   def differences(self) -> list[str]:
@@ -256,6 +236,16 @@ class Result:
       return []
     return [f'another model of that name: {short(size, 2)} parameters instead of '
             f'{short(nominal, 2)}']
+
+  @property
+  def apart(self) -> list[str]:
+    """Why it is not compared with the paper's; empty where it is."""
+    return self.differences + self.other_model
+
+  @property
+  def rank(self) -> tuple[int, float, str]:
+    """What says most about the paper's numbers first, and of equals the newest."""
+    return len(self.apart), -self.date, self.file
 
   @property
   def remarks(self) -> list[str]:
@@ -299,6 +289,20 @@ class Result:
       return 'none', None
     asked = self.content['hellaswag']
     return asked['bos'], asked.get('limit')
+
+
+def results_of(analysis: str, file: str, date: float, model: Published, content: dict[str, Any]
+               ) -> list[Result]:
+  """The results in a checked content, one for each kind of inputs."""
+  parts = [content] if analysis != 'kinds' else [
+      content | {'inputs': inputs, 'sink_1': content['sink_1'].get(inputs['kind'])}
+      for inputs in content['inputs']['kinds']]
+  pick = lambda of, *keys: {key: of.get(key) for key in keys}
+  return [Result(
+      analysis, file, model,
+      pick(part['checkpoint'], 'folder', 'revision', 'dtype', 'parameters'),
+      pick(part['inputs'], 'kind', 'sequences', 'length', 'source') | {
+          'bos': part['inputs']['bos']['protocol']}, part, date) for part in parts]
 
 
 def _that_apply(words: Mapping[str, bool]) -> list[str]:

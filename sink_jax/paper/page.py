@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper import drawing
-from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, Claim, SecondLook, Verdict
 from sink_jax.paper.events import CAPTION, NOTE, EventOrder
 from sink_jax.paper.metrics import METRICS
@@ -15,7 +14,7 @@ from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS, Summary
 from sink_jax.paper.synthetic import SyntheticAxis
-from sink_jax.paper.tables import add_runs, add_synthetic, add_table
+from sink_jax.paper.tables import Table, add_runs, add_synthetic, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from sink_jax.paper.numbers import PaperFigure
+from sink_jax.paper.open_protocol import Result
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.records import RunRecord
 
@@ -56,15 +56,6 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnModel:
-  """A published model in a picture, and the file and checkpoint that it is drawn from."""
-
-  model: str
-  file: str
-  checkpoint: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
 class Picture:
   """A picture: the name of its PNG, of what it is, and what is missing in it.
 
@@ -81,7 +72,7 @@ class Picture:
   budget: str = ''
   protocol: str = ''
   across: int | None = None
-  models: Sequence[DrawnModel] = ()
+  models: Sequence[Result] = ()
   numbers: Sequence[Sequence[str]] = ()
   png: bytes = dataclasses.field(default=b'', metadata=UNWRITTEN)
 

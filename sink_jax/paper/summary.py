@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from sink_jax.paper.analysed import Analysed
-from sink_jax.paper.cells import Table
 from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
+from sink_jax.paper.tables import Table
 from sink_jax.report.records import split_notes
 
 OPEN = 'open models'

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from sink_jax.io.tables import number, short
 from sink_jax.paper import numbers, open_models
-from sink_jax.paper.analysed import Analysed
-from sink_jax.paper.cells import Cell, Entry, Row, Table
+from sink_jax.paper.analysed import NOT_RUN, Analysed, listed
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import METRICS, metric_summary
-from sink_jax.paper.numbers import PaperRow, PaperTable, difference, remark
+from sink_jax.paper.metrics import METRICS, Statistics, metric_summary, single
+from sink_jax.paper.numbers import PaperRow, PaperTable, Value, difference, remark
+from sink_jax.paper.open_protocol import Result
 from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
@@ -22,9 +23,69 @@ _FAILURES = {('diverged',): ': a training failure, as in the paper',
              ('diverged', 'done'): ': some seeds fail, all do in the paper'}
 _MARKS = '†‡§¶#'
 _PROXIES = '*: of proxy scores.'
-_NOT_RUN = Entry('not run', {}, ())
 _LEFT = {'setting', 'budget, protocol', 'status and runs', 'status and files'}  # columns of words
 Words = str | tuple[str, str]  # a text, or a text and small print
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A number that was measured here beside the paper's.
+
+  difference: measured minus the paper's; None where the two are not compared. agrees: of a truth,
+  else None. remark: why it is not compared, or in what its making differs from the paper's.
+  measured: over seeds; of a published model, one number, whose run is the file of an analysis.
+  """
+
+  paper: Value
+  difference: float | None
+  agrees: bool | None
+  remark: str
+  measured: Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What was measured for a row: of a trial at one budget and protocol, or of published models.
+
+  cells: by metric. sources: names of runs, or files of the cells. steps, unique_tokens (0: all of
+  the data): of the first run with a config. tokens: seen by the first measured run. models: the
+  results of published ones.
+  """
+
+  status: str
+  cells: Mapping[str, Cell]
+  sources: Sequence[str]
+  budget: str = ''
+  protocol: str = ''
+  steps: int | None = None
+  tokens: int | None = None
+  unique_tokens: int = 0
+  models: Sequence[Result] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of the paper and what was measured for it.
+
+  texts: the paper's values by metric, as they stand in a table.
+  """
+
+  paper: PaperRow
+  texts: Mapping[str, str]
+  entries: Sequence[Entry] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table of the paper with rows of measured numbers. headings: of columns, by metric."""
+
+  paper: PaperTable
+  status: str
+  headings: Mapping[str, str]
+  rows: Sequence[Row]
+
+
+_EMPTY = Entry(NOT_RUN, {}, ())
 
 
 def tables(groups: Sequence[Group], analysed: Analysed = Analysed()) -> list[Table]:
@@ -36,7 +97,7 @@ def _table(table: PaperTable, groups: Sequence[Group], analysed: Analysed) -> Ta
   rows, lacking = [], []
   for row in table.rows:
     if table.needs == 'open models':
-      entries, models = open_models.entries_of(table, row, analysed)
+      entries, models = _open_entries(table, row, analysed)
       lacking += models
     else:
       entries = [_entry(row, row.trial, table.metrics, group) for group in groups
@@ -81,6 +142,31 @@ def _entry(row: PaperRow, trial: str, metrics: Iterable[str], group: Group) -> E
       unique_tokens=setup.experiment.data.max_tokens if setup else 0)
 
 
+def _open_entries(table: PaperTable, row: PaperRow, analysed: Analysed
+                  ) -> tuple[list[Entry], list[str]]:
+  """The measured numbers of a row, none if nothing was run for it; its models without a number."""
+  models, cells, shown, others = open_models.models_of(table, row), {}, [], []
+  for metric, model in models.items():
+    found = [(result, value) for result in analysed.of(table.analysis, [model])
+             if (value := open_models.value_of(table, row, metric, result)) is not None]
+    if found:
+      result, value = min(found, key=lambda pair: pair[0].rank)
+      # One difference from the protocol is enough to withhold the comparison; the number is shown
+      # all the same.
+      cells[metric] = _beside(row.values.get(metric), single(metric, value, result.file),
+                              not result.apart, '; '.join(result.apart or result.remarks))
+      shown += [result] if result not in shown else []
+      others += [other.file for other, _ in found if other is not result]
+  absent = analysed.absent(table.analysis, models.values(), shown)
+  # A row of models that nobody has run stands in the table as the paper's numbers alone.
+  if not cells and set(absent.values()) == {NOT_RUN}:
+    return [], [*absent]
+  status = (['measured'] * bool(cells) + [f'{model} {why}' for model, why in absent.items()]
+            + [f'also in {listed(list(dict.fromkeys(others)))}'] * bool(others))
+  sources = list(dict.fromkeys(result.file for result in shown))
+  return [Entry('; '.join(status), cells, sources, models=shown)], [*absent]
+
+
 def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Sequence[RunRecord]
           ) -> Cell | None:
   """The summary of a metric and its difference to the paper; None if it is unknown."""
@@ -89,17 +175,19 @@ def _cell(row: PaperRow, metric: str, runs: Sequence[RunRecord], measured: Seque
   summary = metric_summary(metric, measured)
   if summary is None:
     return None
-  paper = row.values.get(metric)
   compared, words = remark(metric, [run for run in measured if run.name in summary.runs])
-  if measured[0].status != 'done' and metric != 'converges':
-    compared, words = False, 'not the last step'
+  return _beside(row.values.get(metric), summary, compared, words)
+
+
+def _beside(paper: Value, measured: Statistics, compared: bool, words: str) -> Cell:
+  """A measured number beside the paper's, of which there may be none."""
   return Cell(
       paper=paper,
-      difference=difference(summary.mean, paper) if compared else None,
+      difference=difference(measured.mean, paper) if compared else None,
       # A truth agrees where all seeds do: their mean is then exactly 0 or 1.
-      agrees=summary.mean == float(paper) if isinstance(paper, bool) else None,
+      agrees=measured.mean == float(paper) if isinstance(paper, bool) else None,
       remark=words if paper is not None else '',
-      measured=summary)
+      measured=measured)
 
 
 def _tokens_seen(run: RunRecord) -> int:
@@ -127,7 +215,7 @@ def add_table(parts: Parts, table: Table, groups: int) -> None:
   head += ['steps', 'tokens', 'status and runs'] if trained else ['status and files'] * measured
   rows, marks = [], {}
   for row in table.rows:
-    for entry in row.entries or [_NOT_RUN]:  # a row that nobody has run is shown all the same
+    for entry in row.entries or [_EMPTY]:  # a row that nobody has run is shown all the same
       cells = [_measured(row, entry.cells, metric, marks) for metric in paper.metrics]
       group = ', '.join(filter(None, (entry.budget, entry.protocol)))
       rows.append([_setting(row)] + [group] * several

@@ -83,9 +83,13 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
                                      for row in table['rows']} for table in report['tables']}
   written = json.loads((measured / 'kinds.json').read_text())['results'][0]
   cell = rows_of['table-1-left']['GPT2-XL'][0]['cells']['sink_1_random']
-  assert cell['measured']['value'] == pytest.approx(written['sink_1']['random'])
+  assert cell['measured']['mean'] == pytest.approx(written['sink_1']['random'])
   assert (cell['paper'], cell['difference']) == (70.29, None)
-  assert cell['measured']['file'] == 'analyses/kinds.json'
+  assert cell['measured']['runs'] == ['analyses/kinds.json']
+  own, = [model for model in rows_of['table-1-left']['GPT2-XL'][0]['models']
+          if model['inputs']['kind'] == 'random']
+  assert (own['file'], own['model']['name']) == ('analyses/kinds.json', 'GPT2-XL')
+  assert (own['inputs']['length'], own['inputs']['bos']) == (12, 'none')
   assert cell['remark'].startswith(
       'sequences 2 instead of 100; T = 12 instead of 64; another model')
   assert '1.6 B' not in cell['remark'] and 'instead of 1.5 B' in cell['remark']
@@ -96,12 +100,12 @@ def test_what_analyses_wrote_is_on_the_page(measured, tmp_path):
     ours, = settings[f'first position vector {change} {by} the 10th']
     own = next(row for row in rows if (row['change'], row['position']) == (change, 10))
     for measure in ('sink_1', 'sink_t'):
-      assert ours['cells'][measure]['measured']['value'] == pytest.approx(own[measure])
+      assert ours['cells'][measure]['measured']['mean'] == pytest.approx(own[measure])
     assert settings[f'first position vector {change} {by} the 15th'] == []
   for key, model in (('figure-22', 'GPT2-XL'), ('figure-23', 'Pythia-14M')):
     figure = next(figure for figure in report['figures'] if figure['paper']['key'] == key)
     picture, = figure['pictures']
-    assert [own['model'] for own in picture['models']] == [model]
+    assert [own['model']['name'] for own in picture['models']] == [model]
     assert (tmp_path / 'out' / picture['file']).read_bytes().startswith(b'\x89PNG')
     assert 'T = 12 instead of 64' in picture['note'] and 'another model' in picture['note']
   assert '7 of 24 rows are measured, 0 of them in the paper\'s protocol; 2 of 26 figures are ' in (
@@ -200,8 +204,8 @@ def test_of_several_files_the_nearest_to_the_paper_then_the_newest_is_shown(tmp_
       date='2028-01-01')
   ours = entry_of(tables_of(*read(tmp_path).results), 'table-1-left', 'GPT2-XL')
   place = tmp_path.name
-  assert ours.cells['sink_1_natural'].measured.value == 81.0
-  assert ours.cells['sink_1_random'].measured.value == 70.0  # which the newest has not
+  assert ours.cells['sink_1_natural'].measured.mean == 81.0
+  assert ours.cells['sink_1_random'].measured.mean == 70.0  # which the newest has not
   assert ours.sources == [f'{place}/b/kinds.json', f'{place}/a/kinds.json']
   assert ours.status == f'measured; also in {place}/a/kinds.json, {place}/c/kinds.json'
 
@@ -306,7 +310,7 @@ def test_every_figure_is_drawn_of_its_models(tmp_path, key):
   assert made.status == 'drawn' and picture.png.startswith(b'\x89PNG')
   assert picture.file == f'{key}.png'
   expected = names[:2] + ([] if figure.models or key == 'figure-3' else [])
-  shown = [own.model for own in picture.models]
+  shown = [own.model.name for own in picture.models]
   assert set(shown) == set(expected) | ({'OPT-125M'} if figure.models is None else set())
   assert shown == [name for name in MODELS if name in shown]  # in the order of Table 8
   assert picture.missing == [f'{name} (not run)' for name in names[2:]]
@@ -321,7 +325,7 @@ def test_a_picture_has_one_protocol_and_names_what_it_leaves_out(tmp_path):
       'GPT2', 'GPT2-XL', 'OPT-125M')])
   write(tmp_path / 'b.json', 'scale', [content('scale', 'GPT2')])
   picture, = figure_of(FIGURES['figure-4-left'], read(tmp_path)).pictures
-  assert [own.model for own in picture.models] == ['GPT2']
+  assert [own.model.name for own in picture.models] == ['GPT2']
   place = tmp_path.name
   assert picture.note == (
       f'Drawn from {place}/b.json: natural inputs, 100 sequences, T = 64, epsilon 0.3, BOS protocol '

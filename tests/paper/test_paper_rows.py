@@ -5,13 +5,12 @@ import json
 import pytest
 
 from sink_jax.paper import numbers, synthetic, tables
-from sink_jax.paper.cells import Cell, Entry, Row, Table
 from sink_jax.paper.collect import groups_of, inconsistencies
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.metrics import METRICS, Statistics
 from sink_jax.paper.numbers import PaperRow, PaperTable, difference
 from sink_jax.paper.parts import aggregate
-from sink_jax.paper.tables import add_table
+from sink_jax.paper.tables import Cell, Entry, Row, Table, add_table
 from sink_jax.report.parts import Parts
 from sink_jax.train.experiment import Label
 from tests.paper.paper_runs import (
