@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from sink_jax.paper.criteria import MASSIVE, NO_SINK, SINK
-from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.metrics import METRICS, probed
+from sink_jax.report.probe_record import largest
 from sink_jax.report.records import RunRecord
 
 DRAINED = 0.5  # value norm ratio below which the first token's values are drained
@@ -72,19 +73,12 @@ def null_level(axis: Axis, softmax: Sequence[RunRecord]) -> float:
   return max(nulls, default=-math.inf)
 
 
-def largest_of_blocks(quantity: Callable[..., float | None]) -> Callable[[RunRecord], float | None]:
-  """The largest of a quantity of `BlockActivations` over the blocks; None where it is unknown."""
-  def of(run: RunRecord) -> float | None:
-    blocks = run.probe.activations if run.probe else ()
-    return max((value for block in blocks if (value := quantity(block)) is not None), default=None)
-  return of
-
-
 # Columns that are shown without a verdict.
 COLUMNS: dict[str, Callable[[RunRecord], float | None]] = {
-    'Sink_* %': lambda run: run.probe.sink_extra_key if run.probe else None,
-    'raw mass on token 1': lambda run: run.probe.raw_mass_1 if run.probe else None,
-    'dormant heads %': lambda run: run.probe.dormant_heads if run.probe else None,
-    'max / median': largest_of_blocks(lambda block: block.max_over_median),
-    'kurtosis': largest_of_blocks(lambda block: block.kurtosis_moment),
+    'Sink_* %': probed(lambda probe: probe.sink_extra_key),
+    'raw mass on token 1': probed(lambda probe: probe.raw_mass_1),
+    'dormant heads %': probed(lambda probe: probe.dormant_heads),
+    'max / median': probed(lambda probe: probe.curves.max_over_median[-1]),
+    'kurtosis': probed(lambda probe: largest(
+        block.kurtosis_moment for block in probe.activations)),
 }
