@@ -16,7 +16,7 @@ from sink_jax.remedies.page import leaderboard
 from sink_jax.remedies.step_times import read_step_times
 from sink_jax.report.comparison import as_text as comparison_text
 from sink_jax.report.comparison import compare
-from sink_jax.report.read_runs import find_runs
+from sink_jax.report.read_runs import find_runs, read_runs
 
 # Reports that need nothing but the runs of one config file.
 _PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
@@ -48,7 +48,8 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
   analysed = read_analyses(analyses, {name: each.module for name, each in ANALYSES.items()})
-  records = find_runs(runs) if runs else []
+  # Other reports name the command that makes their own runs.
+  records = (read_runs if kind == 'runs' else find_runs)(runs) if runs else []
   if kind is None:
     of_paper = bool(analyses) or not records or any(map(paper.is_shown, records))
     kind = 'paper' if of_paper else 'runs'
@@ -57,9 +58,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
                      f'--kind={kind}: leave it out.')
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
-  assert runs  # without them there are analyses, and the report is of the paper
   if kind == 'runs':
-    return comparison_text(compare(runs, out, maps is not False))
+    return comparison_text(compare(records, out, maps is not False))
   if kind == 'leaderboard':
+    assert runs  # without them there are analyses, and the report is of the paper
     return leaderboard(records, out, read_step_times(to_path(runs)))
   return _PAGES[kind](records, out)

@@ -19,7 +19,6 @@ from sink_jax.paper.claims import FAILS, HOLDS, Claim
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Panel, Picture
-from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.report.images import png
 
 _MARKERS = 'osD^vPXh*<>'
@@ -156,15 +155,6 @@ def claims(groups: Mapping[str, Sequence[tuple[str, str, Part]]]) -> bytes:
       seeds = list(map(place, part.values))
       ax.plot(seeds, [y] * len(seeds), 'o', markersize=4.5, color=colour)
   return png(figure)
-
-
-def rates(axis: SyntheticAxis) -> bytes:
-  """Sink_1 and Sink_* by variant, as a PNG."""
-  kinds = {'Sink_1 %': 'Sink_1, first token', 'Sink_* %': 'Sink_*, extra key'}
-  rows = {row.variant + '*' * row.cells['Sink_1 %'].proxy: {
-      kind: row.cells[heading].values for heading, kind in kinds.items() if heading in row.cells}
-          for row in axis.rows if 'Sink_1 %' in row.cells}
-  return png(seed_rows([SeedRows('', rows, {})]))
 
 
 def seed_rows(panels: Sequence[SeedRows], height: float = 0.2) -> Figure:

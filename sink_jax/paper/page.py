@@ -6,15 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sink_jax.paper import drawing
+from sink_jax.paper import drawing, synthetic
 from sink_jax.paper.claims import PLURAL, Claim, SecondLook, Verdict
 from sink_jax.paper.events import CAPTION, NOTE, EventOrder
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import LIMITS, Summary
-from sink_jax.paper.synthetic import SyntheticAxis
-from sink_jax.paper.tables import Table, add_runs, add_synthetic, add_table
+from sink_jax.paper.tables import Table, add_runs, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
@@ -72,7 +71,7 @@ class PaperReport:
   tables: Sequence[Table]
   figures: Sequence[Figure]
   events: Sequence[EventOrder]
-  synthetic: SyntheticAxis | None
+  synthetic: synthetic.SyntheticAxis | None
   comparison: str
   budgets: Mapping[str, Sequence[str]]
   notes: Sequence[str]
@@ -119,7 +118,8 @@ def page(report: PaperReport) -> Parts:
   if report.events:
     _add_events(parts, report.events)
   if report.synthetic:
-    _add_synthetic(parts, report.synthetic)
+    parts.heading(_SYNTHETIC)
+    synthetic.add_axis(parts, report.synthetic)
   parts.heading(_SHORT)
   for part in report.summary.parts:
     parts.heading(upper(part.name), 3)
@@ -240,20 +240,6 @@ def _add_events(parts: Parts, orders: Sequence[EventOrder]) -> None:
 def _draw_events(parts: Parts, order: EventOrder) -> None:
   picture = order.picture
   parts.picture(picture.file, drawing.panels(picture), f'{upper(picture.name)}. {CAPTION}')
-
-
-def _add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
-  parts.heading(_SYNTHETIC)
-  parts.paragraph("The paper's variants on the Bigram-Backcopy task, where one head has one thing "
-                  'to do; default is softmax.')
-  add_synthetic(parts, axis)
-  parts.paragraphs([f'The least possible loss is {value:.3f} nats on bigram targets and 0 on '
-                    'back-copies.' for value in axis.optimum])
-  if any('Sink_1 %' in row.cells for row in axis.rows):
-    parts.picture('synthetic.png', drawing.rates(axis), 'Sink_1 and Sink_* by variant, on the '
-                  'Bigram-Backcopy task; * marks proxies.')
-  with parts.details('Columns'):
-    parts.items([line(bold(heading), ': ', words) for heading, words in axis.columns.items()])
 
 
 def _add_made(parts: Parts, report: PaperReport) -> None:

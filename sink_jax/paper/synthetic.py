@@ -1,12 +1,16 @@
-"""The synthetic axis: the paper's variants on the Bigram-Backcopy task."""
+"""The synthetic axis: the paper's variants on the Bigram-Backcopy task, and their chapter."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from sink_jax.paper import drawing
 from sink_jax.paper.collect import SYNTHETIC, groups_of, is_synthetic
 from sink_jax.paper.metrics import METRICS, Metric, Statistics, over_blocks, probed, summarize
+from sink_jax.paper.tables import PROXIES, with_spread
+from sink_jax.report.markup import bold, line
+from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
 
 # {metric: what it means}
@@ -28,7 +32,9 @@ COLUMNS = {
         'The same of the hidden states after each block: the largest.',
     Metric('sink emerged', 'steps', METRICS['emergence_step'].of):
         'First probed step from which Sink_1 stays at or above 10 %.'}
-_STARRED = ('Sink_1 %', 'largest importance')  # the columns where * marks proxies
+_RATE = 'Sink_1 %'
+_STARRED = (_RATE, 'largest importance')  # the columns where * marks proxies
+_KINDS = {_RATE: 'Sink_1, first token', 'Sink_* %': 'Sink_*, extra key'}  # that are drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,3 +93,27 @@ def section(runs: Sequence[RunRecord]) -> SyntheticAxis | None:
   meanings = {metric.heading: meaning for metric, meaning in columns.items()
               if any(metric.heading in row.cells for row in rows)}
   return SyntheticAxis(meanings, rows, sorted(optimum))
+
+
+def add_axis(parts: Parts, axis: SyntheticAxis) -> None:
+  """The chapter, but for its heading: a table, a picture of its rates, and what columns mean."""
+  parts.paragraph("The paper's variants on the Bigram-Backcopy task, where one head has one thing "
+                  'to do; default is softmax.')
+  head = ['variant', *axis.columns, 'status and runs']
+  table = [[row.variant, *(with_spread(row.cells[heading].text) if heading in row.cells else ''
+                           for heading in axis.columns),
+            (row.status, ', '.join(row.runs))] for row in axis.rows]
+  parts.table(head, table, (0, len(head) - 1))
+  if any('*' in str(cell) for row in table for cell in row):
+    parts.paragraph(PROXIES)
+  parts.paragraphs([f'The least possible loss is {value:.3f} nats on bigram targets and 0 on '
+                    'back-copies.' for value in axis.optimum])
+  rates = {row.variant + '*' * row.cells[_RATE].proxy: {
+      kind: row.cells[heading].values for heading, kind in _KINDS.items() if heading in row.cells}
+           for row in axis.rows if _RATE in row.cells}
+  if rates:
+    picture = drawing.png(drawing.seed_rows([drawing.SeedRows('', rates, {})]))
+    parts.picture('synthetic.png', picture,
+                  'Sink_1 and Sink_* by variant, on the Bigram-Backcopy task; * marks proxies.')
+  with parts.details('Columns'):
+    parts.items([line(bold(heading), ': ', words) for heading, words in axis.columns.items()])

@@ -12,7 +12,6 @@ from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import METRICS, Statistics, metric_summary, single
 from sink_jax.paper.numbers import PaperRow, PaperTable, Value, difference, remark
 from sink_jax.paper.open_protocol import Result
-from sink_jax.paper.synthetic import SyntheticAxis
 from sink_jax.report.markup import upper
 from sink_jax.report.parts import Parts
 from sink_jax.report.records import RunRecord
@@ -22,7 +21,7 @@ _FAILURES = {('diverged',): ': a training failure, as in the paper',
              ('done',): ': it trained, unlike in the paper',
              ('diverged', 'done'): ': some seeds fail, all do in the paper'}
 _MARKS = '†‡§¶#'
-_PROXIES = '*: of proxy scores.'
+PROXIES = '*: of proxy scores.'
 _LEFT = {'setting', 'budget, protocol', 'status and runs', 'status and files'}  # columns of words
 Words = str | tuple[str, str]  # a text, or a text and small print
 
@@ -227,18 +226,7 @@ def add_table(parts: Parts, table: Table, groups: int) -> None:
   parts.paragraphs([paper.note, *(f'{mark}: {words}.' for words, mark in marks.items())])
   # The first column names the setting, where a star would be the paper's.
   if trained and any('*' in str(cell) for row in rows for cell in row[1:]):
-    parts.paragraph(_PROXIES)
-
-
-def add_synthetic(parts: Parts, axis: SyntheticAxis) -> None:
-  """The table of the synthetic axis."""
-  head = ['variant', *axis.columns, 'status and runs']
-  rows = [[row.variant, *(_with_spread(row.cells[heading].text) if heading in row.cells else ''
-                          for heading in axis.columns),
-           (row.status, ', '.join(row.runs))] for row in axis.rows]
-  parts.table(head, rows, (0, len(head) - 1))
-  if any('*' in str(cell) for row in rows for cell in row):
-    parts.paragraph(_PROXIES)
+    parts.paragraph(PROXIES)
 
 
 def add_runs(parts: Parts, runs: Iterable[RunRecord]) -> None:
@@ -275,10 +263,10 @@ def _measured(row: Row, cells: Mapping[str, Cell], metric: str, marks: dict[str,
     # doubled, and so on.
     times, which = divmod(len(marks), len(_MARKS))
     apart += marks.setdefault(cell.remark, _MARKS[which] * (1 + times))
-  return [row.texts[metric], _with_spread(cell.measured.text), apart]
+  return [row.texts[metric], with_spread(cell.measured.text), apart]
 
 
-def _with_spread(text: str) -> Words:
+def with_spread(text: str) -> Words:
   """'1.00 (0.50 to 1.50, n = 2)' with what is in brackets as small print."""
   words, _, spread = text.partition(' (')
   return words, spread.removesuffix(')')

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from sink_jax.paper.criteria import MASSIVE, NO_SINK, SINK
 from sink_jax.paper.events import DRAINED
 from sink_jax.paper.metrics import METRICS, probed
+from sink_jax.report.probe_record import largest
 from sink_jax.report.records import RunRecord
 
 
@@ -74,7 +75,6 @@ COLUMNS: dict[str, Callable[[RunRecord], float | None]] = {
     'raw mass on token 1': probed(lambda probe: probe.raw_mass_1),
     'dormant heads %': probed(lambda probe: probe.dormant_heads),
     'max / median': probed(lambda probe: probe.curves.max_over_median[-1]),
-    'kurtosis': probed(lambda probe: max(
-        (block.kurtosis_moment for block in probe.activations
-         if block.kurtosis_moment is not None), default=None)),
+    'kurtosis': probed(lambda probe: largest(
+        block.kurtosis_moment for block in probe.activations)),
 }

@@ -22,7 +22,6 @@ from sink_jax.report.jsontext import UNWRITTEN, to_json
 from sink_jax.report.markup import bold, code, joined, line
 from sink_jax.report.parts import Parts
 from sink_jax.report.probe_record import EMERGENCE_LEVEL, ProbeRecord
-from sink_jax.report.read_runs import read_runs
 from sink_jax.report.records import RunRecord, baseline_of, differing_settings, made_by, split_notes
 from sink_jax.report.sentences import VERDICTS, overview, sentences, verdict
 from sink_jax.train.checkpoint import CheckpointError
@@ -84,7 +83,7 @@ class RunGroup:
   notes: Sequence[str]
   shared_settings: Mapping[str, Any]
   different_settings: Mapping[str, Mapping[str, Any]]
-  pictures: Sequence[Picture]
+  pictures: Sequence[Picture] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,25 +108,20 @@ class Column(NamedTuple):
   cells: Sequence[str]
 
 
-def compare(directory: str | AnyPath, out: str | AnyPath, with_maps: bool = True
-            ) -> Comparison:
-  """Writes index.html, report.md, report.json and PNGs about all runs below a folder.
+def compare(runs: Sequence[RunRecord], out: str | AnyPath, with_maps: bool = True) -> Comparison:
+  """Writes index.html, report.md, report.json and PNGs about runs.
 
   Raises:
-    ValueError: no runs in `directory`. OSError: `out` cannot be written.
+    OSError: `out` cannot be written.
   """
-  directory = to_path(directory)
-  report = build(read_runs(directory), directory, with_maps)
+  report = build(runs)
+  report = dataclasses.replace(report, groups=[_drawn(of, with_maps) for of in report.groups])
   page(report).write(to_path(out), to_json(report))
   return report
 
 
-def build(runs: Sequence[RunRecord], directory: AnyPath | None = None, with_maps: bool = True
-          ) -> Comparison:
-  """The runs in groups; every sentence follows from the records.
-
-  directory: where the runs lie; None for groups without pictures.
-  """
+def build(runs: Sequence[RunRecord]) -> Comparison:
+  """The runs in groups, without pictures; every sentence follows from the records."""
   groups: list[RunGroup] = []
   # Losses and rates are compared on equal data alone, so every source makes a group.
   data = lambda run: _place(run)[:2]
@@ -139,17 +133,15 @@ def build(runs: Sequence[RunRecord], directory: AnyPath | None = None, with_maps
     key = re.sub(r'[^a-z0-9]+', '-', (source or 'unread').split('(')[0].lower())
     if taken := sum(group.key.split('.')[0] == key for group in groups):
       key += f'.{taken + 1}'
-    pictures, missing = _pictures(key, members, directory, with_maps) if directory else ([], [])
     groups.append(RunGroup(
         key=key,
         title=_title(members[0]),
         runs=members,
         overview=overview(members),
         sentences={run.name: sentences(run, baseline_of(run, members)) for run in members},
-        notes=[*_notes(members), *missing],
+        notes=_notes(members),
         shared_settings=shared,
         different_settings=different,
-        pictures=pictures,
     ))
   return Comparison({run.name: run for run in runs}, groups, made_by(runs))
 
@@ -245,38 +237,35 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
   return notes
 
 
-def _pictures(key: str, runs: Sequence[RunRecord], directory: AnyPath, with_maps: bool
-              ) -> tuple[list[Picture], list[str]]:
-  """The curves and attention maps of a group, and a line about every run without a map."""
-  probed = [run for run in runs if run.probe is not None]
-  pictures = []
-  if probed:
-    extra_key = any(run.probe and run.probe.sink_extra_key is not None for run in probed)
-    pictures.append(Picture(
-        f'curves-{key}.png',
-        'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
-        f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
-        images.sink_curves(probed)))
+def _drawn(group: RunGroup, with_maps: bool) -> RunGroup:
+  """The same with curves and attention maps, and a note on every run without a map."""
+  probed = [run for run in group.runs if run.probe is not None]
+  if not probed:
+    return group
+  extra_key = any(run.probe and run.probe.sink_extra_key is not None for run in probed)
+  pictures = [Picture(
+      f'curves-{group.key}.png',
+      'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
+      f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
+      images.sink_curves(probed))]
   # Loading a checkpoint takes seconds; --nomaps leaves it out.
-  maps, missing = _maps(directory, probed) if with_maps else ({}, [])
+  maps, missing = _maps(probed) if with_maps else ({}, [])
   if maps:
     sequences = next(iter(maps.values())).sequences
     pictures.append(Picture(
-        f'attention-{key}.png',
+        f'attention-{group.key}.png',
         'The head of every variant with the largest importance of the first token: its attention '
         f'at the last checkpoint, averaged over the probe sequences ({sequences}).',
         images.strongest_heads(maps)))
-  return pictures, missing
+  return dataclasses.replace(group, pictures=pictures, notes=[*group.notes, *missing])
 
 
-def _maps(directory: AnyPath, runs: Sequence[RunRecord]
-          ) -> tuple[Mapping[str, HeadMaps], list[str]]:
+def _maps(runs: Sequence[RunRecord]) -> tuple[Mapping[str, HeadMaps], list[str]]:
   """Maps of the runs whose checkpoint can be read, and a line about every other."""
   maps, missing = {}, []
   for run in runs:
-    folder = directory / run.name  # or the folder itself, which is named after itself
     try:
-      model = load_run(folder if folder.is_dir() else directory)
+      model = load_run(run.folder)
       if model.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy.')
       maps[run.name] = head_maps(model, model.probe_tokens)

@@ -150,11 +150,12 @@ def is_number(value: Any) -> TypeGuard[float]:
 def _point(row: Mapping[str, Any]) -> tuple[Any, ...]:
   """A row of the probe as the fields of `Curves`; those of blocks leave out the embedding."""
   return (row['step'], row['sink_1'], row['sink_bias_slot'], row['largest_importance'],
-          min(row['value_ratio'], default=None), _largest((row.get('hidden_ratio') or [])[1:]),
-          _largest(block.max_over_median for block in _activations(row)))
+          min(row['value_ratio'], default=None), largest((row.get('hidden_ratio') or [])[1:]),
+          largest(block.max_over_median for block in _activations(row)))
 
 
-def _largest(values: Iterable[float | None]) -> float | None:
+def largest(values: Iterable[float | None]) -> float | None:
+  """The largest of those that are known; None where none is."""
   return max((value for value in values if value is not None), default=None)
 
 

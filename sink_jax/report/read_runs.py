@@ -59,8 +59,8 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
   status, rows = read_status(folder), finite(read_metrics(folder))
   of_kind = lambda kind: [row for row in rows if row['kind'] == kind]
   run = RunRecord(
-      name=name, label=_label(status), status=status['status'], error=status.get('error'),
-      reason=status.get('reason'), loss=status.get('loss'),
+      name=name, folder=folder, label=_label(status), status=status['status'],
+      error=status.get('error'), reason=status.get('reason'), loss=status.get('loss'),
       complete_from=status.get('record_whole_from'), metrics_problem=metrics_problem(folder),
       origin=Origin(_hardware(status), status.get('command'), status.get('code')),
       step=max([row['step'] for row in rows] + [status.get('step') or 0]),

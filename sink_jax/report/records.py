@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from sink_jax.data.stdlib import splits_by_name
 from sink_jax.evaluate import plots
+from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
@@ -90,6 +91,7 @@ class RunRecord:
   """
 
   name: str
+  folder: AnyPath = dataclasses.field(metadata=UNWRITTEN)
   label: Label
   status: str
   error: str | None

@@ -38,7 +38,7 @@ _OF_ONE_CONFIG = {'tuned': 'fine-tuning', 'criteria': 'baseline', 'tasks': 'lead
 @pytest.fixture
 def undrawn(monkeypatch):
   """Pictures are no part of what is compared, and take most of the time."""
-  for name in ('panels', 'rates', 'masks', 'claims'):
+  for name in ('panels', 'seed_rows', 'masks', 'claims'):
     monkeypatch.setattr(drawing, name, lambda *values: drawing.png(None))  # one pixel
   monkeypatch.setattr(page, 'differences', lambda tasks: drawing.png(None))
   monkeypatch.setattr(page, 'first_pictures', lambda tasks: dict.fromkeys(

@@ -177,7 +177,7 @@ def test_a_damaged_row_of_a_probe_ends_no_report(change, words, tmp_path):
   change(damaged)
   write(tmp_path / 'runs' / 'a', probed=[*GROWING[:-1], damaged])
   write(tmp_path / 'runs' / 'b', probed=GROWING)
-  report = compare(tmp_path / 'runs', tmp_path / 'out')
+  report = compare(read_runs(tmp_path / 'runs'), tmp_path / 'out')
   a, b = report.runs.values()
   assert a.status == 'unreadable' and a.probe is None and words in a.error
   assert words in ' '.join(as_text(report).split()) and b.probe.sink_1 == 45.5
@@ -201,7 +201,7 @@ def report(tmp_path_factory):
     if 'backcopy' in name:
       losses = dict(valid=2.0, backcopy=0.5, bigram=3.0)
     write(base / 'runs' / name, name, probed, losses)
-  return base / 'out', compare(base / 'runs', base / 'out')
+  return base / 'out', compare(read_runs(base / 'runs'), base / 'out')
 
 
 def test_groups_by_data(report):
@@ -275,7 +275,7 @@ def test_the_page_of_runs_that_know_their_unique_tokens_alone(tmp_path):
   for name, data in zip('ab', texts):
     write(tmp_path / 'runs' / name, probed=FLAT)
     (tmp_path / 'runs' / name / 'data.json').write_text(json.dumps(data))
-  compare(tmp_path / 'runs', tmp_path / 'out')
+  compare(read_runs(tmp_path / 'runs'), tmp_path / 'out')
   page = Page((tmp_path / 'out' / 'index.html').read_text()).text
   assert '2.0 M unique tokens, 2.0 M unique tokens seen 4 times, seed' in page
 
