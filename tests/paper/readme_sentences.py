@@ -46,13 +46,15 @@ def paper(report: dict[str, Any]) -> list[str]:
   rows = [[name, str(sum(of == name for of, _ in verdicts)),
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
-  for group in report['summary']['parts']:
-    # The default run, and the names of the claims that are decided or undecided; those that cannot
-    # be judged are in the report, most of them for want of runs.
-    wanted = ('default: ', *(words for key, words in PLURAL.items() if key != UNKNOWN))
-    lines += [item for line in group['lines'] if group['name'] in names
-              and any(f' {words}:' in line or line.startswith(words) for words in wanted)
-              for item in _item(f'{group["name"]}: {line}')]
+  for group in report['groups']:
+    name = group['name']
+    lines += _item(f'{name}: ' + next(
+        words for words in group['answer'] if words.startswith('Default: ')))
+    # Those that cannot be judged are in the report, most of them for want of runs.
+    for verdict, keys in group['verdicts'].items():
+      if keys and verdict != UNKNOWN:
+        lines += _item(f'{name}: {counts[name, verdict]} claims {PLURAL[verdict]}: '
+                       + ', '.join(keys['']))
   return lines + ['', *numbers(report, names[0]), '']
 
 
