@@ -59,8 +59,6 @@ class Verdict:
   numbers: Sequence[TrialStatistics] = ()
   parts: Sequence[Part] = ()
   name: str = ''
-  budget: str = ''
-  protocol: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +135,8 @@ def judge(claim: Claim, group: Group, spread: Spread | None) -> Verdict:
   if _ABSENCE in claim.presupposes:
     words, losses = _learns_less(claim, group)
     remarks, numbers = [*remarks, words], [*numbers, *losses]
-  return dataclasses.replace(
-      verdict, name=group.name, budget=group.budget, protocol=group.protocol, numbers=numbers,
-      why=upper('. '.join(filter(None, remarks))), parts=parts)
+  return dataclasses.replace(verdict, name=group.name, numbers=numbers, parts=parts,
+                             why=upper('. '.join(filter(None, remarks))))
 
 
 def _verdict(answers: Sequence[Evidence]) -> Verdict:
@@ -243,14 +240,8 @@ def _learns_less(claim: Claim, group: Group) -> tuple[str, list[TrialStatistics]
            for trial, summary in {'default': base, **worse}.items()])
 
 
-def asked_of(group: Group, claims: Iterable[Claim]) -> list[tuple[Claim, Verdict]]:
-  """The claims that a group was asked, with its verdict on each."""
-  return [(claim, verdict) for claim in claims for verdict in claim.verdicts
-          if verdict.name == group.name]
-
-
-def second_look(claims: Iterable[Claim], group: Group) -> SecondLook | None:
-  """The trials of a group's undecided claims with new seeds for them; None if there are none.
+def second_look(asked: Iterable[tuple[Claim, Verdict]], group: Group) -> SecondLook | None:
+  """The trials of undecided claims with new seeds for them; None if there are none.
 
   All trials get the same seeds, since differences are paired by seed. Trials that have more seeds
   than three are left as they are: looking until something is decided would decide falsely in the
@@ -259,7 +250,7 @@ def second_look(claims: Iterable[Claim], group: Group) -> SecondLook | None:
   """
   # Of all runs, whatever became of them.
   seeds = {trial: {run.setup.seed for run in group.runs(trial) if run.setup}
-           for claim, verdict in asked_of(group, claims)
+           for claim, verdict in asked
            if verdict.verdict == UNDECIDED and not _hopeless(verdict) for trial in claim.trials}
   seeds = {trial: of for trial, of in seeds.items() if 0 < len(of) <= MOST}
   if not seeds:

@@ -13,7 +13,7 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import UNKNOWN, Verdict, judge, second_look
+from sink_jax.paper.claims import UNKNOWN, Claim, Verdict, judge, second_look
 from sink_jax.paper.collect import Group, groups_of, is_of_the_paper, is_synthetic, synthetic_groups
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.events import event_orders
@@ -68,21 +68,18 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.FIGURES]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
-  judged = groups + synthetic_groups(runs)
-  spreads = [(group, spread_of(group)) for group in judged]
-  # The synthetic axis has a part of the trials, and answers what it can answer. A page without runs
-  # lists every claim all the same.
+  asked = [(_verdicts(group), group) for group in groups + synthetic_groups(runs)]
+  looks = [second_look(*of) for of in asked]
+  # A page without runs lists every claim all the same.
   nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
   claims = [dataclasses.replace(claim, verdicts=[
-      judge(claim, group, spread) for group, spread in spreads
-      if group.protocol or set(claim.trials) <= set(group.trials)] or [nothing])
+      verdict for of, _ in asked for its, verdict in of if its is claim] or [nothing])
             for claim in CLAIMS]
-  looks = [second_look(claims, group) for group in judged]
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
       paper=numbers.TITLE,
-      groups=[summarize(claims, group, look) for group, look in zip(judged, looks)],
+      groups=[summarize(*of, look) for of, look in zip(asked, looks)],
       open_models=open_lines(shown, figures, analysed),
       undecided=[look for look in looks if look],
       claims=claims,
@@ -115,6 +112,14 @@ def without_paths(value: T) -> T:
   # rest.
   return mapped(value, lambda leaf: (
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
+
+
+def _verdicts(group: Group) -> list[tuple[Claim, Verdict]]:
+  """The claims that a group is asked, with its verdict on each."""
+  spread = spread_of(group)
+  # The synthetic axis has a part of the trials, and answers what it can answer.
+  return [(claim, judge(claim, group, spread)) for claim in CLAIMS
+          if group.protocol or set(claim.trials) <= set(group.trials)]
 
 
 def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],

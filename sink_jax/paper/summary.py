@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from sink_jax.paper import numbers
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.cells import Table
-from sink_jax.paper.claims import (
-  PLURAL,
-  PRESUPPOSED,
-  UNKNOWN,
-  Claim,
-  SecondLook,
-  Verdict,
-  asked_of,
-)
+from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, SecondLook, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
@@ -39,10 +31,10 @@ NOTES = (
     'what Sink_1 and the hidden norm ratio of random positions of the untrained model are, their '
     '99th percentiles are the levels of a sink and of massive activations if they are more.',
     f'By simulation, {100 * FALSE_VERDICTS:g} % at most of the claims that lie exactly on their '
-    'level get a verdict, which is false; more do at a level of 5 %, or in a difference, where one '
-    'head is a sink in some seeds only, so that three have none, or all have it. Not simulated, or '
-    'not within that, are claims about norm ratios, steps, how training ends, identities and rates '
-    f'of {_CEILING} % or more.',
+    'level get a verdict; more do at a level of 5 %, or in a difference, where one head is a sink '
+    'in some seeds only, so that three have none, or all have it. Not simulated, or not within '
+    'that, are claims about norm ratios, steps, how training ends, identities and rates of '
+    f'{_CEILING} % or more.',
     ' '.join(f'{mark} presupposes that {words}.' for mark, words in PRESUPPOSED.values()))
 _LIMITS = {
     'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
@@ -78,15 +70,15 @@ class GroupSummary:
   warnings: Sequence[str]
 
 
-def summarize(claims: Sequence[Claim], group: Group, look: SecondLook | None) -> GroupSummary:
-  """look: the second look that would decide more."""
+def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: SecondLook | None
+              ) -> GroupSummary:
+  """asked: all claims that the group was asked. look: the second look that may decide more."""
   # Rates at different budgets are never averaged: every group has sentences of its own.
   runs = [run for members in group.trials.values() for run in members]
   statuses = collections.Counter(run.status for run in runs)
   known = [run.setup.settings for run in runs if run.setup]
-  settings = {key: sorted({str(own[key]) for own in known})
-              for key in ('optimizer.schedule', 'model.init', 'probe.dtype')}
-  asked = asked_of(group, claims)
+  settings = {key: ' or '.join(sorted({str(own[key]) for own in known}))
+              for key in ('optimizer.schedule', 'model.init', 'probe.dtype') if known}
   # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
   verdicts: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in PLURAL}
   for claim, verdict in asked:
@@ -108,11 +100,8 @@ def summarize(claims: Sequence[Claim], group: Group, look: SecondLook | None) ->
   if look:
     answer.append(f'Seeds {" and ".join(map(str, look.seeds))} of {len(look.trials)} trials may '
                   'decide what is undecided (sweep with --undecided).')
-  return GroupSummary(
-      group.budget, group.protocol, group.name,
-      {key: ' or '.join(values) for key, values in settings.items() if values}, statuses, answer,
-      verdicts, _errors([pair for pair in asked if pair[1].verdict != UNKNOWN]),
-      [*split_notes(runs), *inconsistencies(group)])
+  return GroupSummary(group.budget, group.protocol, group.name, settings, statuses, answer,
+                      verdicts, _errors(asked), [*split_notes(runs), *inconsistencies(group)])
 
 
 def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Analysed
@@ -132,10 +121,11 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
 
 def _errors(asked: Sequence[tuple[Claim, Verdict]]) -> str:
   """How many verdicts are false, at most, and of which claims that is not known."""
-  if not asked:
+  judged = {claim.key: verdict.parts for claim, verdict in asked if verdict.verdict != UNKNOWN}
+  if not judged:
     return ''
-  others = [claim.key for claim, verdict in asked if not all(map(_simulated, verdict.parts))]
-  known = len(asked) - len(others)
+  others = [key for key, parts in judged.items() if not all(map(_simulated, parts))]
+  known = len(judged) - len(others)
   words = (f'At most {known * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
            f'{known} of these claims, as many as if each lay exactly on its level.')
   return words + (f' Of kinds without that bound: {", ".join(others)}.' if others else '')

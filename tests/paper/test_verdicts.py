@@ -163,8 +163,8 @@ def test_training_takes_three_seeds_that_end_alike(tmp_path):
   found = verdict(tmp_path, 'p-norm-diverges')
   assert found.verdict == 'undecided'
   group, = groups_of(runs(tmp_path))
-  claim = dataclasses.replace(BY_KEY['p-norm-diverges'], verdicts=[found])
-  assert second_look([claim], group) is None  # no seed undoes that
+  # No seed undoes that.
+  assert second_look([(BY_KEY['p-norm-diverges'], found)], group) is None
 
 
 def test_an_identity_takes_one_run(tmp_path):
@@ -212,8 +212,8 @@ def test_claims_that_no_seed_decides_are_not_asked_again(tmp_path):
     seeds(tmp_path, trial, (30, 33, 28))
   write(tmp_path / 'more', 'batch-256', seed=3, status='diverged', step=300)
   group, = groups_of(runs(tmp_path))
-  look = lambda key: second_look([dataclasses.replace(
-      BY_KEY[key], verdicts=[judge(BY_KEY[key], group, spread_of(group))])], group)
+  look = lambda key: second_look(
+      [(BY_KEY[key], judge(BY_KEY[key], group, spread_of(group)))], group)
   assert look('batch-size') is None
   seeds(tmp_path, 'weight-decay-0', (9, 10, 11))  # on its level
   seeds(tmp_path, 'weight-decay-0.5', (30, 40, 35))
