@@ -146,12 +146,11 @@ def _add_contents(parts: Parts, report: PaperReport) -> None:
 def _add_group(parts: Parts, group: GroupSummary) -> None:
   """Which claims have which verdict, by their keys."""
   parts.heading(upper(group.name), 3)
-  keys = {verdict: '; '.join(f'{why} ({", ".join(of)})' if why else ', '.join(of)
-                             for why, of in by_reason.items())
-          for verdict, by_reason in group.verdicts.items()}
-  parts.items([*(line(bold(upper(PLURAL[verdict])), f': {words}.')
-                 for verdict, words in keys.items() if words),
-               *filter(None, [group.errors]), *group.warnings])
+  # Many claims that cannot be judged share a reason.
+  lines = [line(bold(upper(PLURAL[verdict])), ': ', '; '.join(
+      f'{why} ({", ".join(keys)})' if why else ', '.join(keys) for why, keys in of.items()), '.')
+           for verdict, of in group.verdicts.items() if of]
+  parts.items([*lines, *filter(None, [group.errors]), *group.warnings])
 
 
 def _add_claim(parts: Parts, claim: Claim) -> None:

@@ -79,7 +79,6 @@ def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: Second
   known = [run.setup.settings for run in runs if run.setup]
   settings = {key: ' or '.join(sorted({str(own[key]) for own in known}))
               for key in ('optimizer.schedule', 'model.init', 'probe.dtype') if known}
-  # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
   verdicts: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in PLURAL}
   for claim, verdict in asked:
     needed = f' (about {verdict.needed} seeds)' if verdict.needed else ''
