@@ -147,7 +147,7 @@ def _add_group(parts: Parts, group: GroupSummary) -> None:
   """Which claims have which verdict, by their keys."""
   parts.heading(upper(group.name), 3)
   # Many claims that cannot be judged share a reason.
-  lines = [line(bold(upper(PLURAL[verdict])), ': ', '; '.join(
+  lines = [line(bold(upper(verdict)), ': ', '; '.join(
       f'{why} ({", ".join(keys)})' if why else ', '.join(keys) for why, keys in of.items()), '.')
            for verdict, of in group.verdicts.items() if of]
   parts.items([*lines, *filter(None, [group.errors]), *group.warnings])
@@ -157,8 +157,7 @@ def _add_claim(parts: Parts, claim: Claim) -> None:
   parts.heading(claim.statement + claim.marks, 3)
   parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
   for verdict in claim.verdicts:
-    needed = f' (about {verdict.needed} seeds would decide)' if verdict.needed else ''
-    parts.paragraph(line(bold(verdict.verdict + needed), f' ({verdict.name}): {verdict.why}'))
+    parts.paragraph(line(bold(verdict.verdict), f' ({verdict.name}): {verdict.why}'))
     parts.items([part_words(part) for part in verdict.parts])
 
 

@@ -108,8 +108,8 @@ def test_both_pages_say_the_same_in_short(whole):
   full, smoke, _ = report.groups
   # One seed is no verdict, but of an identity.
   for words in (f'of {len(CLAIMS)} claims of the paper, 1 holds, 0 do not hold, '
-                f'{len(CLAIMS) - 1} are undecided, 0 cannot be judged.', 'Hold: chain.',
-                'Are undecided: emergence (about 3 seeds), ', 'says little about the paper',
+                f'{len(CLAIMS) - 1} are undecided, 0 cannot be judged.', 'Holds: chain.',
+                'Undecided: emergence (about 3 seeds), ', 'says little about the paper',
                 'interval of its mean over seeds', '† presupposes that',
                 'training ends, identities and rates of 90 % or more.', 'without that bound: chain, '):
     assert words in markdown and words in page.replace('\xa0', ' '), words
@@ -127,7 +127,7 @@ def test_both_pages_say_the_same_in_short(whole):
   # The answer with its table and two pictures first, names of claims and runs last.
   places = [markdown.index(words) for words in (
       '1 holds, 0 do not hold, ', '| section | runs | hold |', '](claims.png)', '](events-',
-      'Hold: chain', 'Asked:', '## All runs', '## How it was made')]
+      'Holds: chain', 'Asked:', '## All runs', '## How it was made')]
   assert places == sorted(places)
   assert not any('resuppose' in claim.criterion for claim in report.claims)
 

@@ -279,7 +279,7 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   assert [sum(map(int, column)) for column in zip(*table)] == [counts[key] for key in PLURAL]
   undecided = next(claim for claim in report.claims if claim.key == 'no-weight-decay').verdicts[0]
   part, = undecided.parts
-  words = f'about {undecided.needed} seeds would decide'
+  words = f'About {undecided.needed} seeds would decide'
   assert words in markdown and words in source and undecided.needed > 3
   line = ('Sink_1 of weight-decay-0, asked at least 10 %: '
           f'11.00 [{part.low:.2f}, {part.high:.2f}], n = 3 (8.00, 14.00, 11.00): undecided')
