@@ -14,6 +14,7 @@ from typing import Any
 
 from sink_jax.paper.claims import PLURAL, UNKNOWN
 from sink_jax.io.tables import escaped, markdown_table
+from sink_jax.report.markup import upper
 
 RESULTS = Path(__file__).parents[2] / 'results'
 BEGIN, END = ('<!-- numbers: python -m tests.paper.readme_sentences -->', '<!-- end of numbers -->')
@@ -47,14 +48,11 @@ def paper(report: dict[str, Any]) -> list[str]:
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
   for group in report['groups']:
-    name = group['name']
-    lines += _item(f'{name}: ' + next(
-        words for words in group['answer'] if words.startswith('Default: ')))
+    default, = [words for words in group['answer'] if words.startswith('Default: ')]
     # Those that cannot be judged are in the report, most of them for want of runs.
-    for verdict, keys in group['verdicts'].items():
-      if keys and verdict != UNKNOWN:
-        lines += _item(f'{name}: {counts[name, verdict]} claims {PLURAL[verdict]}: '
-                       + ', '.join(keys['']))
+    said = [f'{upper(verdict)}: {", ".join(keys[""])}.'
+            for verdict, keys in group['verdicts'].items() if keys and verdict != UNKNOWN]
+    lines += [item for words in (default, *said) for item in _item(f'{group["name"]}. {words}')]
   return lines + ['', *numbers(report, names[0]), '']
 
 
