@@ -92,8 +92,8 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, req
   assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
   finish(start('report', f'--analyses={bucket.url}/analyses', f'--out={bucket.url}/paper'))
-  shown = json.loads(bucket.read('paper/report.json'))['summary']['parts'][-1]
-  assert shown['lines'][-1] == "1 model is none of the paper's: b (analyses/maps.json)."
+  shown = json.loads(bucket.read('paper/report.json'))['open_models']
+  assert shown[-1] == "1 model is none of the paper's: b (analyses/maps.json)."
   assert not list(here.iterdir())  # such as gs:/bucket
 
 

@@ -59,8 +59,6 @@ class Verdict:
   numbers: Sequence[TrialStatistics] = ()
   parts: Sequence[Part] = ()
   name: str = ''
-  budget: str = ''
-  protocol: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class SecondLook:
-  """The runs that a second look at the undecided claims of a group takes; see `second_looks`.
+  """The runs that a second look at the undecided claims of a group takes; see `second_look`.
 
   budget, protocol, trials: as labels of runs have them. seeds: of the new runs of each trial.
   """
@@ -137,9 +135,8 @@ def judge(claim: Claim, group: Group, spread: Spread | None) -> Verdict:
   if _ABSENCE in claim.presupposes:
     words, losses = _learns_less(claim, group)
     remarks, numbers = [*remarks, words], [*numbers, *losses]
-  return dataclasses.replace(
-      verdict, name=group.name, budget=group.budget, protocol=group.protocol, numbers=numbers,
-      why=upper('. '.join(filter(None, remarks))), parts=parts)
+  return dataclasses.replace(verdict, name=group.name, numbers=numbers, parts=parts,
+                             why=upper('. '.join(filter(None, remarks))))
 
 
 def _verdict(answers: Sequence[Evidence]) -> Verdict:
@@ -243,29 +240,26 @@ def _learns_less(claim: Claim, group: Group) -> tuple[str, list[TrialStatistics]
            for trial, summary in {'default': base, **worse}.items()])
 
 
-def second_looks(claims: Iterable[Claim], groups: Iterable[Group]) -> list[SecondLook]:
-  """The trials of undecided claims with new seeds for them, by group.
+def second_look(asked: Iterable[tuple[Claim, Verdict]], group: Group) -> SecondLook | None:
+  """The trials of undecided claims with new seeds for them; None if there are none.
 
-  All trials of a group get the same seeds, since differences are paired by seed. Trials that have
-  more seeds than three are left as they are: looking until something is decided would decide
-  falsely in the end. So a second look that was interrupted is finished with the report that it
-  began with, and not with a new one.
+  All trials get the same seeds, since differences are paired by seed. Trials that have more seeds
+  than three are left as they are: looking until something is decided would decide falsely in the
+  end. So a second look that was interrupted is finished with the report that it began with, and not
+  with a new one.
   """
-  open_ = [(verdict.name, claim.trials) for claim in claims for verdict in claim.verdicts
-           if verdict.verdict == UNDECIDED and not _hopeless(verdict)]
-  looks = []
-  for group in groups:
-    # Of all runs, whatever became of them.
-    seeds = {trial: [run.setup.seed for run in group.runs(trial) if run.setup]
-             for name, trials in open_ if name == group.name for trial in trials}
-    seeds = {trial: of for trial, of in seeds.items() if 0 < len(set(of)) <= MOST}
-    if seeds:
-      first = 1 + max(seed for of in seeds.values() for seed in of)
-      # Labels have the names of the synthetic trials with their prefix, and no budget.
-      prefix, budget = ('', group.budget) if group.protocol else (SYNTHETIC, '')
-      looks.append(SecondLook(budget, group.protocol, [prefix + trial for trial in seeds],
-                              list(range(first, first + MORE))))
-  return looks
+  # Of all runs, whatever became of them.
+  seeds = {trial: {run.setup.seed for run in group.runs(trial) if run.setup}
+           for claim, verdict in asked
+           if verdict.verdict == UNDECIDED and not _hopeless(verdict) for trial in claim.trials}
+  seeds = {trial: of for trial, of in seeds.items() if 0 < len(of) <= MOST}
+  if not seeds:
+    return None
+  first = 1 + max(max(of) for of in seeds.values())
+  # Labels have the names of the synthetic trials with their prefix, and no budget.
+  prefix, budget = ('', group.budget) if group.protocol else (SYNTHETIC, '')
+  return SecondLook(budget, group.protocol, [prefix + trial for trial in seeds],
+                    list(range(first, first + MORE)))
 
 
 def _hopeless(verdict: Verdict) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sink_jax.paper import drawing, synthetic
-from sink_jax.paper.claims import PLURAL, Claim, SecondLook, Verdict
+from sink_jax.paper.claims import PLURAL, Claim, SecondLook
 from sink_jax.paper.events import CAPTION, NOTE, EventOrder
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
-from sink_jax.paper.summary import LIMITS, Summary
+from sink_jax.paper.summary import NOTES, GroupSummary
 from sink_jax.paper.tables import Table, add_runs, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
@@ -25,7 +25,7 @@ _SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'lo
              '7.4': 'attention operations', 'C.1': 'optimisation, further',
              'C.3': 'feed-forward networks', 'C.4': 'attention, further'}
 _CLAIMS, _TABLES, _NUMBERS, _FIGURES = 'Claims', 'Tables', 'Numbers of the text', 'Figures'
-_EVENTS, _SYNTHETIC, _SHORT = 'The order of events', 'Synthetic axis', 'In short'
+_EVENTS, _SYNTHETIC = 'The order of events', 'Synthetic axis'
 _STRIPS = ('The claims that were judged: a dot is a seed, the bar the interval of their mean, the '
            "upright line the level that is asked for, and the diamond the paper's number. Rates "
            'stand on an axis from 0 to 100 %, ratios on a logarithmic one. Of several numbers that '
@@ -35,28 +35,12 @@ _RUNS, _MADE = 'All runs', 'How it was made'
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupSummary:
-  """A group of runs. settings: the config keys of its protocol. statuses: how many runs have each.
-
-  trials, runs: how many there are.
-  """
-
-  budget: str
-  protocol: str
-  name: str
-  settings: Mapping[str, str]
-  trials: int
-  runs: int
-  statuses: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
 class PaperReport:
   """The whole report.
 
-  undecided: what a second look takes. claims: with their verdicts. statuses: how many runs have
-  each. comparison: when numbers are compared with the paper's. budgets: their rules in words.
-  notes: on runs that cannot be compared. runs: by name. analyses: how each file was made.
+  groups: of runs. open_models: lines; the first says how much there is of them. undecided: what
+  second looks take. claims: with their verdicts. comparison: when numbers are compared with the
+  paper's. budgets: their rules in words. runs: by name. analyses: how each file was made.
   other_runs: names of runs that are not of the paper. provenance: how runs, analyses and the report
   were made.
   """
@@ -64,9 +48,8 @@ class PaperReport:
   title: str
   paper: str
   groups: Sequence[GroupSummary]
+  open_models: Sequence[str]
   undecided: Sequence[SecondLook]
-  statuses: Mapping[str, int]
-  summary: Summary
   claims: Sequence[Claim]
   tables: Sequence[Table]
   figures: Sequence[Figure]
@@ -74,26 +57,16 @@ class PaperReport:
   synthetic: synthetic.SyntheticAxis | None
   comparison: str
   budgets: Mapping[str, Sequence[str]]
-  notes: Sequence[str]
   runs: Mapping[str, RunRecord]
   analyses: Mapping[str, Mapping[str, Any]]
   other_runs: Sequence[str]
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
-  @property
-  def verdicts(self) -> dict[str, list[tuple[Claim, Verdict]]]:
-    """{name of a group of runs: the claims that it was asked, with its verdict on each}."""
-    by_group: dict[str, list[tuple[Claim, Verdict]]] = {}
-    for claim in self.claims:
-      for verdict in claim.verdicts:
-        by_group.setdefault(verdict.name, []).append((claim, verdict))
-    return by_group
-
 
 def page(report: PaperReport) -> Parts:
   """The whole report: the answer first, names of claims and runs last."""
   parts = Parts(report.title)
-  parts.paragraphs(answer(report))
+  parts.paragraphs([line(bold(name), ': ', words) for name, words in answer(report).items()])
   _add_sections(parts, report)
   if rows := drawing.claim_rows(report.claims):
     parts.picture('claims.png', drawing.claims(rows), _STRIPS)
@@ -102,7 +75,9 @@ def page(report: PaperReport) -> Parts:
     _draw_events(parts, order)
   _add_contents(parts, report)
   parts.heading(_CLAIMS)
-  parts.paragraphs(report.summary.notes)
+  parts.paragraphs(NOTES)
+  for group in report.groups:
+    _add_group(parts, group)
   for claim in report.claims:
     _add_claim(parts, claim)
   # Tables have a number; the numbers of the running text follow in their own chapter.
@@ -111,7 +86,7 @@ def page(report: PaperReport) -> Parts:
     parts.paragraph(words)
     for table in report.tables:
       if bool(table.paper.number) is numbered:
-        add_table(parts, table, len(report.groups))
+        add_table(parts, table, sum(bool(group.protocol) for group in report.groups))
   parts.heading(_FIGURES)
   for figure in report.figures:
     _add_figure(parts, figure)
@@ -120,10 +95,6 @@ def page(report: PaperReport) -> Parts:
   if report.synthetic:
     parts.heading(_SYNTHETIC)
     synthetic.add_axis(parts, report.synthetic)
-  parts.heading(_SHORT)
-  for part in report.summary.parts:
-    parts.heading(upper(part.name), 3)
-    parts.items(part.lines)
   if report.runs:
     parts.heading(_RUNS)
     with parts.details(f'{len(report.runs)} folders'):
@@ -132,43 +103,27 @@ def page(report: PaperReport) -> Parts:
   return parts
 
 
-def answer(report: PaperReport) -> list[str]:
-  """What the runs say of the claims, a paragraph for every group of runs."""
-  if not (report.runs or report.analyses):
-    return [line('Nothing has been run. Begin with ', code(_SWEEP), '.')]
-  about = {group.name: f' ({group.runs} runs of {group.trials} trials: '
-           + ', '.join(f'{n} {status}' for status, n in group.statuses.items()) + ')'
-           for group in report.groups}
-  judged, lines = report.verdicts, []
-  for part in report.summary.parts:
-    verdicts = [verdict.verdict for _, verdict in judged.get(part.name, ())]
-    if not verdicts:  # of open models
-      files = len(report.analyses)
-      lines.append(f'{upper(part.name)} ({files} file{"s" if files > 1 else ""} of analyses): '
-                   f'{part.lines[0]}')
-      continue
-    counts = joined([f'{n} {words if n != 1 else verdict}' for verdict, words in PLURAL.items()
-                     for n in [verdicts.count(verdict)]])
-    lines.append(line(
-        f'{upper(part.name)}{about.get(part.name, "")}: of {len(verdicts)} claims of the paper, ',
-        bold(counts), f'. {upper(part.lines[0])} ',
-        *(words for words in part.lines if words in LIMITS.values())))
-  return lines
+def answer(report: PaperReport) -> dict[str, str]:
+  """The first sentences, for a terminal as well: {a group of runs: what it says to the claims}."""
+  found = {upper(group.name): ' '.join(group.answer) for group in report.groups}
+  if report.open_models:
+    found['Open models'] = report.open_models[0]
+  return found or {'Nothing has been run': f'begin with {_SWEEP}.'}
 
 
 def _add_sections(parts: Parts, report: PaperReport) -> None:
   """How many claims of each section of the paper have each verdict."""
-  judged, rows = report.verdicts, []
-  several = len(judged) > 1
+  several, rows = len(report.groups) > 1, []
   for section, words in _SECTIONS.items():
-    for name, of in judged.items():
-      found = [verdict.verdict for claim, verdict in of if claim.section == section]
+    for group in report.groups:
+      found = [verdict.verdict for claim in report.claims if claim.section == section
+               for verdict in claim.verdicts if verdict.name == group.name]
       if found:
-        rows.append([f'{section} {words}', *[name] * several,
-                     *(str(found.count(verdict)) for verdict in PLURAL)])
+        rows.append([f'{section} {words}', *[group.name] * several, *map(found.count, PLURAL)])
   # Short, for the table to be as narrow as a phone.
   verdicts = [words.removeprefix('are ').replace('cannot be', 'not') for words in PLURAL.values()]
-  parts.table(['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several])
+  if rows:
+    parts.table(['section', *['runs'] * several, *verdicts], rows, (0, 1)[:1 + several])
 
 
 def _add_contents(parts: Parts, report: PaperReport) -> None:
@@ -183,16 +138,25 @@ def _add_contents(parts: Parts, report: PaperReport) -> None:
       link(_CLAIMS, _CLAIMS),
       *(line(link(name, name), ': ', joined(links)) for name, links in chapters.items()),
       joined([link(words, words) for words, there in (
-          (_EVENTS, report.events), (_SYNTHETIC, report.synthetic), (_SHORT, True),
+          (_EVENTS, report.events), (_SYNTHETIC, report.synthetic),
           (_RUNS, report.runs), (_MADE, True)) if there])])
+
+
+def _add_group(parts: Parts, group: GroupSummary) -> None:
+  """Which claims have which verdict, by their keys."""
+  parts.heading(upper(group.name), 3)
+  # Many claims that cannot be judged share a reason.
+  lines = [line(bold(upper(verdict)), ': ', '; '.join(
+      f'{why} ({", ".join(keys)})' if why else ', '.join(keys) for why, keys in of.items()), '.')
+           for verdict, of in group.verdicts.items() if of]
+  parts.items([*lines, *filter(None, [group.errors]), *group.warnings])
 
 
 def _add_claim(parts: Parts, claim: Claim) -> None:
   parts.heading(claim.statement + claim.marks, 3)
   parts.paragraph(f'Section {claim.section}. Asked: {claim.criterion}')
   for verdict in claim.verdicts:
-    needed = f' (about {verdict.needed} seeds would decide)' if verdict.needed else ''
-    parts.paragraph(line(bold(verdict.verdict + needed), f' ({verdict.name}): {verdict.why}'))
+    parts.paragraph(line(bold(verdict.verdict), f' ({verdict.name}): {verdict.why}'))
     parts.items([part_words(part) for part in verdict.parts])
 
 
@@ -247,9 +211,10 @@ def _add_made(parts: Parts, report: PaperReport) -> None:
   parts.paragraph(f'Of {report.paper}: its claims, tables and figures, and what the runs say to '
                   'each.')
   parts.facts(report.provenance)
+  parts.items(report.open_models[1:])
   for group in report.groups:
     settings = joined([code(f'{key} = {value}') for key, value in group.settings.items()])
-    parts.paragraph(line(bold(upper(group.name)), f': {group.runs} runs; ', settings))
+    parts.paragraph(line(bold(upper(group.name)), ': ', settings))
   for name, rules in report.budgets.items():
     parts.heading(f'Budget {name}', 3)
     parts.items(rules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -14,23 +13,16 @@ from sink_jax.paper import drawing, numbers, open_protocol, synthetic
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.analysed import Analysed
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.paper.claims import FAILS, PLURAL, UNKNOWN, Verdict, judge, second_looks
-from sink_jax.paper.collect import (
-  Group,
-  groups_of,
-  inconsistencies,
-  is_of_the_paper,
-  is_synthetic,
-  synthetic_groups,
-)
+from sink_jax.paper.claims import UNKNOWN, Claim, Verdict, judge, second_look
+from sink_jax.paper.collect import Group, groups_of, is_of_the_paper, is_synthetic, synthetic_groups
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.events import event_orders
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
-from sink_jax.paper.page import GroupSummary, PaperReport, page
+from sink_jax.paper.page import PaperReport, answer, page
 from sink_jax.paper.pictures import Figure, Picture
 from sink_jax.paper.spread import spread_of
-from sink_jax.paper.summary import OPEN, open_lines, summarize_claims
+from sink_jax.paper.summary import open_lines, summarize
 from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned
 from sink_jax.paper.tuning_page import tuned_pictures
@@ -76,23 +68,20 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
   figures = [_figure(figure, groups, tuned, analysed) for figure in numbers.FIGURES]
   # The synthetic axis answers claims, but has no place in tables and figures: the paper has no such
   # runs.
-  judged = groups + synthetic_groups(runs)
-  spreads = [(group, spread_of(group)) for group in judged]
-  # The synthetic axis has a part of the trials, and answers what it can answer. A page without runs
-  # lists every claim all the same.
+  asked = [(_verdicts(group), group) for group in groups + synthetic_groups(runs)]
+  looks = [second_look(*of) for of in asked]
+  # A page without runs lists every claim all the same.
   nothing = Verdict(UNKNOWN, 'nothing has been run', 'nothing has been run', name='no runs')
   claims = [dataclasses.replace(claim, verdicts=[
-      judge(claim, group, spread) for group, spread in spreads
-      if group.protocol or set(claim.trials) <= set(group.trials)] or [nothing])
+      verdict for of, _ in asked for its, verdict in of if its is claim] or [nothing])
             for claim in CLAIMS]
   shown = tables(groups, analysed)
   report = PaperReport(
       title='The paper beside our runs',
       paper=numbers.TITLE,
-      groups=[_group_summary(group) for group in groups],
-      undecided=second_looks(claims, judged),
-      statuses=collections.Counter(run.status for run in runs),
-      summary=summarize_claims(claims, judged, open_lines(shown, figures, analysed)),
+      groups=[summarize(*of, look) for of, look in zip(asked, looks)],
+      open_models=open_lines(shown, figures, analysed),
+      undecided=[look for look in looks if look],
       claims=claims,
       tables=shown,
       figures=figures,
@@ -100,7 +89,6 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       synthetic=synthetic.section(runs),
       comparison=f'{numbers.CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
-      notes=[line for group in judged for line in inconsistencies(group)],
       runs={run.name: run for run in runs},
       analyses=analysed.files,
       other_runs=[run.name for run in runs if not is_shown(run)],
@@ -110,28 +98,12 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
 
 
 def as_text(report: PaperReport) -> str:
-  """Counts of statuses and verdicts, for a terminal."""
-  runs = report.statuses
-  lines = ['runs: ' + (', '.join(f'{n} {status}' for status, n in runs.items()) or 'none')]
-  lines += [f'trials, {group.name}: {group.trials} of {len(numbers.TRIALS)} have a run'
-            for group in report.groups]
-  for name, judged in report.verdicts.items():
-    counts = collections.Counter(verdict.verdict for _, verdict in judged)
-    lines.append(f'claims, {name}: ' + ', '.join(
-        f'{counts[verdict]} {words}' for verdict, words in PLURAL.items()))
-    failed = [claim.key for claim, verdict in judged if verdict.verdict == FAILS]
-    lines += [fill(f'do not hold: {", ".join(failed)}', 100, initial_indent='  ',
-                   subsequent_indent='    ')] if failed else []
-  for look in report.undecided:
-    seeds = ' and '.join(map(str, look.seeds))
-    lines.append(f'undecided, {look.budget or "synthetic"}: seeds {seeds} of {len(look.trials)} '
-                 'trials may decide (sweep with --undecided)')
+  """What the first screen says, and what else a person has to know, for a terminal."""
   drawn = sum(bool(figure.pictures) for figure in report.figures)
-  lines.append(f'figures: {drawn} of {len(report.figures)} drawn')
-  lines += report.notes
-  lines += [fill(line, 100, subsequent_indent='  ') for part in report.summary.parts
-            if part.name == OPEN for line in part.lines]
-  return '\n'.join(lines)
+  lines = [*(f'{name}: {words}' for name, words in answer(report).items()),
+           *(warning for group in report.groups for warning in group.warnings),
+           *report.open_models[1:], f'{drawn} of {len(report.figures)} figures are drawn.']
+  return '\n'.join(fill(line, 100, subsequent_indent='  ') for line in lines)
 
 
 def without_paths(value: T) -> T:
@@ -140,6 +112,14 @@ def without_paths(value: T) -> T:
   # rest.
   return mapped(value, lambda leaf: (
       _PATH.sub(r'.../\1', _QUOTED.sub(r'\1\2.../\3\1', leaf)) if isinstance(leaf, str) else leaf))
+
+
+def _verdicts(group: Group) -> list[tuple[Claim, Verdict]]:
+  """The claims that a group is asked, with its verdict on each."""
+  spread = spread_of(group)
+  # The synthetic axis has a part of the trials, and answers what it can answer.
+  return [(claim, judge(claim, group, spread)) for claim in CLAIMS
+          if group.protocol or set(claim.trials) <= set(group.trials)]
 
 
 def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group],
@@ -160,14 +140,3 @@ def _figure(figure: PaperFigure, groups: Sequence[Group], tuned: Sequence[Group]
               if group.runs(trial)]
     missing = f'nothing to draw: {", ".join(trials)}' if trials else 'not run'
   return Figure(figure, pictures, 'drawn' if pictures else missing)
-
-
-def _group_summary(group: Group) -> GroupSummary:
-  runs = [run for members in group.trials.values() for run in members]
-  known = [run.setup.settings for run in runs if run.setup]
-  settings = {key: sorted({str(own[key]) for own in known})
-              for key in ('optimizer.schedule', 'model.init', 'probe.dtype')}
-  return GroupSummary(
-      group.budget, group.protocol, group.name,
-      {key: ' or '.join(values) for key, values in settings.items() if values},
-      len(group.trials), len(runs), collections.Counter(run.status for run in runs))

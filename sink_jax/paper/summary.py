@@ -1,12 +1,14 @@
-"""What the claims say in a few sentences."""
+"""What the runs of each group say to the claims, as the first screen and a terminal have it."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from sink_jax.paper import numbers
 from sink_jax.paper.analysed import Analysed
-from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, Verdict
+from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, SecondLook, Verdict
 from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
@@ -15,9 +17,10 @@ from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
 from sink_jax.paper.tables import Table
 from sink_jax.report.records import split_notes
 
-OPEN = 'open models'
 _DEFAULT = ('sink_1', 'valid_loss', 'massive')  # what most claims are measured against
-_JUDGED = (
+_CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
+# On all claims.
+NOTES = (
     f'Judged on runs that are done. Each part of a criterion is decided where the '
     f'{100 * CONFIDENCE:g} % interval of its mean over seeds, by their own spread joined with the '
     f"median of the budget's other trials, lies on one side of its level; {MIN_SEEDS} seeds are "
@@ -26,9 +29,14 @@ _JUDGED = (
     'it, whose chance is divided by their number; of training, all seeds have to end alike. Each '
     'criterion was chosen here, not by the paper, and stands below its claim. Where probes say '
     'what Sink_1 and the hidden norm ratio of random positions of the untrained model are, their '
-    '99th percentiles are the levels of a sink and of massive activations if they are more.')
-_CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
-LIMITS = {
+    '99th percentiles are the levels of a sink and of massive activations if they are more.',
+    f'By simulation, {100 * FALSE_VERDICTS:g} % at most of the claims that lie exactly on their '
+    'level get a verdict; more do at a level of 5 %, or in a difference, where one head is a sink '
+    'in some seeds only, so that three have none, or all have it. Not simulated, or not within '
+    'that, are claims about norm ratios, steps, how training ends, identities and rates of '
+    f'{_CEILING} % or more.',
+    ' '.join(f'{mark} presupposes that {words}.' for mark, words in PRESUPPOSED.values()))
+_LIMITS = {
     'desk': "At the budget desk models are 900 times smaller than the paper's, on other text, and "
             'every sequence begins with a fixed token: what holds there is the mechanism, and not '
             "the paper's percentages.",
@@ -43,31 +51,56 @@ LIMITS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SummaryPart:
-  """Lines on the runs of a group, or on open models."""
+class GroupSummary:
+  """A group of runs, and what it says to the claims.
 
+  settings: the config keys of its protocol. statuses: how many runs have each. answer: sentences.
+  verdicts: {verdict: {why nothing can be judged, or '': keys of claims}}. errors: how many verdicts
+  are false, at most. warnings: on runs that cannot be compared or have to be made again.
+  """
+
+  budget: str
+  protocol: str
   name: str
-  lines: Sequence[str]
+  settings: Mapping[str, str]
+  statuses: Mapping[str, int]
+  answer: Sequence[str]
+  verdicts: Mapping[str, Mapping[str, Sequence[str]]]
+  errors: str
+  warnings: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-  """What the claims say in a few sentences. notes: on all claims."""
-
-  parts: Sequence[SummaryPart]
-  notes: Sequence[str]
-
-
-def summarize_claims(claims: Sequence[Claim], groups: Sequence[Group],
-                     of_open_models: Sequence[str] = ()) -> Summary:
-  """What the claims say about each group of runs; `of_open_models`: lines of `open_lines`."""
-  # Rates at different budgets are never averaged: every group has lines of its own.
-  parts = [SummaryPart(group.name, _lines(claims, group)) for group in groups]
-  marks = [f'{mark} presupposes that {words}.' for mark, words in PRESUPPOSED.values()
-           if any(mark in claim.marks for claim in claims)]
-  parts += [SummaryPart(OPEN, of_open_models)] if of_open_models else []
-  return Summary(parts or [SummaryPart('no runs', ['Nothing has been run.'])],
-                 [_JUDGED, ' '.join(marks)])
+def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: SecondLook | None
+              ) -> GroupSummary:
+  """asked: all claims that the group was asked. look: the second look that may decide more."""
+  # Rates at different budgets are never averaged: every group has sentences of its own.
+  runs = [run for members in group.trials.values() for run in members]
+  statuses = collections.Counter(run.status for run in runs)
+  known = [run.setup.settings for run in runs if run.setup]
+  settings = {key: ' or '.join(sorted({str(own[key]) for own in known}))
+              for key in ('optimizer.schedule', 'model.init', 'probe.dtype') if known}
+  verdicts: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in PLURAL}
+  for claim, verdict in asked:
+    needed = f' (about {verdict.needed} seeds)' if verdict.needed else ''
+    verdicts[verdict.verdict].setdefault(verdict.reason, []).append(claim.key + needed)
+  counts = {verdict: sum(map(len, of.values())) for verdict, of in verdicts.items()}
+  done = group.done('default')
+  default = ', '.join(f'{summary.metric.name} {summary.signed}' for name in _DEFAULT
+                      if (summary := metric_summary(name, done)))
+  answer = [
+      f'of {len(asked)} claims of the paper, ' + ', '.join(
+          f'{n} {PLURAL[verdict] if n != 1 else verdict}' for verdict, n in counts.items()) + '.',
+      f'{len(runs)} runs of {len(group.trials)}'
+      + (f" of the paper's {len(numbers.TRIALS)}" if group.protocol else '') + ' trials: '
+      + ', '.join(f'{n} {status}' for status, n in statuses.items()) + '.',
+      f'Default: {default or group.status("default")}.']
+  if group.rules in _LIMITS:
+    answer.append(_LIMITS[group.rules])
+  if look:
+    answer.append(f'Seeds {" and ".join(map(str, look.seeds))} of {len(look.trials)} trials may '
+                  'decide what is undecided (sweep with --undecided).')
+  return GroupSummary(group.budget, group.protocol, group.name, settings, statuses, answer,
+                      verdicts, _errors(asked), [*split_notes(runs), *inconsistencies(group)])
 
 
 def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Analysed
@@ -79,51 +112,22 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
   measured = [entry.cells.values() for row in rows for entry in row.entries]
   compared = sum(any(cell.difference is not None for cell in cells) for cells in measured)
   waiting = [figure for figure in figures if figure.paper.needs == 'open models']
-  drawn = sum(bool(figure.pictures) for figure in waiting)
-  return [f'{sum(map(bool, measured))} of {len(rows)} rows are measured, {compared} of them in the '
-          f"paper's protocol; {drawn} of {len(waiting)} figures are drawn.", *analysed.lines]
+  drawn, files = sum(bool(figure.pictures) for figure in waiting), len(analysed.files)
+  return [f'{files} file{"s" * (files != 1)} of analyses; {sum(map(bool, measured))} of '
+          f"{len(rows)} rows are measured, {compared} of them in the paper's protocol; {drawn} of "
+          f'{len(waiting)} figures are drawn.', *analysed.lines]
 
 
-def _lines(claims: Sequence[Claim], group: Group) -> list[str]:
-  judged: dict[str, list[tuple[str, Verdict]]] = {verdict: [] for verdict in PLURAL}
-  for claim in claims:
-    for verdict in claim.verdicts:
-      if verdict.name == group.name:
-        judged[verdict.verdict].append((claim.key, verdict))
-  done, total = group.done('default'), sum(map(len, judged.values()))
-  numbers = ', '.join(f'{summary.metric.name} {summary.signed}' for name in _DEFAULT
-                      if (summary := metric_summary(name, done)))
-  # Claims that cannot be judged are many on an unfinished sweep, and share few reasons.
-  reasons: dict[str, list[str]] = {}
-  for key, verdict in judged.pop(UNKNOWN):
-    reasons.setdefault(verdict.reason, []).append(key)
-  asked = [member for members in judged.values() for member in members]
-  counts = {f'{len(members)} of {total} claims {PLURAL[verdict]}': ', '.join(
-      f'{key} (about {of.needed} seeds)' if of.needed else key for key, of in members)
-            for verdict, members in judged.items()}
-  counts[f'{total - len(asked)} {PLURAL[UNKNOWN]}'] = '; '.join(
-      f'{words} ({", ".join(keys)})' for words, keys in reasons.items())
-  return [f'default: {numbers or group.status("default")}.',
-          *(f'{words}: {which}.' if which else f'{words}.' for words, which in counts.items()),
-          *([_errors(asked)] if asked else []),
-          *([LIMITS[group.rules]] if group.rules in LIMITS else []),
-          *split_notes([run for runs in group.trials.values() for run in runs]),
-          *inconsistencies(group)]
-
-
-def _errors(asked: Sequence[tuple[str, Verdict]]) -> str:
+def _errors(asked: Sequence[tuple[Claim, Verdict]]) -> str:
   """How many verdicts are false, at most, and of which claims that is not known."""
-  others = [key for key, verdict in asked if not all(map(_simulated, verdict.parts))]
-  known = len(asked) - len(others)
+  judged = {claim.key: verdict.parts for claim, verdict in asked if verdict.verdict != UNKNOWN}
+  if not judged:
+    return ''
+  others = [key for key, parts in judged.items() if not all(map(_simulated, parts))]
+  known = len(judged) - len(others)
   words = (f'At most {known * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
-           f'{known} of these claims: as many as if each lay exactly on its level, where by '
-           f'simulation {100 * FALSE_VERDICTS:g} % at most get a verdict; more do at a level of '
-           '5 %, or in a difference, where one head is a sink in some seeds only, so that three '
-           'have none, or all have it.')
-  if not others:
-    return words
-  return (f'{words} Not simulated, or not within that, are claims about norm ratios, steps, how '
-          f'training ends, identities and rates of {_CEILING} % or more: {", ".join(others)}.')
+           f'{known} of these claims, as many as if each lay exactly on its level.')
+  return words + (f' Of kinds without that bound: {", ".join(others)}.' if others else '')
 
 
 def _simulated(part: Part) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sink_jax.paper.claims import PLURAL, UNKNOWN
 from sink_jax.io.tables import escaped, markdown_table
+from sink_jax.report.markup import upper
 
 RESULTS = Path(__file__).parents[2] / 'results'
 BEGIN, END = ('<!-- numbers: python -m tests.paper.readme_sentences -->', '<!-- end of numbers -->')
@@ -46,13 +47,12 @@ def paper(report: dict[str, Any]) -> list[str]:
   rows = [[name, str(sum(of == name for of, _ in verdicts)),
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
-  for group in report['summary']['parts']:
-    # The default run, and the names of the claims that are decided or undecided; those that cannot
-    # be judged are in the report, most of them for want of runs.
-    wanted = ('default: ', *(words for key, words in PLURAL.items() if key != UNKNOWN))
-    lines += [item for line in group['lines'] if group['name'] in names
-              and any(f' {words}:' in line or line.startswith(words) for words in wanted)
-              for item in _item(f'{group["name"]}: {line}')]
+  for group in report['groups']:
+    default, = [words for words in group['answer'] if words.startswith('Default: ')]
+    # Those that cannot be judged are in the report, most of them for want of runs.
+    said = [f'{upper(verdict)}: {", ".join(keys[""])}.'
+            for verdict, keys in group['verdicts'].items() if keys and verdict != UNKNOWN]
+    lines += [item for words in (default, *said) for item in _item(f'{group["name"]}. {words}')]
   return lines + ['', *numbers(report, names[0]), '']
 
 

@@ -282,8 +282,7 @@ def test_names_are_text_on_every_page(tmp_path):
   evil = '<img src=x onerror=alert(1)> [a](http://b) `c` | d\n# e\x1b[2J'
   write(tmp_path / 'chat.json', 'chat', [content('chat', evil)], command=f'x {evil}')
   report = paper_report([], tmp_path / 'out', read(tmp_path))
-  line = next(line for part in report.summary.parts for line in part.lines
-              if 'none of the paper' in line)
+  line = next(line for line in report.open_models if 'none of the paper' in line)
   assert '\n' not in line and '\x1b' not in line and '1 model is none of the paper' in line
   assert '\x1b' not in as_text(report)
   source = (tmp_path / 'out/index.html').read_text()
@@ -378,12 +377,11 @@ def test_changed_files_never_end_a_report(tmp_path):
 
 def test_a_report_without_analyses_is_as_before(tmp_path):
   (tmp_path / 'runs').mkdir()
-  assert 'runs: none' in make_report(tmp_path / 'out', str(tmp_path / 'runs'))
+  assert 'Nothing has been run: begin' in make_report(tmp_path / 'out', str(tmp_path / 'runs'))
   page = Page((tmp_path / 'out/index.html').read_text()).text
   assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
   report = build([])
-  assert report.analyses == {} and 'open models' not in [
-      part.name for part in report.summary.parts]
+  assert report.analyses == {} and not report.open_models
   for item in [*report.tables, *report.figures]:
     if item.paper.needs == 'open models':
       assert item.status.startswith('not run: needs a published checkpoint, and python -m ')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sink_jax.paper.all_claims import CLAIMS
-from sink_jax.paper.claims import LEVELS, PLURAL, judge, second_looks
+from sink_jax.paper.claims import LEVELS, PLURAL, judge, second_look
 from sink_jax.paper.collect import groups_of
 from sink_jax.paper.drawing import claim_rows, deciding, place_of
 from sink_jax.paper.metrics import METRICS, metric_summary
@@ -162,9 +162,9 @@ def test_training_takes_three_seeds_that_end_alike(tmp_path):
   write(tmp_path / 'fourth', names[0], seed=4)
   found = verdict(tmp_path, 'p-norm-diverges')
   assert found.verdict == 'undecided'
-  groups = groups_of(runs(tmp_path))
-  assert second_looks(
-      [dataclasses.replace(BY_KEY['p-norm-diverges'], verdicts=[found])], groups) == []  # no seed undoes that
+  group, = groups_of(runs(tmp_path))
+  # No seed undoes that.
+  assert second_look([(BY_KEY['p-norm-diverges'], found)], group) is None
 
 
 def test_an_identity_takes_one_run(tmp_path):
@@ -212,14 +212,14 @@ def test_claims_that_no_seed_decides_are_not_asked_again(tmp_path):
     seeds(tmp_path, trial, (30, 33, 28))
   write(tmp_path / 'more', 'batch-256', seed=3, status='diverged', step=300)
   group, = groups_of(runs(tmp_path))
-  look = lambda key: second_looks([dataclasses.replace(
-      BY_KEY[key], verdicts=[judge(BY_KEY[key], group, spread_of(group))])], [group])
-  assert look('batch-size') == []
+  look = lambda key: second_look(
+      [(BY_KEY[key], judge(BY_KEY[key], group, spread_of(group)))], group)
+  assert look('batch-size') is None
   seeds(tmp_path, 'weight-decay-0', (9, 10, 11))  # on its level
   seeds(tmp_path, 'weight-decay-0.5', (30, 40, 35))
   group, = groups_of(runs(tmp_path))
-  assert look('no-weight-decay') == []
-  assert [found.seeds for found in look('weight-decay')] == [[3, 4]]
+  assert look('no-weight-decay') is None
+  assert look('weight-decay').seeds == [3, 4]
 
 
 def test_a_seed_without_a_sink_is_shown_as_never(tmp_path):
@@ -261,24 +261,25 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   seeds(tmp_path / 'runs', 'weight-decay-0', (8, 14, 11))
   seeds(tmp_path / 'runs', 'post-norm', (0, 0, 0))
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
-  judged, = report.verdicts.values()
-  counts = Counter(verdict.verdict for _, verdict in judged)
-  failed = [claim.key for claim, verdict in judged if verdict.verdict == 'does not hold']
-  assert failed == ['post-norm'] and sum(counts.values()) == len(CLAIMS)
+  group, = report.groups
+  counts = Counter(verdict.verdict for claim in report.claims for verdict in claim.verdicts)
+  assert group.verdicts['does not hold'] == {'': ['post-norm']}
+  assert sum(counts.values()) == len(CLAIMS) == sum(
+      len(keys) for of in group.verdicts.values() for keys in of.values())
   assert counts.keys() == {'holds', 'does not hold', 'undecided', 'cannot be judged'}
   text = as_text(report)
   source = (tmp_path / 'out/index.html').read_text()
   markdown = (tmp_path / 'out/report.md').read_text().replace('\\', '')
   first, _ = Page(source).text.split('Asked:', 1)
   for verdict_, plural in PLURAL.items():
-    assert f'{counts[verdict_]} {plural}' in text
-    assert f'{counts[verdict_]} {plural if counts[verdict_] != 1 else verdict_}' in first
+    words = f'{counts[verdict_]} {plural if counts[verdict_] != 1 else verdict_}'
+    assert words in first and words in ' '.join(text.split())
   table = [line.split('|')[2:-1] for line in markdown.split('\n![')[0].splitlines()[6:]
            if line.startswith('| ')]
   assert [sum(map(int, column)) for column in zip(*table)] == [counts[key] for key in PLURAL]
   undecided = next(claim for claim in report.claims if claim.key == 'no-weight-decay').verdicts[0]
   part, = undecided.parts
-  words = f'about {undecided.needed} seeds would decide'
+  words = f'About {undecided.needed} seeds would decide'
   assert words in markdown and words in source and undecided.needed > 3
   line = ('Sink_1 of weight-decay-0, asked at least 10 %: '
           f'11.00 [{part.low:.2f}, {part.high:.2f}], n = 3 (8.00, 14.00, 11.00): undecided')
