@@ -200,15 +200,15 @@ def synthetic_groups(runs: Iterable[RunRecord]) -> list[Group]:
 
 def inconsistencies(group: Group) -> list[str]:
   """Trials that cannot be compared, or whose runs differ in more than seeds or repeat one."""
-  lines = [f'{trial} ({group.name}) is not comparable with the default run: {words}. What hangs on '
-           'it is not judged.' for trial, words in group.incomparable.items()]
+  lines = [f'{trial} is not comparable with the default run: {words}. What hangs on it is not '
+           'judged.' for trial, words in group.incomparable.items()]
   for trial in group.trials:
     seeds = [run.known_setup.seed for run in group.readable(trial)]
     if own := group.differing(trial):
-      lines.append(f'The runs of {trial} ({group.name}) differ in more than their seeds: {own}. '
-                   'Their mean says little.')
+      lines.append(f'The runs of {trial} differ in more than their seeds: {own}. Their mean says '
+                   'little.')
     elif len(set(seeds)) < len(seeds):
-      lines.append(f'Runs of {trial} ({group.name}) repeat a seed.')
+      lines.append(f'Runs of {trial} repeat a seed.')
   return lines
 
 

@@ -187,7 +187,7 @@ def comparable_loss(run: RunRecord) -> float | None:
 def remark(metric: str, runs: Sequence[RunRecord]) -> tuple[bool, str]:
   """Whether a metric of these runs is compared with the paper's, and what is to be said of it.
 
-  runs: that have the metric, all done or all under way.
+  runs: that have the metric, all done or all under way; how training ends is also of diverged ones.
   """
   if runs[0].status != 'done' and metric != 'converges':
     return False, 'not the last step'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ _SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'lo
              '7.4': 'attention operations', 'C.1': 'optimisation, further',
              'C.3': 'feed-forward networks', 'C.4': 'attention, further'}
 _CLAIMS, _TABLES, _NUMBERS, _FIGURES = 'Claims', 'Tables', 'Numbers of the text', 'Figures'
-_EVENTS, _SYNTHETIC = 'The order of events', 'Synthetic axis'
+# Unlike the name of the group of these runs, which is a heading as well.
+_EVENTS, _SYNTHETIC = 'The order of events', 'The synthetic axis'
 _STRIPS = ('The claims that were judged: a dot is a seed, the bar the interval of their mean, the '
            "upright line the level that is asked for, and the diamond the paper's number. Rates "
            'stand on an axis from 0 to 100 %, ratios on a logarithmic one. Of several numbers that '
@@ -66,7 +68,7 @@ class PaperReport:
 def page(report: PaperReport) -> Parts:
   """The whole report: the answer first, names of claims and runs last."""
   parts = Parts(report.title)
-  parts.paragraphs([line(bold(name), ': ', words) for name, words in answer(report).items()])
+  parts.paragraphs([line(bold(name), ': ', words) for name, words in answer(report)])
   _add_sections(parts, report)
   if rows := drawing.claim_rows(report.claims):
     parts.picture('claims.png', drawing.claims(rows), _STRIPS)
@@ -103,12 +105,18 @@ def page(report: PaperReport) -> Parts:
   return parts
 
 
-def answer(report: PaperReport) -> dict[str, str]:
-  """The first sentences, for a terminal as well: {a group of runs: what it says to the claims}."""
-  found = {upper(group.name): ' '.join(group.answer) for group in report.groups}
+def answer(report: PaperReport) -> list[tuple[str, str]]:
+  """The first sentences, for a terminal as well: (a group of runs, what it says to the claims)."""
+  found = [(upper(group.name), ' '.join(group.answer)) for group in report.groups]
+  # Those of fine-tuning, for one, or without a config that can be read.
+  others = collections.Counter(run.status for run in report.runs.values())
+  for group in report.groups:
+    others -= collections.Counter(group.statuses)
+  if others:
+    found.append(('Other runs', ', '.join(f'{n} {status}' for status, n in others.items()) + '.'))
   if report.open_models:
-    found['Open models'] = report.open_models[0]
-  return found or {'Nothing has been run': f'begin with {_SWEEP}.'}
+    found.append(('Open models', report.open_models[0]))
+  return found or [('Nothing has been run', f'begin with {_SWEEP}')]
 
 
 def _add_sections(parts: Parts, report: PaperReport) -> None:

@@ -27,6 +27,7 @@ from sink_jax.paper.tables import tables
 from sink_jax.paper.tuning import COMMAND, is_fine_tuned
 from sink_jax.paper.tuning_page import tuned_pictures
 from sink_jax.report.jsontext import finite, mapped, rounded, to_json
+from sink_jax.report.markup import upper
 from sink_jax.report.records import RunRecord, made_by
 
 T = TypeVar('T')
@@ -100,8 +101,9 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
 def as_text(report: PaperReport) -> str:
   """What the first screen says, and what else a person has to know, for a terminal."""
   drawn = sum(bool(figure.pictures) for figure in report.figures)
-  lines = [*(f'{name}: {words}' for name, words in answer(report).items()),
-           *(warning for group in report.groups for warning in group.warnings),
+  lines = [*(f'{name}: {words}' for name, words in answer(report)),
+           *(f'{upper(group.name)}: {words}' for group in report.groups
+             for words in group.warnings),
            *report.open_models[1:], f'{drawn} of {len(report.figures)} figures are drawn.']
   return '\n'.join(fill(line, 100, subsequent_indent='  ') for line in lines)
 

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from sink_jax.paper import numbers
 from sink_jax.paper.analysed import Analysed
-from sink_jax.paper.claims import PLURAL, PRESUPPOSED, UNKNOWN, Claim, SecondLook, Verdict
+from sink_jax.paper.claims import (
+  PLURAL,
+  PRESUPPOSED,
+  UNDECIDED,
+  UNKNOWN,
+  Claim,
+  SecondLook,
+  Verdict,
+)
 from sink_jax.paper.collect import Group, inconsistencies
 from sink_jax.paper.metrics import METRICS, metric_summary
 from sink_jax.paper.parts import Part
@@ -55,8 +63,9 @@ class GroupSummary:
   """A group of runs, and what it says to the claims.
 
   settings: the config keys of its protocol. statuses: how many runs have each. answer: sentences.
-  verdicts: {verdict: {why nothing can be judged, or '': keys of claims}}. errors: how many verdicts
-  are false, at most. warnings: on runs that cannot be compared or have to be made again.
+  verdicts: {verdict: {why nothing can be judged, or '': keys of claims, and how many seeds would
+  decide them}}. errors: how many verdicts are false, at most. warnings: on runs that cannot be
+  compared or have to be made again.
   """
 
   budget: str
@@ -83,22 +92,24 @@ def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: Second
   for claim, verdict in asked:
     needed = f' (about {verdict.needed} seeds)' if verdict.needed else ''
     verdicts[verdict.verdict].setdefault(verdict.reason, []).append(claim.key + needed)
-  counts = {verdict: sum(map(len, of.values())) for verdict, of in verdicts.items()}
+  counts = [_counted(verdict, sum(map(len, of.values()))) for verdict, of in verdicts.items()]
+  trials = len(group.trials)
   done = group.done('default')
   default = ', '.join(f'{summary.metric.name} {summary.signed}' for name in _DEFAULT
                       if (summary := metric_summary(name, done)))
   answer = [
-      f'of {len(asked)} claims of the paper, ' + ', '.join(
-          f'{n} {PLURAL[verdict] if n != 1 else verdict}' for verdict, n in counts.items()) + '.',
-      f'{len(runs)} runs of {len(group.trials)}'
-      + (f" of the paper's {len(numbers.TRIALS)}" if group.protocol else '') + ' trials: '
-      + ', '.join(f'{n} {status}' for status, n in statuses.items()) + '.',
+      f'of {_several(len(asked), "claim")} of the paper, {", ".join(counts)}.',
+      f'{_several(len(runs), "run")} of '
+      + (f"{trials} of the paper's {len(numbers.TRIALS)} trials" if group.protocol
+         else _several(trials, 'trial'))
+      + f': {", ".join(f"{n} {status}" for status, n in statuses.items())}.',
       f'Default: {default or group.status("default")}.']
   if group.rules in _LIMITS:
     answer.append(_LIMITS[group.rules])
   if look:
-    answer.append(f'Seeds {" and ".join(map(str, look.seeds))} of {len(look.trials)} trials may '
-                  'decide what is undecided (sweep with --undecided).')
+    answer.append(f'Seeds {" and ".join(map(str, look.seeds))} of '
+                  f'{_several(len(look.trials), "trial")} may decide what is undecided (sweep with '
+                  '--undecided).')
   return GroupSummary(group.budget, group.protocol, group.name, settings, statuses, answer,
                       verdicts, _errors(asked), [*split_notes(runs), *inconsistencies(group)])
 
@@ -112,10 +123,23 @@ def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Ana
   measured = [entry.cells.values() for row in rows for entry in row.entries]
   compared = sum(any(cell.difference is not None for cell in cells) for cells in measured)
   waiting = [figure for figure in figures if figure.paper.needs == 'open models']
-  drawn, files = sum(bool(figure.pictures) for figure in waiting), len(analysed.files)
-  return [f'{files} file{"s" * (files != 1)} of analyses; {sum(map(bool, measured))} of '
-          f"{len(rows)} rows are measured, {compared} of them in the paper's protocol; {drawn} of "
-          f'{len(waiting)} figures are drawn.', *analysed.lines]
+  drawn, known = sum(bool(figure.pictures) for figure in waiting), sum(map(bool, measured))
+  are = lambda n: 'is' if n == 1 else 'are'
+  return [f'{_several(len(analysed.files), "file")} of analyses; {known} of {len(rows)} rows '
+          f"{are(known)} measured, {compared} of them in the paper's protocol; {drawn} of "
+          f'{len(waiting)} figures {are(drawn)} drawn.', *analysed.lines]
+
+
+def _several(n: int, what: str) -> str:
+  """'1 run', '2 runs'."""
+  return f'{n} {what}{"s" * (n != 1)}'
+
+
+def _counted(verdict: str, n: int) -> str:
+  """'1 holds', '2 hold', '1 is undecided'."""
+  if n != 1:
+    return f'{n} {PLURAL[verdict]}'
+  return f'1 is {verdict}' if verdict == UNDECIDED else f'1 {verdict}'
 
 
 def _errors(asked: Sequence[tuple[Claim, Verdict]]) -> str:

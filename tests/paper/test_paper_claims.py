@@ -203,7 +203,7 @@ def test_runs_that_are_not_comparable_decide_nothing(settings, tmp_path):
   group, = groups_of(runs(tmp_path))
   assert list(group.incomparable) == ['v-bias']  # batch-128 is about its batches
   line, = inconsistencies(group)
-  assert line.startswith('v-bias (smoke budget, paper protocol) is not comparable')
+  assert line.startswith('v-bias is not comparable')
 
 
 def test_seeds_of_other_runs_are_no_seeds(tmp_path):

@@ -12,7 +12,7 @@ from PIL import Image
 from sink_jax.analyses.registry import ANALYSES
 from sink_jax.paper import numbers
 from sink_jax.paper.all_claims import CLAIMS
-from sink_jax.paper.report import as_text, paper_report, without_paths
+from sink_jax.paper.report import as_text, build, paper_report, without_paths
 from sink_jax.report import images
 from sink_jax.report.markup import anchor
 from tests.commands import run_here
@@ -61,7 +61,9 @@ def test_the_page_stands_alone_and_has_everything(whole):
   assert words.count('Not run: needs a published checkpoint, and') == len(waiting) == 31
   assert {item.analysis for item in waiting} <= set(ANALYSES)
   assert 'learning rate times' in words  # the rules of a budget
-  assert 'Synthetic axis' in words and '60.00 to 100.00, n = 2' in words
+  headings = re.findall('^#+ (.*)', (base / 'out/report.md').read_text(), re.MULTILINE)
+  assert len(set(headings)) == len(headings)  # a link leads to the first of equal ones
+  assert 'The synthetic axis' in words and '60.00 to 100.00, n = 2' in words
 
 
 def test_every_trained_figure_is_drawn(whole):
@@ -133,7 +135,8 @@ def test_both_pages_say_the_same_in_short(whole):
 
 
 def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
-  for i, budget in enumerate(('smoke with steps=50', 'smoke with steps/50', '../x', 'Smoke')):
+  for i, budget in enumerate(('smoke with steps=50', 'smoke with steps/50', '../x', 'Smoke',
+                              'smoke')):
     write(tmp_path / f'runs/{i}')
     change(tmp_path / f'runs/{i}', {'label.budget': budget})
   report = paper_report(runs(tmp_path / 'runs'), tmp_path / 'out')
@@ -144,7 +147,8 @@ def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
   assert {path.name for path in tmp_path.iterdir()} == {'runs', 'out'}
   steps, = [group for group in report.groups if 'steps=50' in group.name]
   assert 'At the smoke budget' in ' '.join(steps.answer)  # its rules are those of smoke
-  assert report.groups[0].budget.startswith('smoke with')
+  assert report.groups[1].budget.startswith('smoke with')
+  assert as_text(report).count('Smoke budget, paper protocol: of ') == 2
 
 
 def test_every_number_traces_to_a_folder(whole):
@@ -169,6 +173,16 @@ def test_the_terminal_says_what_the_first_screen_says(whole):
     assert line.strip() in words
   assert re.search(r" runs of \d+ of the paper's \d+ trials: \d+ done, 6 diverged", words)
   assert max(map(len, text.splitlines())) <= 100
+
+
+def test_one_is_no_plural_and_runs_of_no_group_are_counted(tmp_path):
+  for name in 'ab':
+    write(tmp_path / name)
+  (tmp_path / 'b/config.json').write_text('{')
+  words = ' '.join(as_text(build(runs(tmp_path))).split())
+  for part in (' 1 is undecided, ', " 1 run of 1 of the paper's ", ' of 1 trial may decide ',
+               ' Other runs: 1 unreadable. '):
+    assert part in words, part
 
 
 def test_the_same_runs_make_the_same_report(tmp_path):

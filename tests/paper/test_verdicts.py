@@ -272,7 +272,8 @@ def test_four_outcomes_are_shown_everywhere(tmp_path):
   markdown = (tmp_path / 'out/report.md').read_text().replace('\\', '')
   first, _ = Page(source).text.split('Asked:', 1)
   for verdict_, plural in PLURAL.items():
-    words = f'{counts[verdict_]} {plural if counts[verdict_] != 1 else verdict_}'
+    one = {'undecided': 'is undecided'}.get(verdict_, verdict_)
+    words = f'{counts[verdict_]} {plural if counts[verdict_] != 1 else one}'
     assert words in first and words in ' '.join(text.split())
   table = [line.split('|')[2:-1] for line in markdown.split('\n![')[0].splitlines()[6:]
            if line.startswith('| ')]
