@@ -57,7 +57,8 @@ def to_path(path: str | os.PathLike) -> AnyPath:
 
   Raises:
     ValueError: a gs:// path without the package that reads them, one that cannot be reached,
-      a ~ without a home directory, or one that `pathlib.Path` has shortened to gs:/.
+      another kind of URL, a ~ without a home directory, or one that `pathlib.Path` has shortened
+      to gs:/.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
@@ -67,7 +68,10 @@ def to_path(path: str | os.PathLike) -> AnyPath:
     return path
   # gcsfs remembers listings, and so would miss what another process has written since.
   conf['gcs'] = {**conf.get('gcs', {}), 'use_listings_cache': False}
-  remote = epath.Path(path)
+  try:
+    remote = epath.Path(path)
+  except KeyError:  # file://, https://
+    raise ValueError(f'{path}: name a folder of a disk, or gs://bucket/folder.') from None
   try:
     remote.exists()  # fails here, with a remedy, and not in the middle of a run
   except ImportError:

@@ -18,6 +18,11 @@ def test_a_path_of_a_bucket_that_pathlib_has_shortened_is_refused():
     to_path(Path('gs://bucket/runs'))
 
 
+def test_a_url_that_is_no_bucket_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='file:///tmp/runs: name a folder of a disk, or gs://'):
+    to_path('file:///tmp/runs')
+
+
 def test_an_export_goes_to_a_disk(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ValueError, match='--out=gs://bucket/x must be a folder on a disk'):
