@@ -145,7 +145,8 @@ pip_install() {
   local python=$1 quiet=(--quiet)
   shift
   if [[ -t 2 ]]; then quiet=(); fi
-  PIP_USER=0 "$python" -I -m pip install --disable-pip-version-check --no-input \
+  # What is imported is compiled then: most of what is installed never is.
+  PIP_USER=0 "$python" -I -m pip install --no-compile --disable-pip-version-check --no-input \
     ${quiet[@]+"${quiet[@]}"} "$@" >&2 ||
     die 'the installation failed; the lines above say why. The next run repeats it.' \
       'Without a network: see "Offline" in BUILD.md.'

@@ -65,7 +65,7 @@ def test_installs_once(clone):
   assert code == 0, output
   assert log == [
       'venv 3.12.1',
-      'pip 0 install --disable-pip-version-check --no-input --quiet'
+      'pip 0 install --no-compile --disable-pip-version-check --no-input --quiet'
       f' --requirement {clone.requirements}',
       'run 3.12.1 pytest [-q] [--durations=10] [-n] [2] [-k] [a b]'
       f' in {clone.root} with {clone.root}']
