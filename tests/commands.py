@@ -2,14 +2,16 @@
 
 import contextlib
 import io
+import signal
 import sys
 
 from sink_jax.cli import command
+from sink_jax.io.exit_code import stop_signals
 
 
 def run_here(name, *words, text=''):
-  """(exit code, stdout, stderr) of a command; not of train and sweep, which take over signals."""
-  piped = sys.stdin
+  """(exit code, stdout, stderr) of a command; not of a sweep, whose processes need the devices."""
+  piped, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
   sys.stdin = io.StringIO(text)
   try:
     with (contextlib.redirect_stdout(io.StringIO()) as out,
@@ -20,6 +22,8 @@ def run_here(name, *words, text=''):
         code = end.code
   finally:
     sys.stdin = piped
+    for number, handler in handlers.items():  # training takes them over
+      signal.signal(number, handler)
   # What `sys.exit` does with words.
   failed = isinstance(code, str)
   return 1 if failed else code or 0, out.getvalue(), err.getvalue() + (code if failed else '')
