@@ -151,7 +151,7 @@ def _errors(asked: Sequence[tuple[Claim, Verdict]]) -> str:
   known = len(judged) - len(others)
   words = (f'At most {known * FALSE_VERDICTS:.1f} false verdicts are to be expected among '
            f'{known} of these claims, as many as if each lay exactly on its level.')
-  return words + (f' Of kinds without that bound: {", ".join(others)}.' if others else '')
+  return words + (f' No such bound is known for {", ".join(others)}.' if others else '')
 
 
 def _simulated(part: Part) -> bool:
