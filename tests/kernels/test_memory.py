@@ -7,8 +7,12 @@ import pytest
 import sink_jax as sj
 from sink_jax.kernels import importance
 
-SPECS = [sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)'),
-         sj.AttentionSpec(normalizer='PNorm(p=2.0)', position='Alibi()', kv_bias='KVBias()')]
+SPECS = [
+    pytest.param(sj.AttentionSpec(), id='softmax'),
+    pytest.param(sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)'), id='sigmoid',
+                 marks=pytest.mark.full),
+    pytest.param(sj.AttentionSpec(normalizer='PNorm(p=2.0)', position='Alibi()',
+                                  kv_bias='KVBias()'), id='p-norm with bias')]
 
 
 def temporary_bytes(f, *inputs):
@@ -23,10 +27,7 @@ def inputs(spec, length, heads=1, head_dim=64):
   return q, params
 
 
-@pytest.mark.parametrize('spec', [
-    pytest.param(SPECS[0], id='softmax'),
-    pytest.param(SPECS[1], id='sigmoid', marks=pytest.mark.full),
-    pytest.param(SPECS[2], id='p-norm with bias')])
+@pytest.mark.parametrize('spec', SPECS)
 def test_training_needs_memory_linear_in_the_length(spec):
   def grow(implementation):
     loss = lambda q, k, v, p: sj.attend(spec, q, k, v, p, implementation=implementation).sum()
@@ -40,7 +41,7 @@ def test_training_needs_memory_linear_in_the_length(spec):
   assert grow('reference') > 10  # the comparison can tell
 
 
-@pytest.mark.parametrize('spec', SPECS, ids=['softmax', 'sigmoid', 'p-norm with bias'])
+@pytest.mark.parametrize('spec', SPECS)
 def test_importance_of_131072_tokens_needs_little_memory(spec):
   length = 131072
   q, params = inputs(spec, length)

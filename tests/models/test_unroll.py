@@ -31,8 +31,9 @@ def loss_and_gradients(config, params):
 
 
 @pytest.mark.parametrize('options, unroll', [
-    ({}, 2), (dict(sink_tokens=1, norm='dyt', linear='sigma_reparam',
-                   attention=sj.AttentionSpec(value='ValueResidual()')), 99),
+    pytest.param({}, 2, marks=pytest.mark.full),
+    (dict(sink_tokens=1, norm='dyt', linear='sigma_reparam',
+          attention=sj.AttentionSpec(value='ValueResidual()')), 99),
     (TWO | dict(norm_location='sandwich', norm='single'), 4)], ids=str)
 def test_loss_and_gradients_are_those_of_the_loop(options, unroll):
   config = sj.ModelConfig(**TINY | options)

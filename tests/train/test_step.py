@@ -252,8 +252,10 @@ def test_sharding_rule():
     assert tuple(sharding.spec) == spec, shape
 
 
-@pytest.mark.parametrize('sizes', [
-    pytest.param((-1, 1, 1), marks=pytest.mark.full), (2, 2, 2)])
+# Whole runs; their steps alone are compared in test_meshes.py, and two processes with one in
+# test_processes.py.
+@pytest.mark.full
+@pytest.mark.parametrize('sizes', [(-1, 1, 1), (2, 2, 2)])
 def test_eight_devices_equal_one(tmp_path, sizes):
   processes = [runs.start(tmp_path / str(n), devices=n, microbatches=m, **mesh) for n, m, mesh in (
       (1, 1, {}), (8, 1, dict(zip(('mesh.data', 'mesh.fsdp', 'mesh.tensor'), sizes))))]
