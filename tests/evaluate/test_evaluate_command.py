@@ -20,6 +20,7 @@ from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
 from sink_jax.train.run_dir import lock_workdir
+from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +117,6 @@ def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
 
 
 def test_a_bad_workdir_is_one_line(tmp_path):
-  code, out, err = command(f'--workdir={tmp_path}')
+  code, out, err = run_here('evaluate', f'--workdir={tmp_path}')
   assert code == 1 and not out
-  assert err.startswith('error: ') and err.count('\n') == 1 and 'not the workdir of a run' in err
+  assert err.startswith('error: ') and '\n' not in err and 'not the workdir of a run' in err

@@ -137,7 +137,7 @@ def test_a_sweep_survives_kills_of_workers_and_of_itself(tmp_path):
 @pytest.mark.parametrize('options', [
     pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two'])
 def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
-  sweep = start(tmp_path, SLOW, *options)
+  sweep = start(tmp_path, SLOW, '--noestimate', *options)
   wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
   sweep.send_signal(signal.SIGTERM)
   code, _, err = finish(sweep)

@@ -1,13 +1,13 @@
 """A second look at undecided claims: which trials and seeds a report asks a sweep for."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from sink_jax.cli.parser import parse
+from sink_jax.cli.sweep import run_sweep
+from sink_jax.sweep.options import Options
 from sink_jax.sweep.trials import Trial
 from sink_jax.sweep.undecided import read_second_look
 
@@ -52,12 +52,12 @@ def test_what_is_no_report_is_refused(content, tmp_path):
     read_second_look(tmp_path / 'r.json', table())
 
 
-def test_the_command_lists_them(tmp_path):
-  command = lambda *options: subprocess.run(
-      [sys.executable, '-m', 'sink_jax.sweep', '--config=configs/paper.py', '--budget=smoke',
-       f'--undecided={report(tmp_path, [LOOK])}', '--list', *options], cwd=ROOT, text=True,
-      capture_output=True, env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)})
-  assert command().stdout.split() == ['default-seed-3', 'default-seed-4', 'v-bias-seed-3',
-                                      'v-bias-seed-4']
-  done = command('--seeds=0')
-  assert done.returncode == 1 and 'leave out --seeds, --only and' in done.stderr
+def test_the_command_lists_them(tmp_path, capsys):
+  command = lambda *options: run_sweep(parse(Options, [
+      f'--config={ROOT}/configs/paper.py', '--budget=smoke', '--list',
+      f'--undecided={report(tmp_path, [LOOK])}', *options], 'python -m sink_jax.sweep'))
+  command()
+  assert capsys.readouterr().out.split() == ['default-seed-3', 'default-seed-4', 'v-bias-seed-3',
+                                             'v-bias-seed-4']
+  with pytest.raises(ValueError, match='leave out --seeds, --only and'):
+    command('--seeds=0')

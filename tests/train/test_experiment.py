@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -21,6 +19,7 @@ from sink_jax.train.experiment import differences, from_dict, resolved
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import with_components, with_update_rule
 from sink_jax.train.update_rule import AdamW, Sgd
+from tests.commands import run_here
 from tests.train import runs
 
 
@@ -158,12 +157,11 @@ def test_the_repr_of_a_data_slot_builds_it_again(base_class):
 
 @pytest.mark.parametrize('key', ['budget', 'model.layer', 'optimizer.beta2'])
 def test_an_unknown_key_on_the_command_line_is_named(key):
-  done = subprocess.run(
-      [sys.executable, '-m', 'sink_jax.train', f'--config={runs.ROOT}/configs/window.py:window-32',
-       f'--config.{key}=1', '--workdir=none'], cwd=runs.ROOT, capture_output=True, text=True)
-  assert done.returncode == 1 and 'Traceback' not in done.stderr
-  assert f"'{key.split('.')[-1]}'" in done.stderr and 'budget=smoke' in done.stderr
-  assert ('optimizer.rule=' in done.stderr) == (key == 'optimizer.beta2')
+  code, _, told = run_here('train', f'--config={runs.ROOT}/configs/window.py:window-32',
+                           f'--config.{key}=1', '--workdir=none')
+  assert code == 1 and 'Traceback' not in told
+  assert f"'{key.split('.')[-1]}'" in told and 'budget=smoke' in told
+  assert ('optimizer.rule=' in told) == (key == 'optimizer.beta2')
 
 
 def test_another_spelling_of_a_rule_is_no_difference():
