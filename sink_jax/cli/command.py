@@ -20,6 +20,7 @@ from sink_jax.cli.options import ABOUT_BENCHMARKS, COMMANDS
 from sink_jax.cli.parser import ConfigOptions
 from sink_jax.io.logs import quiet_logs
 from sink_jax.io.paths import importable_configs
+from sink_jax.io.quick_imports import quick_imports
 from sink_jax.train.old_keys import hint
 
 _BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
@@ -28,11 +29,12 @@ _BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
 def run(name: str, words: Sequence[str]) -> NoReturn:
   """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
   try:
-    options = options_of(name, words)
-    quiet_logs()
-    if isinstance(options, ConfigOptions):
-      options = dataclasses.replace(options, settings=read_config(options))
-    module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
+    with quick_imports():
+      options = options_of(name, words)
+      quiet_logs()
+      if isinstance(options, ConfigOptions):
+        options = dataclasses.replace(options, settings=read_config(options))
+      module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
     sys.exit(module.main(options))
   except (ValueError, OSError, MemoryError) as error:
     stop(error)

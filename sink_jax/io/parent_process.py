@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from sink_jax.io.exit_code import exit_saved_until_training
+from sink_jax.io.quick_imports import quick_imports
 
 
 def begin_child() -> None:
@@ -25,7 +26,9 @@ def call(function: str, *arguments: Any) -> None:
   """
   begin_child()
   module, name = function.split(':')
-  getattr(importlib.import_module(module), name)(*arguments)
+  with quick_imports():
+    body = getattr(importlib.import_module(module), name)
+  body(*arguments)
 
 
 def end_with_parent() -> None:
