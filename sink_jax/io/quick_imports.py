@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator
 
@@ -19,6 +20,10 @@ def quick_imports() -> Iterator[None]:
   try:
     yield
   finally:
-    if not gc.get_freeze_count():
-      gc.freeze()
+    _freeze()
     gc.enable()
+
+
+@functools.cache  # once: what a later block leaves may be garbage
+def _freeze() -> None:
+  gc.freeze()
