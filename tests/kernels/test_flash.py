@@ -141,8 +141,8 @@ def test_clipped_rows_are_refused_with_the_reason():
       refused()
 
 
-MASKS = [sj.Causal(), sj.Window(size=5), sj.Prefix(length=6)]
-EDGES = [sj.Window(size=1), sj.Window(size=99), sj.Prefix(length=1), sj.Prefix(length=99)]
+MASKS = [sj.Causal(), sj.Window(size=1), sj.Window(size=5), sj.Prefix(length=6)]
+EDGES = [sj.Window(size=99), sj.Prefix(length=1), sj.Prefix(length=99)]
 
 
 @pytest.mark.parametrize('mask', [
