@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-  """Spares the imports in the block the garbage collector, which would find next to nothing there.
+  """Turns the garbage collector off for the imports in the block, and on again after them.
 
-  It goes through all objects again whenever there are a quarter more of them, a fifth of the time
-  of a short command; what an import makes stays to the end. So it leaves alone, later as well, what
-  is there after the first such block of a process.
+  The collector goes through all objects whenever there are a quarter more of them, though hardly
+  any that an import makes can be freed: that took a fifth of the time of a short command. What is
+  there after the first block of a process is left out of later collections too.
   """
   gc.disable()
   try:
@@ -24,6 +24,7 @@ def quick_imports() -> Iterator[None]:
     gc.enable()
 
 
-@functools.cache  # once: what a later block leaves may be garbage
+@functools.cache  # once: after a command in the same process there may be garbage
 def _freeze() -> None:
+  """Leaves all objects that are there out of later collections."""
   gc.freeze()
