@@ -21,7 +21,6 @@ from sink_jax.cli.parser import ConfigOptions
 from sink_jax.io.logs import quiet_logs
 from sink_jax.io.paths import importable_configs
 from sink_jax.io.quick_imports import quick_imports
-from sink_jax.train.old_keys import hint
 
 _BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
 
@@ -85,37 +84,28 @@ def read_config(options: ConfigOptions) -> dict[str, Any]:
   from absl import flags
   from ml_collections import config_flags
 
+  from sink_jax.sweep.config_keys import change_config
+
   path = _BASE if options.config is None else options.config
   file = path.partition(':')[0]
   # Checked here, where the error can be one line that names the file.
   if not Path(file).is_file():
     raise ValueError(f'--config={path}: there is no file {file}.')
-  words = ['command', f'--config={path}', *options.config_words]
+  words = ['command', f'--config={path}']
   known = flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=known, sys_argv=words)
   try:
     with importable_configs(file):
-      _, *others = known(words)
+      known(words)
       # A config that met an OSError raises it when it is first touched.
       value: Any = known['config'].value
-      config = value.to_dict()
+      value.to_dict()
   except flags.Error as error:  # of a config file: with a traceback, which ends with the reason
     reason = str(error).strip().splitlines()[-1]
     raise ValueError(reason.removeprefix('ValueError: ')) from None
   except ValueError:
     raise
   except Exception as error:  # a config file is somebody's program: anything can be wrong with it
-    keys = [word.lstrip('-').partition('=')[0].removeprefix('config.')
-            for word in options.config_words]
-    if keys and isinstance(error, (AttributeError, KeyError, TypeError)):
-      while error.args and isinstance(error.args[0], Exception):
-        error = error.args[0]
-      named = str(error.args[0] if error.args else error).rstrip('.')
-      raise ValueError(
-          f'--config has no such key: {named}. configs/base.py lists all; a budget and a protocol '
-          'are parts of the name: --config=configs/window.py:window-32,budget=smoke'
-          + ''.join(dict.fromkeys(map(hint, keys)))) from None
     raise ValueError(f'--config={path}: {type(error).__name__}: {error}') from None
-  if others:
-    raise ValueError(f'unexpected argument {others[0]!r}; options are written --name=value.')
-  return config
+  change_config(value, dict(word.split('=', 1) for word in options.config_words))
+  return value.to_dict()

@@ -56,7 +56,7 @@ class ConfigOptions(CommandOptions):
   """The options of a command that reads a config file and takes --config.KEY=VALUE."""
 
   config: str | None  # the file, and a word for it: FILE[:WORD].
-  #: the words --config.KEY=VALUE of the command line, as they were written.
+  #: 'KEY=VALUE' of each --config.KEY=VALUE of the command line.
   config_words: tyro.conf.Suppress[tuple[str, ...]] = dataclasses.field(
       default=(), repr=False, compare=False)
   #: what the file makes with those words, once it is read.
@@ -89,11 +89,12 @@ def parse(options: type[_Options], words: Sequence[str], program: str) -> _Optio
     ValueError: names the option that is unknown, missing or wrong, and the remedy.
   """
   known, about = _known(options), inspect.getdoc(options) or ''
+  takes_config = hasattr(options, 'config_words')
   if set(words) & set(HELP):
     # What it does is printed as it is written: tyro would join its lines.
     print(about, _help(options, program), sep='\n\n')
     sys.exit(0)
-  given, config_words = _spelled(words, known, issubclass(options, ConfigOptions))
+  given, config_words = _spelled(words, known, takes_config)
   values: dict[str, Any] = {}
   for name, option in known.items():
     if name in given:
@@ -109,7 +110,7 @@ def parse(options: type[_Options], words: Sequence[str], program: str) -> _Optio
                        + (f', as in: {example[1]}' if example else '; --help lists the options.'))
   if issubclass(options, CommandOptions):
     values['given'] = frozenset([*given, 'config'] if config_words else given)
-  if issubclass(options, ConfigOptions):
+  if takes_config:
     values['config_words'] = tuple(config_words)
   return options(**values)
 
@@ -174,7 +175,7 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
 
 def _spelled(words: Sequence[str], known: Mapping[str, _Option],
              takes_config: bool) -> tuple[dict[str, list[str]], list[str]]:
-  """The values of every option that the words give, and the words --config.KEY=VALUE."""
+  """The values of every option that the words give, and KEY=VALUE of --config.KEY=VALUE."""
   given: dict[str, list[str]] = {}
   config_words, positional, left = [], [], list(words)
   while left:
@@ -185,12 +186,15 @@ def _spelled(words: Sequence[str], known: Mapping[str, _Option],
     option = _OPTION.fullmatch(word)
     if not option:
       positional.append(word)
-    elif takes_config and re.match(r'(no)?config\.', option[1]):
-      # Whether a key is a switch, which takes no further word, is known once the file is read;
-      # a word that is no option can only be its value.
-      config_words.append(word)
-      if option[2] is None and left and not _OPTION.fullmatch(left[0]):
-        config_words.append(left.pop(0))
+    elif takes_config and (key := re.fullmatch(r'(no)?config\.(.+)', option[1])):
+      value = 'false' if key[1] else option[2]
+      if key[1] and option[2] is not None:
+        raise ValueError(f'{word}: write --config.{key[2]}={option[2]} or --noconfig.{key[2]}.')
+      if value is None:
+        # Whether a key is a switch, which takes no further word, is known once the file is read;
+        # a word that is no option can only be its value.
+        value = left.pop(0) if left and not _OPTION.fullmatch(left[0]) else 'true'
+      config_words.append(f'{key[2]}={value}')
     else:
       name, taken = _taken(option[1], option[2], left, known)
       # The last counts, except of an option that is meant to be repeated.

@@ -70,7 +70,8 @@ def run_sweep(options: Options) -> int:
 def _table(options: Options) -> dict[str, Trial]:
   """Every trial of the config file, for all seeds."""
   of_file = {name: value for name in ('budget', 'protocol') if (value := getattr(options, name))}
-  load = lambda seeds: load_trials(options.config, of_file, seeds, parse_settings(options.set))
+  settings = parse_settings([*options.set, *options.config_words])
+  load = lambda seeds: load_trials(options.config, of_file, seeds, settings)
   if not options.undecided:
     return load(list(options.seeds) or None)
   names, seeds = read_second_look(options.undecided, load(None))

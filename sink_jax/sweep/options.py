@@ -29,7 +29,8 @@ class Options:
   #: of the configs of the paper: paper, or released, as its code has it.
   protocol: str | None = None
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
-  #: a config key for all trials, such as --set=data.max_tokens=100000.
+  #: a config key for all trials, such as --set=data.max_tokens=100000, which is the same as
+  #: --config.data.max_tokens=100000.
   set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
   only: tuple[str, ...] = ()  # names of the trials to run; by default all.
   #: claims of the paper, such as emergence,key-biases: the trials that these need.
@@ -48,6 +49,9 @@ class Options:
   dry_run: bool = False  # print what every trial costs and stop.
   status: bool = False  # print how far every trial is and stop.
   data_only: bool = False  # tokenize and pack the text of the trials where it is not yet, and stop.
+
+  #: 'KEY=VALUE' of each --config.KEY=VALUE of the command line.
+  config_words: tyro.conf.Suppress[tuple[str, ...]] = ()
 
   def __post_init__(self):
     # Each mode is added to the command that runs the trials, whose other options may stay.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sink_jax.io.paths import importable_configs
+from sink_jax.sweep.config_keys import change_config
 from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
-from sink_jax.train.old_keys import hint
 from sink_jax.train.placeholders import filled_in
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
@@ -78,8 +77,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     try:
       config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
       rules = tuple(getattr(module, 'RULES', {}).get(config.label.budget, ()))
-      for key, value in settings.items():
-        _set(config, key, value)
+      change_config(config, settings)
       if config.label.budget and changes_of_all:
         config.label.budget += f' with {changes_of_all}'
       config = config.to_dict()
@@ -123,7 +121,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     if not equals or not key.strip():
       raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
     if key.strip() in settings:
-      raise ValueError(f'--set={key.strip()} is given twice.')
+      raise ValueError(f'the config key {key.strip()} is set twice.')
     settings[key.strip()] = value.strip()
   return settings
 
@@ -155,23 +153,3 @@ def _for_seeds(trial: Trial, seeds: Iterable[int] | None) -> dict[str, Trial]:
     config = of(trial.config and dict(trial.config, seed=seed))
     named[name] = dataclasses.replace(trial, name=name, config=config)
   return named
-
-
-def _set(config, key: str, text: str) -> None:
-  """Sets one dotted key of a ConfigDict to a text, read as the type of the value that it has."""
-  section, _, last = key.rpartition('.')
-  try:
-    owner = config[section] if section else config
-    if not hasattr(owner, 'keys') or last not in owner:
-      raise KeyError(key)
-    # For a key that holds a string the text is the value; as JSON it would need quotes.
-    value = text if isinstance(owner[last], str) else json.loads(text)
-    config.update_from_flattened_dict({key: value})
-  except (KeyError, AttributeError):
-    raise ValueError(f'--set: unknown config key {key}; configs/base.py lists all keys'
-                     f'{hint(key)}') from None
-  except json.JSONDecodeError:
-    if owner[last] is not None:
-      raise ValueError(f'--set={key}={text}: {owner[last]!r} is a {type(owner[last]).__name__}, '
-                       'so it takes a number, true, false or null') from None
-    config.update_from_flattened_dict({key: text})

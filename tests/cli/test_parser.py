@@ -96,8 +96,7 @@ def test_lists_may_be_words_where_nothing_else_may():
 def test_words_of_a_config_are_cut_out():
   found = read('--out=a --config.steps=3 --noconfig.bos --config.x y -config.z=1 --config.last')
   assert found == read('--out=a')
-  assert found.config_words == ('--config.steps=3', '--noconfig.bos', '--config.x', 'y',
-                                '-config.z=1', '--config.last')
+  assert found.config_words == ('steps=3', 'bos=false', 'x=y', 'z=1', 'last=true')
 
 
 @pytest.mark.parametrize('line, words, options', [

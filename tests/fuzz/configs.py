@@ -80,12 +80,9 @@ def _run_settings(prepared, input, folder):
 
 def _set(module, trials, line, from_dict):
   """As `load_trials` does, for one trial only and without loading its file again."""
+  from sink_jax.sweep.config_keys import change_config
   config = module.get_config('sigmoid')
-  for key, value in trials.parse_settings([line]).items():
-    try:
-      trials._set(config, key, value)
-    except Exception as error:
-      raise ValueError(f'{type(error).__name__}: {error}') from error
+  change_config(config, trials.parse_settings([line]))
   from_dict(config.to_dict())
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sink_jax.cli.parser import parse
+from sink_jax.cli.sweep import _table
+from sink_jax.sweep.options import Options
 from sink_jax.sweep.pool import _cause
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states, write_summary
@@ -121,9 +124,12 @@ def test_options_seeds_and_settings_reach_the_config():
 
 
 @pytest.mark.parametrize('setting, words', [
-    ({'step': '1'}, 'unknown config key step'), ({'data.sources': 'x'}, 'data.sources'),
+    ({'step': '1'}, "no such key: 'step'. Did you mean steps"), ({'model': 'null'}, "key: 'model'"),
+    ({'data.sources': 'x'}, "key: 'data.sources'. Did you mean data.source"),
     ({'optimizer.name': 'sgd'}, "optimizer.name.*optimizer.rule='Sgd"),
-    ({'steps': 'many'}, 'takes a number'), ({'steps': '1.5'}, 'steps'), ({'steps.x': '1'}, 'unknown config key steps.x'),
+    ({'budget': 'smoke'}, 'budget=.* --budget of a sweep'), ({'steps.x': '1'}, "key: 'steps.x'"),
+    ({'steps': 'many'}, 'steps=many: it takes a whole number'), ({'steps': '1.5'}, 'steps=1.5'),
+    ({'data.bos': 'x'}, 'it takes true or false, or null'), ({'=': '1'}, "key: '='"),
     ({'batch_size': '0'}, 'batch_size must be at least 1'),
     ({'data.source': 'Nothing()'}, 'Nothing')])
 def test_bad_settings_are_refused_before_anything_runs(setting, words):
@@ -145,8 +151,19 @@ def test_settings_are_read_from_the_command_line():
       'data.source': "TextFolder(path='a=b')", 'steps': '3'}
   with pytest.raises(ValueError, match='key=value'):
     parse_settings(['steps'])
-  with pytest.raises(ValueError, match='--set=steps is given twice'):
+  with pytest.raises(ValueError, match='config key steps is set twice'):
     parse_settings(['steps=1', 'steps = 2'])
+
+
+def test_a_key_is_set_by_either_option():
+  words = [f'--config={CONFIGS}/default.py', '--budget=smoke', '--list']
+  same = [('--set=steps=7', '--config.steps=7', '--config.steps 7'),
+          ('--set=data.bos=true', '--config.data.bos', '-config.data.bos=true'),
+          ('--set=data.bos=false', '--noconfig.data.bos')]
+  for options in same:
+    tables = [_table(parse(Options, [*words, *option.split()], '')) for option in options]
+    assert all(table == tables[0] for table in tables) and tables[0]['default'].config
+  assert tables[0]['default'].config['data']['bos'] is False
 
 
 def test_shards_are_a_partition():

@@ -1,0 +1,45 @@
+"""Keys of a config that a command line changes, in ml_collections' syntax: --config.KEY=VALUE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from sink_jax.arguments import nearest
+from sink_jax.train.old_keys import hint
+
+_WANTED = {bool: 'true or false', int: 'a whole number', float: 'a number'}
+
+
+def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
+  """Sets dotted keys of a config to texts, each read as the type that its key has.
+
+  null empties a key, for which ml_collections has no spelling.
+
+  Raises:
+    ValueError: names the key that the config does not have, or that takes values of another type.
+  """
+  for key, text in changes.items():
+    *sections, last = key.split('.')
+    holder = config
+    for section in sections:
+      holder = holder.get(section) if isinstance(holder, ConfigDict) else None
+    # A section as a whole would lose the keys that a text leaves out.
+    if not isinstance(holder, ConfigDict) or last not in holder or isinstance(
+        holder[last], ConfigDict):
+      close = nearest(last, holder) if isinstance(holder, ConfigDict) and last else None
+      meant = f' Did you mean {".".join([*sections, close])}?' if close else ''
+      raise ValueError(f'--config has no such key: {key!r}.{meant} configs/base.py lists '
+                       f'all{hint(key)}')
+    if text == 'null':
+      holder[last] = None
+      continue
+    word, known = f'--config.{key}={text}', flags.FlagValues()
+    try:
+      config_flags.DEFINE_config_dict('config', config, flag_values=known, sys_argv=['', word])
+      known(['', word])
+    except flags.Error as error:
+      wanted = _WANTED.get(holder.get_type(last))
+      raise ValueError(f'{word}: {f"it takes {wanted}, or null" if wanted else error}') from None
