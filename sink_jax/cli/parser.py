@@ -216,8 +216,8 @@ def _taken(text: str, value: str | None, left: list[str],
   spelled = text.replace('-', '_')
   name = spelled if spelled in options else off.get(spelled)
   if name is None:
-    raise ValueError(f'there is no option --{text}.{_nearest(spelled, options, "--")} --help lists '
-                     'the options.')
+    close = _nearest(spelled, [*options, 'help'], '--')
+    raise ValueError(f'there is no option --{text}.{close} --help lists the options.')
   if known[name].type is bool:
     if value is None:
       return name, [str(name == spelled)]

@@ -102,6 +102,7 @@ def test_words_of_a_config_are_cut_out():
 @pytest.mark.parametrize('line, words, options', [
     ('', '--out is missing; --help lists', Options),
     ('--outt=a', 'there is no option --outt. Did you mean --out?', Options),
+    ('--hlep', 'there is no option --hlep. Did you mean --help?', Options),
     ('--config.steps=3', 'there is no option --config.steps. ', Lists),
     ('--out=a --noonly', 'there is no option --noonly. ', Options),
     ('--out=a --kind=papr', '--kind=papr: choose runs, paper. Did you mean paper?', Options),

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -53,7 +52,7 @@ class Job:
     command = ['nice', '-n', '10', place.python, '-P', '-m', 'sink_jax.train', '--config='
                f'{runs.ROOT / "configs" / "base.py"}', f'--workdir={workdir}', *flags,
                *place.flags()]
-    address = f'127.0.0.1:{_free_port()}'
+    address = f'127.0.0.1:{runs.free_port()}'
     self.logs, self.processes = [], []
     for index in range(place.processes) if only is None else [only]:
       several = {} if place.processes == 1 else {
@@ -181,12 +180,6 @@ def compared(workdir, reference, steps) -> str:
 def _environment(place):
   flags = f'--xla_force_host_platform_device_count={place.devices}'
   return dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(runs.ROOT), XLA_FLAGS=flags)
-
-
-def _free_port():
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    return free.getsockname()[1]
 
 
 def _changed_at(path):

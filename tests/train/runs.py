@@ -1,5 +1,7 @@
 """A run small enough to train within a second, for tests."""
 
+import contextlib
+import itertools
 import json
 import os
 import socket
@@ -50,10 +52,16 @@ def start(workdir, *arguments, devices=1, job=None, **changes):
       env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+# Below the ports that Linux gives to connections: one of those may be taken by a process beside
+# this one before the job listens there, seconds later. Processes of tests begin far apart.
+_PORTS = itertools.cycle(range(20_000 + 97 * os.getpid() % 10_000, 32_000))
+
+
 def free_port():
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    return free.getsockname()[1]
+  for port in _PORTS:
+    with socket.socket() as free, contextlib.suppress(OSError):
+      free.bind(('127.0.0.1', port))
+      return port
 
 
 def start_job(workdir, *arguments, processes=2, devices=4, **changes):
