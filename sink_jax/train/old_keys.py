@@ -79,7 +79,8 @@ def hint(key: str) -> str:
   if section == 'optimizer' and name in _OF_RULE:
     return ("; optimizer.name, beta1, beta2 and eps are one key now, such as optimizer.rule="
             "'AdamW(b1=0.9, b2=0.95, eps=1e-08)' or optimizer.rule='Sgd(momentum=0.0)'")
-  if key in ('budget', 'protocol'):
-    return (f'; the {key} stands behind the trial, --config=configs/window.py:window-32,{key}=..., '
-            f'and is --{key} of a sweep')
+  example = {'budget': 'smoke', 'protocol': 'released'}.get(key)
+  if example:
+    return (f'; the {key} stands behind the trial, '
+            f'--config=configs/window.py:window-32,{key}={example}, and is --{key} of a sweep')
   return ''
