@@ -10,6 +10,8 @@ from ml_collections import ConfigDict, config_flags
 from sink_jax.arguments import nearest
 from sink_jax.train.old_keys import hint
 
+# What is no key but a part of a config's name, with an example of it.
+_OF_NAMES = {'budget': 'smoke', 'protocol': 'released'}
 _WANTED = {bool: 'true or false', int: 'a whole number', float: 'a number'}
 
 
@@ -31,8 +33,10 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
         holder[last], ConfigDict):
       close = nearest(last, holder) if isinstance(holder, ConfigDict) and last else None
       meant = f' Did you mean {".".join([*sections, close])}?' if close else ''
+      named = (f'; the {key} follows the trial, as in --config=configs/window.py:window-32,{key}='
+               f'{_OF_NAMES[key]}, and is --{key} of a sweep' if key in _OF_NAMES else '')
       raise ValueError(f'--config has no such key: {key!r}.{meant} configs/base.py lists '
-                       f'all{hint(key)}')
+                       f'all{named}{hint(key)}')
     if text == 'null':
       holder[last] = None
       continue

@@ -76,11 +76,7 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
 def hint(key: str) -> str:
   """Words that follow an error about an unknown config key, such as 'optimizer.beta2'; or ''."""
   section, _, name = key.rpartition('.')
-  if section == 'optimizer' and name in _OF_RULE:
-    return ("; optimizer.name, beta1, beta2 and eps are one key now, such as optimizer.rule="
-            "'AdamW(b1=0.9, b2=0.95, eps=1e-08)' or optimizer.rule='Sgd(momentum=0.0)'")
-  example = {'budget': 'smoke', 'protocol': 'released'}.get(key)
-  if example:
-    return (f'; the {key} stands behind the trial, '
-            f'--config=configs/window.py:window-32,{key}={example}, and is --{key} of a sweep')
-  return ''
+  if section != 'optimizer' or name not in _OF_RULE:
+    return ''
+  return ("; optimizer.name, beta1, beta2 and eps are one key now, such as optimizer.rule="
+          "'AdamW(b1=0.9, b2=0.95, eps=1e-08)' or optimizer.rule='Sgd(momentum=0.0)'")
