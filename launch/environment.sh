@@ -142,12 +142,13 @@ print(" ".join(m for m in ("jax", "flax", "optax", "orbax", "grain", "ml_collect
 
 # pip_install PYTHON ARGUMENTS...
 pip_install() {
-  local python=$1 quiet=(--quiet)
+  local python=$1 options=(--disable-pip-version-check --no-input)
   shift
-  if [[ -t 2 ]]; then quiet=(); fi
-  # What is imported is compiled then: most of what is installed never is.
-  PIP_USER=0 "$python" -I -m pip install --no-compile --disable-pip-version-check --no-input \
-    ${quiet[@]+"${quiet[@]}"} "$@" >&2 ||
+  # What is imported is compiled then: most of what is installed never is. Where Python is told not
+  # to write bytecode, every process would compile it again.
+  if [[ -z ${PYTHONDONTWRITEBYTECODE:-} ]]; then options+=(--no-compile); fi
+  if [[ ! -t 2 ]]; then options+=(--quiet); fi
+  PIP_USER=0 "$python" -I -m pip install "${options[@]}" "$@" >&2 ||
     die 'the installation failed; the lines above say why. The next run repeats it.' \
       'Without a network: see "Offline" in BUILD.md.'
 }

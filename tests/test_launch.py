@@ -65,12 +65,18 @@ def test_installs_once(clone):
   assert code == 0, output
   assert log == [
       'venv 3.12.1',
-      'pip 0 install --no-compile --disable-pip-version-check --no-input --quiet'
+      'pip 0 install --disable-pip-version-check --no-input --no-compile --quiet'
       f' --requirement {clone.requirements}',
       'run 3.12.1 pytest [-q] [--durations=10] [-n] [2] [-k] [a b]'
       f' in {clone.root} with {clone.root}']
   code, output, log = clone()
   assert code == 0 and kinds(log) == ['run'] and not output
+
+
+def test_what_no_process_may_keep_is_compiled_at_once(clone):
+  clone.python('python3', '3.12.1')
+  code, output, log = clone(PYTHONDONTWRITEBYTECODE='1')
+  assert code == 0 and kinds(log) == ['venv', 'pip', 'run'] and '--no-compile' not in log[1], output
 
 
 def test_changed_requirements_are_installed(clone):

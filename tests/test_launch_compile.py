@@ -27,7 +27,7 @@ def test_compiling_installs_what_the_targets_need_once(clone):
   assert code == 0, output
   assert kinds(log) == ['venv', 'pip', 'pip', 'run']
   assert log[2:] == [
-      f'pip 0 install --no-compile --disable-pip-version-check --no-input --quiet --no-deps'
+      f'pip 0 install --disable-pip-version-check --no-input --no-compile --quiet --no-deps'
       f' --target {compilers}/tpu --requirement {clone.root}/launch/compilers/tpu.txt',
       f'run 3.12.1 pytest [-q] [--durations=10] [-n] [2] [tests/compile] [-k] [a b] in {clone.root}'
       f' with {clone.root} on cpu for v5e,v6e by {compilers}']

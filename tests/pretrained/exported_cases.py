@@ -12,9 +12,13 @@ TINY = dict(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=40, vocab_size
             norm_eps=0.003, dtype='float32')
 
 
+def config_of(options, **components):
+  return sj.ModelConfig(**TINY | options | dict(attention=sj.AttentionSpec(**components)))
+
+
 def run_of(options, **components):
   """A run without a parameter that is zero, so that none can be left out unseen."""
-  config = sj.ModelConfig(**TINY | options | dict(attention=sj.AttentionSpec(**components)))
+  config = config_of(options, **components)
   return sj.Run(config, random_params(config), 'case', 5)
 
 

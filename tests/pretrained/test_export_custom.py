@@ -20,8 +20,9 @@ from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.files import Checkpoint
 from tests.pretrained import exported_cases
 
-CASES = {name: exported_cases.case_of(name)[1].config for name, case in exported_cases.CASES.items()
-         if case[0] == 'custom'}
+CASES = {name: exported_cases.config_of(options, **components)
+         for name, (target, options, components) in exported_cases.CASES.items()
+         if target == 'custom'}
 CODE = to_custom.code()
 
 
@@ -55,7 +56,7 @@ def components():
 
 
 def test_what_the_file_does_not_know_is_refused(tmp_path, monkeypatch):
-  config = exported_cases.run_of({}).config
+  config = exported_cases.config_of({})
   for kind, cls in components():
     part = to_custom._part_refusal(kind, cls(), None)
     assert (part is None) == (cls.__name__ in to_custom.PARTS[kind]), cls
