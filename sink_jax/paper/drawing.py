@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from textwrap import shorten
+from textwrap import fill, shorten
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,6 +28,7 @@ _WITH_MARKERS = 40  # points of a line; more markers would hide it
 _LEGEND = 10
 _VERDICTS = {HOLDS: plots.COLOURS[2], FAILS: plots.COLOURS[1]}
 _MARGIN = 0.08  # of the range of the numbers, on either side of them
+_STRIP = 0.66  # inches of a claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,31 +131,44 @@ def claim_rows(claims: Iterable[Claim]) -> dict[str, list[tuple[str, str, Part]]
 
 
 def claims(groups: Mapping[str, Sequence[tuple[str, str, Part]]]) -> bytes:
-  """The seeds of `claim_rows` beside the level asked for, a panel for each group, as a PNG."""
-  heights = [0.44 * len(of) + 0.4 for of in groups.values()]
-  figure, axes = plots.canvas(6.4, sum(heights), len(groups))
+  """The seeds of `claim_rows` beside the level asked for, as a PNG.
+
+  Each group has two columns, which a narrow page sets below one another, so that their words can
+  be read on a phone.
+  """
+  lengths = [-(-len(of) // 2) for of in groups.values()]  # of their columns, in claims
+  heights = [_STRIP * length + 0.4 for length in lengths]
+  figure, axes = plots.canvas(8.8, sum(heights), len(groups), columns=2)
   axes[0, 0].get_gridspec().set_height_ratios(heights)
-  for ax, (name, of) in zip(axes.flat, groups.items()):
-    ax.set_axis_off()
-    ax.set_xlim(-0.015, 1.015)  # whole marks at both ends
-    ax.set_ylim(len(of), 0)
-    ax.set_title(name, loc='left', fontsize=11, fontweight='bold')
-    for i, (statement, verdict, part) in enumerate(of):
-      place, y = place_of(part), i + 0.72
-      colour = _VERDICTS.get(verdict, '#777777')
-      ax.text(0, i + 0.42, plots.mathematical(shorten(statement, 66, placeholder=' ...')),
-              fontsize=9.5)
-      ax.text(1, i + 0.42, verdict, fontsize=9.5, ha='right', color=colour, fontweight='bold')
-      ax.hlines(y, 0, 1, color='#cccccc', linewidth=0.8)
-      if part.low is not None and part.high is not None:
-        ax.hlines(y, place(part.low), place(part.high), color=colour, linewidth=6, alpha=0.35)
-      ax.plot([place(part.level)] * 2, [y - 0.22, y + 0.22], color='black', linewidth=1.5)
-      if part.paper is not None:
-        ax.plot(place(part.paper), y, 'D', markersize=7, color=plots.COLOURS[0],
-                markerfacecolor='none')
-      seeds = list(map(place, part.values))
-      ax.plot(seeds, [y] * len(seeds), 'o', markersize=4.5, color=colour)
+  for pair, length, (name, of) in zip(axes, lengths, groups.items()):
+    for ax, title, column in zip(pair, (name, ''), (of[:length], of[length:])):
+      if not column:  # one claim has no second column
+        ax.set_axis_off()
+        continue
+      # Whole marks at both ends.
+      ax.set(xticks=[], yticks=[], xlim=(-0.015, 1.015), ylim=(length, 0))
+      ax.spines[:].set_visible(False)
+      ax.set_title(title, loc='left', fontsize=11, fontweight='bold')
+      for i, row in enumerate(column):
+        _strip(ax, i, *row)
   return png(figure)
+
+
+def _strip(ax: Axes, i: int, statement: str, verdict: str, part: Part) -> None:
+  """A claim in up to two lines of words, and its seeds below. i: its place from the top."""
+  place, y, colour = place_of(part), i + 0.8, _VERDICTS.get(verdict, '#777777')
+  words = fill(shorten(statement, 80, placeholder=' ...'), 42)
+  ax.text(0, i + 0.58, plots.mathematical(words), fontsize=9.5, linespacing=1.1)
+  ax.text(1, i + 0.58, verdict, fontsize=9.5, ha='right', color=colour, fontweight='bold')
+  ax.hlines(y, 0, 1, color='#cccccc', linewidth=0.8)
+  if part.low is not None and part.high is not None:
+    ax.hlines(y, place(part.low), place(part.high), color=colour, linewidth=6, alpha=0.35)
+  ax.plot([place(part.level)] * 2, [y - 0.15, y + 0.15], color='black', linewidth=1.5)
+  if part.paper is not None:
+    ax.plot(place(part.paper), y, 'D', markersize=7, color=plots.COLOURS[0],
+            markerfacecolor='none')
+  seeds = list(map(place, part.values))
+  ax.plot(seeds, [y] * len(seeds), 'o', markersize=4.5, color=colour)
 
 
 def seed_rows(panels: Sequence[SeedRows], height: float = 0.2) -> Figure:

@@ -153,9 +153,11 @@ def _add_contents(parts: Parts, report: PaperReport) -> None:
 def _add_group(parts: Parts, group: GroupSummary) -> None:
   """Which claims have which verdict, by their keys."""
   parts.heading(upper(group.name), 3)
+  seeds = {key: f' (about {needed} seeds)' for key, needed in group.needed.items()}
+  listed = lambda keys: ', '.join(key + seeds.get(key, '') for key in keys)
   # Many claims that cannot be judged share a reason.
   lines = [line(bold(upper(verdict)), ': ', '; '.join(
-      f'{why} ({", ".join(keys)})' if why else ', '.join(keys) for why, keys in of.items()), '.')
+      f'{why} ({listed(keys)})' if why else listed(keys) for why, keys in of.items()), '.')
            for verdict, of in group.verdicts.items() if of]
   parts.items([*lines, *filter(None, [group.errors]), *group.warnings])
 

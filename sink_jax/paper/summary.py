@@ -63,9 +63,9 @@ class GroupSummary:
   """A group of runs, and what it says to the claims.
 
   settings: the config keys of its protocol. statuses: how many runs have each. answer: sentences.
-  verdicts: {verdict: {why nothing can be judged, or '': keys of claims, and how many seeds would
-  decide them}}. errors: how many verdicts are false, at most. warnings: on runs that cannot be
-  compared or have to be made again.
+  verdicts: {verdict: {why nothing can be judged, or '': keys of claims}}. needed: {key: how many
+  seeds would decide it}. errors: how many verdicts are false, at most. warnings: on runs that
+  cannot be compared or have to be made again.
   """
 
   budget: str
@@ -75,6 +75,7 @@ class GroupSummary:
   statuses: Mapping[str, int]
   answer: Sequence[str]
   verdicts: Mapping[str, Mapping[str, Sequence[str]]]
+  needed: Mapping[str, int]
   errors: str
   warnings: Sequence[str]
 
@@ -90,8 +91,7 @@ def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: Second
               for key in ('optimizer.schedule', 'model.init', 'probe.dtype') if known}
   verdicts: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in PLURAL}
   for claim, verdict in asked:
-    needed = f' (about {verdict.needed} seeds)' if verdict.needed else ''
-    verdicts[verdict.verdict].setdefault(verdict.reason, []).append(claim.key + needed)
+    verdicts[verdict.verdict].setdefault(verdict.reason, []).append(claim.key)
   counts = [_counted(verdict, sum(map(len, of.values()))) for verdict, of in verdicts.items()]
   trials = len(group.trials)
   done = group.done('default')
@@ -110,8 +110,10 @@ def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: Second
     answer.append(f'Seeds {" and ".join(map(str, look.seeds))} of '
                   f'{_several(len(look.trials), "trial")} may decide what is undecided (sweep with '
                   '--undecided).')
-  return GroupSummary(group.budget, group.protocol, group.name, settings, statuses, answer,
-                      verdicts, _errors(asked), [*split_notes(runs), *inconsistencies(group)])
+  needed = {claim.key: verdict.needed for claim, verdict in asked if verdict.needed}
+  return GroupSummary(
+      group.budget, group.protocol, group.name, settings, statuses, answer, verdicts, needed,
+      _errors(asked), [*split_notes(runs), *inconsistencies(group)])
 
 
 def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Analysed

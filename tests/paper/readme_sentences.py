@@ -50,7 +50,8 @@ def paper(report: dict[str, Any]) -> list[str]:
   for group in report['groups']:
     default, = [words for words in group['answer'] if words.startswith('Default: ')]
     # Those that cannot be judged are in the report, most of them for want of runs.
-    said = [f'{upper(verdict)}: {", ".join(keys[""])}.'
+    seeds = {key: f' (about {needed} seeds)' for key, needed in group['needed'].items()}
+    said = [f'{upper(verdict)}: {", ".join(key + seeds.get(key, "") for key in keys[""])}.'
             for verdict, keys in group['verdicts'].items() if keys and verdict != UNKNOWN]
     lines += [item for words in (default, *said) for item in _item(f'{group["name"]}. {words}')]
   return lines + ['', *numbers(report, names[0]), '']

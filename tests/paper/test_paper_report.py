@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.paper import numbers
+from sink_jax.paper import drawing, numbers
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.report import as_text, build, paper_report, without_paths
 from sink_jax.report import images
@@ -218,6 +218,13 @@ def test_many_pictures_are_made_smaller():
   small = images.shrunk({'a': picture, 'b': picture}, len(picture))
   assert sum(map(len, small.values())) <= len(picture) and small['a'].startswith(b'\x89PNG')
   assert images.shrunk({'a': picture}, len(picture)) == {'a': picture}
+
+
+def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
+  base, report = whole
+  drawn = drawing.claim_rows(report.claims).values()
+  _, parts = images.tiles((base / 'out/claims.png').read_bytes())
+  assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
 
 
 def test_the_command_chooses_the_kind(tmp_path):
