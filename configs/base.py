@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict, config_dict
 
+from sink_jax.arguments import check_known
+
 Trials: TypeAlias = Mapping[str, Mapping[str, Any]]  # {trial: {dotted key: value}}
 
 
@@ -166,8 +168,7 @@ def trial(trials: Trials, name: str, config: ConfigDict | None = None) -> Config
                      f'{", ".join(trials)}.')
   if name not in trials and ',' in name:
     raise ValueError(f'{name!r}: the trials of this file have neither budgets nor protocols.')
-  if name not in trials:
-    raise ValueError(f'Unknown trial {name!r}. Choices: {", ".join(trials)}.')
+  check_known(name, trials, 'Unknown trial')
   config = config or get_config()
   config.update_from_flattened_dict({**trials[name], 'label.trial': name})
   return config

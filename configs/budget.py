@@ -5,6 +5,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from configs import base
+from sink_jax.arguments import check_known
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.paper.budgets import scaled
@@ -40,10 +41,9 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
   name, *options = argument.split(',')
   given = {key: value for key, _, value in (option.partition('=') for option in options)}
   budget, protocol = given.pop('budget', default), given.pop('protocol', 'paper')
-  if given:
-    raise ValueError(f'Unknown option {next(iter(given))!r}. Choices: budget, protocol.')
-  if protocol not in protocols:
-    raise ValueError(f'Unknown protocol {protocol!r}. Choices: {", ".join(protocols)}.')
+  for key in given:
+    check_known(key, ('budget', 'protocol'), 'Unknown option')
+  check_known(protocol, protocols, 'Unknown protocol')
   result = base.get_config()
   result.update_from_flattened_dict(_PAPER_DATA | dict(protocols[protocol]))
   result = base.trial(trials, name, result)

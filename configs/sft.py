@@ -37,6 +37,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import attention_operation, budget
+from sink_jax.arguments import check_known
 from sink_jax.models.sizes import SIZES
 
 _WARMUP = 0.1  # of the steps
@@ -107,9 +108,7 @@ RULES = {
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, protocols=PROTOCOLS)
   label = config.to_dict()['label']
-  if label['budget'] not in _BUDGETS:
-    raise ValueError(f'Fine-tuning has no budget {label["budget"]!r}. Choices: '
-                     f'{", ".join(_BUDGETS)}.')
+  check_known(label['budget'], _BUDGETS, 'Fine-tuning has no budget')
   changes, softmax, sigmoid = _BUDGETS[label['budget']]
   config.update_from_flattened_dict(changes(_LOSS[label['protocol']]) | {
       'init.source': sigmoid if label['trial'] == 'sft-sigmoid' else softmax})

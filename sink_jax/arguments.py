@@ -18,6 +18,23 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
   return next(iter(completed or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)), None)
 
 
+def did_you_mean(name: str, choices: Iterable[str], form: str = '{}') -> str:
+  """' Did you mean NAME?', of the nearest choice; '' where none is near. form: of the name."""
+  close = nearest(name, choices) if name else None
+  return f' Did you mean {form.format(close)}?' if close else ''
+
+
+def check_known(name: str, choices: Iterable[str], what: str) -> None:
+  """Raises a ValueError, with the nearest choice and all of them, if a name is none of them.
+
+  what: the words before the name, such as 'Unknown trial'.
+  """
+  choices = list(choices)
+  if name not in choices:
+    hint = did_you_mean(name, choices)
+    raise ValueError(f'{what} {name!r}.{hint} Choices: {", ".join(choices)}.')
+
+
 def explained(target: _T) -> _T:
   """A function, or a class whose constructor is replaced, with a better error for such arguments.
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sink_jax.arguments import explained
+from sink_jax.arguments import check_known, explained
 
 # What configs and records of earlier versions call a class. They are read for ever, so a class that
 # is renamed gets a line here; nothing writes the old name, and no error lists it as a choice.
@@ -85,10 +84,7 @@ def from_string(base: type[C], text: str | Component) -> C:
   name, keywords = _parse(text, kind, known)
   if _OLD_NAMES.get(name) in known:
     name = _OLD_NAMES[name]
-  if name not in known:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f' Did you mean {close[0]}?' if close else ''
-    raise ValueError(f'Unknown {kind} {name!r}.{hint} Choices: {", ".join(known)}.')
+  check_known(name, known, f'Unknown {kind}')
   cls = known[name]
   fields = {f.name: f for f in dataclasses.fields(cls)}
   # Annotations are strings in modules with `from __future__ import annotations`; this resolves

@@ -17,7 +17,7 @@ from sink_jax.analyses.lm_eval_generation import settings
 from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import TaskOptions
-from sink_jax.arguments import nearest
+from sink_jax.arguments import did_you_mean
 from sink_jax.models.run import Run
 from sink_jax.pretrained.files import read_object
 from sink_jax.train.run_dir import is_workdir, read_config
@@ -70,8 +70,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> Tasks:
       continue
     matched = manager.match_tasks([name])
     if not matched:
-      close = nearest(name, manager.all_tasks)
-      hint = f' Did you mean {close}?' if close else ''
+      hint = did_you_mean(name, manager.all_tasks)
       raise ValueError(f'--tasks={name}: lm-evaluation-harness {imported().__version__} has no '
                        f'such task.{hint} `lm-eval ls tasks` lists all; a task of your own is '
                        'given as its YAML file, or by --include_path=FOLDER.')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
-from sink_jax.arguments import check_choices, check_least, nearest
+from sink_jax.arguments import check_choices, check_least, did_you_mean
 from sink_jax.evaluate.threshold import EPSILON
 
 # Of a batch where no batch_size is given, whatever the length of its sequences.
@@ -118,8 +118,7 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
   flags = ', '.join(f'--{name}' for name in names if name in takes)
   for name in given:
     if name not in names:
-      close = nearest(name, names)
-      hint = f' Did you mean {close!r}?' if close else ''
+      hint = did_you_mean(name, names, '{!r}')
       raise TypeError(f'There is no option {name!r}.{hint} {what} takes {flags}.')
     if name != 'say' and name not in takes:
       raise ValueError(f'--{name} would change nothing: {what} takes {flags}.')

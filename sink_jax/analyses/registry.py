@@ -7,7 +7,6 @@ entry: a function that makes its inputs, for example, or the options that its `m
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from sink_jax.analyses import (
 from sink_jax.analyses.interface import AnalysisModule, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import INPUTS, Options, check_given
+from sink_jax.arguments import check_known
 from sink_jax.data.inputs import Inputs
 from sink_jax.io.tables import text_table
 
@@ -168,11 +168,8 @@ def find(name: str) -> Analysis:
   Raises:
     ValueError: there is none; lists the names.
   """
-  if name in ANALYSES:
-    return ANALYSES[name]
-  close = difflib.get_close_matches(name, ANALYSES, n=1)
-  hint = f' Did you mean {close[0]}?' if close else ''
-  raise ValueError(f'No analysis {name!r}.{hint} Choices: {", ".join(ANALYSES)}.')
+  check_known(name, ANALYSES, 'No analysis')
+  return ANALYSES[name]
 
 
 def as_text() -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from sink_jax.arguments import check_known
 from sink_jax.benchmark import processes, table
 from sink_jax.benchmark.check_report import PartResult, Report, checks_not_run, head, page
 from sink_jax.benchmark.checks import count_passed, passed
@@ -84,8 +85,7 @@ def chosen(names: list[str], smoke: bool, tolerance: float = 0.0) -> list[Part]:
   known = ['all', *(part.name for part in every)]
   # --parts=none is an empty list, and a check of nothing is refused by that name.
   for name in names or ['none']:
-    if name not in known:
-      raise ValueError(f'--parts: unknown {name!r}. Choices: {", ".join(known)}.')
+    check_known(name, known, '--parts: unknown')
   return [part for part in every if {'all', part.name} & set(names)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from sink_jax.arguments import check_known
 from sink_jax.attention.extra_key_value import KBias, KVBias, SinkLogit, VBias
 from sink_jax.attention.feature_map import EluPlusOne, Mlp
 from sink_jax.attention.mask import Prefix, Window
@@ -81,6 +82,5 @@ def chosen(names: list[str], known: dict[str, T], option: str) -> dict[str, T]:
   if names == ['all']:
     return dict(known)
   for name in names:
-    if name not in known:
-      raise ValueError(f'{option}: unknown {name!r}. Choices: all, {", ".join(known)}.')
+    check_known(name, ['all', *known], f'{option}: unknown')
   return {name: known[name] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -24,6 +25,8 @@ _CHUNK = 8  # tokens between two writes
 def main(options: Generate) -> None:
   """Writes the text as it is generated, and how fast that was."""
   prompt = _prompt(options)
+  # A line about kernels would stand in the middle of the text.
+  logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
   run = load(options).run
   if options.bos == 'none':

@@ -17,13 +17,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from sink_jax.arguments import nearest
+from sink_jax.arguments import did_you_mean
 
 HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
 _SWITCH = {'true': 'True', 't': 'True', '1': 'True', 'false': 'False', 'f': 'False', '0': 'False'}
@@ -131,7 +131,7 @@ def chosen(words: Sequence[str], program: str, commands: Mapping[str, str], abou
           f'{program} COMMAND --help lists the options of a command.', sep='\n')
     sys.exit(0 if name else 2)
   if name not in commands:
-    raise ValueError(f'there is no command {name!r}.{_nearest(name, commands)} It is one of '
+    raise ValueError(f'there is no command {name!r}.{did_you_mean(name, commands)} It is one of '
                      f'{", ".join(commands)}.')
   return name
 
@@ -216,7 +216,7 @@ def _taken(text: str, value: str | None, left: list[str],
   spelled = text.replace('-', '_')
   name = spelled if spelled in options else off.get(spelled)
   if name is None:
-    close = _nearest(spelled, [*options, 'help'], '--')
+    close = did_you_mean(spelled, [*options, 'help'], '--{}')
     raise ValueError(f'there is no option --{text}.{close} --help lists the options.')
   if known[name].type is bool:
     if value is None:
@@ -236,17 +236,12 @@ def _taken(text: str, value: str | None, left: list[str],
   return name, [part.strip() for text in taken for part in text.split(',') if text]
 
 
-def _nearest(text: str, choices: Iterable[str], dashes: str = '') -> str:
-  close = nearest(text, choices) if text else None
-  return f' Did you mean {dashes}{close}?' if close else ''
-
-
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
   """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
   if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
     choices = typing.get_args(option.type)  # in their own order
-    raise ValueError(f'{text}: choose {", ".join(choices)}.{_nearest(wrong[0], choices)}')
+    raise ValueError(f'{text}: choose {", ".join(choices)}.{did_you_mean(wrong[0], choices)}')
   try:
     # tyro takes the first of too many words, and leaves the others.
     if isinstance(option.spec.nargs, int) and option.is_list and len(values) != option.spec.nargs:

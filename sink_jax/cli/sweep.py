@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
+from sink_jax.arguments import check_known
 from sink_jax.cli.train import training_ends
 from sink_jax.data.dataset import open_data
 from sink_jax.io import compile_cache
@@ -86,7 +87,8 @@ def _selected(table: Mapping[str, Trial], options: Options) -> dict[str, Trial]:
   names = {name: {name, trial.label.get('trial')} for name, trial in table.items()}
   known, only = set().union(*names.values()), set(options.only)
   if unknown := sorted(only - known):
-    raise ValueError(f'--only: unknown trial {unknown[0]!r}. Choices: {", ".join(table)}.')
+    plain = dict.fromkeys(trial.label.get('trial') or name for name, trial in table.items())
+    check_known(unknown[0], plain, '--only: unknown trial')
   if options.claims:
     try:
       needed = trials_of(options.claims)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.arguments import explained
+from sink_jax.arguments import check_known, explained
 from sink_jax.attention.param import AnyArray
 from sink_jax.attention.spec import (
   AttentionSpec,
@@ -160,9 +160,7 @@ def choose_importance(implementation: str | None, spec: AttentionSpec, q_BxTxHxD
     name = 'pallas' if compiled('pallas') and not reason else 'chunked'
     _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))
     return name
-  if implementation not in ('chunked', 'pallas'):
-    raise ValueError(f'Unknown implementation {implementation!r} of importance. Choices: '
-                     'chunked, pallas.')
+  check_known(implementation, ('chunked', 'pallas'), 'Unknown implementation of importance')
   if implementation == 'pallas' and reason:
     raise NotImplementedError(f"implementation 'pallas': {reason}. 'chunked' runs every case.")
   return implementation
@@ -182,9 +180,8 @@ def compiled(name: str) -> bool:
 
 def check_implementation(implementation: str | None) -> None:
   """Raises a ValueError that lists the choices."""
-  if implementation not in (None, *IMPLEMENTATIONS):
-    raise ValueError(f'Unknown implementation {implementation!r}. Choices: '
-                     f'{", ".join(IMPLEMENTATIONS)}.')
+  if implementation is not None:
+    check_known(implementation, IMPLEMENTATIONS, 'Unknown implementation')
 
 
 def platform() -> str:

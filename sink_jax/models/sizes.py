@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sink_jax.arguments import explained
+from sink_jax.arguments import check_known, explained
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
@@ -36,8 +36,7 @@ def sized(size: str, **overrides: Any) -> ModelConfig:
   Raises:
     ValueError: the size is unknown; the message lists the choices.
   """
-  if size not in SIZES:
-    raise ValueError(f'Unknown model size {size!r}. Choices: {", ".join(SIZES)}.')
+  check_known(size, SIZES, 'Unknown model size')
   fields: dict[str, Any] = SIZES[size] | overrides
   return ModelConfig(**fields)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sink_jax.arguments import check_known
 from sink_jax.paper.claims import Claim
 from sink_jax.paper.criteria import (
   MASSIVE,
@@ -307,6 +308,5 @@ def trials_of(keys: Sequence[str]) -> list[str]:
   """
   by_key = {claim.key: claim for claim in CLAIMS}
   for key in keys:
-    if key not in by_key:
-      raise ValueError(f'there is no claim {key!r}. Choices: {", ".join(by_key)}.')
+    check_known(key, by_key, 'there is no claim')
   return list(dict.fromkeys(trial for key in keys for trial in by_key[key].trials))

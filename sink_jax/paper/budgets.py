@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sink_jax.arguments import check_known
 from sink_jax.attention.extra_key_value import ExtraKeyValue
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
@@ -58,8 +59,7 @@ def scaled(config: _Config, budget: str) -> dict[str, Any]:
     ValueError: unknown budget; lists the choices.
     NotExpressible: the trial has no counterpart there, with the reason.
   """
-  if budget not in BUDGETS:
-    raise ValueError(f'Unknown budget {budget!r}. Choices: {", ".join(BUDGETS)}.')
+  check_known(budget, BUDGETS, 'Unknown budget')
   return BUDGETS[budget].changes(config)
 
 

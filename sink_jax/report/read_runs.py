@@ -44,7 +44,8 @@ def find_runs(directory: str | AnyPath) -> list[RunRecord]:
   """
   root = to_path(directory)
   if not root.is_dir():
-    raise ValueError(f'{directory} is not a folder. Make runs with {_REMEDY}{directory}')
+    raise ValueError(f'{directory} is a file: name the folder of the runs.' if root.exists() else
+                     f'There is no folder {directory}. Make runs with {_REMEDY}{directory}')
   # A trial that never began has status.json alone.
   folders = {path.parent for path in files_named(root, _FILES)}
   own_name = (root.resolve() if is_local(root) else root).name  # '.' has no name before that

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from sink_jax.arguments import nearest
+from sink_jax.arguments import did_you_mean
 from sink_jax.train.old_keys import hint
 
 # What is no key but a part of a config's name, with an example of it.
@@ -31,8 +31,8 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
     # A section as a whole would lose the keys that a text leaves out.
     if not isinstance(holder, ConfigDict) or last not in holder or isinstance(
         holder[last], ConfigDict):
-      close = nearest(last, holder) if isinstance(holder, ConfigDict) and last else None
-      meant = f' Did you mean {".".join([*sections, close])}?' if close else ''
+      meant = did_you_mean(last, holder if isinstance(holder, ConfigDict) else (),
+                           '.'.join([*sections, '{}']))
       named = (f'; the {key} follows the trial, as in --config=configs/window.py:window-32,{key}='
                f'{_OF_NAMES[key]}, and is --{key} of a sweep' if key in _OF_NAMES else '')
       raise ValueError(f'--config has no such key: {key!r}.{meant} configs/base.py lists '

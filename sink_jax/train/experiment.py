@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from sink_jax.arguments import did_you_mean
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import from_string
 from sink_jax.data.dataset import DataConfig, Dataset, Source
@@ -301,7 +302,8 @@ def _optimizer(section: Mapping[str, Any]) -> OptimizerConfig:
 def _checked(section: Mapping[str, Any], prefix: str, keys: list[str]) -> Mapping[str, Any]:
   unknown, missing = sorted(set(section) - set(keys)), sorted(set(keys) - set(section))
   if unknown:
-    raise ValueError(f'Unknown config key {prefix}{unknown[0]}. Choices: '
+    meant = did_you_mean(unknown[0], keys, prefix + '{}')
+    raise ValueError(f'Unknown config key {prefix}{unknown[0]}.{meant} Choices: '
                      f'{", ".join(prefix + k for k in sorted(keys))}{hint(prefix + unknown[0])}.')
   if missing:
     raise ValueError(f'Missing config key {prefix}{missing[0]}; configs/base.py lists all keys.')

@@ -56,7 +56,7 @@ def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
       ([f'{quick}:text-k-bias', '--config.steps=3'], 'text-k-bias'),
       ([f'{quick}:text-k-bias', '--config.steps', '3', '-noconfig.data.bos'], 'text-k-bias'),
       ([quick], 'error: Name a trial .* Choices: text-softmax, text-sigmoid, '),
-      ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Choices: text-softmax, "),
+      ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Did you mean text-k-bias. Choices: t"),
       ([f'--config={ROOT}/configs/base.py:text'], 'error: .*has no trials'),
       (['--config=configs/none.py:a'], 'error: .*there is no file configs/none.py'),
       (['--config=' + str(tmp_path / 'broken.py')], 'error: .*broken.py: ModuleNotFoundError'),

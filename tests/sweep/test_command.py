@@ -177,6 +177,9 @@ def test_status_shards_and_costs_without_running(tmp_path, capsys):
   assert '2 not run' in out and '| bad |' in out and '| b |' not in out
   assert here('--list', '--seeds=0,1', '--only=a,b-seed-1') == 0
   assert capsys.readouterr().out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
+  # Without their seeds, which would make a list many times as long.
+  with pytest.raises(ValueError, match="--only: unknown trial 'bd'. Did you mean bad.* a, b, bad"):
+    here('--list', '--seeds=0,1', '--only=bd')
   with pytest.raises(ValueError, match='--claims=emergence needs default, which.*desk.py'):
     here('--list', '--claims=emergence')
   assert here('--dry_run', '--only=a,b') == 0 and not (tmp_path / 'runs').exists()
