@@ -7,7 +7,7 @@ from typing import Any
 from sink_jax.analyses.loaded_models import make_inputs
 from sink_jax.analyses.options import InputOptions, Options
 from sink_jax.cli.model_options import Evaluate
-from sink_jax.cli.results import load
+from sink_jax.cli.results import load, made_folder
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
@@ -81,6 +81,7 @@ def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
+  made_folder(out)
   report = probe(run, tokens, dtype=dtype, batch_size=Options().at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
@@ -99,7 +100,6 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       },
       **more, 'provenance': provenance(),
   }
-  out.mkdir(parents=True, exist_ok=True)
   paths = [out / name for name in ('sink_report.json', 'importance.png', 'norm_ratios.png',
                                    'attention_maps.png')]
   numbers, importance, ratios, maps = paths

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.cli import evaluate as evaluate_module
 from sink_jax.cli.evaluate import as_text, evaluate
 from sink_jax.cli.model_options import Evaluate
 from sink_jax.models.transformer import init_params
@@ -88,6 +89,12 @@ def test_a_report_that_cannot_be_written_spares_the_one_before(workdir, tmp_path
   with pytest.raises(OSError, match='sink_report.json'):
     evaluate_run(workdir, tmp_path, sequences=1, length=4)
   assert (tmp_path / 'sink_report.json').read_text() == 'before'
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_probe(workdir, monkeypatch):
+  monkeypatch.setattr(evaluate_module, 'probe', None)
+  with pytest.raises(ValueError, match='config.json/x cannot be written to'):
+    evaluate_run(workdir, workdir / 'config.json/x')
 
 
 def test_a_run_with_a_parameter_that_is_no_number(workdir, tmp_path):
