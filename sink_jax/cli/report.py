@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from sink_jax.analyses.registry import ANALYSES
 from sink_jax.cli.options import Report
-from sink_jax.cli.results import made_folder
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
@@ -39,7 +38,8 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
 
   Raises:
     ValueError: neither runs nor analyses, a folder that holds none, analyses in a report of runs,
-      maps in another than a comparison, or `out` cannot be written.
+      or maps in another than a comparison.
+    OSError: `out` cannot be written.
   """
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
@@ -56,7 +56,6 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if maps is not None and kind != 'runs':
     raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '
                      f'--kind={kind}: leave it out.')
-  made_folder(out)
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
   if kind == 'runs':

@@ -242,10 +242,6 @@ def test_the_command_chooses_the_kind(tmp_path):
   code, text, _ = run_here('report', f'--runs={tmp_path / "runs"}', f'--out={tmp_path / "out2"}',
                            '--kind=runs', '--nomaps')
   assert code == 0 and 'Language-model text' in text
-  # Before anything is computed, with what to do.
-  code, _, told = run_here('report', f'--runs={tmp_path / "runs"}',
-                           f'--out={tmp_path / "out2/report.md/x"}')
-  assert code == 1 and 'cannot be written to' in told and 'name another folder' in told
 
 
 def test_the_synthetic_axis_answers_what_it_can(tmp_path):
