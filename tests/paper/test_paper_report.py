@@ -80,6 +80,13 @@ def test_every_trained_figure_is_drawn(whole):
   assert 'lr-8e-4 (failed' in ' '.join(four.pictures[1].missing)
 
 
+def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
+  base, report = whole
+  drawn = drawing.claim_rows(report.claims).values()
+  _, parts = images.tiles((base / 'out/claims.png').read_bytes())
+  assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
+
+
 def test_json_and_markdown_say_no_absolute_path(whole):
   base, report = whole
   text = (base / 'out/report.json').read_text()
@@ -218,13 +225,6 @@ def test_many_pictures_are_made_smaller():
   small = images.shrunk({'a': picture, 'b': picture}, len(picture))
   assert sum(map(len, small.values())) <= len(picture) and small['a'].startswith(b'\x89PNG')
   assert images.shrunk({'a': picture}, len(picture)) == {'a': picture}
-
-
-def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
-  base, report = whole
-  drawn = drawing.claim_rows(report.claims).values()
-  _, parts = images.tiles((base / 'out/claims.png').read_bytes())
-  assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
 
 
 def test_the_command_chooses_the_kind(tmp_path):
