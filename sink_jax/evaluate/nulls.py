@@ -1,9 +1,10 @@
 """Nulls: what a measure of the first token would be if that token were nothing special.
 
 A number of a model means something only beyond its null. There are three: an untrained model (the
-first probe of a run), attention that is uniform, and, here, target positions drawn at random, one
-for every sequence, in place of the first (Xu, arXiv 2606.02378). The 99th percentile over the
-draws is stable, while their maximum grows with their number.
+first probe of a run), attention that is uniform, in which the first of T tokens has an importance
+of H_T / T, 0.074 of 64, and, here, target positions drawn at random, one for every sequence, in
+place of the first (Xu, arXiv 2606.02378). The 99th percentile over the draws is stable, while their
+maximum grows with their number.
 """
 
 from __future__ import annotations
@@ -15,11 +16,6 @@ from sink_jax.evaluate.threshold import EPSILON
 
 DRAWS = 500
 _PERCENTILE = 99
-
-
-def uniform_importance(length: int) -> float:
-  """Importance of the first of `length` tokens where every row is uniform: H_T / T."""
-  return float((1 / np.arange(1, length + 1)).mean())
 
 
 def random_targets(sequences: int, length: int) -> np.ndarray:

@@ -12,15 +12,14 @@ import dataclasses
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from sink_jax.evaluate.nulls import uniform_importance
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group, grouped
 from sink_jax.paper.criteria import NO_SINK, SINK
 from sink_jax.paper.drawing import SeedRows, seed_rows
+from sink_jax.paper.metrics import METRICS, probed
 from sink_jax.paper.pictures import Picture, course, seed_panel
 from sink_jax.paper.report import without_paths
 from sink_jax.report.images import png
@@ -37,17 +36,19 @@ _TRIAL = re.compile(rf'(.*?\d.*?)-({"|".join(KINDS)})')
 _OTHER_TASK = 'backcopy'  # searched for massive activations alone
 LARGE_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
 LARGE_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
-# Columns of the table of runs: the key in a record, the heading, and how it is written.
-_NUMBERS = {
-    'valid_loss': ('valid loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),
-    'sink_star': ('Sink_* %', '.1f'), 'raw_mass_1': ('raw mass on token 1', '.3f'),
-    'value_ratio': ('value ratio', '.2f'), 'hidden_ratio': ('hidden ratio', '.2f'),
-    'max_over_median': ('max / median', '.0f')}
+# Columns of the table of runs: the heading, how a number is written, and what it is of a run.
+_NUMBERS: Sequence[tuple[str, str, Callable[[RunRecord], float | None]]] = (
+    ('valid loss', '.3f', METRICS['valid_loss'].of), ('Sink_1 %', '.1f', METRICS['sink_1'].of),
+    ('Sink_* %', '.1f', METRICS['sink_star'].of),
+    ('raw mass on token 1', '.3f', probed(lambda probe: probe.raw_mass_1)),
+    ('value ratio', '.2f', METRICS['value_ratio'].of),
+    ('hidden ratio', '.2f', METRICS['massive'].of),
+    ('max / median', '.0f', probed(lambda probe: probe.curves.max_over_median[-1])))
 _RATES = ('Sink rates of each setting at the last probe, a mark for each seed; dotted: the levels '
           'that are asked for.')
 _CURVES = ('Sink_1 and the largest hidden norm ratio of the softmax runs while they trained: every '
            'seed as a thin line, and means of settings; dotted: the levels that are asked for.')
-# {title of a panel: {name in the legend: (kind, rate in a record, level that is asked for)}}
+# {title of a panel: {name in the legend: (kind, metric, level that is asked for)}}
 _PANELS = {
     'A sink is wanted on the first token': {
         f'softmax, at least {LARGE_SINK} %': ('softmax', 'sink_1', LARGE_SINK),
@@ -56,7 +57,6 @@ _PANELS = {
         f'sigmoid, below {NO_SINK} %': ('sigmoid', 'sink_1', NO_SINK),
         f'K bias, below {NO_SINK} %': ('k-bias', 'sink_1', NO_SINK),
         f'K bias, Sink_* of its key, at least {SINK} %': ('k-bias', 'sink_star', SINK)}}
-Record = Mapping[str, Any]  # of a run, as report.json has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,20 @@ CRITERIA = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Tried:
+  """A run of the search. training_seconds: without start-ups; None before its first step.
+
+  met: {key of CRITERIA: whether it is met}, of what is asked of a run; {} before it is done.
+  """
+
+  setting: str
+  kind: str
+  run: RunRecord
+  training_seconds: float | None
+  met: Mapping[str, bool]
+
+
 def find(runs: Iterable[RunRecord]) -> list[Group]:
   """The runs of the search among others, by setting and kind; the chosen setting comes last.
 
@@ -125,47 +139,28 @@ def _named(run: RunRecord) -> tuple[str, str, str] | None:
   return (match[1], '', match[2]) if match else None
 
 
-def records_of(groups: Iterable[Group]) -> list[Record]:
-  """All that the search looks at in each run, of which page and report.json are made."""
-  return [_record(group.budget, kind, run)
+def tried(groups: Iterable[Group]) -> list[Tried]:
+  """The runs of the search, each with what it meets."""
+  return [_tried(group.budget, kind, run)
           for group in groups for kind in KINDS for run in group.runs(kind)]
 
 
-def _record(setting: str, kind: str, run: RunRecord) -> Record:
-  """Without a probe it has the loss alone; before the run is done it meets no criterion."""
+def _tried(setting: str, kind: str, run: RunRecord) -> Tried:
   setup, probe = run.known_setup, run.probe
   rates = [rate for rate in run.train_course.get('tokens_per_second', ()) if rate]
-  met = {key: criterion.met(probe) for key, criterion in CRITERIA.items()
-         if probe and run.status == 'done' and criterion.kind == kind
-         and (key == 'b' or not setting.startswith(_OTHER_TASK))}
   seconds = setup.tokens * run.step / setup.steps / statistics.median_high(rates) if rates else None
-  record = {
-      'setting': setting, 'kind': kind, 'seed': setup.seed, 'status': run.status,
-      'steps': run.step, 'training_seconds': seconds, 'met': met,
-      'trained_on': run.origin.hardware, 'trained_by': run.origin.command,
-      'trained_with': run.origin.code, 'valid_loss': (run.losses or {}).get('valid')}
-  if probe is None:
-    return record
-  largest = max(probe.activations, key=lambda block: block.max_over_median or 0, default=None)
-  return record | {
-      'sink_1': probe.sink_1, 'sink_star': probe.sink_extra_key,
-      'largest_importance': probe.largest_importance,
-      'uniform_importance': uniform_importance(len(probe.sink)), 'raw_mass_1': probe.raw_mass_1,
-      'raw_row_mass': probe.raw_row_mass, 'value_ratio': probe.value_ratio,
-      'hidden_ratio': probe.curves.hidden_ratio[-1],
-      'largest_hidden_ratio_ever': max(filter(None, probe.curves.hidden_ratio), default=None),
-      'max_over_median': largest and largest.max_over_median,
-      'kurtosis_moment': largest and largest.kurtosis_moment,
-      'massive_block': largest and largest.block, 'massive_channel': largest and largest.channel,
-      'null_untrained': dict(probe.nulls), 'null_trained': dict(probe.last_nulls)}
+  return Tried(setting, kind, run, seconds, {
+      key: criterion.met(probe) for key, criterion in CRITERIA.items()
+      if probe and run.status == 'done' and criterion.kind == kind
+      and (key == 'b' or not setting.startswith(_OTHER_TASK))})
 
 
-def settings_met(found: Iterable[Record]) -> dict[str, dict[str, list[bool]]]:
+def settings_met(found: Iterable[Tried]) -> dict[str, dict[str, list[bool]]]:
   """{criterion: {setting: whether each seed that is done meets it}} of the settings asked for."""
   asked: dict[str, dict[str, list[bool]]] = {key: {} for key in CRITERIA}
   for it in found:
-    for key, met in it['met'].items():
-      asked[key].setdefault(it['setting'], []).append(met)
+    for key, met in it.met.items():
+      asked[key].setdefault(it.setting, []).append(met)
   return asked
 
 
@@ -177,7 +172,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     OSError: `out` cannot be written.
   """
   groups = find(runs)
-  found = records_of(groups)
+  found = tried(groups)
   met, page = settings_met(found), Parts('The search for a baseline')
   lines = _summary(found, met)
   rows = [[CRITERIA[key].words, str(len(of)), str(sum(map(any, of.values())))]
@@ -187,7 +182,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                  'there.')
   page.table(['wanted', 'settings run', 'settings that meet it'], rows)
   # Some settings are searched for massive activations alone: nothing is asked of their rates.
-  if asked := [it for it in found if set(it['met']) - {'b'}]:
+  if asked := [it for it in found if set(it.met) - {'b'}]:
     page.picture('rates.png', _rates(asked), _RATES)
   softmax = {group.budget: group.runs('softmax') for group in groups}
   if any(run.probe for of in softmax.values() for run in of):
@@ -198,7 +193,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
                    course('probe', 'hidden_ratio'), levels=[LARGE_RATIO])])), _CURVES)
   page.heading('In detail')
   page.items(lines)
-  page.table(['run', 'seed', 'steps', 'training', *(heading for heading, _ in _NUMBERS.values()),
+  page.table(['run', 'seed', 'steps', 'training', *(heading for heading, *_ in _NUMBERS),
               'meets'], [_row(it) for it in found])
   page.write(to_path(out), to_json(rounded({
       'criteria': {key: it.words for key, it in CRITERIA.items()}, 'summary': lines,
@@ -206,17 +201,15 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   return '\n'.join(lines)
 
 
-def _row(it: Record) -> list[str]:
+def _row(it: Tried) -> list[str]:
   """A run in the table of runs."""
-  met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it['met'].items())
-  seconds = it['training_seconds']
-  return [f'{it["setting"]}-{it["kind"]}', str(it['seed']), f'{it["steps"]:,}',
-          '-' if seconds is None else f'{seconds:.0f} s',
-          *(number(it.get(key), form) for key, (_, form) in _NUMBERS.items()),
-          met or it['status']]
+  met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it.met.items())
+  return [f'{it.setting}-{it.kind}', str(it.run.known_setup.seed), f'{it.run.step:,}',
+          '-' if it.training_seconds is None else f'{it.training_seconds:.0f} s',
+          *(number(of(it.run), form) for _, form, of in _NUMBERS), met or it.run.status]
 
 
-def _summary(found: Sequence[Record], met: Mapping[str, Mapping[str, Sequence[bool]]]) -> list[str]:
+def _summary(found: Sequence[Tried], met: Mapping[str, Mapping[str, Sequence[bool]]]) -> list[str]:
   """What was found, in sentences: of each criterion, and of each setting."""
   lines = []
   for key, of in met.items():
@@ -231,21 +224,21 @@ def _summary(found: Sequence[Record], met: Mapping[str, Mapping[str, Sequence[bo
     tried = len(set(of) - {DESK})
     lines.append(f'({key}) {CRITERIA[key].words}: {words}; {tried} '
                  f'setting{"s were" if tried != 1 else " was"} tried.')
-  searched = [it['training_seconds'] or 0 for it in found if it['setting'] != DESK]
+  searched = [it.training_seconds or 0 for it in found if it.setting != DESK]
   lines.append(f'The {len(searched)} runs of the search trained for {sum(searched) / 60:.0f} '
                'process-minutes, start-ups aside.')
-  left = [f'{it["setting"]}-{it["kind"]}, seed {it["seed"]} ({it["status"]} at step '
-          f'{it["steps"]:,})' for it in found if it['status'] != 'done']
+  left = [f'{it.setting}-{it.kind}, seed {it.run.known_setup.seed} ({it.run.status} at step '
+          f'{it.run.step:,})' for it in found if it.run.status != 'done']
   return lines + ([f'Not at their last step: {"; ".join(left)}.'] if left else [])
 
 
-def _rates(found: Sequence[Record]) -> bytes:
+def _rates(found: Sequence[Tried]) -> bytes:
   """Sink_1 and Sink_* by setting, the strongest sinks of softmax first."""
   def rates(setting: str, kind: str, key: str) -> list[float]:
-    return [it[key] for it in found
-            if (it['setting'], it['kind']) == (setting, kind) and it[key] is not None]
+    return [rate for it in found if (it.setting, it.kind) == (setting, kind)
+            and (rate := METRICS[key].of(it.run)) is not None]
 
-  settings = sorted(dict.fromkeys(it['setting'] for it in found), reverse=True,
+  settings = sorted(dict.fromkeys(it.setting for it in found), reverse=True,
                     key=lambda setting: max(rates(setting, 'softmax', 'sink_1'), default=-1))
   return png(seed_rows([SeedRows(
       title, {setting: {name: rates(setting, kind, key) for name, (kind, key, _) in names.items()}
