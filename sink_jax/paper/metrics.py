@@ -10,9 +10,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sink_jax.paper.numbers import comparable_loss
+from sink_jax.paper.pictures import course
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
-from sink_jax.report.records import RunRecord
+from sink_jax.report.records import Origin, RunRecord
+from sink_jax.train.experiment import Label
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
 ALONE = 'in a window of one token every query sees itself alone'
@@ -21,7 +23,7 @@ _Blocks = Callable[[NormRatios], Sequence[float | None] | None]  # a ratio per b
 _LEAST_RATIO = 1e-9  # has a logarithm, and lies below every level
 _LONG = 1e9  # from where a number is written with an exponent
 _LARGEST = 700.0  # logarithm of about the largest float
-_LAST = 0.1  # share of the training rows whose mean is the training loss at the end
+_LAST = 0.1  # share of the steps over which the mean is the training loss at the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,10 +205,11 @@ def _valid_loss(run: RunRecord) -> float | None:
 
 
 def _train_loss(run: RunRecord) -> float | None:
-  """Mean of the last tenth of the logged steps."""
+  """Mean over the last tenth of the steps."""
   # The loss of a single step is that of one batch, and noisy.
-  losses = [loss for loss in run.train_course.get('loss', ()) if loss is not None]
-  return statistics.fmean(losses[-max(1, round(_LAST * len(losses))):]) if losses else None
+  points = course('train', 'loss')(run)
+  return statistics.fmean(loss for step, loss in points
+                          if step > (1 - _LAST) * points[-1][0]) if points else None
 
 
 def _overfitting(run: RunRecord) -> float | None:
@@ -216,11 +219,8 @@ def _overfitting(run: RunRecord) -> float | None:
 
 def _overfit_step(run: RunRecord) -> float | None:
   """The step of the least validation loss."""
-  course = run.valid_course
-  points = [(loss, step) for step, loss in zip(course.get('step', ()), course.get('valid', ()))
-            if loss is not None]
   # Of equal losses the earlier step.
-  return min(points)[1] if points else None
+  return min(((loss, step) for step, loss in course('valid', 'valid')(run)), default=(0, None))[1]
 
 
 def _of_prefix(change: Callable[[Sequence[float]], float | None]) -> _Quantity:
@@ -286,3 +286,27 @@ METRICS = {
 # Of normalised scores, which are proxies where the rows of an operation do not sum to one.
 _OF_SCORES = {name for name in METRICS
               if name.startswith(('sink_', 'lead_', 'largest_sink', 'prefix_'))}
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredRun:
+  """What a report has of each of its runs: how it ended, and its numbers by the keys of METRICS.
+
+  why: what explains the status, or ''. proxy: whether rates of sinks are of proxy scores.
+  """
+
+  label: Label
+  seed: int | None
+  status: str
+  why: str
+  step: int
+  origin: Origin
+  proxy: bool
+  numbers: Mapping[str, float | bool]
+
+  @classmethod
+  def of(cls, run: RunRecord) -> MeasuredRun:
+    numbers = {key: value for key, metric in METRICS.items()
+               if run.setup and (value := metric.of(run)) is not None}
+    return cls(run.label, run.setup and run.setup.seed, run.status, run.error or run.reason or '',
+               run.step, run.origin, run.proxy, numbers)

@@ -10,14 +10,13 @@ from typing import Any
 from sink_jax.paper import drawing, synthetic
 from sink_jax.paper.claims import PLURAL, Claim, SecondLook
 from sink_jax.paper.events import CAPTION, NOTE, EventOrder
-from sink_jax.paper.metrics import METRICS
+from sink_jax.paper.metrics import METRICS, MeasuredRun
 from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.summary import NOTES, GroupSummary
 from sink_jax.paper.tables import Table, add_runs, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
-from sink_jax.report.records import RunRecord
 
 _SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 # Of the paper, in its order.
@@ -59,7 +58,7 @@ class PaperReport:
   synthetic: synthetic.SyntheticAxis | None
   comparison: str
   budgets: Mapping[str, Sequence[str]]
-  runs: Mapping[str, RunRecord]
+  runs: Mapping[str, MeasuredRun]
   analyses: Mapping[str, Mapping[str, Any]]
   other_runs: Sequence[str]
   provenance: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
@@ -100,7 +99,7 @@ def page(report: PaperReport) -> Parts:
   if report.runs:
     parts.heading(_RUNS)
     with parts.details(f'{len(report.runs)} folders'):
-      add_runs(parts, report.runs.values())
+      add_runs(parts, report.runs)
   _add_made(parts, report)
   return parts
 

@@ -17,6 +17,7 @@ from sink_jax.paper.claims import UNKNOWN, Claim, Verdict, judge, second_look
 from sink_jax.paper.collect import Group, groups_of, is_of_the_paper, is_synthetic, synthetic_groups
 from sink_jax.paper.curves import figure_data
 from sink_jax.paper.events import event_orders
+from sink_jax.paper.metrics import MeasuredRun
 from sink_jax.paper.numbers import PaperFigure
 from sink_jax.paper.open_models import figure_of
 from sink_jax.paper.page import PaperReport, answer, page
@@ -90,7 +91,7 @@ def build(runs: Sequence[RunRecord], analysed: Analysed = Analysed()) -> PaperRe
       synthetic=synthetic.section(runs),
       comparison=f'{numbers.CRITERION} {open_protocol.CRITERION}',
       budgets={name: list(budget.rules) for name, budget in BUDGETS.items()},
-      runs={run.name: run for run in runs},
+      runs={run.name: MeasuredRun.of(run) for run in runs},
       analyses=analysed.files,
       other_runs=[run.name for run in runs if not is_shown(run)],
   )

@@ -9,7 +9,7 @@ from sink_jax.io.tables import number, short
 from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import NOT_RUN, Analysed, listed
 from sink_jax.paper.collect import Group
-from sink_jax.paper.metrics import METRICS, Statistics, metric_summary, single
+from sink_jax.paper.metrics import METRICS, MeasuredRun, Statistics, metric_summary, single
 from sink_jax.paper.numbers import PaperRow, PaperTable, Value, difference, remark
 from sink_jax.paper.open_protocol import Result
 from sink_jax.report.markup import upper
@@ -229,15 +229,15 @@ def add_table(parts: Parts, table: Table, groups: int) -> None:
     parts.paragraph(PROXIES)
 
 
-def add_runs(parts: Parts, runs: Iterable[RunRecord]) -> None:
+def add_runs(parts: Parts, runs: Mapping[str, MeasuredRun]) -> None:
   """Every run, with the label, the status and the main numbers."""
   parts.table(
       ['run', 'trial', 'budget', 'protocol', 'seed', 'status', 'step', 'Sink_1 %', 'valid loss'],
-      [[run.name, run.label.trial, run.label.budget, run.label.protocol,
-        number(run.setup and run.setup.seed, 'd', ''),
-        (run.status, run.error or run.reason or ''), number(run.step, ',d', ''),
-        number(run.probe and run.probe.sink_1, '.2f', '') + ('*' if run.proxy else ''),
-        number((run.losses or {}).get('valid'), '.3f', '')] for run in runs], (0, 1, 2, 3, 5))
+      [[name, run.label.trial, run.label.budget, run.label.protocol, number(run.seed, 'd', ''),
+        (run.status, run.why), number(run.step, ',d', ''),
+        number(run.numbers.get('sink_1'), '.2f', '') + ('*' if run.proxy else ''),
+        number(run.numbers.get('valid_loss'), '.3f', '')] for name, run in runs.items()],
+      (0, 1, 2, 3, 5))
 
 
 def _setting(row: Row) -> Words:

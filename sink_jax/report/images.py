@@ -14,7 +14,7 @@ from sink_jax.evaluate import plots
 from sink_jax.evaluate.maps import HeadMaps
 from sink_jax.report.records import RunRecord
 
-_COLOURS = 128  # with a palette a picture takes a third of the space
+_COLOURS = 64  # with a palette a picture takes a quarter of the space
 
 
 def sink_curves(runs: Sequence[RunRecord]) -> bytes:
@@ -74,7 +74,7 @@ def png(figure: Figure) -> bytes:
 
 
 def with_palette(raw: io.BytesIO) -> bytes:
-  """The same picture in a third of the space."""
+  """The same picture in a quarter of the space."""
   return _encoded(Image.open(raw))
 
 

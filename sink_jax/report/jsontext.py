@@ -15,15 +15,16 @@ UNWRITTEN = {'written': False}
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, lists of numbers on one line; what is not finite becomes null.
+  """A value as indented JSON, a line for what holds no other; what is not finite becomes null.
 
   A dataclass is an object with its fields as keys, less those that are `UNWRITTEN`.
   """
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(finite(value), indent=1, allow_nan=False, default=_written)
-  # A pair of brackets without brackets, braces or quotes between them is a list of numbers.
-  return re.sub(r'\[([^\[\]{}"]*)\]', lambda match: '[' + ' '.join(match[1].split()) + ']',
-                text) + '\n'
+  # Lists and objects without others in them. No text of JSON has a line break, so that none is
+  # taken for them or changed in them.
+  return re.sub(r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
+                lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3], text) + '\n'
 
 
 def from_json(text: str) -> Any:

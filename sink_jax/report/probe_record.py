@@ -11,6 +11,7 @@ import numpy as np
 
 from sink_jax.evaluate.activations import Activations
 from sink_jax.evaluate.sinks import emergence_step
+from sink_jax.report.jsontext import UNWRITTEN
 
 EMERGENCE_LEVEL = 0.1  # Sink_1 has emerged once it stays at or above this share of heads
 # The keys that rows of the probe have for fields of a `ProbeRecord`, where they are others.
@@ -83,7 +84,7 @@ class ProbeRecord:
 
   step: int
   sink_1: float
-  sink: Sequence[float]
+  sink: Sequence[float] = dataclasses.field(metadata=UNWRITTEN)
   sink_extra_key: float | None
   sink_extra_key_official: float | None
   largest_importance: float
@@ -98,7 +99,7 @@ class ProbeRecord:
   emergence_step: int | None
   peak_sink_1: float
   peak_step: int
-  curves: Curves
+  curves: Curves = dataclasses.field(metadata=UNWRITTEN)
   nulls: Mapping[str, float]
   last_nulls: Mapping[str, float]
   activations: Sequence[BlockActivations]

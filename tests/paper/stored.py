@@ -10,15 +10,17 @@ The first command stores runs, the second writes run folders of them again, and 
 report of these. A report that is committed is made so, not of the runs themselves: stored numbers
 have six significant digits, and a report of them can be made again digit by digit.
 
-Stored are of each run its status, its config as differences from the first run's, what reports read
-of data.json, analyses.json, all rows of validation, the training losses and the median throughput,
-the first and the last row of the probe as they are, and between them the curves that reports draw;
-of fine-tuning (configs/sft.py) gradient norms too, and of a graft the row that says what it did.
-A map of attention, which is only looked at, has three digits.
+Stored are of each run its config, its status and what reports read of data.json, as differences
+from the run before, which most often is of the same trial; analyses.json, all rows of validation,
+the training losses and the median throughput, the last row of the probe as it is, and the curves
+and the null of the untrained model that reports read of those before it; of fine-tuning
+(configs/sft.py) gradient norms too, and of a graft the row that says what it did. Trials of the
+paper whose course is not drawn have the last fifth of the training losses, of which there is a
+mean, and of the probe the first row and those where a sink is largest and where it emerges. A map
+of attention, which is only looked at, has three digits.
 
-With --ends, which suffices for the leaderboard, each run has the last row of each kind alone, and
-of the first row of the probe its null: no courses, and no analyses. Configs are then differences
-from that of the run before.
+With --ends, which suffices for the leaderboard, each run has the last row of each kind alone, the
+first of the probe, and no analyses.
 Times of training steps that lie beside the runs are stored with them.
 """
 
@@ -29,11 +31,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sink_jax.paper import events
+from sink_jax.paper.collect import is_of_the_paper
+from sink_jax.paper.numbers import FIGURES
 from sink_jax.paper.report import without_paths
 from sink_jax.paper.tuning import is_fine_tuned
 from sink_jax.remedies.step_times import FILE
 from sink_jax.report.jsontext import finite, from_json, mapped, rounded
-from sink_jax.report.probe_record import Curves
 from sink_jax.report.read_runs import read_runs
 from sink_jax.report.records import RunRecord
 from sink_jax.train.metrics_log import read_metrics
@@ -46,6 +50,9 @@ _DATA = ('content', 'unique_training_tokens', 'tokens_per_epoch')
 # What it reads and the leaderboard does not show.
 _OF_NO_PAGE = ('command',)
 _NULL = 'null_p99'  # the key of what a row of the probe has where there is no sink to find
+_FIGURES = ('dynamics', 'learning rates')  # the kinds that draw the course of training
+_DRAWN = {trial for figure in FIGURES if figure.kind in _FIGURES for trial in figure.trials}.union(
+    events.TRIALS)
 _MAP = 'map'  # the key of a map of attention in analyses.json
 
 
@@ -63,18 +70,19 @@ def stored(runs: Path, ends: bool = False) -> dict[str, Any]:
     if problem := record.metrics_problem or (record.status == 'unreadable' and record.error):
       raise ValueError(f'The run {record.name} cannot be stored: {problem}. Take it out of {runs}, '
                        'or train it again.')
-  # A folder that is itself a run has its name.
-  folders = [path if (path := runs / record.name).is_dir() else runs for record in records]
-  configs = [_flat(read_config(folder)) if record.setup else None
-             for folder, record in zip(folders, records)]
-  first = next((config for config in configs if config is not None), {})
-  kept, base = [], first
-  for folder, record, config in zip(folders, records, configs):
-    run = _run(folder, record, config, base)
-    kept.append(_ends(run) if ends else run)
-    if ends and config is not None:
-      base = config  # most often of the same trial: runs are in order of name
-  content = {'config': first, 'runs': kept} | ({'in_turn': True} if ends else {})
+  kept, base = [], {}
+  for record in records:
+    # A folder that is itself a run has its name.
+    folder = path if (path := runs / record.name).is_dir() else runs
+    facts = _facts(folder, record, ends)
+    run = {'name': record.name, 'without': [key for key in base if key not in facts],
+           'facts': {key: value for key, value in facts.items()
+                     if key not in base or base[key] != value},
+           'analyses': {} if ends else rounded(_with_short_maps(record.analyses)),
+           **rounded(_metrics(finite(read_metrics(folder)), record, ends))}
+    base = facts
+    kept.append({key: value for key, value in run.items() if value})
+  content = {'runs': kept}
   if (runs / FILE).exists():
     content['step_times'] = rounded(from_json((runs / FILE).read_text()))
   return without_paths(content)
@@ -83,121 +91,127 @@ def stored(runs: Path, ends: bool = False) -> dict[str, Any]:
 def restore(path: Path, folder: Path) -> None:
   """Writes the runs that a file stores as run folders below a folder.
 
-  What is not stored is missing in their files, and is None between the first and the last row of
-  the probe. There a list per block has the one block that reports look at, and the largest
-  activation is in units of the median.
+  What is not stored is missing in their files, and is None before the last row of the probe. There
+  a list per block has the one block that reports look at, and the largest activation is in units of
+  the median.
   """
   content = from_json(path.read_text())
   folder.mkdir(parents=True, exist_ok=True)
   if times := content.get('step_times'):
     (folder / FILE).write_text(json.dumps(times))
-  base = content['config']
+  facts: dict[str, Any] = {}
   for run in content['runs']:
     workdir = folder / run['name']
     workdir.mkdir(parents=True)
-    changes = run['config']
-    files = {'status.json': run['status'], 'data.json': run['data'],
-             'analyses.json': run['analyses']}
-    if changes is not None:
-      config = {key: value for key, value in base.items() if key not in run['without']} | changes
-      files['config.json'] = _nested(config)
-      if content.get('in_turn'):
-        base = config
+    facts = {key: value for key, value in facts.items() if key not in run.get('without', ())
+             } | run.get('facts', {})
+    files = _nested(facts) | {'analyses': run.get('analyses')}
     for name, value in files.items():
       if value:
-        (workdir / name).write_text(json.dumps(value))
+        (workdir / f'{name}.json').write_text(json.dumps(value))
     if rows := sorted(_rows(run), key=lambda row: row['step']):
       (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
 
-def _run(folder: Path, record: RunRecord, config: Mapping[str, Any] | None,
-         first: Mapping[str, Any]) -> dict[str, Any]:
-  status, data = read_status(folder), read_data_summary(folder)
-  absent = object()
-  return {
-      'name': record.name,
-      'status': finite({key: status[key] for key in _STATUS if key in status}),
-      'config': None if config is None else {
-          key: value for key, value in config.items() if first.get(key, absent) != value},
-      'without': [] if config is None else [key for key in first if key not in config],
-      'data': {key: data[key] for key in _DATA if key in data},
-      'analyses': rounded(_with_short_maps(record.analyses)),
-      **rounded(_metrics(finite(read_metrics(folder)), record)),
-  }
+def _facts(folder: Path, record: RunRecord, ends: bool) -> dict[str, Any]:
+  """{'config.model.size': 'tiny', 'status.step': 4000, ...}: of three files, by their names."""
+  of = lambda values, keys: {key: values[key] for key in keys if key in values}
+  status = [key for key in _STATUS if not (ends and key in _OF_NO_PAGE)]
+  return _flat({'config': read_config(folder) if record.setup else {},
+                'status': finite(of(read_status(folder), status)),
+                'data': of(read_data_summary(folder), _DATA)})
 
 
-def _metrics(rows: list[dict[str, Any]], record: RunRecord) -> dict[str, Any]:
-  plain = lambda row: {key: value for key, value in row.items() if key != 'kind'}
-  train = [row for row in rows if row['kind'] == 'train']
+def _metrics(rows: list[dict[str, Any]], record: RunRecord, ends: bool) -> dict[str, Any]:
+  of_kind = lambda kind: [{key: value for key, value in row.items() if key != 'kind'}
+                          for row in rows if row['kind'] == kind]
+  last = lambda values: values[-1:] if ends else values
+  train, grafts, kept = of_kind('train'), of_kind('graft'), {}
   rates = [rate for row in train if isinstance(rate := row.get('tokens_per_second'), float)]
-  kept = {'valid': [plain(row) for row in rows if row['kind'] == 'valid'],
-          'train': {'step': [row['step'] for row in train],
-                    'loss': [row.get('loss') for row in train],
-                    # Of an even number the upper one, as reports take it.
-                    'tokens_per_second': statistics.median_high(rates) if rates else None},
-          'probe': None}
-  if grafts := [plain(row) for row in rows if row['kind'] == 'graft']:
+  if valid := last(of_kind('valid')):
+    kept['valid'] = _short({key: [row.get(key) for row in valid] for key in valid[-1]})
+  drawn = not is_of_the_paper(record) or record.label.trial in _DRAWN
+  if train and not drawn:
+    train = [row for row in train if row['step'] > 0.8 * train[-1]['step']]
+  if train:
+    keys = ['loss', *(['grad_norm'] if is_fine_tuned(record) else [])]
+    columns = {'step': [row['step'] for row in train],
+               **{key: [row.get(key) for row in train] for key in keys}}
+    kept['train'] = _short({key: last(values) for key, values in columns.items()})
+  if rates and not ends:
+    # Of an even number the upper one, as reports take it.
+    kept['tokens_per_second'] = statistics.median_high(rates)
+  if grafts:
     kept['graft'] = grafts[-1]
-  if is_fine_tuned(record):
-    kept['train']['grad_norm'] = [row.get('grad_norm') for row in train]
   if record.probe:
-    curves = record.probe.curves
-    whole = {row['step']: plain(row) for row in rows if row['kind'] == 'probe'}
-    kept['probe'] = {'first': whole[curves.step[0]], 'last': whole[curves.step[-1]],
-                     'curves': vars(curves)}
+    at, curves = {row['step']: row for row in of_kind('probe')}, vars(record.probe.curves)
+    steps, emerged = curves['step'], record.probe.emergence_step
+    told = {steps[0], steps[-1]}
+    if drawn and not ends:
+      told.update(steps)
+    elif not ends:
+      # The last one below the level of emergence shows where it was passed.
+      told |= {record.probe.peak_step, emerged, max([step for step in steps if step < (
+          emerged or 0)], default=None)}
+    kept['probe'] = {
+        'curves': _short({key: [value for step, value in zip(steps, values) if step in told]
+                          for key, values in curves.items()}),
+        'first_null': at[steps[0]].get(_NULL), 'last': at[steps[-1]]}
   return kept
 
 
-def _ends(run: dict[str, Any]) -> dict[str, Any]:
-  """What is stored of a run with --ends, from all that is stored otherwise."""
-  status, probe = dict(run['status']), run['probe']
-  for key in _OF_NO_PAGE:
-    status.pop(key, None)
-  if probe:
-    curves = {key: [values[0], values[-1]][:len(values)] for key, values in
-              probe['curves'].items()}
-    probe = {'first_null': probe['first'].get(_NULL), 'last': probe['last'], 'curves': curves}
-  train = {key: run['train'][key][-1:] for key in ('step', 'loss')} | {'tokens_per_second': None}
-  return run | {'status': status, 'valid': run['valid'][-1:], 'analyses': {}, 'train': train,
-                'probe': probe}
+def _short(columns: Mapping[str, list[Any]]) -> dict[str, Any]:
+  """The same with {'range': [first, end, distance]} for even steps, and null for nothing but it."""
+  short: dict[str, Any] = {key: values if any(value is not None for value in values) else None
+                           for key, values in columns.items()}
+  steps = columns['step']
+  if len(steps) > 2:
+    even = range(steps[0], steps[-1] + 1, max(1, steps[1] - steps[0]))
+    if steps == list(even):
+      short['step'] = {'range': [even.start, even.stop, even.step]}
+  return short
+
+
+def _long(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
+  """What `_short` has shortened."""
+  steps = columns['step']
+  steps = list(range(*steps['range'])) if isinstance(steps, dict) else steps
+  return {key: steps if key == 'step' else values or [None] * len(steps)
+          for key, values in columns.items()}
 
 
 def _rows(run: Mapping[str, Any]) -> list[dict[str, Any]]:
   """The rows of metrics.jsonl, those of a kind together."""
-  train, probe = run['train'], run['probe']
-  keys = ('step', 'loss', 'grad_norm') if 'grad_norm' in train else ('step', 'loss')
-  rows = [{'kind': 'train', **dict(zip(keys, values))}
-          for values in zip(*(train[key] for key in keys))]
-  if rows and train['tokens_per_second']:
-    rows[-1]['tokens_per_second'] = train['tokens_per_second']
-  rows += [{'kind': 'valid', **row} for row in run['valid']]
-  if 'graft' in run:
-    rows.append({'kind': 'graft', **run['graft']})
-  if probe:
-    curves = Curves(**probe['curves'])
-    # A run that has ended at its first probe has one row, which is the first and the last.
-    ends = {row['step']: row for row in (probe.get('first'), probe['last']) if row}
+  rows = []
+  for kind in ('valid', 'train'):
+    columns = _long(run[kind]) if kind in run else {}
+    rows += [{'kind': kind, **dict(zip(columns, values))} for values in zip(*columns.values())]
+  if rate := run.get('tokens_per_second'):
+    rows[-1]['tokens_per_second'] = rate  # of training, which comes last
+  if graft := run.get('graft'):
+    rows.append({'kind': 'graft', **graft})
+  if probe := run.get('probe'):
+    curves, last = _long(probe['curves']), probe['last']
     # A row that is not whole has all keys of one that is, without numbers.
-    empty = dict.fromkeys(probe['last'])
-    null = {0: {_NULL: probe.get('first_null')}}
-    rows += [{'kind': 'probe', **ends.get(step, empty | _between(curves, i) | null.get(i, {}))}
-             for i, step in enumerate(curves.step)]
+    rows += [{'kind': 'probe', **dict.fromkeys(last), **_before_last(curves, i)}
+             for i in range(len(curves['step']) - 1)] + [{'kind': 'probe', **last}]
+    # A run that has ended at its first probe has one row, which is the first and the last.
+    rows[-len(curves['step'])][_NULL] = probe['first_null']
   return rows
 
 
-def _between(curves: Curves, i: int) -> dict[str, Any]:
+def _before_last(curves: Mapping[str, list[Any]], i: int) -> dict[str, Any]:
   """A row of the probe from which the same point of the curves is read."""
-  row = {'step': curves.step[i], 'sink_1': curves.sink_1[i],
-         'sink_bias_slot': curves.sink_extra_key[i],
-         'largest_importance': curves.largest_importance[i],
-         'value_ratio': [curves.value_ratio[i]],
+  at = {key: values[i] for key, values in curves.items()}
+  row = {'step': at['step'], 'sink_1': at['sink_1'], 'sink_bias_slot': at['sink_extra_key'],
+         'largest_importance': at['largest_importance'], 'value_ratio': [at['value_ratio']],
          # Entry 0 is the embedding, which reports leave out.
-         'hidden_ratio': [None, curves.hidden_ratio[i]]}
+         'hidden_ratio': [None, at['hidden_ratio']]}
   blocks = {key: [None, None] for key in (
       'activation_max', 'activation_median', 'activations_beyond_100', 'activations_beyond_1000',
       'kurtosis_moment', 'kurtosis_channels', 'activation_position', 'activation_channel')}
-  return row | blocks | {'activation_max': [None, curves.max_over_median[i]],
-                         'activation_median': [None, curves.max_over_median[i] and 1.0]}
+  return row | blocks | {'activation_max': [None, at['max_over_median']],
+                         'activation_median': [None, at['max_over_median'] and 1.0]}
 
 
 def _with_short_maps(analyses: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,8 +245,9 @@ def as_text(content: Mapping[str, Any]) -> str:
   """JSON with a line for each run: as short as it can be where a change of one is still seen."""
   short = lambda value: json.dumps(value, separators=(',', ':'), allow_nan=False)
   runs = ',\n'.join(map(short, content['runs']))
-  rest = short({key: value for key, value in content.items() if key != 'runs'})
-  return f'{rest[:-1]},"runs":[\n{runs}\n]}}\n'
+  others = ''.join(f',{short(key)}:{short(value)}' for key, value in content.items()
+                   if key != 'runs')
+  return f'{{"runs":[\n{runs}\n]{others}}}\n'
 
 
 def main() -> None:

@@ -148,6 +148,13 @@ def test_restored_runs_are_the_runs(runs, restored):
     known, back = (json.loads(to_json(report.without_paths(run))) for run in (one, other))
     assert not list(differences(known, back, one.name, 2e-6))
     assert one.setup is None or one.setup.settings == other.known_setup.settings
+    # With what no JSON of a run has; of trials whose course is not drawn, without that.
+    known, back = (run.probe and dataclasses.asdict(run.probe) for run in (one, other))
+    if known and one.label.trial not in stored._DRAWN:
+      assert len(back['curves'].pop('step')) <= len(known['curves'].pop('step'))
+      known['curves'], back['curves'] = (
+          {key: values[-1] for key, values in of['curves'].items()} for of in (known, back))
+    assert not list(differences(known, back, one.name, 2e-6))
   middle = next(run for run in after if run.name == 'desk/default-seed-2').probe.curves
   assert middle.step[:2] == [0, 100] and 200 not in middle.step  # that row has no finite numbers
   assert middle.value_ratio[1] == pytest.approx(1 / 9, 1e-5)
@@ -169,7 +176,8 @@ def test_the_search_is_found_in_restored_runs(runs, restored, tmp_path):
   before, after = (json.loads((tmp_path / name / 'report.json').read_text())
                    for name in ('before', 'after'))
   assert not list(differences(before, after, tolerance=2e-5))
-  assert after['runs'][0]['training_seconds'] > 0 and after['runs'][0]['trained_on']
+  first = after['runs'][0]
+  assert first['training_seconds'] > 0 and first['run']['origin']['hardware']
 
 
 def test_what_is_stored_is_small_and_names_no_machine(runs, tmp_path):

@@ -23,7 +23,8 @@ def curves(seed, deviation=0.15, fall=0.0):
   """(loss, gradient norm) of noise about as large as that of the committed runs."""
   random = np.random.default_rng(seed)
   loss = 3 - fall * np.minimum(np.arange(STEPS) / 100, 1)
-  return loss + deviation * random.standard_normal(STEPS), 1.6 + 0.12 * random.standard_normal(STEPS)
+  loss += deviation * random.standard_normal(STEPS)
+  return loss, 1.6 + 0.12 * random.standard_normal(STEPS)
 
 
 def found(loss, grad_norm, warmup=WARMUP):
