@@ -110,7 +110,7 @@ def _prefix(figure: PaperFigure, group: Group) -> Picture:
   panels = []
   for trial in figure.trials:
     for run in group.done(trial)[:1]:
-      analysis = run.analyses.get('prefix') or {}
+      analysis = run.analyses.get('prefix', {})
       lines = [series(f'sequence {i}', [run], lambda _, rates=rates: list(enumerate(rates, 1)))
                for i, rates in enumerate(analysis.get('sequences') or (), 1)]
       panels.append(Panel(f'{trial}: prefix of {analysis.get("length")}', 'position k',
@@ -123,7 +123,7 @@ def _window_map(figure: PaperFigure, group: Group) -> Picture:
   # One run per window: the maps of seeds cannot be averaged in a picture. A window of one token is
   # left out: every query sees itself alone, whatever it has learnt.
   analysed = sorted(((window, run) for trial in figure.trials for run in group.done(trial)[:1]
-                     if (window := run.analyses.get('window') or {}) and window['size'] > 1),
+                     if (window := run.analyses.get('window')) and window['size'] > 1),
                     key=lambda pair: pair[0]['size'])
   if not analysed:
     return Picture('')

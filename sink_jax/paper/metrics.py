@@ -187,7 +187,7 @@ def over_blocks(pick: Callable[..., float | None], of: _Blocks, skip: int = 0) -
 def _analysis(name: str, *keys: str, change: Callable[..., float | None] = float) -> _Quantity:
   """What numbers of an analysis of the run are changed to; None where one of them is unknown."""
   def of(run: RunRecord) -> float | None:
-    found = [(run.analyses.get(name) or {}).get(key) for key in keys]
+    found = [run.analyses.get(name, {}).get(key) for key in keys]
     return change(*found) if all(isinstance(value, (int, float)) for value in found) else None
   return of
 

@@ -103,7 +103,7 @@ class RunRecord:
   step: int
   train_course: Course = dataclasses.field(metadata=UNWRITTEN)
   valid_course: Course = dataclasses.field(metadata=UNWRITTEN)
-  analyses: Mapping[str, Any] = dataclasses.field(metadata=UNWRITTEN)
+  analyses: Mapping[str, Mapping[str, Any]] = dataclasses.field(metadata=UNWRITTEN)
   setup: Setup | None = None
   text: TextAmount | None = None
   losses: Mapping[str, float | None] | None = None

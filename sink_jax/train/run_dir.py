@@ -328,10 +328,11 @@ def analyses_file(workdir: str | AnyPath) -> AnyPath:
   return to_path(workdir) / 'analyses.json'
 
 
-def read_analyses(workdir: str | AnyPath) -> dict[str, Any]:
-  """The results of a finished run's analyses; {} where there are none, or none readable."""
+def read_analyses(workdir: str | AnyPath) -> dict[str, dict[str, Any]]:
+  """The results of a finished run's analyses, by name; without those that cannot be read."""
   try:
     results = json.loads(analyses_file(workdir).read_text(encoding='utf-8'))
   except (OSError, ValueError):
     return {}
-  return results if isinstance(results, dict) else {}
+  return {name: of for name, of in results.items() if isinstance(of, dict)} if isinstance(
+      results, dict) else {}

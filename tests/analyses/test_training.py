@@ -68,6 +68,14 @@ def test_a_finished_run_gets_its_file_once(finished, monkeypatch):
   assert (finished / 'analyses.json').stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize('text, found', [
+    ('', {}), ('[1]', {}), ('{"removed": {"sink_1": 2}, "window": "wide", "prefix": null}',
+                            {'removed': {'sink_1': 2}})])
+def test_of_a_damaged_file_the_rest_is_read(tmp_path, text, found):
+  (tmp_path / 'analyses.json').write_text(text)
+  assert read_analyses(tmp_path) == found
+
+
 @pytest.mark.parametrize('status, changes', [
     ('diverged', {}), ('interrupted', {}),
     ('done', dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()')),

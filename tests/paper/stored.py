@@ -217,8 +217,7 @@ def _before_last(curves: Mapping[str, list[Any]], i: int) -> dict[str, Any]:
 def _with_short_maps(analyses: Mapping[str, Any]) -> dict[str, Any]:
   short = lambda leaf: float(f'{leaf:.3g}') if isinstance(leaf, float) else leaf
   return {name: {key: mapped(value, short) if key == _MAP else value
-                 for key, value in results.items()} if isinstance(results, dict) else results
-          for name, results in analyses.items()}
+                 for key, value in results.items()} for name, results in analyses.items()}
 
 
 def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
