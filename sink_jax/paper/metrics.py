@@ -292,7 +292,8 @@ _OF_SCORES = {name for name in METRICS
 class MeasuredRun:
   """What a report has of each of its runs: how it ended, and its numbers by the keys of METRICS.
 
-  why: what explains the status, or ''. proxy: whether rates of sinks are of proxy scores.
+  why: what explains the status, or ''. proxy: whether rates of sinks are of proxy scores. numbers:
+  those that are known; where no sink emerged the step of emergence is infinite, in JSON null.
   """
 
   label: Label
