@@ -165,7 +165,7 @@ def _figure(png: bytes, alt: str, caption: str) -> str:
   """A figure with the picture in it; its panels stand below one another on a narrow page."""
   width, parts = tiles(png)
   # Data URLs: a page that is moved or mailed keeps its pictures. Words stand for the first panel.
-  drawn = [f'<img src="data:image/png;base64,{base64.b64encode(part).decode()}" '
+  drawn = [f'<img src="data:image/webp;base64,{base64.b64encode(part).decode()}" '
            f'alt="{"" if i else alt}" style="width: {100 * share:.1f}%">'
            for i, (part, share) in enumerate(parts)]
   # Shown as large as it was drawn, where there is room.

@@ -78,7 +78,7 @@ def test_seeds_count_and_the_chosen_setting_is_that_of_desk(tmp_path):
   # 4,000 steps of 16 sequences of 64 tokens at 50,000 tokens per second.
   assert [row['training_seconds'] for row in stored['runs']][:2] == [81.92, 81.92]
   assert (tmp_path / 'out/rates.png').stat().st_size > 5000
-  assert 'data:image/png' in (tmp_path / 'out/index.html').read_text()
+  assert 'data:image/webp' in (tmp_path / 'out/index.html').read_text()
   first = (tmp_path / 'out/report.md').read_text().split('## In detail')[0]
   assert first.index('| settings run |') < first.index('](rates.png)') < first.index('](curves.png')
 

@@ -43,7 +43,7 @@ def test_the_page_stands_alone_and_has_everything(whole):
   source = (base / 'out/index.html').read_text()
   page = Page(source)
   assert not page.open and 'script' not in page.tags and len(source) < 4_000_000
-  assert all(link.startswith(('data:image/png;base64,', '#')) for link in page.links)
+  assert all(link.startswith(('data:image/webp;base64,', '#')) for link in page.links)
   assert '://' not in source and 'url(' not in source and '@import' not in source
   names = set(re.findall(r' id="([^"]+)"', source))
   assert {link[1:] for link in page.links if link.startswith('#')} <= names

@@ -172,7 +172,7 @@ def test_three_seeds_of_each_get_a_verdict_and_every_sentence_is_in_the_record(t
   assert details[0] == ['figure-30-full-paper.png', 'unstable-full-paper.png']
   for name in first + details[0]:
     assert (tmp_path / 'out' / name).is_file()
-  assert (tmp_path / 'out/index.html').read_text().count('data:image/png') == 4
+  assert (tmp_path / 'out/index.html').read_text().count('data:image/webp') == 4
   # The report of the paper draws the figure, and knows of no other run.
   make_report(tmp_path / 'paper', tmp_path / 'runs')
   whole = json.loads((tmp_path / 'paper/report.json').read_text())

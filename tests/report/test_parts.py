@@ -61,7 +61,7 @@ def test_a_name_is_words_in_every_part(name):
   elements, plain = Elements(page.html()), Elements(report('plain').html())
   # The same elements as with any other name: none is begun or ended by it.
   assert elements.tags == plain.tags and set(elements.tags) == TAGS
-  assert all(re.match(r'#|data:image/png;base64,', to) for to in elements.links)
+  assert all(re.match(r'#|data:image/webp;base64,', to) for to in elements.links)
   shown, expected = (' '.join(words.split()) for words in (
       elements.words, plain.words.replace('plain', ' '.join(name.split()))))
   assert shown == expected

@@ -308,7 +308,7 @@ def test_the_page_stands_alone(report):
   pictures = [picture.file for group in content.groups for picture in group.pictures]
   assert not page.open and page.tags.count('figure') == len(pictures) == 2
   assert page.tags.count('img') == 2 * 3  # two panels and a legend
-  assert page.links and all(link.startswith('data:image/png;base64,') for link in page.links)
+  assert page.links and all(link.startswith('data:image/webp;base64,') for link in page.links)
   assert 'script' not in page.tags and 'url(' not in source and '@import' not in source
   assert '://' not in source and 'prefers-color-scheme: dark' in source
   for name in TRIALS:
