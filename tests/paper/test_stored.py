@@ -161,6 +161,26 @@ def test_restored_runs_are_the_runs(runs, restored):
   assert middle.max_over_median[1:] == pytest.approx([2100, 2100], 1e-5)
 
 
+@pytest.mark.parametrize('rates, rows', [
+    ((0, 50, 5, 12, 20, 30), 5), ((0, 5, 50, 20, 30, 30), 4), ((30, 20, 30, 40, 30, 30), 3),
+    ((0, 5, 9, 4, 2, 1), 3), ((0,) * 6, 2)])
+def test_the_step_of_a_sink_needs_no_whole_course(rates, rows, tmp_path):
+  run = tmp_path / 'runs/a'
+  write(run, 'k-bias-shared', step=600, sink=rates[-1:], first={'sink_1': rates[0]})
+  with open(run / 'metrics.jsonl', 'a') as file:
+    file.writelines(json.dumps(probe_row(100 + 100 * i, (rate,))) + '\n'
+                    for i, rate in enumerate(rates[1:-1]))
+  lines = sorted((run / 'metrics.jsonl').read_text().splitlines(),
+                 key=lambda line: json.loads(line)['step'])
+  (run / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+  (tmp_path / METRICS).write_text(to_json(stored.stored(tmp_path / 'runs')))
+  stored.restore(tmp_path / METRICS, tmp_path / 'restored')
+  (before,), (after,) = (read_runs(tmp_path / name) for name in ('runs', 'restored'))
+  for key in ('emergence_step', 'peak_step', 'peak_sink_1', 'sink', 'step'):
+    assert getattr(before.probe, key) == getattr(after.probe, key), key
+  assert before.probe.curves.sink_1 == [*rates] and len(after.probe.curves.step) == rows
+
+
 def test_the_report_of_restored_runs_is_that_of_the_runs(runs, restored, undrawn):
   texts = [json.loads(to_json(report.build(find_runs(folder))))
            for folder in (runs, restored)]
