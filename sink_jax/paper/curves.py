@@ -123,7 +123,7 @@ def _window_map(figure: PaperFigure, group: Group) -> Picture:
   # One run per window: the maps of seeds cannot be averaged in a picture. A window of one token is
   # left out: every query sees itself alone, whatever it has learnt.
   analysed = sorted(((window, run) for trial in figure.trials for run in group.done(trial)[:1]
-                     if (window := run.analyses.get('window')) and window['size'] > 1),
+                     if (window := run.analyses.get('window', {})) and window['size'] > 1),
                     key=lambda pair: pair[0]['size'])
   if not analysed:
     return Picture('')
