@@ -36,7 +36,7 @@ _TRIAL = re.compile(rf'(.*?\d.*?)-({"|".join(KINDS)})')
 _OTHER_TASK = 'backcopy'  # searched for massive activations alone
 LARGE_SINK = 30  # percent of heads: between the paper's default, 18.18, and its 1B model, 45.11
 LARGE_RATIO = 5  # hidden norm ratio; the paper's 1B model has about 23
-# Columns of the table of runs: the heading, how a number is written, and what it is of a run.
+# Columns of the table of runs: the heading, how a number is written, and how it is read off a run.
 _NUMBERS: Sequence[tuple[str, str, Callable[[RunRecord], float | None]]] = (
     ('valid loss', '.3f', METRICS['valid_loss'].of), ('Sink_1 %', '.1f', METRICS['sink_1'].of),
     ('Sink_* %', '.1f', METRICS['sink_star'].of),
@@ -100,7 +100,7 @@ CRITERIA = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class SearchRun:
   """A run of the search. training_seconds: without start-ups; None before its first step.
 
   met: {key of CRITERIA: whether it is met}, of what is asked of a run; {} before it is done.
@@ -139,23 +139,23 @@ def _named(run: RunRecord) -> tuple[str, str, str] | None:
   return (match[1], '', match[2]) if match else None
 
 
-def tried(groups: Iterable[Group]) -> list[Tried]:
+def search_runs(groups: Iterable[Group]) -> list[SearchRun]:
   """The runs of the search, each with what it meets."""
-  return [_tried(group.budget, kind, run)
+  return [_search_run(group.budget, kind, run)
           for group in groups for kind in KINDS for run in group.runs(kind)]
 
 
-def _tried(setting: str, kind: str, run: RunRecord) -> Tried:
+def _search_run(setting: str, kind: str, run: RunRecord) -> SearchRun:
   setup, probe = run.known_setup, run.probe
   rates = [rate for rate in run.train_course.get('tokens_per_second', ()) if rate]
   seconds = setup.tokens * run.step / setup.steps / statistics.median_high(rates) if rates else None
-  return Tried(setting, kind, run, seconds, {
+  return SearchRun(setting, kind, run, seconds, {
       key: criterion.met(probe) for key, criterion in CRITERIA.items()
       if probe and run.status == 'done' and criterion.kind == kind
       and (key == 'b' or not setting.startswith(_OTHER_TASK))})
 
 
-def settings_met(found: Iterable[Tried]) -> dict[str, dict[str, list[bool]]]:
+def settings_met(found: Iterable[SearchRun]) -> dict[str, dict[str, list[bool]]]:
   """{criterion: {setting: whether each seed that is done meets it}} of the settings asked for."""
   asked: dict[str, dict[str, list[bool]]] = {key: {} for key in CRITERIA}
   for it in found:
@@ -172,7 +172,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
     OSError: `out` cannot be written.
   """
   groups = find(runs)
-  found = tried(groups)
+  found = search_runs(groups)
   met, page = settings_met(found), Parts('The search for a baseline')
   lines = _summary(found, met)
   rows = [[CRITERIA[key].words, str(len(of)), str(sum(map(any, of.values())))]
@@ -201,7 +201,7 @@ def baseline_report(runs: Sequence[RunRecord], out: str | AnyPath) -> str:
   return '\n'.join(lines)
 
 
-def _row(it: Tried) -> list[str]:
+def _row(it: SearchRun) -> list[str]:
   """A run in the table of runs."""
   met = ', '.join(f'({key})' if yes else f'not ({key})' for key, yes in it.met.items())
   return [f'{it.setting}-{it.kind}', str(it.run.known_setup.seed), f'{it.run.step:,}',
@@ -209,7 +209,8 @@ def _row(it: Tried) -> list[str]:
           *(number(of(it.run), form) for _, form, of in _NUMBERS), met or it.run.status]
 
 
-def _summary(found: Sequence[Tried], met: Mapping[str, Mapping[str, Sequence[bool]]]) -> list[str]:
+def _summary(found: Sequence[SearchRun], met: Mapping[str, Mapping[str, Sequence[bool]]]
+             ) -> list[str]:
   """What was found, in sentences: of each criterion, and of each setting."""
   lines = []
   for key, of in met.items():
@@ -232,7 +233,7 @@ def _summary(found: Sequence[Tried], met: Mapping[str, Mapping[str, Sequence[boo
   return lines + ([f'Not at their last step: {"; ".join(left)}.'] if left else [])
 
 
-def _rates(found: Sequence[Tried]) -> bytes:
+def _rates(found: Sequence[SearchRun]) -> bytes:
   """Sink_1 and Sink_* by setting, the strongest sinks of softmax first."""
   def rates(setting: str, kind: str, key: str) -> list[float]:
     return [rate for it in found if (it.setting, it.kind) == (setting, kind)

@@ -15,14 +15,15 @@ UNWRITTEN = {'written': False}
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, a line for what holds no other; what is not finite becomes null.
+  """A value as indented JSON; numbers that are not finite become null.
 
-  A dataclass is an object with its fields as keys, less those that are `UNWRITTEN`.
+  A list or an object that holds no other is on one line. A dataclass is an object with its fields
+  as keys, less those that are `UNWRITTEN`.
   """
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(finite(value), indent=1, allow_nan=False, default=_written)
-  # Lists and objects without others in them. No text of JSON has a line break, so that none is
-  # taken for them or changed in them.
+  # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break,
+  # so that this neither matches the brackets of a string nor changes its blanks.
   return re.sub(r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
                 lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3], text) + '\n'
 

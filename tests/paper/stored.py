@@ -51,7 +51,8 @@ _DATA = ('content', 'unique_training_tokens', 'tokens_per_epoch')
 _OF_NO_PAGE = ('command',)
 _NULL = 'null_p99'  # the key of what a row of the probe has where there is no sink to find
 _FIGURES = ('dynamics', 'learning rates')  # the kinds that draw the course of training
-_DRAWN = {trial for figure in FIGURES if figure.kind in _FIGURES for trial in figure.trials}.union(
+# Trials of the paper whose course is stored.
+DRAWN = {trial for figure in FIGURES if figure.kind in _FIGURES for trial in figure.trials}.union(
     events.TRIALS)
 _MAP = 'map'  # the key of a map of attention in analyses.json
 
@@ -130,7 +131,7 @@ def _metrics(rows: list[dict[str, Any]], record: RunRecord, ends: bool) -> dict[
   rates = [rate for row in train if isinstance(rate := row.get('tokens_per_second'), float)]
   if valid := last(of_kind('valid')):
     kept['valid'] = _short({key: [row.get(key) for row in valid] for key in valid[-1]})
-  drawn = not is_of_the_paper(record) or record.label.trial in _DRAWN
+  drawn = not is_of_the_paper(record) or record.label.trial in DRAWN
   if train and not drawn:
     train = [row for row in train if row['step'] > 0.8 * train[-1]['step']]
   if train:
@@ -146,15 +147,15 @@ def _metrics(rows: list[dict[str, Any]], record: RunRecord, ends: bool) -> dict[
   if record.probe:
     at, curves = {row['step']: row for row in of_kind('probe')}, vars(record.probe.curves)
     steps, emerged = curves['step'], record.probe.emergence_step
-    told = {steps[0], steps[-1]}
+    kept_steps = {steps[0], steps[-1]}
     if drawn and not ends:
-      told.update(steps)
+      kept_steps.update(steps)
     elif not ends:
       # The last one below the level of emergence shows where it was passed.
-      told |= {record.probe.peak_step, emerged, max([step for step in steps if step < (
+      kept_steps |= {record.probe.peak_step, emerged, max([step for step in steps if step < (
           emerged or 0)], default=None)}
     kept['probe'] = {
-        'curves': _short({key: [value for step, value in zip(steps, values) if step in told]
+        'curves': _short({key: [value for step, value in zip(steps, values) if step in kept_steps]
                           for key, values in curves.items()}),
         'first_null': at[steps[0]].get(_NULL), 'last': at[steps[-1]]}
   return kept

@@ -6,7 +6,7 @@ import pytest
 
 from configs import baseline, desk, quickstart
 from sink_jax.cli.report import make_report
-from sink_jax.paper.baseline import find, settings_met, tried
+from sink_jax.paper.baseline import find, search_runs, settings_met
 from sink_jax.report.read_runs import find_runs
 from tests.paper.paper_runs import HARDWARE, probe_row
 
@@ -31,7 +31,7 @@ def run(folder, name, **options):
 
 def met(folder):
   """{setting: {criterion: (seeds that meet it, seeds that are done)}}."""
-  found = settings_met(tried(find(find_runs(folder))))
+  found = settings_met(search_runs(find(find_runs(folder))))
   return {name: {key: (sum(of[name]), len(of[name])) for key, of in found.items() if name in of}
           for name in {name for of in found.values() for name in of}}
 

@@ -150,7 +150,7 @@ def test_restored_runs_are_the_runs(runs, restored):
     assert one.setup is None or one.setup.settings == other.known_setup.settings
     # With what no JSON of a run has; of trials whose course is not drawn, without that.
     known, back = (run.probe and dataclasses.asdict(run.probe) for run in (one, other))
-    if known and one.label.trial not in stored._DRAWN:
+    if known and one.label.trial not in stored.DRAWN:
       assert len(back['curves'].pop('step')) <= len(known['curves'].pop('step'))
       known['curves'], back['curves'] = (
           {key: values[-1] for key, values in of['curves'].items()} for of in (known, back))
@@ -236,6 +236,8 @@ RESULTS = sorted(path.parent for path in ROOT.glob('results/*/' + METRICS)) or [
 def test_committed_reports_are_those_of_the_stored_runs(folder, tmp_path, undrawn):
   if folder is None:
     pytest.skip(f'no folder of results has a {METRICS} yet')
+  large = [path.name for path in folder.iterdir() if path.stat().st_size > 1_000_000]
+  assert not large, 'committed results are small'
   assert not deviations(folder, tmp_path), (
       'The report is not that of the runs stored beside it; it is made of these, by the commands '
       'at the head of tests/paper/stored.py.')
