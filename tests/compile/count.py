@@ -53,8 +53,9 @@ COLUMNS = {
 _TEXT = """# The compiled training step, counted
 
 Of one device and one step, from the text of programs that were compiled ahead of time: nothing
-here has run. The 60M model, sequences of 2,048 tokens, `remat` none; on an H200 with our Triton
-attention, since cuDNN's cannot be compiled without a GPU, on TPUs with splash attention. `now` is
+on this page has run ([cpu_step.json](cpu_step.json), of `python -m tests.speed`, has times on a
+CPU). The 60M model, sequences of 2,048 tokens, `remat` none; on an H200 with our Triton attention,
+since cuDNN's cannot be compiled without a GPU, on TPUs with splash attention. `now` is
 the code of the commit that wrote the row. Made again, a row at a time, by
 
     COMPILERS=DIR python -m tests.compile.count --out=results/compiled --only=h200 --new
