@@ -75,7 +75,7 @@ SETTINGS = {  # the first six were tried before the others were chosen
     'bpe-2-heavy': _bpe(2, 2e-2, 4000) | {'optimizer.weight_decay': 1.0},
     'bpe-2-fast': _bpe(2, 3e-2, 3000),
     'bpe-1024-2': _bpe(2, 2e-2, 3000, vocabulary=1024),
-    # Between bytes-2 and wide-2, which costs too much: tried last, see below.
+    # Between bytes-2 and wide-2, which costs too much: tried last, see above.
     'middle-2': _MIDDLE | _bytes(2, 1e-2, 2500),
     'wide-2-short': _WIDE | _bytes(2, 1e-2, 1700),
 }

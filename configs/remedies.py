@@ -1,4 +1,4 @@
-"""Every remedy against attention sinks that the field has proposed, each alone, on three tasks.
+"""Every remedy against sinks that the field has proposed, alone or combined, on three tasks.
 
   python -m sink_jax.sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
     --processes=2 --only=NAMES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -74,12 +75,14 @@ def from_string(base: type[C], text: str | Component) -> C:
   The string is parsed with `ast` and never evaluated: a class name, then literals.
 
   Raises:
-    ValueError: the class or an argument is unknown, or an argument has the wrong type; the message
-      lists the choices.
+    ValueError: the class or an argument is unknown, and the message lists the choices; or an
+      argument has the wrong type, or is a number that is not finite.
   """
   if isinstance(text, base):
+    _check_finite(text)
     return text
-  known = registry(base)
+  # A concrete class names itself alone.
+  known = registry(base) or {base.__name__: base}
   kind = base.__name__
   name, keywords = _parse(text, kind, known)
   if _OLD_NAMES.get(name) in known:
@@ -95,10 +98,20 @@ def from_string(base: type[C], text: str | Component) -> C:
       takes = ', '.join(fields) or 'no arguments'
       raise ValueError(f'{name} has no argument {key!r}; it takes: {takes}.')
     keywords[key] = _typed(name, key, value, hints[key])
-  return cls(**keywords)
+  component = cls(**keywords)
+  _check_finite(component)
+  return component
 
 
-def check_integers(component: Component, *names: str) -> None:
+def _check_finite(component: Component) -> None:
+  """Raises a ValueError that names a number of a component that is infinite or none."""
+  for field in dataclasses.fields(component):
+    value = getattr(component, field.name)
+    if isinstance(value, float) and not math.isfinite(value):
+      raise ValueError(f'{component}: {field.name} must be finite.')
+
+
+def check_integers(component: object, *names: str) -> None:
   """Raises a ValueError unless these fields hold whole numbers."""
   for name in names:
     value = getattr(component, name)

@@ -112,6 +112,9 @@ class Analysis:
     kind = (self.defaults | given).get('inputs', 'natural')
     check_given(given, self.takes() if takes is None else takes, self.name,
                 '' if self.every_kind and kind == 'natural' else kind)
+    for name, value in given.items():
+      if isinstance(getattr(Options, name, None), tuple) and not isinstance(value, (tuple, list)):
+        raise ValueError(f'{name}={value!r} must be several, such as ({value!r},).')
     options = Options(**{**self.defaults, **given})
     if not self.thresholds and len(options.epsilons) > 1:
       raise ValueError(f'--epsilons: {self.name} takes one threshold at most, such as '

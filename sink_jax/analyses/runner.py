@@ -20,6 +20,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
 from sink_jax.data.inputs import Inputs, stored
 from sink_jax.evaluate.finite import find_not_finite, not_finite
+from sink_jax.models.inputs import check_ids
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
@@ -184,9 +185,8 @@ def _inputs_of(model: LoadedModel, tokens: np.ndarray, any_length: bool) -> Inpu
   if not tokens.size:
     raise ValueError(f'tokens of shape {tokens.shape} are empty: give one sequence or more.')
   size = run.config.vocab_size
-  if size and not 0 <= tokens.min() <= tokens.max() < size:
-    raise ValueError(f'tokens reach from {tokens.min()} to {tokens.max()}, and the vocabulary has '
-                     f'{size} entries: use the tokenizer of the model.')
+  if size:
+    check_ids(tokens, size)
   if not any_length:
     loaded_models.check_length(run, tokens.shape[1])
   # `stored` writes the record of a run's probe tokens, and these are a caller's.

@@ -211,6 +211,10 @@ class Sinusoidal(Position):
 
   base: float = 10000.0
 
+  def __post_init__(self):
+    if not self.base > 0:
+      raise ValueError(f'{self}: base must be > 0; 10000 is usual.')
+
   def embedding(self, positions_T: Positions, d_model: int,
                 params: Mapping[str, AnyArray]) -> jax.Array | None:
     channel = np.arange(d_model)

@@ -28,6 +28,12 @@ class QueryKeyNorm(Component):
     return k_BxTxHxDh
 
 
+def _check_eps(norm: QueryKeyNorm, eps: float) -> None:
+  # Without it a query of zeros would be 0 / 0.
+  if not eps > 0:
+    raise ValueError(f'{norm}: eps must be > 0; 1e-6 is usual.')
+
+
 @dataclasses.dataclass(frozen=True)
 class NoQKNorm(QueryKeyNorm):
   """No normalisation: queries and keys stay as they are projected."""
@@ -38,6 +44,9 @@ class QKNorm(QueryKeyNorm):
   """RMSNorm over the Dh channels of a head, with a gain for queries and one for keys (Qwen3)."""
 
   eps: float = 1e-6
+
+  def __post_init__(self):
+    _check_eps(self, self.eps)
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'query_gain': Param((dims.head_dim,), 'ones'),
@@ -60,6 +69,9 @@ class ProjectionQKNorm(QueryKeyNorm):
   """
 
   eps: float = 1e-6
+
+  def __post_init__(self):
+    _check_eps(self, self.eps)
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'query_gain': Param((dims.heads, dims.head_dim), 'ones'),

@@ -185,13 +185,15 @@ def attention_map(
   """Returns the attention weights A (B, H, T, T) between tokens, float32; for small T only.
 
   Rows of softmax sum to one; with an extra key they sum to one minus the weight of that key.
+  Embeddings of positions are not applied, see `attend`.
 
   Args:
     params: {component: {name: array}}, as for `attend`.
     proxy: whether to return the row-normalised proxy scores instead (for softmax the same).
 
   Raises:
-    ValueError: the shapes do not fit together, or the parameters are not those of the spec.
+    ValueError: the shapes or dtypes do not fit together, or the parameters are not those of the
+      spec.
   """
   params = params or {}
   a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)

@@ -77,8 +77,8 @@ class Sigmoid(Similarity):
   """f(s) = 1 / (1 + exp(-(s + bias))).
 
   Without a bias it is the sigmoid attention of the official code (sail-sg/Attention-Sink). With
-  bias = -log T, where T is the length of the training sequences, the weights of a row sum to
-  about one when training begins (Ramapuram et al. 2024, arXiv:2409.04431).
+  bias = -log T, where T is the length of the training sequences, the weights of a row that sees T
+  keys sum to about one when training begins (Ramapuram et al. 2024, arXiv:2409.04431).
   """
 
   bias: float = 0.0

@@ -171,7 +171,8 @@ def transform_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
   """The transformed queries and keys of projected ones.
 
   Raises:
-    ValueError: shapes that do not fit together, parameters that are not those of the spec.
+    ValueError: shapes or dtypes that do not fit together, parameters that are not those of the
+      spec.
   """
   return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
 
@@ -180,9 +181,10 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
                  params: Params) -> tuple[jax.Array, jax.Array]:
   """Normalised queries and keys: the first step of `transform_qk`, before positions come in.
 
-  A cache keeps keys in this form. The shapes and `params` are checked here.
+  A cache keeps keys in this form. Shapes, dtypes and `params` are checked here.
   """
   dims = dims_of(q_BxTxHxDh, k_BxTxHkvxDh)
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh)
   # Queries and keys do not show the width of what they were projected from.
   width = spec.head.input_width(dims.heads, dims.head_dim, params.get('head', {}))
   dims = dataclasses.replace(dims, d_model=width)
@@ -273,6 +275,15 @@ def dims_of(q_BxLxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray) -> Dims:
                      f'{q_BxLxHxDh.shape}, {k_BxTxHkvxDh.shape}.'
                      f'{_transposed(q_BxLxHxDh.shape, k_BxTxHkvxDh.shape)}')
   return Dims(heads, kv_heads, q_BxLxHxDh.shape[-1])
+
+
+def check_dtypes(*arrays: AnyArray) -> None:
+  """Raises a ValueError unless queries, keys and perhaps values have one floating-point dtype."""
+  dtypes = {array.dtype for array in arrays}
+  # Rotations of integers would be rounded to integers.
+  if len(dtypes) > 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+    raise ValueError('queries, keys and values must have one floating-point dtype, not '
+                     f'{", ".join(sorted(map(str, dtypes)))}.')
 
 
 def transposed(which: str) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from sink_jax.arguments import check_known
 from sink_jax.attention.reference import attention_map
 from sink_jax.benchmark import machine
 from sink_jax.benchmark.baselines import random_inputs, runs
 from sink_jax.benchmark.flops import importance_flops
 from sink_jax.benchmark.records import Column, Document, ImportanceRow
 from sink_jax.benchmark.timing import Countdown, measure, reason
-from sink_jax.benchmark.variants import VARIANTS, chosen
+from sink_jax.benchmark.variants import VARIANTS
 from sink_jax.benchmark.work import Work
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.dispatch import choose_importance
@@ -43,7 +44,8 @@ def run(lengths: list[int], heads: int, head_dims: list[int], keys: int, variant
   Raises:
     ValueError: the variant is unknown, or there are more keys than tokens.
   """
-  spec = chosen([variant], VARIANTS, '--variant')[variant]
+  check_known(variant, VARIANTS, '--variant: unknown')
+  spec = VARIANTS[variant]
   if keys > min(lengths):
     raise ValueError(f'--keys={keys} is more than --length={min(lengths)}.')
   # Within a head dimension from short to long: a time limit cuts off what takes longest.

@@ -74,7 +74,8 @@ def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[
   paths.append(out / 'training_curves.png')
   # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
   # now.
-  plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon)
+  plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon,
+                        'nats per token' if run.config.vocab_size else 'squared error per token')
   return result, paths
 
 

@@ -27,6 +27,8 @@ from sink_jax.arguments import did_you_mean
 
 HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
 _SWITCH = {'true': 'True', 't': 'True', '1': 'True', 'false': 'False', 'f': 'False', '0': 'False'}
+# Options that name a place.
+_NEVER_EMPTY = ('out', 'workdir', 'runs', 'verify', 'json')
 # No negative number, which is a value, nor '-', the name of a file.
 _OPTION = re.compile(r'--?([A-Za-z][^=]*)(?:=(.*))?', re.DOTALL)
 
@@ -239,6 +241,9 @@ def _taken(text: str, value: str | None, left: list[str],
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
   """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
+  # An unset variable of the shell would otherwise mean this folder.
+  if name in _NEVER_EMPTY and not any(values):
+    raise ValueError(f'--{name}= is empty: write a value, or leave the option out.')
   if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
     choices = typing.get_args(option.type)  # in their own order
     raise ValueError(f'{text}: choose {", ".join(choices)}.{did_you_mean(wrong[0], choices)}')

@@ -96,8 +96,8 @@ class Cache:
     try:
       self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
     except (OSError, ValueError, RecursionError) as error:
-      raise ValueError(f'{folder} is not a chunk cache ({error}); delete it, and build one with '
-                       'python -m sink_jax.data.build.') from None
+      raise ValueError(f'{folder} is no chunk cache, or a damaged one ({error}): name the folder '
+                       'of a cache, or build one with python -m sink_jax.data.build.') from None
     if not isinstance(self.manifest, dict):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
     # Before anything else of it is read: in another format the keys may have other meanings.

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -180,6 +180,8 @@ class Tokenizer(Component):
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
   """UTF-8 bytes, vocabulary 258; 0 ends a document and 1 pads, as in GPT-NeoX."""
+
+  vocab_size: ClassVar[int] = 258
 
   def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
     return ByteEncoder()

@@ -78,11 +78,12 @@ def importance_map(values_NxH: ArrayLike, path: File | None, *, rate: float, blo
   return figure
 
 
-def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
+def training_curves(rows: Rows, path: File, epsilon: float = EPSILON,
+                    unit: str = 'nats per token') -> None:
   """Draws loss, Sink_1 and the largest importance against step (Figure 4 middle).
 
-  rows: the events of `read_metrics`. The largest importance of the first token over heads
-  moves long before Sink_1 leaves 0 %, or without it ever doing so.
+  rows: the events of `read_metrics`. unit: of the loss. The largest importance of the first token
+  over heads moves long before Sink_1 leaves 0 %, or without it ever doing so.
   """
   of = lambda kind: [row for row in rows if row['kind'] == kind]
   train, valid, probed = of('train'), of('valid'), of('probe')
@@ -108,7 +109,7 @@ def training_curves(rows: Rows, path: File, epsilon: float = EPSILON) -> None:
   # Room for whole markers at 0 % and at 100 %.
   rate.set_ylim(-4, 104)
   importance_limits(importance, epsilon)
-  label(loss, 'Loss', 'step', 'nats per token')
+  label(loss, 'Loss', 'step', unit)
   label(rate, 'Sink rate', 'step', '% of heads')
   label(importance, 'Importance of the first token', 'step', 'importance')
   for ax in axes[0]:

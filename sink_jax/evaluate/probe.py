@@ -14,6 +14,7 @@ from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.inputs import check_ids
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
@@ -43,11 +44,13 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     batch_size: the number of sequences at a time, which bounds memory; by default all.
 
   Raises:
-    ValueError: tokens are not (S, T) or exceed the vocabulary, a text is shorter than `length`, or
-      there is no tokenizer.
+    ValueError: tokens are not (S, T) or exceed the vocabulary, a text is shorter than `length`,
+      there is no tokenizer, or batch_size is below 1.
     NotFinite: a result of the model is not finite. The message names the block, and the parameter
       at fault or the remedy. It is a ValueError.
   """
+  if batch_size is not None and batch_size < 1:
+    raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
   if texts is not None:
     tokens, run = _of_texts(run, tokens, texts, length)
   elif tokens is None or length is not None:
@@ -58,9 +61,8 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
     raise ValueError('probe tokens must have shape (S, T) with T > 1, not '
                      f'{tokens.shape}.')
-  if config.vocab_size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-    raise ValueError(f'probe tokens reach {tokens.max()}, the vocabulary has '
-                     f'{config.vocab_size} entries: use the tokenizer of the model.')
+  if config.vocab_size:
+    check_ids(tokens, config.vocab_size, 'probe tokens')
   run = dataclasses.replace(run, config=config)
   # Each part is copied to the host before the next is recorded, so the device holds one part.
   size = batch_size or len(tokens)
@@ -73,7 +75,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
-      'row_divisor': 'T - k + 1, all rows from k on, the diagonal included',
+      'row_divisor': 'T - k + 1; all rows count, under a causal mask those from k on',
       'blocks': [layer + 1 for layer in config.attention_layers],
       'sequences': len(tokens),
       'activation_sequences': min(SEQUENCES, size, len(tokens)),

@@ -36,7 +36,7 @@ class SinkReport:
     bias_slot: the mean normalised weight of the extra key, or of the learned sink tokens together,
       (S, N, H); None without either.
     bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes
-      it, which also counts a dummy row of weight one.
+      it, which also counts a dummy row of weight one; with learned sink tokens, their own rows.
     norms: l2 norms by name. 'query', 'key' and 'value' are (S, N, H, T), where H is the number of
       key/value heads for keys and values. 'head' (S, N, H, T) is that of the heads' outputs, after
       gates and norms of heads and before W_O. 'hidden' (S, M + 1, T) is that of the hidden states,
@@ -106,7 +106,8 @@ class SinkReport:
     A ratio is not finite if all other norms are zero.
 
     Args:
-      kind: a key of `norms`; the ratios have its axis of layers.
+      kind: a key of `norms` but 'sink_token', whose ratio is `sink_token_ratio`; the ratios have
+        its axis of layers.
       position: the 1-based position.
 
     Raises:
@@ -114,6 +115,8 @@ class SinkReport:
     """
     if kind not in self.norms:
       raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
+    if kind == 'sink_token':
+      raise ValueError('The learned sink tokens have no position: use sink_token_ratio().')
     norms = np.asarray(self.norms[kind], np.float64)
     _check_position(position, norms)
     at = norms[..., position - 1]
@@ -147,8 +150,12 @@ class SinkReport:
       return norms_NxH / norms_NxH.mean(1, keepdims=True)
 
   def dormant_rate(self, level: float = DORMANT) -> float:
-    """Returns the share of heads, dormant ones, whose `head_norms` lie below `level`."""
-    return float((self.head_norms() < level).mean())
+    """Returns the share of heads, dormant ones, whose `head_norms` lie below `level`.
+
+    All heads of a block without any output are dormant.
+    """
+    # Written so that the nan of such a block, which fails every comparison, counts as dormant.
+    return float((~(self.head_norms() >= level)).mean())
 
   def raw_row_mass(self) -> float:
     """Returns sum_j A_ij over tokens j, averaged over rows: 1 for softmax without an extra key."""
@@ -164,6 +171,7 @@ class SinkReport:
     They are the 99th percentiles, over random positions, of Sink_1^epsilon in percent ('sink_1')
     and of the largest hidden norm ratio of any block ('hidden_ratio'); see `evaluate.nulls`.
     """
+    sinks.check_epsilon(epsilon)
     return {'sink_1': 100 * nulls.sink_rate_null(self.importance, epsilon),
             'hidden_ratio': nulls.hidden_ratio_null(self.norms['hidden'][:, 1:])}
 

@@ -19,6 +19,7 @@ from sink_jax.attention.spec import (
   AttentionSpec,
   Params,
   TransformedQK,
+  check_dtypes,
   transform_qk,
   transform_values,
   transposed,
@@ -47,8 +48,10 @@ def attend(
   """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
   It applies everything in the spec: QK norm, temperature, rotation, feature map, changes of values,
-  mask, similarity, extra keys and values, normalizer, gates or norms of heads. H may be a multiple
-  of Hkv (grouped-query attention).
+  mask, similarity, extra keys and values, normalizer, gates or norms of heads. Only embeddings of
+  positions (Sinusoidal, Learned) are not applied: a model adds them to its inputs. H may be a
+  multiple of Hkv (grouped-query attention). Arrays of float64 become float32, as everywhere in JAX
+  with its default settings.
 
   Args:
     params: {component: {name: array}} for the components that have parameters; their shapes
@@ -62,15 +65,17 @@ def attend(
 
       - 'reference': the T x T definition.
       - 'chunked': plain XLA with memory linear in T, on every platform.
-      - 'linear': time linear in T as well, for similarity Linear and mask Causal.
+      - 'linear': time linear in T as well, for similarity Linear, mask Causal, no bias of scores
+        by position, and any normalizer but PNorm.
       - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
-        Clipped in float32 or bfloat16; elsewhere they are interpreted and very slow. Inside your
-        own shard_map they need check_vma=False.
+        Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a multiple of 16 on
+        GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside your own shard_map
+        they need check_vma=False.
       - 'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
 
   Raises:
-    ValueError: shapes do not fit, parameters are missing, the implementation is unknown, a gate
-      lacks its input, or an input is given that no gate reads.
+    ValueError: shapes or dtypes do not fit, parameters are missing, the implementation is unknown,
+      a gate lacks its input, or an input is given that no gate reads.
     NotImplementedError: the implementation does not run this case; the message gives the reason.
       No other implementation is tried instead.
   """
@@ -86,10 +91,7 @@ def attend(
     raise ValueError(f'first_values of shape {first.shape}: with {spec.value} and values of shape '
                      f'{values}, ' + ('leave them out; ValueResidual() mixes them in.'
                                       if not spec.value.reads_first else 'they have that shape.'))
-  dtypes = {x.dtype for x in (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)}
-  if len(dtypes) > 1 or not jnp.issubdtype(v_BxTxHkvxDh.dtype, jnp.floating):
-    raise ValueError('queries, keys and values must have one floating-point dtype, not '
-                     f'{", ".join(sorted(map(str, dtypes)))}.')
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
   _check_gate(spec, q_BxTxHxDh, params, gate)
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   first = None if first is None else jnp.asarray(first)

@@ -25,7 +25,9 @@ _SCORES = 2**21  # of one head at a time where there are no kernels: 8 MiB, whic
 
 
 class Importance(NamedTuple):
-  """alpha_k = sum_{i >= k} A_ik / (T - k + 1) of every key, per head.
+  """alpha_k = sum_i A_ik / (T - k + 1) of every key, per head.
+
+  All rows i count: under a causal mask those from k on, as others do not see the key.
 
   Attributes:
     raw: alpha where A are the attention weights that multiply the values; if rows sum to one, it
@@ -50,7 +52,8 @@ def streaming_importance(
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
   All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official code
-  (sail-sg/Attention-Sink). Only 'chunked' is differentiable.
+  (sail-sg/Attention-Sink). Only 'chunked' is differentiable. Embeddings of positions are not
+  applied, see `attend`.
 
   Args:
     params: {component: {name: array}}, as for `attend`.
@@ -61,7 +64,7 @@ def streaming_importance(
       columns). By default 'pallas' where it is compiled and runs the case, else 'chunked'.
 
   Raises:
-    ValueError: shapes or params do not fit, or `keys` lies outside 1..T.
+    ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
     NotImplementedError: the implementation does not run this case; the message gives the reason.
   """
   params = params or {}

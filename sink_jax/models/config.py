@@ -139,8 +139,8 @@ class ModelConfig:
       count as positions of a rotary or ALiBi encoding, of a prefix and of a window.
     init: 'torch_default', N(0, 1) for embeddings and U(+-1/sqrt(fan_in)) for linear layers, which
       the multi-device runs of the official implementation (sail-sg/Attention-Sink) very probably
-      used; or 'tinyllama', which its model files state: N(0, 2/(5 D)), and N(0, 1/(ffn N^2)) for
-      the last matrix of SwiGLU.
+      used; or 'tinyllama', which its model files state: N(0, 2/(5 n)), n the width of an embedding
+      or the inputs of a linear layer, and N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: the dtype of activations. Norms, row statistics and logits are float32, and so are
       parameters, except those of models that are imported in bfloat16.
     implementation: the implementation of attention, see `attend`.
@@ -203,6 +203,10 @@ class ModelConfig:
       if getattr(self, name) not in allowed:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
+    if not isinstance(self.attention, AttentionSpec):
+      raise ValueError(f'model.attention = {self.attention!r} must be an AttentionSpec.')
+    for name in ('biases', 'pattern'):  # lists cannot be hashed, and a frozen dataclass is
+      object.__setattr__(self, name, tuple(getattr(self, name)))
     for name in ('layers', 'sink_tokens', 'unroll', *_SIZES):
       value = getattr(self, name)
       may_be_none = name not in (*_POSITIVE, 'sink_tokens')
@@ -221,6 +225,9 @@ class ModelConfig:
       if not 0 <= (getattr(self, name) or 0) <= largest:
         raise ValueError(f'model.{name} = {str(getattr(self, name))[:50]} cannot be: it lies '
                          f'between 0 and {largest}.')
+    for name in ('kv_heads', 'head_dim', 'embedding_dim'):
+      if getattr(self, name) == 0:
+        raise ValueError(f'model.{name} must be at least 1, or empty, not 0.')
     if self.head_dim is None and self.d_model % self.heads:
       raise ValueError(f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
     if self.dims.head_dim > _WIDEST:
@@ -252,8 +259,6 @@ class ModelConfig:
     if not 0 <= self.logit_cap < math.inf:
       raise ValueError(f'model.logit_cap = {str(self.logit_cap)[:50]} must be finite and above 0, '
                        'or 0 for none; 30 is usual.')
-    if self.kv_heads is not None and self.kv_heads < 1:
-      raise ValueError(f'model.kv_heads must be at least 1, or empty, not {self.kv_heads}.')
     if not 0 < self.norm_eps <= 1:
       raise ValueError(f'model.norm_eps must be > 0 and at most 1, not {str(self.norm_eps)[:50]}.')
     if self.heads % (self.kv_heads or self.heads):

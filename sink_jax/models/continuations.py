@@ -28,7 +28,8 @@ def generate(run: Model, tokens: Tokens, length: int, *, mask: Mask | None = Non
 
   Args:
     mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
-      transformers' attention_mask. Padding does not change what follows a text.
+      transformers' attention_mask. Padding does not change what follows a text. With a mask, even
+      one of ones, a seed draws other tokens than without.
     options: those of `sink_jax.models.generate.stream`.
 
   Raises:

@@ -17,6 +17,7 @@ from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import check_policy, decode_step, prefill
+from sink_jax.models.inputs import check_ids
 from sink_jax.models.kv_cache import CachePolicy, DecodeState
 from sink_jax.models.precision import precise
 from sink_jax.models.sampling import Endings, Sampling
@@ -53,7 +54,7 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
            chunk: int = _CHUNK) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
-  If the run has a first token, texts that do not begin with it get it in front;
+  If the run has a first token, texts of which none begins with it get it in front;
   `dataclasses.replace(run, first_token=None)` reads them as they are.
 
   Args:
@@ -65,8 +66,9 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
     chunk: the largest number of tokens in a piece.
 
   Raises:
-    ValueError: tokens are not ids (S, T) of the vocabulary, an option is out of range, or there are
-      more tokens than the model has learned positions for.
+    ValueError: tokens are not ids (S, T) of the vocabulary, some texts begin with the first token
+      of the run and some do not, an option is out of range, or there are more tokens than the model
+      has learned positions for.
   """
   tokens = _begun(run, checked_tokens(run, tokens))
   _check_sizes(length, chunk, seed)
@@ -79,6 +81,7 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
   return _pieces(run, tokens, length, policy, sampling, seed, endings, chunk)
 
 
+@explained
 def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
                  policy: CachePolicy | None = None, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float | None = None, seed: int = 0,
@@ -281,7 +284,5 @@ def checked_tokens(run: Model, tokens: Tokens) -> jax.Array:
   if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
     raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
                      f'{tokens.shape}.')
-  if not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-    raise ValueError(f'tokens reach {tokens.max()}, the vocabulary has {config.vocab_size} '
-                     'entries: use the tokenizer of the model.')
+  check_ids(tokens, config.vocab_size)
   return jnp.asarray(tokens, jnp.int32)

@@ -102,6 +102,8 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
     raise ValueError(f'start = {start!r}; choices: {", ".join(STARTS)}.')
   if not math.isfinite(offset):
     raise ValueError(f'offset = {offset} must be finite; {_OFFSET:g} is usual.')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
   batch = _batch(run, tokens)
   values, exact = _started(run, config, start, offset, seed, batch)
   before, after = run.config, _with_values(run, config, values)
@@ -156,6 +158,9 @@ def _attention(before: AttentionSpec,
   """The attention that `graft` was asked for."""
   if isinstance(change, AttentionSpec):
     return change
+  if isinstance(change, str):
+    raise ValueError(f'attention = {change!r} must name its component, as '
+                     f"{{'head': 'HeadGate()'}} does; choices: {', '.join(COMPONENTS)}.")
   change = dict(change or {})
   if unknown := sorted(set(change) - set(COMPONENTS)):
     raise ValueError(f'attention has no component {unknown[0]!r}; choices: '

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sink_jax.kernels.cached import Turns
 
@@ -107,8 +108,8 @@ class CachePolicy:
     sinks: the number of first tokens that are never dropped.
     positions: 'cache' counts the tokens in the cache, as StreamingLLM does, so that no position
       exceeds size - 1. 'text' counts the tokens of the text. The two differ once a token has been
-      dropped. Angles of rotary encodings are float32: with 'text' they are off by 0.002 radians
-      after 131,072 tokens, and by 0.04 after a million.
+      dropped. Angles of rotary encodings are float32: with 'text' they are off by up to 0.008
+      radians after 131,072 tokens, and 0.06 after a million.
 
   Raises:
     ValueError: `size`, `sinks` or `positions` is out of range.
@@ -119,6 +120,8 @@ class CachePolicy:
   positions: str = 'cache'
 
   def __post_init__(self):
+    if not all(isinstance(n, (int, np.integer)) for n in (self.size, self.sinks)):
+      raise ValueError(f'{self}: size and sinks must be whole numbers.')
     if self.size < 1 or not 0 <= self.sinks < self.size:
       raise ValueError(f'{self}: needs size >= 1 and 0 <= sinks < size.')
     if self.positions not in POSITIONS:

@@ -25,7 +25,7 @@ class RecordOptions:
     maps: whether to record attention weights and proxy scores, (B, H, T, T) per layer.
     hidden: whether to record hidden states, (B, T, D) per layer.
     queries_keys: whether to record queries and keys as the scores use them, after QK norm,
-      temperature, rotation and feature map, (B, T, H, Dh) per layer.
+      temperature, rotation and feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
     last_query: whether to record the normalised (proxy) scores of the last query, (B, H, T) per
       layer.
     angles: whether to record averages of cosines and of products of norms of queries and keys, a

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Integer
@@ -19,6 +18,7 @@ from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.continuations import generate, generate_texts
 from sink_jax.models.graft_report import GraftReport
+from sink_jax.models.inputs import checked_inputs
 from sink_jax.models.layers import apply
 from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, RecordOptions
@@ -41,7 +41,9 @@ class Run:
     params: the parameters, nested dicts of arrays as `Transformer` makes them.
     name: the name of the workdir or checkpoint.
     step: the number of training steps done; None if unknown.
-    bos: how the inputs begin: 'tokenizer' if the tokenizer prepends a BOS, otherwise 'none'.
+    bos: how the inputs of a published model begin: 'tokenizer' if its tokenizer prepends a BOS,
+      otherwise 'none', as for a run, which is trained on pieces of packed text. It says nothing of
+      the tokens that a caller gives.
     probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
     folder: the folder that the model was loaded from.
     first_token: the id with which every training sequence began; None if they began differently.
@@ -74,8 +76,14 @@ class Run:
     return self.read_tokenizer(self)
 
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
-    """Returns the next-token logits (S, T, V), float32, for tokens (S, T)."""
-    return _logits(self.config, mesh_of(self.params), self.params, jnp.asarray(tokens))
+    """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
+
+    Raises:
+      ValueError: tokens are not ids (S, T) of the vocabulary, or more than the model has learned
+        positions for. The values of a tracer are not checked.
+    """
+    tokens = checked_inputs(self.config, tokens)
+    return _logits(self.config, mesh_of(self.params), self.params, tokens)
 
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions(), *,
              want: RecordOptions | None = None) -> Record:
@@ -85,19 +93,27 @@ class Run:
       tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
       options: what is recorded besides importance and norms.
       want: the deprecated name of `options`, to be removed with `sink_jax.Want`.
+
+    Raises:
+      ValueError: as `logits` does.
     """
     if want is not None:
       warnings.warn('Run.record(want=...) is now options=....', DeprecationWarning, 2)
       options = want
-    return record(self.config, options, mesh_of(self.params), self.params, jnp.asarray(tokens))
+    tokens = checked_inputs(self.config, tokens)
+    return record(self.config, options, mesh_of(self.params), self.params, tokens)
 
   def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,
                ) -> Integer[np.ndarray, 'S n']:
     """Continues texts (S, T) and returns the new tokens (S, length), or fewer if all texts end.
 
-    A text that does not begin with `first_token` gets it in front. The options are those of
+    Texts of which none begins with `first_token` get it in front. The options are those of
     `sink_jax.models.continuations.generate`: mask, policy, temperature, top_k, top_p, seed and
     eos_token_id.
+
+    Raises:
+      ValueError: only some of the texts begin with `first_token`, or what
+        `sink_jax.models.generate.stream` refuses.
     """
     return generate(self, tokens, length, **options)
 

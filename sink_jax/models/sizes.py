@@ -34,7 +34,8 @@ def sized(size: str, **overrides: Any) -> ModelConfig:
     overrides: fields of ModelConfig, such as vocab_size, which no size sets.
 
   Raises:
-    ValueError: the size is unknown; the message lists the choices.
+    ValueError: the size is unknown, and the message lists the choices; or ModelConfig refuses the
+      fields, as without a vocab_size.
   """
   check_known(size, SIZES, 'Unknown model size')
   fields: dict[str, Any] = SIZES[size] | overrides
@@ -79,6 +80,9 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
   """Returns the number of parameters of a config, or of a named size with a vocabulary.
 
+  With spectral norms as parameters it counts the vectors of their power iteration as well, which no
+  gradient reaches.
+
   Args:
     config: the config of the model.
     size: a named size, if no config is given; see `sized`.
@@ -88,6 +92,8 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
   Raises:
     ValueError: neither a config nor a size is given, or the size is unknown.
   """
+  if isinstance(config, str):
+    raise ValueError(f'parameter_count takes a ModelConfig, or size={config!r}.')
   if config is None:
     if size is None:
       raise ValueError("parameter_count needs a config or a size, such as size='60m'. Choices: "

@@ -193,7 +193,8 @@ class Transformer(nn.Module):
   and record leaves have a leading layer axis.
 
   Raises:
-    ValueError: tokens that are not integers (B, T), or more than the position encoding allows.
+    ValueError: tokens that are not integers (B, T), continuous inputs that are not (B, T, F), or
+      more of them than the position encoding allows.
   """
 
   config: ModelConfig
@@ -208,6 +209,13 @@ class Transformer(nn.Module):
     # Learned sink tokens are put before the beginning of a text only. Decoding counts them as
     # positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if positions is None else 0
+    if config.vocab_size:
+      if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
+        raise ValueError('tokens must be integers of shape (B, T), not '
+                         f'{inputs.dtype} of shape {inputs.shape}.')
+    elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
+      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), not '
+                       f'{inputs.shape}.')
     if positions is None:
       config.attention.position.check_length(inputs.shape[1])
       positions_T = np.arange(inputs.shape[1])
@@ -290,9 +298,6 @@ class Transformer(nn.Module):
     """H^0 = X W_E + P, float32, and W_E; continuous inputs are projected instead, without W_E."""
     config, table_VxE = self.config, None
     if config.vocab_size:
-      if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
-        raise ValueError('tokens must be integers of shape (B, T), not '
-                         f'{inputs.dtype} of shape {inputs.shape}.')
       table_VxE = self.param('embed', initializer('embedding', config),
                              (config.vocab_size, config.embedding_dim or config.d_model),
                              jnp.float32)

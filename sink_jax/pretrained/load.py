@@ -190,7 +190,8 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
     The ids (S, length), or without a length a list of S arrays (T,).
 
   Raises:
-    ValueError: a text is shorter than `length`, or the model has no tokenizer.
+    ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is no
+      choice, or 'force' where the tokenizer has no BOS; or the model has no tokenizer.
   """
   return run.tokenizer.tokens(texts, length, bos)
 

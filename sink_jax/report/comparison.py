@@ -187,7 +187,8 @@ def columns(runs: Sequence[RunRecord]) -> list[Column]:
   shown = [Column('variant', 'Folder of the run.', [
       run.name if run.status == 'done' else f'{run.name} ({run.status})' for run in runs])]
   for key in dict.fromkeys(key for run in runs for key in run.shown_losses) or ['valid']:
-    meaning = ('Validation loss at its last evaluation, nats per token.' if key == 'valid' else
+    meaning = ('Validation loss at its last evaluation, nats per token; of continuous targets, the '
+               'squared error.' if key == 'valid' else
                f"Validation loss on the task's {key} targets, nats.")
     shown.append(Column(f'{key} loss', meaning, [
         number((run.losses or {}).get(key), '.3f') for run in runs]))

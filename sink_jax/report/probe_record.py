@@ -111,8 +111,10 @@ class ProbeRecord:
     return next((block for block in self.activations if block.beyond_100), None)
 
 
-def probe_record(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
+def probe_record(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int]) -> ProbeRecord:
   """The record of probe rows in order of step, the last of which is the result.
+
+  blocks: the numbers, from 1, of the blocks with attention.
 
   Raises:
     KeyError, TypeError, ValueError, AttributeError: of a damaged row.
@@ -128,7 +130,9 @@ def probe_record(rows: Sequence[Mapping[str, Any]]) -> ProbeRecord:
           'step', 'sink_1', 'sink', 'largest_importance', 'mean_importance', 'raw_mass_1',
           'largest_raw_mass_1', 'raw_row_mass', *_KEYS)},
       value_ratio=last['value_ratio'][block],
-      value_ratio_block=block + 1,
+      # A row has ratios of the blocks with attention alone; one of more blocks than the config's is
+      # numbered as it is.
+      value_ratio_block=blocks[block] if block < len(blocks) else block + 1,
       ratios={kind: last.get(f'{kind}_ratio') for kind in _RATIOS},
       # Rates are percentages in metrics.jsonl, and shares in `evaluate`.
       emergence_step=emergence_step(steps, np.asarray(rates) / 100, EMERGENCE_LEVEL),

@@ -88,7 +88,10 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
     # A row with None for these was measured while activations were not finite.
     probed = [row for row in of_kind('probe')
               if None not in (row['largest_importance'], *row['value_ratio'])]
-    return dataclasses.replace(run, probe=probe_record(probed)) if probed else run
+    if probed:
+      blocks = [layer + 1 for layer in setup.experiment.model_before_data().attention_layers]
+      run = dataclasses.replace(run, probe=probe_record(probed, blocks))
+    return run
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     what = f'has no {error}' if isinstance(error, KeyError) else f'cannot be read: {error}'
     return dataclasses.replace(run, status='unreadable',

@@ -84,7 +84,8 @@ class RunRecord:
   row of metrics or a status. complete_from: the step from which on no row of metrics is missing;
   None if all are there. metrics_problem: how the metrics differ from what was written, or ''.
   train_course, valid_course: the metrics that are numbers, a list per key. analyses: the content of
-  analyses.json. losses: {validation set: nats per token} at the last evaluation.
+  analyses.json. losses: {validation set: nats per token} at the last evaluation, or squared
+  errors per token of a task with continuous targets.
 
   setup is None without a readable config, text before the data were opened, losses and probe
   before the first row of each, graft of a run that does not begin with one.
@@ -146,7 +147,8 @@ class RunRecord:
     return ''
 
   def to_pandas(self) -> Any:
-    """A `pandas.DataFrame` of what was probed, with a row for every probed step.
+    """A `pandas.DataFrame` of what was probed, with a row for every probed step whose
+    activations were finite.
 
     Raises:
       ValueError: the run was not probed. ImportError: pandas is not installed.

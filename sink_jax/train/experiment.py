@@ -11,7 +11,7 @@ import jax
 
 from sink_jax.arguments import did_you_mean
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.component import from_string
+from sink_jax.component import check_integers, from_string
 from sink_jax.data.dataset import DataConfig, Dataset, Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
@@ -61,6 +61,7 @@ class ProbeConfig:
   dtype: str = 'float32'
 
   def __post_init__(self):
+    check_integers(self, 'every', 'sequences', 'length')
     if self.every < 0 or self.sequences < 1 or self.length < 2 or not 0 < self.epsilon < 1:
       raise ValueError(f'{self}: every must be 0 (first and last step only) or more, sequences at '
                        'least 1, length at least 2 and epsilon between 0 and 1.')
@@ -80,6 +81,7 @@ class ValidationConfig:
   batches: int = 50
 
   def __post_init__(self):
+    check_integers(self, 'every', 'batches')
     if self.every < 0 or self.batches < 1:
       raise ValueError(f'{self}: every must be 0 (first and last step only) or more, batches at '
                        'least 1.')

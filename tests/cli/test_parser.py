@@ -215,3 +215,17 @@ def test_keys_of_a_config_are_set_as_ml_collections_writes_them():
       'tiny', 64, 16)
   assert config['attention']['mask'] == 'Window(size=16)'
   assert config['optimizer']['learning_rate'] == 2e-4
+
+
+@pytest.mark.parametrize('option', ['out', 'workdir'])
+def test_a_place_is_not_empty(option):
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Places(parser.CommandOptions):
+    """Places."""
+
+    out: str = ''  # a folder.
+    workdir: str = ''  # a folder.
+
+  with pytest.raises(ValueError, match=f'--{option}= is empty: write a value'):
+    read(f'--{option}=', Places)
+  assert read(f'--{option}=x', Places).given == {option}

@@ -6,7 +6,7 @@ import pytest
 
 from sink_jax.report.comparison import as_text, build, columns
 from sink_jax.report.jsontext import to_json
-from sink_jax.report.probe_record import BlockActivations
+from sink_jax.report.probe_record import BlockActivations, probe_record
 from sink_jax.report.sentences import sentences
 from tests.report.test_report import EXTRA_KEY, FLAT, GROWING, probe_row, write
 
@@ -106,3 +106,8 @@ def test_the_comparison_says_where_activations_are_massive(tmp_path):
       'sequence, on average, exceed 100 medians there, the largest in channel 39 of token 1.')
   assert 'assive' not in sentences(calm) + sentences(old)
   assert max(map(len, as_text(build([massive, calm, old])).splitlines())) <= 100
+
+
+def test_blocks_without_attention_are_counted_where_a_block_is_named():
+  rows = [probe_row(0, 0.0, 0.1, value_ratio=[0.9, 0.25])]
+  assert probe_record(rows, [2, 4]).value_ratio_block == 4
