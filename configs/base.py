@@ -42,7 +42,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.init.graft = ''
   config.init.train = 'all'  # what updates change: all, new (the source lacks it), attention
   config.init.distill = 0.0  # so much of the divergence KL(source || model) beside the loss
-  # As they were found when the run began; where set, another step or hash of the source is refused.
+  # As they were found when the run began. A step that the source no longer has gives way to its
+  # newest; where hash is set, a source with another is refused.
   config.init.step = config_dict.placeholder(int)
   config.init.hash = config_dict.placeholder(str)
   config.init.new = config_dict.placeholder(str)  # parameters that a graft has added
@@ -145,7 +146,7 @@ def get_config(name: str = '') -> ConfigDict:
   config.mesh.fsdp = 1  # devices that also split the parameters
   config.mesh.tensor = 1  # devices that split heads and hidden units, not the batch
 
-  config.label = ConfigDict()  # where this config is from; reports read it, nothing else does
+  config.label = ConfigDict()  # where this config is from; sweeps, plans and reports read it
   config.label.trial = ''
   config.label.budget = ''
   config.label.protocol = ''

@@ -15,7 +15,7 @@ SUPPORTED='Python 3.11, 3.12 or 3.13'
 environment_help() {
   cat <<'HELP'
 The first run makes a virtual environment with what requirements.txt pins (about
-1.2 GB, a minute or two); later runs start at once.
+1.6 GB, a minute or two); later runs start at once.
 
   PYTHON=python3.12  the Python to make it with, 3.11 to 3.13. Unset: the environment
                      that is there, else the first fit of python3, python3.12,

@@ -31,7 +31,8 @@ class InputOptions:
   #: force (one BOS, whatever it does).
   bos: str = ''
   seed: int = 0  # of tokens drawn at random.
-  dtype: str = 'float32'  # of parameters and activations: float32 or bfloat16.
+  #: of activations, and of a published model's parameters: float32 or bfloat16.
+  dtype: str = 'float32'
   fsdp: int = 1  # devices over which the parameters of a published model are split.
 
   def __post_init__(self):
@@ -145,7 +146,8 @@ class TaskOptions:
   bos: str = 'tokenizer'
   #: tokens that the model reads at most; by default those of its training.
   max_length: int | None = None
-  dtype: str = 'float32'  # of parameters and activations: float32 or bfloat16.
+  #: of activations, and of a published model's parameters: float32 or bfloat16.
+  dtype: str = 'float32'
 
   def __post_init__(self):
     from sink_jax.data.text_tokenizer import BOS

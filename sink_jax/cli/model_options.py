@@ -20,7 +20,8 @@ class Model(CommandOptions):
   #: hub.
   checkpoint: str | None = None
   workdir: str | None = None  # folder of a training run instead.
-  dtype: Literal['float32', 'bfloat16'] = 'float32'  # of parameters and activations.
+  #: of activations, and of a published model's parameters.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'
   fsdp: int = 1  # devices to split the parameters of a published model over.
 
   def __post_init__(self):

@@ -19,8 +19,8 @@ class Options:
       python -m sink_jax sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke
 
   A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
-  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md shows at any time
-  how far all of them are; --status prints the same.
+  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
+  all of them are, every half a minute; --status prints it for the trials that the options choose.
   """
 
   config: str  # config file with a table TRIALS.
