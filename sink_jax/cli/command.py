@@ -40,8 +40,9 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
   except KeyboardInterrupt:
     sys.exit(130)
   except RuntimeError as error:
-    # So jax says that the memory of a device is full, in a message that lists all of it.
-    if 'RESOURCE_EXHAUSTED' in str(error):
+    # So jax says that the memory of a device is full, in a message that lists all of it; of a CPU
+    # it says INTERNAL.
+    if 'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error):
       stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
            'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
            'devices.')

@@ -258,15 +258,16 @@ def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys
   assert capsys.readouterr().out == 'table\na.json\n'
 
 
-def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize('said', ['RESOURCE_EXHAUSTED: out of memory', 'INTERNAL: Out of memory'])
+def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monkeypatch, said):
   def fails(run, inputs, options):
-    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of\nmemory')
+    raise jax.errors.JaxRuntimeError(said.replace(': ', ':\n'))
 
   monkeypatch.setattr(norms, 'measure', fails)
   with pytest.raises(SystemExit) as error:
     command.run('analyses', ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
                              '--inputs=random', '--length=8', '--sequences=2'])
-  assert error.value.code.startswith('error: RESOURCE_EXHAUSTED: out of memory. Where ')
+  assert error.value.code.startswith(f'error: {said}. Where ')
   assert '--batch_size=1' in error.value.code and '\n' not in error.value.code
 
 
