@@ -41,10 +41,10 @@ def test_a_component_that_is_no_string_is_checked_as_well():
 
 
 @pytest.mark.parametrize('make', [
-    lambda: sj.QKNorm(eps=-1.0), lambda: sj.ProjectionQKNorm(eps=0.0),
+    lambda: sj.QKNorm(eps=-1.0), lambda: sj.ProjectionQKNorm(eps=-1.0),
     lambda: sj.Sinusoidal(base=-1.0)])
 def test_signs(make):
-  with pytest.raises(ValueError, match='must be > 0'):
+  with pytest.raises(ValueError, match='must be >=? 0'):
     make()
 
 

@@ -262,7 +262,7 @@ def test_what_has_to_be_carried_is_listed_pinned_and_small():
   listed = re.search(r'-w wheels ((?:.|\n)*?)\n\n', build).group(1).replace('\\', '').split()
   names = {'attr': 'attrs', 'markdown_it': 'markdown-it-py'}
   assert sorted(listed) == sorted(names.get(name, name) for name in gpu_hour.PACKAGES)
-  assert f'needs {len(listed)} of them' in build
+  assert f'needs {len(listed)} wheels' in build
   pinned = (ROOT / 'requirements.txt').read_text()
   assert all(re.search(rf'^{name}==', pinned, re.MULTILINE) for name in listed)
   tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True)

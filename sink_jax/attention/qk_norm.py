@@ -29,9 +29,8 @@ class QueryKeyNorm(Component):
 
 
 def _check_eps(norm: QueryKeyNorm, eps: float) -> None:
-  # Without it a query of zeros would be 0 / 0.
-  if not eps > 0:
-    raise ValueError(f'{norm}: eps must be > 0; 1e-6 is usual.')
+  if not eps >= 0:
+    raise ValueError(f'{norm}: eps must be >= 0; 1e-6 is usual.')
 
 
 @dataclasses.dataclass(frozen=True)

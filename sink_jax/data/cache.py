@@ -96,7 +96,7 @@ class Cache:
     try:
       self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
     except (OSError, ValueError, RecursionError) as error:
-      raise ValueError(f'{folder} is no chunk cache, or a damaged one ({error}): name the folder '
+      raise ValueError(f'{folder} is not a chunk cache, or damaged ({error}): name the folder '
                        'of a cache, or build one with python -m sink_jax.data.build.') from None
     if not isinstance(self.manifest, dict):
       raise ValueError(f'{folder / "manifest.json"} is damaged; {self._remedy()}')
