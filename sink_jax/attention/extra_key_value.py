@@ -271,9 +271,9 @@ class PseudoMask(ExtraKeyValue):
   from position to position, which tells a model without position embeddings where it is. As in the
   authors' code (MikaStars39/StableMask, src/model.py, at commit 8adc057; later ones have scores of
   zero), the slopes m_h are those of ALiBi and the next position has p = 2 m_h. Only the abstract of
-  the paper was read. The authors' code sums up to
-  the length of its input. Here `context` is fixed, so that decoding a text gives the same as one
-  pass over it; from position `context` on, attention is plain softmax.
+  the paper was read. The authors' code sums up to the length of its input. Here `context` is fixed,
+  so that decoding a text gives the same as one pass over it; from position `context` on, attention
+  is plain softmax.
 
   Attributes:
     context: the number of positions, usually the length of the training sequences.

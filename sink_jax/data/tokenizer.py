@@ -181,7 +181,7 @@ class Tokenizer(Component):
 class Bytes(Tokenizer):
   """UTF-8 bytes, vocabulary 258; 0 ends a document and 1 pads, as in GPT-NeoX."""
 
-  vocab_size: ClassVar[int] = 258
+  vocab_size: ClassVar[int] = ByteEncoder.vocab_size
 
   def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
     return ByteEncoder()

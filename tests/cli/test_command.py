@@ -10,13 +10,14 @@ import pytest
 
 from configs import quickstart, window
 from sink_jax.analyses import lm_eval_package
-from sink_jax.cli import command, entry, options, train
+from sink_jax.cli import command, entry, options, parser, plan, train
 from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES
 from sink_jax.sweep.pool import SweepStopped
 from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.experiment import from_dict
 from sink_jax.train.outcome import Diverged, Interrupted
 from sink_jax.train.stop_handler import Unsaved
 from tests.train.runs import ROOT
@@ -224,3 +225,10 @@ def test_every_older_name_of_a_command_starts_it():
     path = package / (name.replace('.', '/') + '.py')
     path = path if path.exists() else package / name / '__main__.py'
     assert f"start('{name}')" in path.read_text()
+
+
+def test_a_plan_of_a_config_of_bytes_has_their_vocabulary():
+  experiment = from_dict(quickstart.get_config('text-softmax').to_dict())
+  chosen = parser.parse(options.Plan, ['--config=configs/quickstart.py:text-softmax',
+                                       '--topology=v5e:1x1'], 'python -m sink_jax plan')
+  assert plan._vocab(experiment, chosen) == 258

@@ -100,8 +100,8 @@ def markdown(rows: list[dict], fuzz_found: dict | None) -> str:
   lines = ['# Faults', '',
            'Each row does one kind of harm to real training runs, many times, and checks what is '
            'promised about it. Lost steps: made by a start of the run, and made again by a later '
-           'one. Rows that passed are kept where the rounds and the seed are those that are listed below '
-           'with each; others are made again:', '',
+           'one. Rows that passed are kept where the rounds and the seed are those that are listed '
+           'below with each; others are made again:', '',
            '```bash', 'bash launch/faults.sh results/faults --rounds=200 --seed=0', '```', '',
            '| fault | tried | outcomes | lost steps: mean, max | promised | passed |',
            '|---|---:|---|---|---|---|']
