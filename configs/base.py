@@ -42,8 +42,8 @@ def get_config(name: str = '') -> ConfigDict:
   config.init.graft = ''
   config.init.train = 'all'  # what updates change: all, new (the source lacks it), attention
   config.init.distill = 0.0  # so much of the divergence KL(source || model) beside the loss
-  # As they were found when the run began. A step that the source no longer has gives way to its
-  # newest; where hash is set, a source with another is refused.
+  # As they were found when the run began; empty: the newest good checkpoint of a run. A source
+  # that lacks the step, or has another hash, is refused.
   config.init.step = config_dict.placeholder(int)
   config.init.hash = config_dict.placeholder(str)
   config.init.new = config_dict.placeholder(str)  # parameters that a graft has added
@@ -83,9 +83,10 @@ def get_config(name: str = '') -> ConfigDict:
   config.model.implementation = config_dict.placeholder(str)
   # What the backward pass recomputes: none, save_matmuls, save_attention, blocks (all); empty:
   # none where that fits a device and leaves no loop over the blocks, or on a CPU; else the first
-  # of the others that fits.
+  # of the others that fits, or blocks.
   config.model.remat = config_dict.placeholder(str)
-  # Blocks that are compiled one after another; empty: all of a small model on a GPU or TPU, else 1.
+  # Blocks that are compiled one after another, where nothing is recomputed; empty: all of at most 24
+  # on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 
   # One variant of attention. docs/attention.md has a table of all values of every component, and

@@ -15,7 +15,7 @@ soon as it is done; OUT_DIR is results/faults in the repository, unless given. T
 command resumes it: rows that passed with its settings are kept. With
 200 rounds it takes two to five hours on two cores, and says how long it will be.
 
-  --rounds=N           kills of one process; other rows make a fraction of it (200)
+  --rounds=N           kills of one process; other rows make a part or a multiple of it (200)
   --only=NAMES         some rows: kill, sigterm, kill-pair, sigterm-pair, damage, damage-json,
                        damage-record, power-cut, damage-command, other-model, disk-full,
                        read-only, rival, rival-unseen, processes, mesh, jax, absent

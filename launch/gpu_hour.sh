@@ -28,7 +28,7 @@ config.json, status.json and data.json of every run. Each is replaced as a whole
   --out=DIR          results/gpu_hour/COMMAND in the repository, unless given
   --work=DIR         what has to stay from call to call: text, checkpoints, compiled programs,
                      logs (runs/gpu_hour in the repository)
-  --limit=SECONDS    for a call (check 480, emergence 540, stop 60)
+  --limit=SECONDS    for a call, at least 20 (check 480, emergence 540, stop 60)
   --wheels=DIR       packages this machine lacks, as BUILD.md lists them: installed without a
                      network into WORK, once, and nowhere else
   --smoke            tiny shapes, for a CPU: does everything run to the end?

@@ -12,7 +12,8 @@ Runs python -m sink_jax.JOB ARGUMENTS, such as
 
   bash launch/local.sh --processes=2 --devices=4 -- train --config=configs/base.py --workdir=runs/a
 
-or, without --, the job of launch/settings.sh, in the repository. SIGTERM, SIGINT and SIGHUP
+or, without --, the job of launch/settings.sh, in the repository, with its PROCESSES, DEVICES and
+RESTARTS. SIGTERM, SIGINT and SIGHUP
 reach every process as SIGTERM: it saves; under nohup SIGHUP stays ignored. A third Ctrl-C ends
 them at once, and so does the end of this script, should it be killed.
 
@@ -30,7 +31,7 @@ HELP
   environment_help
 }
 
-processes='' devices='' restarts=0 grace=60 job=()
+processes='' devices='' restarts='' grace=60 job=()
 while (($#)); do
   case $1 in
     -h | --help) usage && exit ;;
@@ -51,11 +52,13 @@ while (($#)); do
 done
 if ((${#job[@]} == 0)); then
   load_settings
+  [[ $SHARDS == 1 ]] || die "SHARDS=$SHARDS: this script runs a whole sweep; SHARDS=1." \
+    'For one part: bash launch/local.sh -- sweep --shard=1/'"$SHARDS ..."
   settings_job ""
   cd "$ROOT"
-  processes=${processes:-$PROCESSES} devices=${devices:-$DEVICES}
+  processes=${processes:-$PROCESSES} devices=${devices:-$DEVICES} restarts=${restarts:-$RESTARTS}
 fi
-processes=${processes:-1}
+processes=${processes:-1} restarts=${restarts:-0}
 [[ $processes =~ ^[1-9][0-9]*$ ]] || wrong_usage "--processes=$processes: a number from 1 on"
 [[ $devices =~ ^([1-9][0-9]*)?$ ]] || wrong_usage "--devices=$devices: a number from 1 on"
 [[ $restarts =~ ^[0-9]+$ ]] || wrong_usage "--restarts=$restarts: a number from 0 on"

@@ -21,6 +21,7 @@ HELP
   -*) die "unknown option $1; see bash launch/quickstart.sh --help" ;;
 esac
 
+(($# < 2)) || die "unexpected argument $2; see bash launch/quickstart.sh --help"
 out=${1:-quickstart}
 prepare_environment
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}

@@ -54,6 +54,9 @@ stop() {
 }
 
 case ${1:-} in
+  setup | stop) (($# == 2)) || wrong_usage "$1 takes one argument" ;;
+esac
+case ${1:-} in
   -h | --help) usage ;;
   setup | run | stop) "$@" ;;
   logs) exec tail -n 100 -F "$folder/log" ;;

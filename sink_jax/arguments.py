@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -99,6 +100,13 @@ def _numbers(value):
   if not isinstance(value, tuple):
     return [value]
   return [number for part in value for number in _numbers(part)]
+
+
+def check_file(options: object, name: str) -> None:
+  """Raises a ValueError if the option names a folder, in the place of a file to write."""
+  path = getattr(options, name)
+  if path is not None and os.path.isdir(path):
+    raise ValueError(f'--{name}={path} is a folder: name a file.')
 
 
 def check_choices(options: object, **choices: Iterable[str]) -> None:

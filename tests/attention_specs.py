@@ -102,15 +102,15 @@ PAPER = {
     'p-norm softmax 2 (Figure 29)': dict(normalizer=sj.PNorm(p=2.0)),
     'p-norm sigmoid 2 (Figure 29)': dict(similarity=_SIGMOID, normalizer=sj.PNorm(p=2.0)),
     'sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.Unnormalized()),
-    'sigmoid, normalized (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
+    'normalized sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
     'elu (Table 15)': dict(similarity=_ELU, normalizer=sj.Unnormalized()),
-    'elu, normalized (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
-    'elu map, normalized (Table 15)': dict(
+    'normalized elu (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
+    'normalized elu map (Table 15)': dict(
         similarity=_LINEAR, feature_map=_ELU, normalizer=sj.RowSum(eps=1e-8)),
     'elu map (Table 15)': dict(similarity=_LINEAR, feature_map=_ELU, normalizer=sj.Unnormalized()),
-    'identity, normalized (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
+    'normalized identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
     'identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.Unnormalized()),
-    'mlp, normalized (Table 15)': dict(
+    'normalized mlp (Table 15)': dict(
         similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()),
     'mlp (Table 15)': dict(
         similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),

@@ -222,7 +222,7 @@ def test_grafts_begin_with_the_default_run_and_take_its_steps():
 
 def test_the_cost_of_a_run_whose_source_is_missing_names_the_option():
   config = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'})['continued'].config
-  sizes = dict.fromkeys(('size', 'layers', 'd_model', 'heads', 'ffn_hidden'))
+  sizes = dict.fromkeys(('layers', 'd_model', 'heads', 'ffn_hidden'))
   config = config | {'init': config['init'] | {'source': 'no/such/run'},
                      'model': config['model'] | sizes}
   with pytest.raises(ValueError, match="init.source = 'no/such/run' cannot be opened: .*a folder"):

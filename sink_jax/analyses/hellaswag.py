@@ -49,6 +49,11 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   return scale.measure(run, inputs, options) | answers | {'hellaswag': protocol}
 
 
+def check_first(options: Options) -> None:
+  """Raises a ValueError where lm_eval, or the file of questions, is not here."""
+  _harness(options.hellaswag)
+
+
 def draw(results: list[Result], path: PictureFile) -> None:
   """Draws Sink_1, acc and acc_norm against the number of parameters, a line per family (PNG)."""
   figure, axes = plots.canvas(12.0, 4.0, columns=3)
@@ -96,10 +101,8 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
   Raises:
     ValueError: lm_eval is not installed, or the questions cannot be read or downloaded.
   """
-  lm_eval = imported()
+  lm_eval = _harness(file)
   logging.getLogger('lm_eval').setLevel(logging.ERROR)
-  if file and not Path(file).expanduser().is_file():
-    raise ValueError(f'--hellaswag={file}: no such file.')
   try:
     task = _task(lm_eval, Path(file).expanduser().resolve() if file else None)
   except Exception as error:  # of the harness, of datasets, of the network: types of their own
@@ -120,6 +123,13 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
           'acc_stderr': error(scores['acc,none']),
           'acc_norm_stderr': error(scores['acc_norm,none']),
           'questions': questions, 'harness': lm_eval.__version__}
+
+
+def _harness(file: str) -> ModuleType:
+  lm_eval = imported()
+  if file and not Path(file).expanduser().is_file():
+    raise ValueError(f'--hellaswag={file}: no such file.')
+  return lm_eval
 
 
 def _task(lm_eval: ModuleType, file: Path | None):

@@ -51,8 +51,10 @@ class Options(InputOptions):
   epsilons: tuple[float, ...] = (EPSILON,)  # thresholds of the sink rate, such as 0.2,0.3.
   #: blocks from 0; by default those that the analysis chooses.
   layers: tuple[int, ...] | None = None
-  heads: tuple[int, ...] | None = None  # heads from 0; likewise.
-  positions: tuple[int, ...] | None = None  # token positions from 2, to replace or swap; likewise.
+  #: heads from 0; by default those that the analysis chooses.
+  heads: tuple[int, ...] | None = None
+  #: token positions from 2, to replace or swap; by default those that the analysis chooses.
+  positions: tuple[int, ...] | None = None
   cache_size: int = 64  # tokens that a cache keeps.
   sinks: int = 4  # how many of them are the first tokens of the text.
   #: sequences of `length` tokens at a time. Of sequences of another length, as many as have the

@@ -58,6 +58,8 @@ class Analysis:
     float32: whether its activations are float32, whatever the dtype of the model.
     check_all: takes a length and an epsilon, and measures models of the analysis's own making;
       None where the analysis needs a model from the user.
+    check_first: takes the options, before a model is loaded, and raises a ValueError where
+      something else that `measure` needs is not here, such as a package.
     companions: takes names of checkpoints, and returns those to load when these are given.
   """
 
@@ -74,6 +76,7 @@ class Analysis:
   thresholds: bool = False
   float32: bool = False
   check_all: Callable[[int, float], list[Result]] | None = None
+  check_first: Callable[[Options], None] = lambda options: None
   companions: Callable[[list[str]], list[str]] = list
 
   @property
@@ -138,7 +141,7 @@ ANALYSES = {analysis.name: analysis for analysis in [
              companions=chat.companions),
     Analysis(scale, 'Figure 4 (left)', 'Sink_1 against the number of parameters, by family', _RATE),
     Analysis(hellaswag, 'Figure 10', 'Sink_1 beside HellaSwag accuracy, by family and scale',
-             (*_RATE, 'bos', 'hellaswag', 'limit')),
+             (*_RATE, 'bos', 'hellaswag', 'limit'), check_first=hellaswag.check_first),
     Analysis(domains, 'Figure 9', 'Sink_1 on the domains of a corpus, such as the Pile',
              _RATE, {'epsilons': (0.2, 0.3, 0.4), 'source': 'Stdlib()'},
              ('source', 'sequences', 'length', 'bos'), domains.make_inputs,
@@ -179,11 +182,12 @@ def as_text() -> str:
   """Lists all analyses with their defaults, a line each, then the options that each takes."""
   shown = lambda value: ','.join(map(str, value)) if isinstance(value, tuple) else value
   defaults = lambda a: ''.join(f' --{key}={shown(value)}' for key, value in a.defaults.items())
+  computed = ' and '.join(a.name for a in ANALYSES.values() if a.float32)
   flags = lambda a: ' '.join(f'--{name}' for name in a.takes(checkpoints=True))
   return '\n'.join([
       *text_table(['analysis', 'of the paper', 'what it shows'],
                   [[a.name, a.figure,
                     a.line + (f' (by default{defaults(a)})' if a.defaults else '')]
                    for a in ANALYSES.values()], left=range(3)), '',
-      *text_table(['analysis', 'options (--fsdp of published models)'],
+      *text_table(['analysis', f'options (--fsdp, and of {computed} --dtype, of published models)'],
                   [[a.name, flags(a)] for a in ANALYSES.values()], left=range(2))])

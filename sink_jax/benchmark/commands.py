@@ -69,7 +69,7 @@ def _attention(options: Attention, save: Save) -> Document:
     return _sweep(options, save)
   return attention.run(
       options.shape or attention.SHAPES[machine.accelerated()], _names(options.variants),
-      _names(options.rivals), _names(options.implementations) or None,
+      _names(options.rivals), _names(options.implementations) if options.implementations else None,
       options.dtype or machine.default_dtype(), options.seed,
       options.seconds, options.limit, save)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import tyro
 
-from sink_jax.arguments import check_least
+from sink_jax.arguments import check_file, check_least
 
 TOLERANCE = 0.005
 # Fields of the classes below that count something.
@@ -44,6 +44,10 @@ class Saved(Measured):
   """What a command that prints one table has."""
 
   json: str | None = None  # a file for the result.
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_file(self, 'json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,10 +84,10 @@ class Attention(Timed):
 class Importance(Timed):
   """Importance of every key in memory linear in T."""
 
-  #: of each; by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
+  #: of each; by default 4096,16384,65536,131072, on a CPU 2048,4096,8192,16384.
   length: tuple[int, ...] = ()
   heads: int | None = None  # by default 8, on a CPU 1.
-  head_dim: tuple[int, ...] = ()  # by default 128 64, on a CPU 64.
+  head_dim: tuple[int, ...] = ()  # by default 128,64, on a CPU 64.
   keys: int = 4  # of the shortcut.
   variant: str = 'softmax'  # another name lists them.
 
@@ -118,7 +122,7 @@ class TrainStep(Saved):
   """Training steps of a model with AdamW: tokens/s and MFU."""
 
   size: str | None = None  # tiny, 60m, 1b, 7b, 13b; by default 60m, on a CPU tiny.
-  batch: tuple[int, ...] = ()  # sequences of each; by default 8 16 32, on a CPU 4.
+  batch: tuple[int, ...] = ()  # sequences of each; by default 8,16,32, on a CPU 4.
   length: int | None = None  # by default 2048, on a CPU 256.
   vocab: int | None = None  # by default 50432, on a CPU 512.
   steps: int = 10  # to time.
@@ -149,7 +153,7 @@ class Group(Saved):
 class Trials(Saved):
   """Steps of the trials of a config file, in turns with those of softmax."""
 
-  config: str = 'configs/remedies.py'  # a file with trials TASK-VARIANT.
+  config: str = 'configs/remedies.py'  # a file with trials TASK-VARIANT, from where it is called.
   #: trials, or first words of several: trigger,desk-sigmoid; by default all.
   only: tuple[str, ...] = ()
   seconds: float = 0.3  # of every timing, nine of which make a number.
@@ -173,8 +177,8 @@ class Correctness(Tolerated, Saved):
   """Every variant of the paper against its T x T definition."""
 
   variants: tuple[str, ...] = ('all',)  # names as in the table.
-  head_dims: tuple[int, ...] = ()  # by default 64 96 128, on a CPU 16.
-  lengths: tuple[int, ...] = ()  # by default 1024 1023, on a CPU 32 31.
+  head_dims: tuple[int, ...] = ()  # by default 64,96,128, on a CPU 16.
+  lengths: tuple[int, ...] = ()  # by default 1024,1023, on a CPU 32,31.
   share: str = '0/1'  # N/M: run every M-th problem only, from the N-th.
 
   def __post_init__(self):
@@ -196,7 +200,8 @@ class Check(Tolerated):
 
   out: tyro.conf.Positional[str] = 'results/gpu_check'  # folder of report.json and report.md.
   smoke: bool = False  # tiny shapes: does it run to the end?
-  #: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep.
+  #: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep; with --smoke
+  #: neither saved_60m nor train_1b.
   parts: tuple[str, ...] = ('all',)
 
   def __post_init__(self):

@@ -55,16 +55,16 @@ PAPER = {name: AttentionSpec(**components) for name, components in {
     'p-norm softmax 2 (Figure 29)': dict(normalizer=PNorm(p=2.0)),
     'p-norm sigmoid 2 (Figure 29)': dict(similarity=Sigmoid(), normalizer=PNorm(p=2.0)),
     'sigmoid (Table 15)': dict(similarity=Sigmoid(), normalizer=Unnormalized()),
-    'sigmoid, normalized (Table 15)': dict(similarity=Sigmoid(), normalizer=_SUM),
+    'normalized sigmoid (Table 15)': dict(similarity=Sigmoid(), normalizer=_SUM),
     'elu (Table 15)': dict(similarity=EluPlusOne(), normalizer=Unnormalized()),
-    'elu, normalized (Table 15)': dict(similarity=EluPlusOne(), normalizer=_SUM),
-    'elu map, normalized (Table 15)': dict(
+    'normalized elu (Table 15)': dict(similarity=EluPlusOne(), normalizer=_SUM),
+    'normalized elu map (Table 15)': dict(
         similarity=Linear(), feature_map=EluPlusOne(), normalizer=_SUM),
     'elu map (Table 15)': dict(
         similarity=Linear(), feature_map=EluPlusOne(), normalizer=Unnormalized()),
-    'identity, normalized (Table 15)': dict(similarity=Linear(), normalizer=AbsFloor()),
+    'normalized identity (Table 15)': dict(similarity=Linear(), normalizer=AbsFloor()),
     'identity (Table 15)': dict(similarity=Linear(), normalizer=Unnormalized()),
-    'mlp, normalized (Table 15)': dict(
+    'normalized mlp (Table 15)': dict(
         similarity=Linear(), feature_map=Mlp(), normalizer=AbsFloor()),
     'mlp (Table 15)': dict(
         similarity=Linear(), feature_map=Mlp(), normalizer=Unnormalized()),

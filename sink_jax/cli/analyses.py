@@ -53,6 +53,7 @@ def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
            if has_models else ('length', 'epsilons'))  # of check_all
   chosen = analysis.options(takes, **{'say': say} | given)
+  analysis.check_first(chosen)
   folder = made_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   # After every model: hours of work are not lost where a later model ends the process.

@@ -22,7 +22,10 @@ def main(options: Saved | Check | Show) -> int:
   """Runs one command; returns its exit code."""
   if isinstance(options, Show):  # without jax
     for path in options.files:
-      print(render(document_from_json(json.loads(Path(path).read_text()))))
+      try:
+        print(render(document_from_json(json.loads(Path(path).read_text()))))
+      except ValueError as error:
+        raise ValueError(f'{path} is no file that a benchmark wrote: {error}') from None
     return 0
   if isinstance(options, Check):  # starts processes that use jax, and has no use for it itself
     from sink_jax.benchmark.check import check

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ _BASE = str(Path(__file__).parents[2] / 'configs' / 'base.py')
 
 def run(name: str, words: Sequence[str]) -> NoReturn:
   """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
+  options = None
   try:
     with quick_imports():
       options = options_of(name, words)
@@ -35,7 +37,9 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
         options = dataclasses.replace(options, settings=read_config(options))
       module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
     sys.exit(module.main(options))
-  except (ValueError, OSError, MemoryError) as error:
+  except OSError as error:
+    stop(_about_file(error, options))
+  except (ValueError, MemoryError) as error:
     stop(error)
   except KeyboardInterrupt:
     sys.exit(130)
@@ -62,6 +66,19 @@ def options_of(name: str, words: Sequence[str]) -> Any:
     first = parser.chosen(words, program, lines, ABOUT_BENCHMARKS)
     program, options, words = f'{program} {first}', options[first], words[1:]
   return parser.parse(options, words, program)
+
+
+def _about_file(error: OSError, options: Any) -> str:
+  """What the system says of a file, with the option that names it or a folder above it."""
+  if not isinstance(error.filename, str) or not error.strerror:
+    return str(error)
+  file = os.path.abspath(error.filename)
+  for name, path in vars(options).items() if options else ():
+    if isinstance(path, str) and path and f'{file}/'.startswith(
+        f'{os.path.abspath(os.path.expanduser(path))}/'):
+      inside = '' if error.filename == path else f'{error.filename}: '
+      return f'--{name}={path}: {inside}{error.strerror}.'
+  return f'{error.filename}: {error.strerror}.'
 
 
 def stop(error: BaseException | str) -> NoReturn:

@@ -82,7 +82,8 @@ def _lacks(name, why):
 
 def _of_documents(name, folder, source):
   if isinstance(source, PackedDataset):
-    raise ValueError(f'{source!r} holds chunks, not documents; give the original source.')
+    raise ValueError(f'{source!r} holds chunks, not documents: name the source that it was built '
+                     'of.')
   if isinstance(source, (ChatJsonl, StdlibChat)):
     raise ValueError(f'{source!r} has conversations, of which a dataset of texts would lose where '
                      'messages end, and the weights: train on it directly, as data.source.')

@@ -7,7 +7,7 @@ from typing import Any
 from sink_jax.analyses.loaded_models import make_inputs
 from sink_jax.analyses.options import InputOptions, Options
 from sink_jax.cli.model_options import Evaluate
-from sink_jax.cli.results import load, made_folder
+from sink_jax.cli.results import check_folder, load, made_folder
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
@@ -47,6 +47,7 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   if options.workdir is not None:
     return _trained(options, to_path(options.workdir))
   assert options.out  # required of a published model
+  check_folder(options.out)
   model = load(options)
   inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
@@ -57,7 +58,9 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
 def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
   out = to_path(options.out) if options.out else workdir / 'evaluation'
-  config, run = read_config(workdir), load_run(workdir)
+  config = read_config(workdir)
+  check_folder(out)
+  run = load_run(workdir)
   tokens, given = run.probe_tokens, options.given_of(InputOptions)
   if tokens is None:
     raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')

@@ -62,7 +62,10 @@ def _prompt(options: Generate) -> str:
     prompt = options.prompt
   elif options.prompt_file is not None:
     with open(os.path.expanduser(options.prompt_file), encoding='utf-8') as file:
-      prompt = file.read()
+      try:
+        prompt = file.read()
+      except UnicodeDecodeError as error:
+        raise ValueError(f'--prompt_file={options.prompt_file} is no UTF-8 text: {error}') from None
   # Reading a terminal would look like a program that hangs.
   elif sys.stdin.isatty():
     raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")

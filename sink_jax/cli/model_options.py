@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import tyro
@@ -28,8 +29,8 @@ class Model(CommandOptions):
     if (self.checkpoint is None) == (self.workdir is None):
       raise ValueError('name a model: either --checkpoint or --workdir.')
     check_least(self, fsdp=1)
-    if self.fsdp > 1 and self.workdir is not None:
-      raise ValueError('--fsdp is for published models; a run is loaded onto one device.')
+    if self.workdir is not None:
+      self.unused('is for published models: a run is loaded onto one device.', 'fsdp')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,13 @@ class Generate(Model):
   def __post_init__(self):
     super().__post_init__()
     check_least(self, length=1, cache_size=1, sinks=0, temperature=0, top_k=1, seed=0)
+    if not self.temperature < math.inf:
+      raise ValueError(f'--temperature={self.temperature:g}: write a number, such as 1.')
+    if self.top_p is not None and not 0 < self.top_p <= 1:
+      raise ValueError(f'--top_p={self.top_p:g} must be greater than 0 and at most 1.')
+    if self.cache_size is not None and self.cache_size <= self.sinks:
+      raise ValueError(f'--cache_size={self.cache_size} must be greater than --sinks={self.sinks}, '
+                       'the first tokens among those that the cache keeps.')
     if self.seed >= 2**32:
       raise ValueError(f'--seed={self.seed} must be less than 2**32.')
     if self.prompt is not None and self.prompt_file is not None:
@@ -116,9 +124,9 @@ class Analyses(analyses.Options, CommandOptions):
 
       python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-  It writes NAME.json and NAME.png. A model that fails does not stop the others: NAME.json lists it
-  as 'failed', and the exit status is 1. `python -m sink_jax analyses --list` names all analyses,
-  with the defaults that are not those below.
+  It writes NAME.json and NAME.png. Of several models one that fails does not stop the others:
+  NAME.json lists it as 'failed', and the exit code is 1. `python -m sink_jax analyses --list` names
+  all analyses, with the defaults that are not those below.
   """
 
   name: tyro.conf.Positional[str] = ''  # of the analysis.
@@ -135,6 +143,9 @@ class Analyses(analyses.Options, CommandOptions):
     if not (self.name or self.list):
       raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
                        '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+    if self.list:
+      self.unused('is not used: --list names the analyses and stops.',
+                  *sorted(self.given - {'list', 'name'}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ benchmarks are in those rooms, where functions take them as well.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from typing import Annotated, Literal
 
 import tyro
 
-from sink_jax.arguments import check_least
+from sink_jax.arguments import check_file, check_least
 from sink_jax.benchmark.options import COMMANDS as BENCHMARKS
 from sink_jax.cli.model_options import Analyses, Evaluate, Generate, LmEval
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
@@ -29,7 +30,7 @@ class Train(ConfigOptions):
 
   Every key of the config can be set: --config.steps=100 --config.attention.similarity="Sigmoid()".
   Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
-  does not remove; anything from 128 on: died, the same command resumes.
+  does not remove; anything from 127 on: died, the same command resumes.
   """
 
   config: str  # Config file, such as configs/base.py or configs/quickstart.py:text-sigmoid.
@@ -97,7 +98,8 @@ class Plan(ConfigOptions):
   #: configs/base.py.
   config: str | None = None
   topology: str | None = None  # slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
-  size: str | None = None  # of the model: tiny, 60m, 1b, 7b, 13b.
+  #: of the model: tiny, 60m, 1b, 7b, 13b. It takes the place of a file's layers, heads and widths.
+  size: str | None = None
   vocab: int | None = None  # of the model; by default the config's, or 50432.
   context: int | None = None  # tokens of a sequence.
   batch_size: int | None = None  # sequences of a step.
@@ -111,20 +113,22 @@ class Plan(ConfigOptions):
   fsdp: int | None = None  # devices that also split the parameters.
   tensor: int | None = None  # devices that split heads and hidden units.
   share: float = SHARE  # of the peak that matrix products reach: an assumption.
-  #: measured time of a device alone with its part of a step, in place of the share of the peak.
+  #: measured seconds of a device alone with its part of a step, in place of the share of the peak.
   step_seconds: float | None = None
   json: str | None = None  # file for all of it.
   #: compile some meshes and remat policies, a minute or more each, and rank those that fit.
   search: bool = False
-  #: instead: a folder for the plans of the models of configs/ on common slices, such as
+  #: instead: a folder for the plans of the sizes 60m to 13b on common slices, such as
   #: results/plan. An hour on two cores.
   table: str | None = None
   #: instead: a folder for the estimate from 8 to 4,096 chips, such as results/scaling.
   scaling: str | None = None
 
   def __post_init__(self):
-    check_least(self, vocab=1, context=1, batch_size=1, microbatches=1, unroll=1, share=0.01,
-                step_seconds=0)
+    check_least(self, vocab=1, context=1, batch_size=1, microbatches=1, unroll=1, share=0.01)
+    if self.step_seconds is not None and not 0 < self.step_seconds < math.inf:
+      raise ValueError(f'--step_seconds={self.step_seconds:g} is no time: write seconds, such as '
+                       '0.2.')
     if self.share > 1:
       raise ValueError(f'--share={self.share} must be at most 1.')
     for kept in ('table', 'scaling'):
@@ -135,9 +139,13 @@ class Plan(ConfigOptions):
       return
     if self.step_seconds is not None:
       self.unused('is not used where --step_seconds is given.', 'share')
+      if self.search:
+        raise ValueError('--step_seconds is of one run, and --search plans several: leave one of '
+                         'them out.')
     if not self.topology:
       raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
     # Before the minutes of compiling, after which the result would be lost.
+    check_file(self, 'json')
     if self.json and not pathlib.Path(self.json).parent.is_dir():
       raise ValueError(f'--json={self.json}: its folder does not exist.')
 
@@ -170,6 +178,7 @@ class Build(CommandOptions):
   verify: str | None = None
 
   def __post_init__(self):
+    check_least(self, context=1, workers=0)
     if self.verify:
       self.unused('is not used: --verify builds nothing.', *sorted(self.given - {'verify'}))
     if self.valid_source:

@@ -27,8 +27,8 @@ from sink_jax.arguments import did_you_mean
 
 HELP = ('-h', '-?', '--help', '-help', '--helpshort', '--helpfull')
 _SWITCH = {'true': 'True', 't': 'True', '1': 'True', 'false': 'False', 'f': 'False', '0': 'False'}
-# Options that name a place.
-_NEVER_EMPTY = ('out', 'workdir', 'runs', 'verify', 'json')
+# An unset variable of the shell would otherwise mean this folder, or nothing that a person meant.
+_MAY_BE_EMPTY = ('only', 'prompt')  # and options whose default is the empty text
 # No negative number, which is a value, nor '-', the name of a file.
 _OPTION = re.compile(r'--?([A-Za-z][^=]*)(?:=(.*))?', re.DOTALL)
 
@@ -75,6 +75,7 @@ class _Option(NamedTuple):
   field: str
   type: Any
   spec: PrimitiveConstructorSpec
+  default: Any
   required: bool
   is_positional: bool
   is_repeated: bool
@@ -147,6 +148,13 @@ def _help(options: type, program: str) -> str:
   # An empty default says nothing: the text of the option says what is done without it.
   text = re.sub(r"\(default:\s+(None|'')?\)", '', printed.getvalue())
   text = re.sub(r'\{(\[.*\])\}', r'\1', text)  # of a list that may be None
+  # The list of an option has commas, and one in a place of its own has blanks.
+  text = re.sub(r'(--\S+) \[(\w+) \[\2 \.\.\.\]\]', r'\1 \2,\2,...', text)
+  text = re.sub(r'(--\S+) [{\[]((\w+)(?: \3)+)(?: \[\2( \.\.\.)\]\]|\})',
+                lambda found: f'{found[1]} {found[2].replace(" ", ",")}{found[4] or ""}', text)
+  for name, option in _known(options).items():
+    if option.is_positional and option.required:
+      text = text.replace(f'[{name.upper()}]', name.upper() + ' ...' * option.is_list)
   text = text.replace('\'"\'"\'', "'")  # a quote as shells need it
   return '\n'.join(filter(None, (line.rstrip() for line in text.splitlines())))
 
@@ -170,7 +178,8 @@ def _known(options: type, prefix: str = '') -> dict[str, _Option]:
       required = field.default is field.default_factory is dataclasses.MISSING
       repeated = tyro.conf.UseAppendAction in marks
       known[prefix + name] = _Option(
-          prefix + field.name, kind, spec, required, tyro.conf.Positional in marks, repeated,
+          prefix + field.name, kind, spec, field.default, required,
+          tyro.conf.Positional in marks, repeated,
           is_list=typing.get_origin(kind) is tuple and not repeated)
   return known
 
@@ -226,7 +235,8 @@ def _taken(text: str, value: str | None, left: list[str],
     if name != spelled or value.lower() not in _SWITCH:
       raise ValueError(f'--{text}={value}: write --{name} or --no{name}.')
     return name, [_SWITCH[value.lower()]]
-  if value is None and not left:
+  follows = _OPTION.fullmatch(left[0]) if left else None
+  if value is None and (not left or follows and follows[1].replace('-', '_') in options):
     raise ValueError(f'--{name} is missing its value: write --{name}=VALUE.')
   taken = [left.pop(0) if value is None else value]
   if not known[name].is_list:
@@ -241,8 +251,7 @@ def _taken(text: str, value: str | None, left: list[str],
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
   """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
-  # An unset variable of the shell would otherwise mean this folder.
-  if name in _NEVER_EMPTY and not any(values):
+  if not (any(values) or name in _MAY_BE_EMPTY or option.default == ''):
     raise ValueError(f'--{name}= is empty: write a value, or leave the option out.')
   if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):
     choices = typing.get_args(option.type)  # in their own order

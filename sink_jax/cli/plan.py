@@ -12,6 +12,7 @@ import jax
 
 from sink_jax.cli.command import say
 from sink_jax.cli.options import Plan as Options
+from sink_jax.models.sizes import SIZES
 from sink_jax.plan import scaling, suggestions, table
 from sink_jax.plan.chips import GIB, parse
 from sink_jax.plan.format import as_line, as_text
@@ -85,6 +86,13 @@ def _searched(job: Job, options: Options) -> list[Plan]:
 def _job(options: Options) -> Job:
   assert options.topology  # required of a plan of one run
   config: dict[str, Any] = options.settings
+  words = {word.partition('=')[0] for word in options.config_words}
+  if options.size is not None:
+    if config['init']['source']:
+      raise ValueError('--size has no effect beside init.source: the sizes are those of the '
+                       'source. Leave it out.')
+    # It takes the place of the numbers of the config file, but not of those beside it.
+    config['model'] |= {key: None for key in SIZES['tiny'] if f'model.{key}' not in words}
   for name, section in _SECTIONS.items():
     value = getattr(options, name)
     if value is not None:
@@ -97,10 +105,14 @@ def _job(options: Options) -> Job:
   if not experiment.sizes_are_known:
     experiment = from_dict(with_sizes(config, opened(experiment.init, open_source)))
   model, mesh = experiment.model_config(_vocab(experiment, options)), experiment.mesh
+  try:
+    sizes = mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices)
+  except ValueError as error:
+    raise ValueError(f'{error} --data, --fsdp and --tensor set them.') from None
   job = Job(experiment.label.trial or experiment.model.size, where, model,
             experiment.optimizer, experiment.data.context,
             experiment.batch_size, experiment.microbatches,
-            mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, where.devices), experiment.probe,
+            sizes, experiment.probe,
             experiment.loss_logits, experiment.gradient_reduction or 'step')
   return job.with_remat(experiment.model.remat, experiment.model.unroll)
 
@@ -110,8 +122,9 @@ def _vocab(experiment: Experiment, options: Options) -> int:
   if source == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
   known = options.vocab or experiment.model.vocab_size or source
-  if not known and options.config is not None:
-    # Without a config of the person's own the tokenizer is the bytes of configs/base.py, which is
+  own = any(word.startswith('data.tokenizer=') for word in options.config_words)
+  if not known and (options.config is not None or own):
+    # Without a choice of the person's own the tokenizer is the bytes of configs/base.py, which is
     # not that of the model to plan.
     known = getattr(experiment.data.tokenizer, 'vocab_size', None)
   # The models of the paper have 50432 = 788 * 64 entries, of which GPT-NeoX's tokenizer uses fewer.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sink_jax.analyses.registry import ANALYSES
 from sink_jax.cli.options import Report
+from sink_jax.cli.results import check_folder
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.paper import report as paper
 from sink_jax.paper.analysed import read_analyses
@@ -24,6 +25,7 @@ _PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': gr
 
 def main(options: Report) -> None:
   """Writes the report, and prints it with the names of its files."""
+  check_folder(options.out)
   out = to_path(options.out)
   print(make_report(out, options.runs, options.analyses, options.kind, options.maps), '',
         *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')

@@ -13,7 +13,7 @@ import sink_jax
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.cli.model_options import Model
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.paths import AnyPath, is_local, to_path
 from sink_jax.report.jsontext import rounded, to_json
 from sink_jax.train.provenance import hardware, provenance
 
@@ -24,6 +24,15 @@ def load(options: Model) -> LoadedModel:
     return LoadedModel.of_checkpoint(options.checkpoint, options.dtype, options.fsdp)
   assert options.workdir is not None  # one of the two is given
   return LoadedModel.of_workdir(options.workdir, options.dtype)
+
+
+def check_folder(out: str | AnyPath) -> None:
+  """Raises a ValueError where the folder to write to cannot be; leaves nothing behind."""
+  folder = to_path(out)
+  missing = [path for path in (folder, *folder.parents) if not path.exists()]
+  made_folder(folder)
+  for path in missing if is_local(folder) else []:
+    path.rmdir()
 
 
 def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:

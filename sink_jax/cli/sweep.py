@@ -50,7 +50,8 @@ def run_sweep(options: Options) -> int:
     print('\n'.join(trials))
   elif options.dry_run:
     rules = next((trial.rules for trial in trials.values()), ())  # one budget has one table
-    print(estimate.as_text(estimate.estimate_sweep(trials, options.processes), budget, rules))
+    expected = estimate.estimate_sweep(trials, options.processes, options.estimate)
+    print(estimate.as_text(expected, budget, rules))
   elif options.data_only:
     for name, trial in trials.items():
       # A trial that cannot be expressed at this budget has no config.
@@ -102,8 +103,8 @@ def _selected(table: Mapping[str, Trial], options: Options) -> dict[str, Trial]:
   trials = {name: trial for name, trial in table.items() if not only or names[name] & only}
   for name, trial in trials.items():
     if trial.overridden:
-      raise ValueError(f'--set={trial.overridden[0]}: trial {name} is about it. Leave that out, or '
-                       'choose other trials with --only.')
+      raise ValueError(f'the config key {trial.overridden[0]} is set, and trial {name} is about '
+                       'it: leave the setting out, or choose other trials with --only.')
   # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard(trials, options.shard)
 

@@ -25,8 +25,8 @@ class DataConfig:
   """Everything that decides the tokens of a run, but for seed and batch size.
 
   With a `valid_source` nothing of `source` is held out, and each of them has domains of its own.
-  A synthetic task ignores `tokenizer`, `bos`, `eos`, `valid_fraction` and `cache_dir`; its
-  `length` must equal `context`.
+  A synthetic task has no use for `eos`, `valid_fraction` and `cache_dir`; its `length` must equal
+  `context`.
   """
   source: Source = Stdlib(split='content')  # documents or a synthetic task
   tokenizer: Tokenizer = Bytes()
@@ -69,8 +69,9 @@ def open_data(config: DataConfig) -> Dataset:
 
 
 def _synthetic(config: DataConfig, task: SyntheticTask) -> SyntheticDataset:
-  for option in ('domain_weights', 'max_tokens', 'interventions', 'valid_source'):
-    if getattr(config, option):
+  for option in ('tokenizer', 'bos', 'domain_weights', 'max_tokens', 'interventions',
+                 'valid_source'):
+    if getattr(config, option) != getattr(DataConfig, option):
       raise ValueError(f'{option} is for document corpora; leave it out with {task!r}.')
   if config.context != task.length:
     raise ValueError(f'context={config.context} must equal the length {task.length} of {task!r}: '

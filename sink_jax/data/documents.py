@@ -249,7 +249,8 @@ class PackedDataset(DocumentSource):
   path: str = ''
 
   def documents(self) -> Iterator[Document]:
-    raise ValueError(f'{self!r} holds chunks, not documents; give build the original source.')
+    raise ValueError(f'{self!r} holds chunks, not documents: name the source that it was built '
+                     'of.')
 
 
 def existing_path(path: str, option: str) -> pathlib.Path:

@@ -144,6 +144,8 @@ def _files_of(places: Iterable[str]) -> list[tuple[AnyPath, str]]:
     if root.is_dir():
       paths = [path for path in files_named(root, ['*.json'])
                if not (is_local(path) and path.is_dir())]
+    elif root.is_file() and root.suffix != '.json':
+      raise ValueError(f'--analyses={place} is no .json file: {_REMEDY}.')
     elif root.is_file():
       root, typed, paths = root.parent, typed.parent, [root]
     else:

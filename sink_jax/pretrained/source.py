@@ -36,10 +36,10 @@ def open_source(name: str, step: int | None = None) -> Source:
 
   Args:
     name: the workdir of a run, or a folder or name as `load_pretrained` takes it.
-    step: of a run, where it is still there; the newest good checkpoint otherwise.
+    step: of a run; None for the newest good checkpoint.
 
   Raises:
-    ValueError: there is no such model, or it cannot be read; with the remedy.
+    ValueError: there is no such model or step, or it cannot be read; with the remedy.
   """
   if is_workdir(to_path(name)):
     return _of_run(name, step)
@@ -54,7 +54,11 @@ def open_source(name: str, step: int | None = None) -> Source:
 def _of_run(name: str, step: int | None) -> Source:
   workdir = to_path(name)
   experiment, model = saved_model(workdir)
-  if step not in (steps := saved_steps(workdir)):
+  steps = saved_steps(workdir)
+  if step is not None and step not in steps:
+    raise ValueError(f'init.step = {step}: the run {name!r} has no such checkpoint, but those of '
+                     f'the steps {", ".join(map(str, sorted(steps))) or "none"}.')
+  if step is None:
     step = next((step for step in steps if verify(workdir, step) is None), None)
   if step is None:
     raise ValueError(f'init.source = {name!r} is a run without a usable checkpoint: train it '

@@ -21,29 +21,37 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
   null empties a key, for which ml_collections has no spelling.
 
   Raises:
-    ValueError: names the key that the config does not have, or that takes values of another type.
+    ValueError: names the key that the config does not have, that takes values of another type, or
+      that has no effect.
   """
   for key, text in changes.items():
     *sections, last = key.split('.')
     holder = config
     for section in sections:
       holder = holder.get(section) if isinstance(holder, ConfigDict) else None
-    # A section as a whole would lose the keys that a text leaves out.
-    if not isinstance(holder, ConfigDict) or last not in holder or isinstance(
-        holder[last], ConfigDict):
+    if not isinstance(holder, ConfigDict) or last not in holder:
       meant = did_you_mean(last, holder if isinstance(holder, ConfigDict) else (),
                            '.'.join([*sections, '{}']))
       named = (f'; the {key} follows the trial, as in --config=configs/window.py:window-32,{key}='
                f'{_OF_NAMES[key]}, and is --{key} of a sweep' if key in _OF_NAMES else '')
-      raise ValueError(f'--config has no such key: {key!r}.{meant} configs/base.py lists '
+      raise ValueError(f'the config has no such key: {key!r}.{meant} configs/base.py lists '
                        f'all{named}{hint(key)}')
+    # A section as a whole would lose the keys that a text leaves out.
+    if isinstance(section := holder[last], ConfigDict):
+      raise ValueError(f'{key!r} is a section of the config: set its keys, such as '
+                       f'{key}.{next(iter(section))}.')
     if text == 'null':
       holder[last] = None
       continue
-    word, known = f'--config.{key}={text}', flags.FlagValues()
+    empty, word, known = holder[last] is None, f'--config.{key}={text}', flags.FlagValues()
     try:
       config_flags.DEFINE_config_dict('config', config, flag_values=known, sys_argv=['', word])
       known(['', word])
     except flags.Error as error:
       wanted = _WANTED.get(holder.get_type(last))
-      raise ValueError(f'{word}: {f"it takes {wanted}, or null" if wanted else error}') from None
+      told = f'it takes {wanted}{", or null" * empty}' if wanted else error
+      raise ValueError(f'{key}={text}: {told}.') from None
+  init = config.get('init')
+  if 'model.size' in changes and isinstance(init, ConfigDict) and init.get('source'):
+    raise ValueError('model.size has no effect beside init.source: the sizes are those of the '
+                     'source. Leave it out.')

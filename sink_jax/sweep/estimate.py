@@ -52,8 +52,8 @@ class Estimate:
             for name, cost in self.costs.items()}
 
 
-def estimate_sweep(trials: Mapping[str, Trial], processes: int) -> Estimate:
-  """Counts the work of every trial, and measures the devices of this machine.
+def estimate_sweep(trials: Mapping[str, Trial], processes: int, measure: bool = True) -> Estimate:
+  """Counts the work of every trial, and measures the devices of this machine, unless told not to.
 
   The measurement runs in a process of its own: this one would keep the device, and most of its
   memory, from the processes that train.
@@ -66,7 +66,7 @@ def estimate_sweep(trials: Mapping[str, Trial], processes: int) -> Estimate:
     context = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(
         1, mp_context=context, initializer=begin_child) as elsewhere:
-      costs, devices, rate = elsewhere.submit(_count_and_measure, configs).result()
+      costs, devices, rate = elsewhere.submit(_count_and_measure, configs, measure).result()
   return Estimate(costs, reasons, devices, rate, processes)
 
 
@@ -106,9 +106,12 @@ def as_text(estimate: Estimate, budget: str | None = None, rules: Sequence[str] 
 
 
 def _count_and_measure(
-    configs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Cost], str, float | None]:
+    configs: Mapping[str, Mapping[str, Any]],
+    measure: bool) -> tuple[dict[str, Cost], str, float | None]:
   """Costs by name, and the devices and their rate as `Estimate` has them."""
   costs = {name: cost_of(config) for name, config in configs.items()}
+  if not measure:
+    return costs, 'the devices were not measured', None
   try:
     compile_cache.enable()
     return costs, *measure_devices(config['model']['dtype'] for config in configs.values())

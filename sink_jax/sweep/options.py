@@ -77,4 +77,5 @@ class Options:
     if self.only and self.claims:
       raise ValueError('--only and --claims both choose trials: leave one of them out.')
     if not self.workdir and not any(getattr(self, mode) for mode in _MODES if mode != 'status'):
-      raise ValueError('--workdir is needed to run trials.')
+      needs = 'with --status' if self.status else 'to run trials'
+      raise ValueError(f'--workdir is needed {needs}.')

@@ -63,9 +63,12 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     {name: trial}.
 
   Raises:
-    ValueError: no such file, no table TRIALS in it, or a trial that cannot be built.
+    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or a seed among
+      the settings beside `seeds`.
   """
   path, options = Path(path), dict(options or {})
+  if seeds is not None and 'seed' in (settings or {}):
+    raise ValueError('the config key seed is set, and the seeds are chosen: leave one of them out.')
   if not path.is_file():
     raise ValueError(f'Config file {path} does not exist.')
   module, settings = _load(path), dict(settings or {})

@@ -223,9 +223,8 @@ def _from_dict(config: Mapping[str, Any]) -> Experiment:
   # Every key has to be there: a default that changed would silently change what a stored run is.
   # Keys that are younger than configs have what these computed.
   config = with_components(with_update_rule(config))
-  top = _checked(config, '', [f.name for f in dataclasses.fields(Experiment)])
-  data_keys = [f.name for f in dataclasses.fields(DataConfig)]
-  data: dict[str, Any] = dict(_checked(top['data'], 'data.', data_keys))
+  top = _checked(config, '', Experiment)
+  data: dict[str, Any] = dict(_checked(top['data'], 'data.', DataConfig))
   data['source'] = from_string(Source, data['source'])
   data['valid_source'] = from_string(Source, data['valid_source']) if data['valid_source'] else None
   data['tokenizer'] = from_string(Tokenizer, data['tokenizer'])
@@ -282,12 +281,11 @@ def resolved(config: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
 
 
 def _section(cls: type[Any], top: Mapping[str, Any], name: str) -> Any:
-  return cls(**_checked(top[name], name + '.', [f.name for f in dataclasses.fields(cls)]))
+  return cls(**_checked(top[name], name + '.', cls))
 
 
 def _model(top: Mapping[str, Any]) -> ModelOptions:
-  keys = [f.name for f in dataclasses.fields(ModelOptions)]
-  options: dict[str, Any] = dict(_checked(top['model'], 'model.', keys))
+  options: dict[str, Any] = dict(_checked(top['model'], 'model.', ModelOptions))
   for key, read in (('pattern', pattern_from_text), ('biases', biases_from_text)):
     if options[key] is not None:
       options[key] = read(options[key])
@@ -295,13 +293,16 @@ def _model(top: Mapping[str, Any]) -> ModelOptions:
 
 
 def _optimizer(section: Mapping[str, Any]) -> OptimizerConfig:
-  keys = [f.name for f in dataclasses.fields(OptimizerConfig) if f.name != 'trained']
-  options: dict[str, Any] = dict(_checked(section, 'optimizer.', keys))
+  options: dict[str, Any] = dict(_checked(section, 'optimizer.', OptimizerConfig, 'trained'))
   options['rule'] = from_string(UpdateRule, options['rule'])
   return OptimizerConfig(**options)
 
 
-def _checked(section: Mapping[str, Any], prefix: str, keys: list[str]) -> Mapping[str, Any]:
+def _checked(section: Mapping[str, Any], prefix: str, cls: type[Any],
+             *no_keys: str) -> Mapping[str, Any]:
+  """The section, which has the fields of a dataclass, but `no_keys`, and no other keys."""
+  fields = {f.name: str(f.type) for f in dataclasses.fields(cls) if f.name not in no_keys}
+  keys = list(fields)
   unknown, missing = sorted(set(section) - set(keys)), sorted(set(keys) - set(section))
   if unknown:
     meant = did_you_mean(unknown[0], keys, prefix + '{}')
@@ -309,6 +310,9 @@ def _checked(section: Mapping[str, Any], prefix: str, keys: list[str]) -> Mappin
                      f'{", ".join(prefix + k for k in sorted(keys))}{hint(prefix + unknown[0])}.')
   if missing:
     raise ValueError(f'Missing config key {prefix}{missing[0]}; configs/base.py lists all keys.')
+  for key, kind in fields.items():
+    if section[key] is None and 'None' not in kind:
+      raise ValueError(f'The config key {prefix}{key} is empty, and needs a value.')
   return section
 
 

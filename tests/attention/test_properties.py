@@ -36,7 +36,7 @@ def test_rows_sum_to_alpha():
     np.testing.assert_allclose(sj.attention_map(spec, q, k, params).sum(-1), scale, rtol=1e-5)
 
 
-@pytest.mark.parametrize('spec', [PAPER['softmax'], PAPER['sigmoid, normalized (Table 15)']])
+@pytest.mark.parametrize('spec', [PAPER['softmax'], PAPER['normalized sigmoid (Table 15)']])
 def test_importances_share_out_the_rows(spec):
   q, k, _, params = random_inputs(spec, length=30)
   alpha = np.asarray(sj.streaming_importance(spec, q, k, params).normalized)

@@ -1,5 +1,6 @@
 """What all commands share: config files, and errors in one line."""
 
+import dataclasses
 import json
 import os
 import re
@@ -62,8 +63,9 @@ def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
       (['--config=configs/none.py:a'], 'error: .*there is no file configs/none.py'),
       (['--config=' + str(tmp_path / 'broken.py')], 'error: .*broken.py: ModuleNotFoundError'),
       (['--config=' + str(tmp_path / 'disk.py')], 'error: .*/no/such/file'),
-      ([f'{quick}:text-softmax', '--config.stepz=1'], "error: --config has no such key: 'stepz'"),
-      ([f'{quick}:text-softmax', '--config.steps=many'], 'error: .*config.steps=many'),
+      ([f'{quick}:text-softmax', '--config.stepz=1'], "error: the config has no such key: 'stepz'"),
+      ([f'{quick}:text-softmax', '--config.steps=many'],
+       'error: steps=many: it takes a whole number'),
       ([f'{quick}:text-softmax', '--wrkdir=1'],
        'error: there is no option --wrkdir. Did you mean --workdir?'),
       ([f'{quick}:text-softmax', '--config.data.bos', 'x'], 'error: .*true or false'),
@@ -103,21 +105,47 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   # As if the harness were installed.
   monkeypatch.setattr(lm_eval_package, 'imported', lambda: None)
   (tmp_path / 'runs').mkdir()
+  (tmp_path / 'file').write_bytes(b'\xff')
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
   table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
   cases = {
-      'train': [(['--config=', '--workdir=a'], '--config=: there is no file')],
+      'train': [
+          (['--config=', '--workdir=a'], '--config= is empty'),
+          ([f'{quick}:text-softmax', '--workdir=a', '--config.init.source=a',
+            '--config.model.size=1b'], 'model.size has no effect beside init.source')],
+      'data.build': [
+          (['--context=0'], '--context=0 must'), (['--workers=-1'], '--workers=-1 must'),
+          ([f'--cache_dir={tmp_path}/file'], '--cache_dir=.*/file: File exists.')],
+      'benchmark': [
+          (['show', f'{tmp_path}/no.json'], '.*/no.json: No such file or directory.'),
+          (['show', f'{tmp_path}/file'], '.*/file is no file that a benchmark wrote'),
+          (['loss', f'--json={tmp_path}'], '--json=.* is a folder')],
+      'evaluate': [(['--workdir=a', '--fsdp=1'], '--fsdp is for published models: a run is loaded')],
+      'analyses': [
+          (['--list', '--checkpoint=a'], '--checkpoint is not used: --list'),
+          (['hellaswag', '--checkpoint=a', '--out=runs/a', '--hellaswag=no.jsonl'], '.*(no such file|-harness is needed)'),
+          (['lengths', '--checkpoint=a', '--out=runs/a', '--fsdp=3'], '--fsdp=3 does not divide')],
       'plan': [
           ([*table, '--config.steps=3'], '--config is for the plan of one run'),
           ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
           ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
           (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
           (['--topology=v5e:1x1', '--vocab=0'], '--vocab=0 must be at least 1'), ([], '--topology is missing'),
-          (['--table='], '--topology is missing'),
+          (['--table='], '--table= is empty'),
+          (['--table', '--scaling'], '--table is missing its value'),
+          (['--topology=v5e:1x1', '--step_seconds=0'], '--step_seconds=0 is no time'),
+          (['--topology=v5e:1x1', '--step_seconds=inf'], '--step_seconds=inf is no time'),
+          (['--topology=v5e:1x1', '--step_seconds=1', '--search'], '--step_seconds is of one run'),
+          (['--topology=v5e:1x1', f'--json={tmp_path}'], '--json=.* is a folder: name a file'),
+          (['--topology=v5e:2x2', '--size=tiny', '--fsdp=3'],
+           '.*their product .*--fsdp and --tensor set'),
+          (['--topology=v5e:1x1', '--size=1b', '--config.init.source=a'], '--size has no effect'),
           (['--topology=v5e:1x1', quick], 'Name a trial')],
       'sweep': [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
+          ([quick, '--list', '--seeds=1,2', '--set=seed=3'], '.*key seed is set, and the seeds'),
+          ([quick, '--status'], '--workdir is needed with --status'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
           ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b'),
           ([quick, '--list', '--config.model.size=2b'], 'tiny, 60m, 1b'),
@@ -128,6 +156,11 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--checkpoint=a', '--top_k=3'], '--top_k is for sampling: add --temperature'),
           (['--checkpoint=a', '--seed=3'], '--seed is for sampling'),
           (['--checkpoint=a', '--temperature=-1'], '--temperature=-1'),
+          (['--checkpoint=a', '--temperature=inf'], '--temperature=inf'),
+          (['--checkpoint=a', '--temperature=1', '--top_p=2'], '--top_p=2 must'),
+          (['--checkpoint=a', '--cache_size=4'], '--cache_size=4 must be greater than --sinks=4'),
+          (['--checkpoint=a', f'--prompt_file={tmp_path}'], '--prompt_file=.*: Is a directory.'),
+          (['--checkpoint=a', f'--prompt_file={tmp_path}/file'], '--prompt_file=.* is no UTF-8'),
           (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
       'lm_eval': [
           ([], 'either --checkpoint or --workdir'), (['--checkpoint=a', '--workdir=b'], 'either'),
@@ -139,7 +172,9 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--checkpoint=a'], '--out is needed'),
           (['--checkpoint=a', f'--out={tmp_path}'], 'holds runs: name a new folder')],
       'report': [
-          ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs')],
+          ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs'),
+          ([folders[0], f'--out={tmp_path}/file'], '--out=.*/file cannot be written to'),
+          ([f'--analyses={tmp_path}/file', folders[1]], '--analyses=.*/file is no .json file')],
   }
   for name, lines in cases.items():
     for line, words in lines:
@@ -232,3 +267,18 @@ def test_a_plan_of_a_config_of_bytes_has_their_vocabulary():
   chosen = parser.parse(options.Plan, ['--config=configs/quickstart.py:text-softmax',
                                        '--topology=v5e:1x1'], 'python -m sink_jax plan')
   assert plan._vocab(experiment, chosen) == 258
+  # So has one without a file whose tokenizer was chosen; without either it is the paper's.
+  for words, size in ((['--config.data.tokenizer=Bytes()'], 258), ([], 50432)):
+    assert _job(*words).model.vocab_size == size
+
+
+def _job(*words):
+  chosen = parser.parse(options.Plan, ['--topology=v5e:1x1', *words], '')
+  return plan._job(dataclasses.replace(chosen, settings=command.read_config(chosen)))
+
+
+def test_the_size_of_a_plan_takes_the_place_of_a_config_files_numbers():
+  text = f'--config={ROOT}/configs/quickstart.py:text-softmax'
+  shape = lambda job: (job.model.layers, job.model.d_model, job.model.heads, job.model.ffn_hidden)
+  assert shape(_job(text)) != shape(_job(text, '--size=60m')) == (10, 768, 8, 1536)
+  assert shape(_job(text, '--size=60m', '--config.model.layers=3')) == (3, 768, 8, 1536)

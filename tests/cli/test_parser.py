@@ -75,7 +75,7 @@ def read(line, options=Options):
     ('--out=b --kind runs', {'kind': 'runs', 'out': 'b'}),
     ('--out=-dash --kind=paper', {'kind': 'paper', 'out': '-dash'}),
     ("--as='two words, a=b'", {'target': 'two words, a=b'}), ('-- --some', {'name': '--some'}),
-    ('--as=', {'target': ''}), ('--as=None', {'target': 'None'}),
+    ('--as=None', {'target': 'None'}),
     ('--as -', {'target': '-'}), ('--as --dashes', {'target': '--dashes'}),
 ])
 def test_every_spelling_of_an_option(line, values):
@@ -116,6 +116,9 @@ def test_words_of_a_config_are_cut_out():
     ('--out=a --tokens=8', '--tokens=8: write 2 numbers with commas between them.', Options),
     ('--shape=1,2,3', '--shape=1,2,3: write 4 numbers with commas between them.', Lists),
     ('--out', '--out is missing its value: write --out=VALUE.', Options),
+    ('--out --maps', '--out is missing its value: write --out=VALUE.', Options),
+    *[(f'--out=a --{name}=', f'--{name}= is empty: write a value, or leave the option out.', Options)
+      for name in ('out', 'as', 'layers', 'tokens', 'rate')],
     ('--out=a one two', "unexpected argument 'two'; options are written --name=value.", Options),
     ('more', "unexpected argument 'more'", Lists), ('--sweep more', "argument 'more'", Lists),
 ])
@@ -223,9 +226,11 @@ def test_a_place_is_not_empty(option):
   class Places(parser.CommandOptions):
     """Places."""
 
-    out: str = ''  # a folder.
-    workdir: str = ''  # a folder.
+    out: str | None = None  # a folder.
+    workdir: str | None = None  # a folder.
+    source: str = ''  # by default none.
 
   with pytest.raises(ValueError, match=f'--{option}= is empty: write a value'):
     read(f'--{option}=', Places)
   assert read(f'--{option}=x', Places).given == {option}
+  assert read('--source=', Places).given == {'source'}

@@ -6,6 +6,7 @@ import pytest
 from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.synthetic import BigramBackcopy, SyntheticTask, TriggerAveraging
+from sink_jax.data.tokenizer import TrainedBpe
 
 
 def _many(task, count=3000, seed=0):
@@ -160,6 +161,9 @@ def test_errors():
     open_data(DataConfig(source=BigramBackcopy(), context=32))
   with pytest.raises(ValueError, match='max_tokens is for document corpora'):
     open_data(DataConfig(source=BigramBackcopy(), context=64, max_tokens=100))
+  for option in (dict(bos=True), dict(tokenizer=TrainedBpe())):
+    with pytest.raises(ValueError, match=f'{next(iter(option))} is for document corpora'):
+      open_data(DataConfig(source=BigramBackcopy(), context=64, **option))
   with pytest.raises(ValueError, match='between 1 and 16'):
     open_data(DataConfig(source=TriggerAveraging(), context=16)).probe_tokens(length=17)
   for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),

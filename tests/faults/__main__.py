@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -36,7 +37,7 @@ def main(argv=None, faults=FAULTS):
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('out', nargs='?', default='results/faults', metavar='OUT_DIR')
   parser.add_argument('--rounds', type=int, default=200, help='kills of one process (%(default)s); '
-                      'other rows make a fraction of it')
+                      'other rows make a part or a multiple of it')
   parser.add_argument('--seed', type=int, default=0, help='of all random moments and places')
   parser.add_argument('--only', default='', help=f'some of {", ".join(faults)}')
   parser.add_argument('--smoke', action='store_true', help='few rounds of short runs')
@@ -46,6 +47,8 @@ def main(argv=None, faults=FAULTS):
   names = args.only.split(',') if args.only else list(faults)
   if set(names) - set(faults) or args.rounds < 1:
     parser.error(f'--only takes some of {", ".join(faults)}, and --rounds at least 1')
+  if args.other_python and not shutil.which(args.other_python):
+    parser.error(f'--other_python={args.other_python}: there is no such program')
   rounds = min(args.rounds, 4) if args.smoke else args.rounds
   settings = {'rounds': rounds, 'seed': args.seed, 'smoke': args.smoke}
   command = (f'bash launch/faults.sh results/faults --rounds={rounds} --seed={args.seed}'

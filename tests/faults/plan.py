@@ -16,7 +16,7 @@ from tests.faults.jobs import EVERY, Job, Place
 class Plan:
   """Settings of one making of the table.
 
-  rounds: of the rows that kill one process; others make fewer.
+  rounds: of the rows that kill one process; others make a part or a multiple of it.
   """
 
   scratch: Path

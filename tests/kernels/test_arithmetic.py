@@ -113,7 +113,7 @@ def test_a_long_row_gains_nothing_while_its_maximum_stays():
 
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=() if name in (
-        'window', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid, normalized (Table 15)', 'softpick')
+        'window', 'p-norm softmax 1/2 (Figure 29)', 'normalized sigmoid (Table 15)', 'softpick')
                  else pytest.mark.full)
     for name in ['window', *TILES]])
 def test_kernels_with_the_arithmetic_of_gpus(emulated, name):

@@ -91,8 +91,8 @@ def test_rows_without_a_positive_score_are_zero(normalizer):
 
 @pytest.mark.parametrize('spec', [
     PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
-    PAPER['sigmoid, normalized (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],
-    PAPER['identity, normalized (Table 15)']])
+    PAPER['normalized sigmoid (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],
+    PAPER['normalized identity (Table 15)']])
 def test_row_statistics_are_differentiable(monkeypatch, spec):
   small_blocks(monkeypatch, 4, 2)
   q, k, v, _ = random_inputs(spec, batch=2, length=13, heads=2)

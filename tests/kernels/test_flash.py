@@ -60,8 +60,8 @@ def plain_rows(spec, q, k, v):
 
 # One of each way through a tile; what acts outside it makes no difference here.
 TILES = ['softmax', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid (Table 15)', 'alibi (Table 3)',
-         'sigmoid, normalized (Table 15)', 'p-norm sigmoid 2 (Figure 29)',
-         'identity, normalized (Table 15)', 'softpick']
+         'normalized sigmoid (Table 15)', 'p-norm sigmoid 2 (Figure 29)',
+         'normalized identity (Table 15)', 'softpick']
 
 
 @pytest.mark.parametrize('name', TILES)

@@ -27,7 +27,7 @@ SPECS += [
                      kv_bias=sj.KVBias(), qk_norm=sj.QKNorm()),
     sj.AttentionSpec(similarity=sj.Linear(), normalizer=sj.Unnormalized(), kv_bias=sj.VBias()),
 ]
-SIGNED = PAPER['identity, normalized (Table 15)']
+SIGNED = PAPER['normalized identity (Table 15)']
 
 # Float32 rounding of sums over tokens, in another order than the definition's, relative to
 # the largest entry. 7e-7 was the most that came up, at 2048 tokens, but 6e-6 for gradients

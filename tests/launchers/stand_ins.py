@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# python -m sink_jax.train CODES SECONDS ...: process i sleeps and ends with its exit code, a
-# negative one being a signal. SIGTERM makes it 42. Every start is a line of the file STARTED.
+# python -m sink_jax.train [--config=]CODES [--workdir=]SECONDS ...: process i sleeps and ends with
+# its exit code, a negative one being a signal. SIGTERM makes it 42. Every start is a line of the file STARTED.
 JOB = '''
 import json, os, signal, sys, time
 i = int(os.environ.get('JAX_PROCESS_ID', 0))
@@ -23,7 +23,7 @@ with open(os.environ['STARTED'], 'a') as file:
   names = [n for n in os.environ if n.startswith(('JAX_', 'CUDA_VISIBLE', 'XLA_FLAGS'))]
   print(json.dumps({'pid': os.getpid(), 'arguments': sys.argv[1:],
                     'variables': {n: os.environ[n] for n in names}}), file=file, flush=True)
-codes, seconds = (word.split(',') for word in sys.argv[1:3])
+codes, seconds = (word.rpartition('=')[2].split(',') for word in sys.argv[1:3])
 if os.environ.get('CHILD'):
   import subprocess
   subprocess.Popen(['sleep', '61'])

@@ -43,6 +43,12 @@ def test_restarts(launchers, code, starts):
   assert not any(name.startswith('JAX_') for name in launchers.jobs()[0]['variables'])
 
 
+def test_restarts_of_the_settings(launchers):
+  launchers.settings('CONFIG=42 WORKDIR=0 RESTARTS=2')
+  assert launchers('local.sh')[0] == 42 and len(launchers.jobs()) == 3
+  assert launchers('local.sh', '--restarts=0')[0] == 42 and len(launchers.jobs()) == 4
+
+
 def test_the_others_are_killed_some_time_after_a_death(launchers):
   code, _, errors = launchers(
       'local.sh', '--processes=3', '--grace=1', '--', 'train', '0,-11,0', '60,1,60', CHILD='1')
@@ -148,6 +154,9 @@ def test_settings_say_what_runs(launchers):
   assert code == 0 and words[-7:-1] == [
       'sink_jax.train', '--config=0', '--workdir=0',
       "--config.data.source=PackedDataset(path='/disk/tokens')", '--x=a b', "--y=it's"]
+  launchers.settings('CONFIG=0 WORKDIR=0 JOB=sweep SHARDS=2')
+  code, _, errors = launchers('local.sh', '--dry_run')
+  assert code == 1 and 'SHARDS=2: this script runs a whole sweep' in errors
   launchers.settings('WORKDIR= CONFIG=a PROCESSES=two')
   assert 'PROCESSES=two: a whole number' in launchers('local.sh')[2]
   launchers.settings('WORKDIR= CONFIG=a')

@@ -124,12 +124,14 @@ def test_options_seeds_and_settings_reach_the_config():
 
 
 @pytest.mark.parametrize('setting, words', [
-    ({'step': '1'}, "no such key: 'step'. Did you mean steps"), ({'model': 'null'}, "key: 'model'"),
+    ({'step': '1'}, "no such key: 'step'. Did you mean steps"),
+    ({'model': 'null'}, "'model' is a section"), ({'mesh.data': 'null'}, 'mesh.data is empty'),
+    ({'steps': 'null'}, 'key steps is empty'),
     ({'data.sources': 'x'}, "key: 'data.sources'. Did you mean data.source"),
     ({'optimizer.name': 'sgd'}, "optimizer.name.*optimizer.rule='Sgd"),
     ({'budget': 'smoke'}, 'budget=.* --budget of a sweep'), ({'steps.x': '1'}, "key: 'steps.x'"),
     ({'steps': 'many'}, 'steps=many: it takes a whole number'), ({'steps': '1.5'}, 'steps=1.5'),
-    ({'data.bos': 'x'}, 'it takes true or false, or null'), ({'=': '1'}, "key: '='"),
+    ({'data.bos': 'x'}, 'it takes true or false.'), ({'=': '1'}, "key: '='"),
     ({'batch_size': '0'}, 'batch_size must be at least 1'),
     ({'data.source': 'Nothing()'}, 'Nothing')])
 def test_bad_settings_are_refused_before_anything_runs(setting, words):

@@ -161,6 +161,8 @@ def test_a_source_that_is_gone_or_changed_stops_a_run_that_needs_it(whole, first
   file = next(path for path in (step_folder(copy, 4)).rglob('*') if path.parent.name == 'd')
   file.write_bytes(file.read_bytes()[:-1] + b'?')
   now = source.open_source(str(copy), 4).digest()
+  with pytest.raises(ValueError, match=f'init.step = 3: the run .*{copy}.* has no such .* 2, 4'):
+    source.open_source(str(copy), 3)
   with pytest.raises(ValueError, match=f'{copy}.*{was} at step 4.*{now} at step 4'):
     go(again, workdir)
   shutil.rmtree(copy)
