@@ -105,7 +105,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   # As if the harness were installed.
   monkeypatch.setattr(lm_eval_package, 'imported', lambda: None)
   (tmp_path / 'runs').mkdir()
-  (tmp_path / 'file').write_bytes(b'\xff')
+  (tmp_path / 'runs' / 'file').write_bytes(b'\xff')
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
   table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
   cases = {
@@ -115,10 +115,10 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
             '--config.model.size=1b'], 'model.size has no effect beside init.source')],
       'data.build': [
           (['--context=0'], '--context=0 must'), (['--workers=-1'], '--workers=-1 must'),
-          ([f'--cache_dir={tmp_path}/file'], '--cache_dir=.*/file: File exists.')],
+          ([f'--cache_dir={tmp_path}/runs/file'], '--cache_dir=.*/file: File exists.')],
       'benchmark': [
           (['show', f'{tmp_path}/no.json'], '.*/no.json: No such file or directory.'),
-          (['show', f'{tmp_path}/file'], '.*/file is no file that a benchmark wrote'),
+          (['show', f'{tmp_path}/runs/file'], '.*/file is no file that a benchmark wrote'),
           (['loss', f'--json={tmp_path}'], '--json=.* is a folder')],
       'evaluate': [(['--workdir=a', '--fsdp=1'], '--fsdp is for published models: a run is loaded')],
       'analyses': [
@@ -160,7 +160,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--checkpoint=a', '--temperature=1', '--top_p=2'], '--top_p=2 must'),
           (['--checkpoint=a', '--cache_size=4'], '--cache_size=4 must be greater than --sinks=4'),
           (['--checkpoint=a', f'--prompt_file={tmp_path}'], '--prompt_file=.*: Is a directory.'),
-          (['--checkpoint=a', f'--prompt_file={tmp_path}/file'], '--prompt_file=.* is no UTF-8'),
+          (['--checkpoint=a', f'--prompt_file={tmp_path}/runs/file'], '--prompt_file=.* is no UTF-8'),
           (['--checkpoint=a', '--cache_size=0'], '--cache_size=0')],
       'lm_eval': [
           ([], 'either --checkpoint or --workdir'), (['--checkpoint=a', '--workdir=b'], 'either'),
@@ -173,8 +173,8 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--checkpoint=a', f'--out={tmp_path}'], 'holds runs: name a new folder')],
       'report': [
           ([*folders, '--nomaps', '--kind=paper'], '--maps is for a comparison of runs'),
-          ([folders[0], f'--out={tmp_path}/file'], '--out=.*/file cannot be written to'),
-          ([f'--analyses={tmp_path}/file', folders[1]], '--analyses=.*/file is no .json file')],
+          ([folders[0], f'--out={tmp_path}/runs/file'], '--out=.*/file cannot be written to'),
+          ([f'--analyses={tmp_path}/runs/file', folders[1]], '--analyses=.*/file is no .json file')],
   }
   for name, lines in cases.items():
     for line, words in lines:

@@ -1,4 +1,4 @@
-"""What docs/results.md says in numbers about results/paper, results/baseline and results/graft.
+"""What docs/results.md says in numbers about the results of paper, synthetic, baseline and graft.
 
   python -m tests.paper.readme_sentences
 
@@ -32,6 +32,8 @@ def text(results: Path = RESULTS) -> str:
     OSError: there is no report of the paper.
   """
   parts = paper(json.loads((results / 'paper/report.json').read_text()))
+  axis = results / 'synthetic/report.json'
+  parts += paper(json.loads(axis.read_text())) if axis.exists() else []
   search = results / 'baseline/report.json'
   parts += baseline(json.loads(search.read_text())) if search.exists() else []
   page = results / 'graft/report.json'
