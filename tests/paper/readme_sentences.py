@@ -45,7 +45,7 @@ def paper(report: dict[str, Any]) -> list[str]:
   """A table of verdicts, a sentence per group of runs, and where the sink is in the first group."""
   verdicts = [(verdict['name'], verdict['verdict'])
               for claim in report['claims'] for verdict in claim['verdicts']]
-  names, counts = list(dict.fromkeys(name for name, _ in verdicts)), Counter(verdicts)
+  names, counts = [group['name'] for group in report['groups']], Counter(verdicts)
   rows = [[name, str(sum(of == name for of, _ in verdicts)),
            *(str(counts[name, verdict]) for verdict in PLURAL)] for name in names]
   lines = ['', *markdown_table(['runs', 'claims', *PLURAL], rows), '']
