@@ -88,7 +88,7 @@ def _job(options: Options) -> Job:
   config: dict[str, Any] = options.settings
   words = {word.partition('=')[0] for word in options.config_words}
   if options.size is not None:
-    if config['init']['source']:
+    if config.get('init', {}).get('source'):
       raise ValueError('--size has no effect beside init.source: the sizes are those of the '
                        'source. Leave it out.')
     # It takes the place of the numbers of the config file, but not of those beside it.

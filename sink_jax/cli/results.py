@@ -29,10 +29,9 @@ def load(options: Model) -> LoadedModel:
 def check_folder(out: str | AnyPath) -> None:
   """Raises a ValueError where the folder to write to cannot be; leaves nothing behind."""
   folder = to_path(out)
-  missing = [path for path in (folder, *folder.parents) if not path.exists()]
-  made_folder(folder)
-  for path in missing if is_local(folder) else []:
-    path.rmdir()
+  if is_local(folder):  # an object store has no folders to make
+    folder = next(path for path in (folder, *folder.parents) if path.exists())
+  _try_to_write(folder, out)
 
 
 def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
@@ -46,6 +45,11 @@ def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
   folder = to_path(out)
   if new and folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
     raise ValueError(f'--out={folder} holds {held[0]}: name a new folder, or empty this one.')
+  _try_to_write(folder, out)
+  return folder
+
+
+def _try_to_write(folder: AnyPath, out: str | AnyPath) -> None:
   # A name that no other process takes, in case several try the same folder at once.
   trial = folder / f'.{uuid.uuid4().hex[:12]}'
   try:
@@ -53,9 +57,8 @@ def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
     trial.write_bytes(b'')
     trial.unlink()
   except OSError as error:
-    raise ValueError(f'--out={folder} cannot be written to ({error.strerror or error}): name '
+    raise ValueError(f'--out={out} cannot be written to ({error.strerror or error}): name '
                      'another folder, which is made where there is none.') from None
-  return folder
 
 
 def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:

@@ -234,7 +234,7 @@ def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, 
     (['--source=Bytes()'], 'Unknown DocumentSource'),
     (["--source=PackedDataset(path='a')", '--workers=2'], '--workers is not used: .* built already'),
     (['--valid_source=Stdlib()', '--valid_fraction=0.1'], '--valid_fraction is not used'),
-    (['--context=0'], 'must be at least 1'), (['--workers=-1'], 'must be 0'),
+    (['--context=0'], 'must be at least 1'), (['--workers=-1'], 'must be at least 0'),
     (['--valid_fraction=1'], 'between 0 and 1')])
 def test_options_of_a_build_that_nothing_reads_are_refused(arguments, words):
   assert re.match(f'error: .*{words}', build(*arguments))

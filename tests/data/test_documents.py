@@ -253,7 +253,7 @@ def test_a_source_can_begin_anywhere_and_knows_how_far_it_is(tmp_path, make):
 
 
 def test_a_packed_dataset_has_no_documents():
-  with pytest.raises(ValueError, match='original source'):
+  with pytest.raises(ValueError, match='name the source that it was built of'):
     PackedDataset(path='x').documents()
   with pytest.raises(ValueError, match='needs the path'):
     packed_folder(PackedDataset())
