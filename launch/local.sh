@@ -44,6 +44,8 @@ while (($#)); do
       shift
       (($#)) || wrong_usage 'after -- comes train or sweep, and its arguments'
       job=("$@")
+      [[ -e $ROOT/sink_jax/${1//./\/}.py || -e $ROOT/sink_jax/$1/__main__.py ]] ||
+        wrong_usage "there is no command $1"
       break
       ;;
     *) wrong_usage "unexpected argument $1 (those of the job stand after --)" ;;
@@ -61,8 +63,8 @@ fi
 processes=${processes:-1} restarts=${restarts:-0}
 [[ $processes =~ ^[1-9][0-9]*$ ]] || wrong_usage "--processes=$processes: a number from 1 on"
 [[ $devices =~ ^([1-9][0-9]*)?$ ]] || wrong_usage "--devices=$devices: a number from 1 on"
-[[ $restarts =~ ^[0-9]+$ ]] || wrong_usage "--restarts=$restarts: a number from 0 on"
-[[ $grace =~ ^[0-9]+$ ]] || wrong_usage "--grace=$grace: seconds"
+[[ $restarts =~ ^(0|[1-9][0-9]*)$ ]] || wrong_usage "--restarts=$restarts: a number from 0 on"
+[[ $grace =~ ^(0|[1-9][0-9]*)$ ]] || wrong_usage "--grace=$grace: seconds"
 
 # Sets gpus: one per process or more, or none.
 find_gpus() {

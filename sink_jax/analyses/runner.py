@@ -168,12 +168,43 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
 
 def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
             options: Options) -> list[tuple[str, Callable[[], LoadedModel]]]:
-  """Pairs the names of published models and of runs with the functions that load them."""
-  # The outer function binds the name: a single one would see the last name of the loop.
-  published = lambda name: lambda: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
-  trained = lambda name: lambda: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
-  return [*((name, published(name)) for name in analysis.companions(checkpoints)),
-          *((name, trained(name)) for name in workdirs)]
+  """Pairs the names of published models and of runs with the functions that load them.
+
+  Raises:
+    ValueError: a model is named twice.
+  """
+  published = lambda name: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
+  trained = lambda name: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
+  kinds = {**dict.fromkeys(analysis.companions(checkpoints), published),
+           **dict.fromkeys(workdirs, trained)}
+  places = {}
+  for name in [*checkpoints, *workdirs]:
+    path = os.path.expanduser(name)
+    place = os.path.realpath(path) if os.path.exists(path) else name
+    if place in places:
+      raise ValueError(f'{name} is named twice: leave it out once.')
+    places[place] = name
+  labels = dict(zip(places.values(), _tails(list(places))))
+  # The outer function binds the names: a single one would see the last of the loop.
+  called = lambda name, load: lambda: _called(load(name), labels.get(name))
+  return [(name, called(name, load)) for name, load in kinds.items()]
+
+
+def _tails(places: Sequence[str]) -> list[str | None]:
+  """Of each path as many of its last parts as tell it from the others; None where one does."""
+  tails: list[str | None] = [None] * len(places)
+  parts = [Path(place).parts for place in places]
+  for i, mine in enumerate(parts):
+    count = next(n for n in range(1, len(mine) + 1) if n == len(mine) or not any(
+        other[-n:] == mine[-n:] for j, other in enumerate(parts) if i != j))
+    if count > 1:
+      tails[i] = '/'.join(mine[-count:])
+  return tails
+
+
+def _called(model: LoadedModel, name: str | None) -> LoadedModel:
+  return model if name is None else dataclasses.replace(
+      model, run=dataclasses.replace(model.run, name=name))
 
 
 def _inputs_of(model: LoadedModel, tokens: np.ndarray, any_length: bool) -> Inputs:

@@ -26,8 +26,7 @@ class Measured:
   """What every command that measures has."""
 
   seed: int = 0  # of the random inputs.
-  #: seconds after which nothing new begins; of check: all of it, by default 480.
-  limit: float | None = None
+  limit: float | None = None  # seconds after which nothing new begins.
 
   def __post_init__(self):
     if not 0 <= self.seed < 2**31:
@@ -199,6 +198,7 @@ class Check(Tolerated):
   """All of it on one GPU within eight minutes; launch/gpu_hour.sh runs it."""
 
   out: tyro.conf.Positional[str] = 'results/gpu_check'  # folder of report.json and report.md.
+  limit: float | None = None  # seconds for all of it; by default 480.
   smoke: bool = False  # tiny shapes: does it run to the end?
   #: correctness, train_60m, saved_60m, attention, train_1b, loss, importance, sweep; with --smoke
   #: neither saved_60m nor train_1b.

@@ -56,19 +56,22 @@ def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[
   analysis.check_first(chosen)
   folder = made_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
+  there = numbers.exists()
   # After every model: hours of work are not lost where a later model ends the process.
+  # Failures alone take the place of nothing that was found before.
   write = lambda results, failures: write_found(numbers, {
       'analysis': analysis.name, 'figure': analysis.figure, 'results': results,
-      'failed': failures})
+      'failed': failures}) if results or not there else None
   if analysis.check_all and not has_models:
     results, failures = analysis.check_all(chosen.length, chosen.epsilon), []
     write(results, failures)
   else:
     models = runner.loaders(analysis, [*checkpoints], [*workdirs], chosen)
     results, failures = runner.measure_all(analysis, models, chosen, write)
-  # Every model has failed: the file lists the errors, and there is nothing to draw.
+  # Every model has failed: there is nothing to draw.
   if not results:
-    return f'{analysis.figure}: no results', [numbers], failures
+    return (f'{analysis.figure}: no results' + there * f'; {numbers} stays as it was',
+            [] if there else [numbers], failures)
   analysis.module.draw(results, picture)
   head, *rows = analysis.module.rows(results)
   text = '\n'.join([f'{analysis.figure}: {analysis.line}', *text_table(head, rows)])

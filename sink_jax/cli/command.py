@@ -37,6 +37,9 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
         options = dataclasses.replace(options, settings=read_config(options))
       module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
     sys.exit(module.main(options))
+  except BrokenPipeError:  # of `| head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
   except OSError as error:
     stop(_about_file(error, options))
   except (ValueError, MemoryError) as error:
@@ -44,9 +47,7 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
   except KeyboardInterrupt:
     sys.exit(130)
   except RuntimeError as error:
-    # So jax says that the memory of a device is full, in a message that lists all of it; of a CPU
-    # it says INTERNAL.
-    if 'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error):
+    if memory_is_full(error):
       stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
            'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
            'devices.')
@@ -54,6 +55,12 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
     if not type(error).__module__.startswith('sink_jax.'):
       raise
     stop(error)
+
+
+def memory_is_full(error: BaseException) -> bool:
+  """Whether jax says so of a device, in a message that lists all of it; of a CPU as INTERNAL."""
+  return isinstance(error, RuntimeError) and (
+      'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
 
 
 def options_of(name: str, words: Sequence[str]) -> Any:
@@ -100,9 +107,9 @@ def read_config(options: ConfigOptions) -> dict[str, Any]:
     ValueError: names the file, or the key, and what is wrong with it.
   """
   from absl import flags
-  from ml_collections import config_flags
+  from ml_collections import ConfigDict, config_flags
 
-  from sink_jax.sweep.config_keys import change_config
+  from sink_jax.sweep.config_keys import change_config, parse_settings
 
   path = _BASE if options.config is None else options.config
   file = path.partition(':')[0]
@@ -117,13 +124,15 @@ def read_config(options: ConfigOptions) -> dict[str, Any]:
       known(words)
       # A config that met an OSError raises it when it is first touched.
       value: Any = known['config'].value
-      value.to_dict()
+      getattr(value, 'keys', None)
   except flags.Error as error:  # of a config file: with a traceback, which ends with the reason
     reason = str(error).strip().splitlines()[-1]
-    raise ValueError(reason.removeprefix('ValueError: ')) from None
-  except ValueError:
-    raise
-  except Exception as error:  # a config file is somebody's program: anything can be wrong with it
+    raise ValueError(f'--config={path}: {reason.removeprefix("ValueError: ")}') from None
+  except ValueError as error:
+    raise ValueError(f'--config={path}: {error}') from None
+  except (Exception, SystemExit) as error:  # a config file is somebody's program: anything can be wrong with it
     raise ValueError(f'--config={path}: {type(error).__name__}: {error}') from None
-  change_config(value, dict(word.split('=', 1) for word in options.config_words))
+  if not isinstance(value, ConfigDict):
+    raise ValueError(f'--config={path}: get_config() returns no ConfigDict of ml_collections.')
+  change_config(value, parse_settings(options.config_words))
   return value.to_dict()

@@ -90,6 +90,8 @@ def _of_documents(name, folder, source):
   if not (name.isidentifier() and name == name.lower()):
     raise ValueError(f'--name={name}: with --source, use small letters, digits and _.')
 
+  made_of = f'{source!r}, fingerprint {source.fingerprint()}'
+
   # The type checker does not see the argument of its metaclass.
   class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # pyright: ignore
     """Documents of a source: text, domain and name, in the order of the source."""
@@ -100,7 +102,7 @@ def _of_documents(name, folder, source):
       return tfds.core.DatasetInfo(
           # Without shuffling the documents keep the order of the source; the description tells
           # later what the folder was made of.
-          builder=self, description=repr(source), disable_shuffling=True,
+          builder=self, description=made_of, disable_shuffling=True,
           features=tfds.features.FeaturesDict(
               {'text': text(), 'domain': text(), 'name': text()}))
 
@@ -117,8 +119,9 @@ def _of_documents(name, folder, source):
   Documents.name = name
   builder = Documents(data_dir=folder, file_format='array_record')
   if pathlib.Path(builder.data_path).exists():
-    made_of = tfds.builder_from_directory(builder.data_path).info.description
+    there = tfds.builder_from_directory(builder.data_path).info.description
     # A builder takes over a folder that is there, without a look at what it was made of.
-    if made_of != repr(source):
-      raise ValueError(f'{builder.data_path} was made of {made_of}: use another --name.')
+    if there != made_of:
+      raise ValueError(f'{builder.data_path} was made of {there}, and this is {made_of}: use '
+                       'another --name, or remove that folder.')
   return builder

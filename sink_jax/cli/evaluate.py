@@ -6,6 +6,7 @@ from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
 from sink_jax.analyses.options import InputOptions, Options
+from sink_jax.cli.command import say
 from sink_jax.cli.model_options import Evaluate
 from sink_jax.cli.results import check_folder, load, made_folder
 from sink_jax.evaluate import plots
@@ -23,6 +24,7 @@ from sink_jax.report.jsontext import to_json
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.provenance import provenance
+from sink_jax.train.record import metrics_problem
 from sink_jax.train.run_dir import read_config
 
 
@@ -75,6 +77,8 @@ def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[
   result, paths = _probed(run, tokens, given.get('dtype', settings.dtype),
                           options.epsilon or settings.epsilon, out, protocol, config=config)
   paths.append(out / 'training_curves.png')
+  if problem := metrics_problem(workdir):
+    say(f'training_curves.png may be untrue: {problem}.')
   # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
   # now.
   plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon,

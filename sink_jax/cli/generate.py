@@ -61,7 +61,7 @@ def _prompt(options: Generate) -> str:
   if options.prompt is not None:
     prompt = options.prompt
   elif options.prompt_file is not None:
-    with open(os.path.expanduser(options.prompt_file), encoding='utf-8') as file:
+    with open(os.path.expanduser(options.prompt_file), encoding='utf-8-sig') as file:
       try:
         prompt = file.read()
       except UnicodeDecodeError as error:
@@ -71,7 +71,10 @@ def _prompt(options: Generate) -> str:
     raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
   else:
     prompt = sys.stdin.read()
-  prompt.encode()  # a ValueError where the bytes are no text
+  try:
+    prompt.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f'the prompt is no UTF-8 text: {error}') from None
   return prompt
 
 

@@ -104,8 +104,8 @@ class Plan(ConfigOptions):
   context: int | None = None  # tokens of a sequence.
   batch_size: int | None = None  # sequences of a step.
   microbatches: int | None = None  # parts of a batch, one after another.
-  #: what the backward pass recomputes; by default the config's, or what a run chooses for these
-  #: chips.
+  #: what the backward pass recomputes: none, save_matmuls, save_attention or blocks; by default the
+  #: config's, or what a run chooses for these chips.
   remat: str | None = None
   #: blocks that are compiled one after another; by default the config's, or what a run chooses.
   unroll: int | None = None

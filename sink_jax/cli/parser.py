@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import os
 import re
 import sys
 import types
@@ -208,6 +209,8 @@ def _spelled(words: Sequence[str], known: Mapping[str, _Option],
       config_words.append(f'{key[2]}={value}')
     else:
       name, taken = _taken(option[1], option[2], left, known)
+      if known[name].is_list and name in given:
+        raise ValueError(f'--{name} is given twice: write one, with commas.')
       # The last counts, except of an option that is meant to be repeated.
       given[name] = [*given.get(name, ()), *taken] if known[name].is_repeated else taken
   for name, option in known.items():
@@ -245,12 +248,17 @@ def _taken(text: str, value: str | None, left: list[str],
   if value is None and len(options) == len(known):
     while left and not _OPTION.fullmatch(left[0]):
       taken.append(left.pop(0))
-  return name, [part.strip() for text in taken for part in text.split(',') if text]
+  parts = [part.strip() for text in taken for part in text.split(',') if text]
+  if not all(parts):
+    raise ValueError(f'--{name}={",".join(taken)}: nothing stands before or after a comma.')
+  return name, parts
 
 
 def _value(name: str, option: _Option, values: Sequence[str]) -> Any:
   """The value that words make, if the type of the option takes them."""
   text = f'--{name}={",".join(values)}'
+  if name != 'prompt':  # shells replace the ~ of a word of its own alone
+    values = [os.path.expanduser(value) if value.startswith('~/') else value for value in values]
   if not (any(values) or name in _MAY_BE_EMPTY or option.default == ''):
     raise ValueError(f'--{name}= is empty: write a value, or leave the option out.')
   if option.spec.choices and (wrong := sorted(set(values) - set(option.spec.choices))):

@@ -23,10 +23,11 @@ from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.sharding import mesh_sizes
 from sink_jax.train.start import opened, with_sizes
 
-# Options that are keys of a config, with the sections of those keys.
-_SECTIONS = {'size': 'model', 'remat': 'model', 'unroll': 'model', 'context': 'data',
-             'batch_size': '', 'microbatches': '', 'data': 'mesh', 'fsdp': 'mesh',
-             'tensor': 'mesh'}
+# Options that are keys of a config.
+_KEYS = {'size': 'model.size', 'vocab': 'model.vocab_size', 'remat': 'model.remat',
+         'unroll': 'model.unroll', 'context': 'data.context', 'batch_size': 'batch_size',
+         'microbatches': 'microbatches', 'data': 'mesh.data', 'fsdp': 'mesh.fsdp',
+         'tensor': 'mesh.tensor'}
 
 
 def main(options: Options) -> int:
@@ -93,10 +94,12 @@ def _job(options: Options) -> Job:
                        'source. Leave it out.')
     # It takes the place of the numbers of the config file, but not of those beside it.
     config['model'] |= {key: None for key in SIZES['tiny'] if f'model.{key}' not in words}
-  for name, section in _SECTIONS.items():
-    value = getattr(options, name)
+  for name, key in _KEYS.items():
+    value, (section, _, last) = getattr(options, name), key.rpartition('.')
+    if value is not None and key in words:
+      raise ValueError(f'--{name} and --config.{key} set the same: leave one of them out.')
     if value is not None:
-      (config[section] if section else config)[name] = value
+      (config[section] if section else config)[last] = value
   where = parse(options.topology)
   experiment = from_dict(config)
   if experiment.init.train != 'all' or experiment.init.distill:
@@ -121,7 +124,7 @@ def _vocab(experiment: Experiment, options: Options) -> int:
   source = getattr(experiment.data.source, 'vocab_size', None)
   if source == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
-  known = options.vocab or experiment.model.vocab_size or source
+  known = experiment.model.vocab_size or source
   own = any(word.startswith('data.tokenizer=') for word in options.config_words)
   if not known and (options.config is not None or own):
     # Without a choice of the person's own the tokenizer is the bytes of configs/base.py, which is

@@ -58,6 +58,8 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if maps is not None and kind != 'runs':
     raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '
                      f'--kind={kind}: leave it out.')
+  if kind != 'runs':  # a comparison says it beside the numbers
+    records = [run.trusted() for run in records]
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
   if kind == 'runs':

@@ -14,15 +14,22 @@ from sink_jax.cli.train import training_ends
 from sink_jax.data.dataset import open_data
 from sink_jax.io import compile_cache
 from sink_jax.io.exit_code import exit_saved_until_training, stop_signals
-from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.paths import AnyPath, is_local, to_path
 from sink_jax.paper.all_claims import trials_of
 from sink_jax.sweep import estimate
 from sink_jax.sweep.batched import run_batched
+from sink_jax.sweep.config_keys import parse_settings
 from sink_jax.sweep.options import Options
 from sink_jax.sweep.pool import SweepStopped, run_in_parallel
 from sink_jax.sweep.runner import run_trial
-from sink_jax.sweep.summary import RemainingTime, as_markdown, keep_summary, read_states
-from sink_jax.sweep.trials import FINAL_STATUSES, Trial, load_trials, parse_settings, select_shard
+from sink_jax.sweep.summary import (
+  RemainingTime,
+  as_markdown,
+  keep_summary,
+  other_trials,
+  read_states,
+)
+from sink_jax.sweep.trials import FINAL_STATUSES, Trial, load_trials, select_shard
 from sink_jax.sweep.undecided import read_second_look
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.multihost import broadcast_from_process0, init_distributed, is_first
@@ -61,8 +68,12 @@ def run_sweep(options: Options) -> int:
               'training tokens', flush=True)
   elif options.status:
     assert options.workdir  # required of --status
-    states = read_states(trials, to_path(options.workdir))
-    print(as_markdown(states, f'Sweep in {options.workdir}'), end='')
+    root = to_path(options.workdir)
+    if is_local(root) and not root.is_dir():
+      raise ValueError(f'--workdir={options.workdir}: there is no such folder.')
+    print(as_markdown(read_states(trials, root), f'Sweep in {options.workdir}'), end='')
+    if others := other_trials(trials, root):
+      print(f'\nNot among these trials, and in the folder: {", ".join(others)}')
   else:
     statuses = _trained(trials, table, options, budget)
     return 1 if statuses - set(FINAL_STATUSES) else 0  # diverging is a result
@@ -102,6 +113,8 @@ def _selected(table: Mapping[str, Trial], options: Options) -> dict[str, Trial]:
     only = set(needed)
   trials = {name: trial for name, trial in table.items() if not only or names[name] & only}
   for name, trial in trials.items():
+    if trial.problem:
+      raise ValueError(trial.problem)
     if trial.overridden:
       raise ValueError(f'the config key {trial.overridden[0]} is set, and trial {name} is about '
                        'it: leave the setting out, or choose other trials with --only.')

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+from sink_jax.cli.command import memory_is_full
 from sink_jax.cli.options import Train
 from sink_jax.io import compile_cache
 from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
@@ -51,5 +52,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
          'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
-  except Exception:
-    fail(traceback.format_exc(), alone=True)
+  except Exception as error:
+    fail(f'error: {str(error)[:500]}. Where the memory of the device is full, these help: a '
+         'smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several devices.'
+         if memory_is_full(error) else traceback.format_exc(), alone=True)

@@ -25,8 +25,7 @@ class DataConfig:
   """Everything that decides the tokens of a run, but for seed and batch size.
 
   With a `valid_source` nothing of `source` is held out, and each of them has domains of its own.
-  A synthetic task has no use for `eos`, `valid_fraction` and `cache_dir`; its `length` must equal
-  `context`.
+  A synthetic task has no use for `eos` and `cache_dir`, and its `length` must equal `context`.
   """
   source: Source = Stdlib(split='content')  # documents or a synthetic task
   tokenizer: Tokenizer = Bytes()
@@ -69,8 +68,8 @@ def open_data(config: DataConfig) -> Dataset:
 
 
 def _synthetic(config: DataConfig, task: SyntheticTask) -> SyntheticDataset:
-  for option in ('tokenizer', 'bos', 'domain_weights', 'max_tokens', 'interventions',
-                 'valid_source'):
+  for option in ('valid_source', 'valid_fraction', 'tokenizer', 'bos', 'domain_weights',
+                 'max_tokens', 'interventions'):
     if getattr(config, option) != getattr(DataConfig, option):
       raise ValueError(f'{option} is for document corpora; leave it out with {task!r}.')
   if config.context != task.length:

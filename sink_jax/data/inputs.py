@@ -189,7 +189,10 @@ def open_source(text: str = '') -> DocumentSource:
     return Jsonl(str(path))
   if '(' not in text and ('/' in text or '.' in text):
     raise ValueError(f'--source={text}: no such file or folder.')
-  source = from_string(DocumentSource, text)
+  try:
+    source = from_string(DocumentSource, text)
+  except ValueError as error:
+    raise ValueError(f'--source={text}: {error}') from None
   assert isinstance(source, DocumentSource)
   return source
 

@@ -33,7 +33,7 @@ def encoder_of(data: DataConfig, content: str) -> Encoder:
     ValueError: a synthetic task has no encoder, or the cache is not on this machine.
   """
   if not isinstance(data.source, DocumentSource):
-    raise ValueError(f'{data.source!r} makes its own tokens.')
+    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
   if isinstance(data.tokenizer, Bytes):
     return ByteEncoder()
   # A packed dataset is its own cache; otherwise every chunk cache below the root is looked at, and

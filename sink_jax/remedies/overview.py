@@ -35,18 +35,21 @@ _SUBJECT = {'concentration': 'The sink on the first token', 'drain': 'Value drai
 
 def overall(tasks: Sequence[Task]) -> str:
   """Which variants lessen the sink on the first token, on how many tasks, and at what cost."""
-  found = []
+  found, any_judged = [], False
   for name in VARIANTS:
     standings = [variant.standings for task in tasks for variant in task.variants
                  if variant.name == name]
     judged = [of for of in standings
               if of['concentration'].verdict not in (NOT_JUDGED, NO_BASELINE)]
+    any_judged |= bool(judged)
     lessened = [of for of in judged if of['concentration'].verdict in (REMOVES, MOVES, 'reduces')]
     if lessened:
       # A loss that is higher on another task is not the price of it.
       worse = any(of['loss'].verdict == 'worse' for of in lessened)
       cost = ' (with a higher loss)' if worse else ''
       found.append(f'{name} on {len(lessened)} of {len(judged)}{cost}')
+  if not any_judged:
+    return 'Of no variant it could be judged yet whether it lessens the sink on the first token.'
   if not found:
     return 'No variant was found to lessen the sink on the first token.'
   return ('The sink on the first token is removed, moved to an extra key or reduced, of the tasks '

@@ -100,5 +100,5 @@ def differences(tasks: Sequence[Task]) -> bytes:
         ax.plot([it.difference], [i], 'o', markersize=4, color=plots.COLOURS[0],
                 markerfacecolor='white' if open_ else plots.COLOURS[0])
       ax.set_yticks(range(len(names)), names, fontsize=8)
-      ax.set_ylim(len(names) - 0.5, -0.5)  # also where the first or last has no difference
+      ax.set_ylim(max(1, len(names)) - 0.5, -0.5)  # also where the first or last has no difference
   return png(figure)

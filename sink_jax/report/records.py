@@ -146,6 +146,12 @@ class RunRecord:
               'missing.')
     return ''
 
+  def trusted(self) -> RunRecord:
+    """The run, for means and verdicts: an unreadable one where its numbers may be untrue."""
+    if not self.metrics_problem:
+      return self
+    return dataclasses.replace(self, status='unreadable', error=self.metrics_note)
+
   def to_pandas(self) -> Any:
     """A `pandas.DataFrame` of what was probed, with a row for every probed step whose
     activations were finite.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -13,6 +13,23 @@ from sink_jax.train.old_keys import hint
 # What is no key but a part of a config's name, with an example of it.
 _OF_NAMES = {'budget': 'smoke', 'protocol': 'released'}
 _WANTED = {bool: 'true or false', int: 'a whole number', float: 'a number'}
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+  """Parses settings: ['data.context=64', ...] becomes {'data.context': '64', ...}.
+
+  Raises:
+    ValueError: a text has no '=' or no key, or a key is given twice.
+  """
+  settings = {}
+  for text in texts:
+    key, equals, value = text.partition('=')
+    if not equals or not key.strip():
+      raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
+    if key.strip() in settings:
+      raise ValueError(f'the config key {key.strip()} is set twice.')
+    settings[key.strip()] = value.strip()
+  return settings
 
 
 def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
@@ -51,7 +68,11 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
       wanted = _WANTED.get(holder.get_type(last))
       told = f'it takes {wanted}{", or null" * empty}' if wanted else error
       raise ValueError(f'{key}={text}: {told}.') from None
-  init = config.get('init')
+  init, optimizer = config.get('init'), config.get('optimizer')
   if 'model.size' in changes and isinstance(init, ConfigDict) and init.get('source'):
     raise ValueError('model.size has no effect beside init.source: the sizes are those of the '
                      'source. Leave it out.')
+  if 'optimizer.final_fraction' in changes and isinstance(optimizer, ConfigDict) and (
+      optimizer.get('schedule') == 'constant'):
+    raise ValueError('optimizer.final_fraction has no effect with optimizer.schedule = constant: '
+                     'leave it out.')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -74,7 +75,8 @@ def finish_trial(trial: Trial, root: str | AnyPath,
       raise
     _print_error(trial, error)
     if is_first() and not (folder / 'config.json').exists():  # a run that has begun has a record
-      record_failure(trial, root, str(error))
+      with contextlib.suppress(OSError):  # where the folder cannot be made: that was the error
+        record_failure(trial, root, str(error))
     return 'failed'
   return broadcast_from_process0(lambda: _analysed(trial, folder))
 

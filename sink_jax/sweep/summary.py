@@ -14,8 +14,10 @@ from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.tables import markdown_table
 from sink_jax.sweep.trials import FINAL_STATUSES, Trial
+from sink_jax.train.defaults import filled_from
+from sink_jax.train.experiment import differences
 from sink_jax.train.record import read_row
-from sink_jax.train.run_dir import in_use, read_status
+from sink_jax.train.run_dir import in_use, read_config, read_status
 
 # Bytes at the end of metrics.jsonl in which the last row of every kind is looked for: the first
 # suffices unless a row is logged every few steps, the last holds thousands of rows.
@@ -131,7 +133,7 @@ def write_summary(trials: Mapping[str, Trial], root: str | AnyPath, headline: st
   Returns:
     The states in the table.
   """
-  states = read_states({**trials, **_others(trials, root)}, root, ended)
+  states = read_states({**trials, **other_trials(trials, root)}, root, ended)
   headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
   with contextlib.suppress(OSError):  # the trials report a full disk
     write_atomically(to_path(root) / 'summary.md', as_markdown(states, headline))
@@ -180,7 +182,7 @@ def duration(seconds: float) -> str:
   return f'{seconds / 86400:,.0f} days'
 
 
-def _others(trials: Mapping[str, Trial], root: str | AnyPath) -> dict[str, Trial]:
+def other_trials(trials: Mapping[str, Trial], root: str | AnyPath) -> dict[str, Trial]:
   """The trials in the folder that are not among these, with their names alone."""
   folders = sorted(path.parent for path in to_path(root).glob('*/config.json'))
   return {folder.name: Trial(folder.name, None) for folder in folders if folder.name not in trials}
@@ -195,11 +197,26 @@ def _read_state(trial: Trial, folder: AnyPath) -> TrialState:
   if whole_from := status.get('record_whole_from'):
     note = f'record whole from step {whole_from} on; {note}'.removesuffix('; ')
   steps = trial.config['steps'] if trial.config else None
+  kind = status['status']
+  if other := _difference(trial, folder):
+    kind, note, steps = 'another config', other, None
   # A process that was killed leaves 'running' behind, while its lock is gone with it.
-  killed = status['status'] == 'running' and not in_use(folder)
-  return TrialState(trial.name, 'killed' if killed else status['status'], step, steps,
+  elif kind == 'running' and not in_use(folder):
+    kind = 'killed'
+  return TrialState(trial.name, kind, step, steps,
                     rows.get('probe', {}).get('sink_1'), rows.get('valid', {}).get('valid'),
                     ' '.join(str(note).split())[:200])
+
+
+def _difference(trial: Trial, folder: AnyPath) -> str:
+  """A key in which the run in the folder is not the trial; '' where it is, or is not known."""
+  if not trial.config or not (folder / 'config.json').exists():
+    return ''
+  try:
+    saved = read_config(folder)
+    return next(iter(differences(saved, filled_from(trial.config, saved))), '')
+  except ValueError as error:
+    return str(error)
 
 
 def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:

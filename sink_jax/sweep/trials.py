@@ -34,6 +34,7 @@ class Trial:
     reason: why there is no config; '' where there is one.
     overridden: keys of the settings that the table of trials sets for this trial, so that with
       the settings it would not be the trial of that name.
+    problem: why it has no config with these settings; '' where it has one, or none without them.
     rules: what its budget changes, in words, where the config file has rules of its own; () where
       those of `paper.budgets` hold.
   """
@@ -43,6 +44,7 @@ class Trial:
   label: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reason: str = ''
   overridden: tuple[str, ...] = ()
+  problem: str = ''
   rules: tuple[str, ...] = ()
 
 
@@ -57,20 +59,23 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     options: what get_config takes, such as {'budget': 'smoke', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
     settings: dotted config keys and values as text, the same for all. What changes the
-      computation becomes a part of the label's budget: 'smoke with steps=50'.
+      computation becomes a part of the label's budget: 'smoke with steps=50'. A trial that cannot
+      be built with them is told in its `problem`.
 
   Returns:
     {name: trial}.
 
   Raises:
-    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or a seed among
-      the settings beside `seeds`.
+    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or none with the
+      settings, or a seed among them beside `seeds`.
   """
   path, options = Path(path), dict(options or {})
   if seeds is not None and 'seed' in (settings or {}):
     raise ValueError('the config key seed is set, and the seeds are chosen: leave one of them out.')
   if not path.is_file():
-    raise ValueError(f'Config file {path} does not exist.')
+    trial = str(path).partition(':')[2]
+    raise ValueError(f'Config file {path} does not exist.' + (
+        f' Trials are chosen by --only={trial}.' if trial else ''))
   module, settings = _load(path), dict(settings or {})
   changes_of_all = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
   swept = {key for key in settings  # what the trials of the table differ in
@@ -91,11 +96,19 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       trials |= _for_seeds(Trial(name, None, error.label, str(error)), seeds)
       continue
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
-      raise ValueError(f'{path}, trial {name}: {type(error).__name__}: {error}') from error
+      kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+      problem = f'{path}, trial {name}: {kind}{error}'
+      if not settings:
+        raise ValueError(problem) from error
+      trials |= _for_seeds(Trial(name, None, problem=problem), seeds)
+      continue
     # A setting of a key that all trials have alike changes all of them alike. Of a key in which
     # they differ, it would make this trial another one under its name.
     overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
-    trials |= _for_seeds(Trial(name, config, config['label'], '', overridden, rules), seeds)
+    trials |= _for_seeds(Trial(name, config, config['label'], '', overridden, rules=rules), seeds)
+  if problems := [trial.problem for trial in trials.values()]:
+    if all(problems):
+      raise ValueError(problems[0])
   return trials
 
 
@@ -110,23 +123,6 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
     raise ValueError(f'--shard={shard}: write k/n with k from 1 to n, such as 2/8.')
   names = list(trials)[int(part) - 1::int(parts)]
   return {name: trials[name] for name in names}
-
-
-def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-  """Parses settings: ['data.context=64', ...] becomes {'data.context': '64', ...}.
-
-  Raises:
-    ValueError: a text has no '=' or no key, or a key is given twice.
-  """
-  settings = {}
-  for text in texts:
-    key, equals, value = text.partition('=')
-    if not equals or not key.strip():
-      raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
-    if key.strip() in settings:
-      raise ValueError(f'the config key {key.strip()} is set twice.')
-    settings[key.strip()] = value.strip()
-  return settings
 
 
 def _load(path: Path) -> ModuleType:

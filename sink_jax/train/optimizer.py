@@ -67,6 +67,9 @@ class OptimizerConfig:
         none = '; 0 does not clip' if name == 'clip' else ''
         raise ValueError(f'optimizer.{name} must be >= 0 and finite, not {getattr(self, name)}'
                          f'{none}.')
+    if self.final_fraction > 1:
+      raise ValueError('optimizer.final_fraction must be at most 1, the learning rate itself, not '
+                       f'{self.final_fraction}.')
 
 
 class Rates(NamedTuple):

@@ -236,6 +236,8 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   if config is None:
     raise ValueError(f'{path} is damaged. The checkpoints beside it are untouched: put the config '
                      'of the run back, or use another workdir.')
+  if not {'model', 'data'} <= config.keys():  # of every version
+    raise ValueError(f'{path} is not the config of a run: use another workdir.')
   return with_current_keys(config)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -228,14 +229,20 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
     return measure(run, inputs, options)
 
   monkeypatch.setattr(norms, 'measure', fails_at_the_second)
-  text, paths, failed = analyse_models('norms', [str(checkpoint)] * 3 + ['missing'], [folder],
+  copies = [str(shutil.copytree(checkpoint, tmp_path / part)) for part in ('a/one', 'two', 'b/one')]
+  text, paths, failed = analyse_models('norms', [*copies, 'missing'], [folder],
                                        tmp_path, inputs='random', length=8, sequences=2)
-  assert [own['model'] for own in failed] == ['tiny-llama', 'missing', 'missing']
+  assert [own['model'] for own in failed] == ['two', 'missing', 'missing']
   assert failed[0]['error'] == 'RESOURCE_EXHAUSTED: out of memory'
   assert 'neither a folder' in failed[1]['error'] and 'not the workdir' in failed[2]['error']
   assert seen == [None, 1, 1]  # after every model there is what was found so far
   written = json.loads(paths[0].read_text())
-  assert written['failed'] == failed and len(written['results']) == 2
+  assert written['failed'] == failed
+  # Two folders of one name are told apart by as much of their paths.
+  assert [result['model'] for result in written['results']] == ['a/one', 'b/one']
+  # Failures alone leave it as it is.
+  _, again, failed = analyse_models('norms', ['one missing', 'another'], [], tmp_path)
+  assert len(failed) == 2 and not again and json.loads(paths[0].read_text()) == written
   check_png(paths[1])
   assert text.count('hidden states') == 2
 

@@ -57,8 +57,8 @@ def test_a_config_file_is_named_with_its_trial_or_refused_in_one_line(tmp_path):
   cases = [
       ([f'{quick}:text-k-bias', '--config.steps=3'], 'text-k-bias'),
       ([f'{quick}:text-k-bias', '--config.steps', '3', '-noconfig.data.bos'], 'text-k-bias'),
-      ([quick], 'error: Name a trial .* Choices: text-softmax, text-sigmoid, '),
-      ([f'{quick}:text-k'], "error: Unknown trial 'text-k'. Did you mean text-k-bias. Choices: t"),
+      ([quick], 'error: .*quickstart.py: Name a trial .* Choices: text-softmax, text-sigmoid, '),
+      ([f'{quick}:text-k'], "error: .*Unknown trial 'text-k'. Did you mean text-k-bias. Choices: t"),
       ([f'--config={ROOT}/configs/base.py:text'], 'error: .*has no trials'),
       (['--config=configs/none.py:a'], 'error: .*there is no file configs/none.py'),
       (['--config=' + str(tmp_path / 'broken.py')], 'error: .*broken.py: ModuleNotFoundError'),
@@ -122,6 +122,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['loss', f'--json={tmp_path}'], '--json=.* is a folder')],
       'evaluate': [(['--workdir=a', '--fsdp=1'], '--fsdp is for published models: a run is loaded')],
       'analyses': [
+          (['lengths', '--workdir=runs,./runs/', '--out=runs/x'], './runs/ is named twice'),
           (['--list', '--checkpoint=a'], '--checkpoint is not used: --list'),
           (['hellaswag', '--checkpoint=a', '--out=runs/a', '--hellaswag=no.jsonl'], '.*(no such file|-harness is needed)'),
           (['lengths', '--checkpoint=a', '--out=runs/a', '--fsdp=3'], '--fsdp=3 does not divide')],
@@ -140,11 +141,15 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--topology=v5e:2x2', '--size=tiny', '--fsdp=3'],
            '.*their product .*--fsdp and --tensor set'),
           (['--topology=v5e:1x1', '--size=1b', '--config.init.source=a'], '--size has no effect'),
-          (['--topology=v5e:1x1', quick], 'Name a trial')],
+          (['--topology=v5e:1x1', quick], '.*Name a trial'),
+          *[(['--topology=v5e:1x1', f'--{name}=1', f'--config.{key}=1'], f'--{name} and --config.{key}')
+            for name, key in (('context', 'data.context'), ('vocab', 'model.vocab_size'))]],
       'sweep': [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
           ([quick, '--list', '--seeds=1,2', '--set=seed=3'], '.*key seed is set, and the seeds'),
+          ([quick, '--status', '--workdir=none'], '--workdir=none: there is no such folder'),
+          ([quick + ':text-softmax', '--list'], '.*Trials are chosen by --only=text-softmax'),
           ([quick, '--status'], '--workdir is needed with --status'),
           ([quick, '--list', '--seeds=-1'], 'from 0 to'), ([quick, 'more'], "argument 'more'"),
           ([quick, '--list', '--set=model.size=2b'], 'tiny, 60m, 1b'),

@@ -45,5 +45,5 @@ def test_errors(tmp_path):
     prepare('My-Set', str(tmp_path), TextFolder(path=str(tmp_path)))
   with pytest.raises(ValueError, match='StdlibChat.* has conversations'):
     prepare('mine', str(tmp_path), StdlibChat())
-  with pytest.raises(ValueError, match="'mine' cannot be prepared: .*no files like"):
+  with pytest.raises(ValueError, match='no files like'):
     prepare('mine', str(tmp_path), TextFolder(path=str(tmp_path)))

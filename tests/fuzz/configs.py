@@ -72,17 +72,17 @@ def _run_settings(prepared, input, folder):
   from sink_jax.sweep import trials
   from sink_jax.train.experiment import from_dict
   what, _, text = input.text.partition('|')
-  read = {'set': lambda: _set(attention_operation, trials, text, from_dict),
+  read = {'set': lambda: _set(attention_operation, text, from_dict),
           'name': lambda: attention_operation.get_config(text),
           'shard': lambda: trials.select_shard({'a': 1, 'b': 2}, text)}[what]
   read()
 
 
-def _set(module, trials, line, from_dict):
+def _set(module, line, from_dict):
   """As `load_trials` does, for one trial only and without loading its file again."""
-  from sink_jax.sweep.config_keys import change_config
+  from sink_jax.sweep.config_keys import change_config, parse_settings
   config = module.get_config('sigmoid')
-  change_config(config, trials.parse_settings([line]))
+  change_config(config, parse_settings([line]))
   from_dict(config.to_dict())
 
 

@@ -139,6 +139,8 @@ def test_gpus_are_divided(launchers):
 def test_arguments_that_are_wrong(launchers):
   for arguments, message in ((['--processes=0', '--', 'train'], '--processes=0'),
                              (['train'], 'unexpected argument train'),
+                             (['--restarts=08', '--', 'train'], '--restarts=08: a number'),
+                             (['--', 'trian'], 'there is no command trian'),
                              (['--'], 'after -- comes train or sweep')):
     code, _, errors = launchers('local.sh', *arguments)
     assert code == 2 and message in errors and '--help' in errors

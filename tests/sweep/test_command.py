@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,9 +173,15 @@ def test_options_of_groups_are_refused_before_anything_begins(tmp_path, options)
 
 def test_status_shards_and_costs_without_running(tmp_path, capsys):
   here = functools.partial(run_here, tmp_path, THREE)
+  (tmp_path / 'runs' / 'other').mkdir(parents=True)
+  (tmp_path / 'runs' / 'other' / 'config.json').write_text('{}')
   assert here('--status', '--shard=1/2') == 0
   out = capsys.readouterr().out
   assert '2 not run' in out and '| bad |' in out and '| b |' not in out
+  assert out.endswith('Not among these trials, and in the folder: other\n')
+  shutil.rmtree(tmp_path / 'runs')
+  with pytest.raises(ValueError, match='--workdir=.*runs: there is no such folder'):
+    here('--status')
   assert here('--list', '--seeds=0,1', '--only=a,b-seed-1') == 0
   assert capsys.readouterr().out.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
   # Without their seeds, which would make a list many times as long.

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from sink_jax.cli.parser import parse
-from sink_jax.cli.sweep import _table
+from sink_jax.cli.sweep import _table, run_sweep
+from sink_jax.sweep.config_keys import parse_settings
 from sink_jax.sweep.options import Options
 from sink_jax.sweep.pool import _cause
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states, write_summary
-from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
+from sink_jax.sweep.trials import Trial, load_trials, select_shard
 from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
 
@@ -43,15 +44,20 @@ def test_a_finished_folder_of_another_config_is_not_taken_for_done(tmp_path, cap
   assert run(tmp_path, a=runs.config(**FAST, seed=1)) == {'a': 'failed'}
   assert 'seed: 0 -> 1' in capsys.readouterr().err
   assert json.loads((tmp_path / 'a' / 'config.json').read_text())['seed'] == 0
+  other, same = (Trial('a', runs.config(**FAST, seed=seed)) for seed in (1, 0))
+  state, = read_states({'a': other}, tmp_path)
+  assert (state.status, state.note) == ('another config', 'seed: 0 -> 1')
+  assert [state.status for state in read_states({'a': same}, tmp_path)] == ['done']
 
 
 def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys):
   run(tmp_path, a=runs.config(**FAST), b=runs.config(**FAST))
   (tmp_path / 'a' / 'config.json').write_text('{')
   kept = (tmp_path / 'b' / 'status.json').read_text()
-  statuses = run(tmp_path, a=runs.config(**FAST),
+  (tmp_path / 'file').touch()  # where a folder is to be made
+  statuses = run(tmp_path, a=runs.config(**FAST), file=runs.config(**FAST),
                  b=runs.config(**FAST, data__source="Jsonl(path='none')"), c=runs.config(**FAST))
-  assert statuses == {'a': 'failed', 'b': 'failed', 'c': 'done'}
+  assert statuses == {'a': 'failed', 'file': 'failed', 'b': 'failed', 'c': 'done'}
   assert (tmp_path / 'b' / 'status.json').read_text() == kept
 
 
@@ -146,6 +152,19 @@ def test_settings_do_not_replace_what_a_trial_is_about():
   assert trials['lr-2e-4'].config['label']['budget'] == 'full with steps=50'
   shared = load_trials(CONFIGS / 'synthetic.py', settings={'steps': '50'})  # all have as many
   assert not any(trial.overridden for trial in shared.values())
+
+
+def test_a_setting_that_does_not_fit_a_trial_is_no_matter_to_the_others(capsys):
+  trials = load_trials(CONFIGS / 'quickstart.py', settings={'attention.similarity': 'Exp()'})
+  problems = [name for name, trial in trials.items() if trial.problem]
+  assert problems == ['text-sigmoid', 'text-sigmoid-normalized', 'backcopy-sigmoid']
+  choose = lambda *names: run_sweep(parse(Options, [
+      f'--config={CONFIGS}/quickstart.py', '--list', '--set=attention.similarity=Exp()',
+      f'--only={",".join(names)}'], ''))
+  assert choose('text-softmax', 'backcopy-softmax') == 0
+  assert capsys.readouterr().out.split() == ['text-softmax', 'backcopy-softmax']
+  with pytest.raises(ValueError, match='trial text-sigmoid: Exp.* overflows'):
+    choose('text-softmax', 'text-sigmoid')
 
 
 def test_settings_are_read_from_the_command_line():

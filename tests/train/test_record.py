@@ -154,7 +154,11 @@ def test_reports_and_sweeps_show_from_where_a_record_is_whole(workdir):
   runs_files.write_outcome(workdir, 'done', step=8)
   assert read_run(workdir, 'a').metrics_note == ''
   (workdir / 'metrics.jsonl').write_bytes(b''.join(CHANGES['doubled'](lines(workdir))))
-  assert 'does not fit its digest of step 8' in read_run(workdir, 'a').metrics_note
+  changed = read_run(workdir, 'a')
+  assert 'does not fit its digest of step 8' in changed.metrics_note
+  # It is compared with a note, and is of no mean.
+  assert (changed.status, changed.trusted().status) == ('done', 'unreadable')
+  assert changed.trusted().error == changed.metrics_note
   assert 'set aside' not in runs_files.settle_finished(workdir, 8)
   assert runs_files.settle_finished(workdir, 8) == ''  # once
   assert runs_files.read_status(workdir)['record_whole_from'] == 8
