@@ -72,8 +72,9 @@ def run_sweep(options: Options) -> int:
     if is_local(root) and not root.is_dir():
       raise ValueError(f'--workdir={options.workdir}: there is no such folder.')
     print(as_markdown(read_states(trials, root), f'Sweep in {options.workdir}'), end='')
-    if others := other_trials(trials, root):
-      print(f'\nNot among these trials, and in the folder: {", ".join(others)}')
+    if others := list(other_trials(trials, root)):
+      more = f' and {len(others) - 10} more' if len(others) > 10 else ''
+      print(f'\nNot among these trials, and in the folder: {", ".join(others[:10])}{more}')
   else:
     statuses = _trained(trials, table, options, budget)
     return 1 if statuses - set(FINAL_STATUSES) else 0  # diverging is a result
