@@ -187,7 +187,8 @@ class Collector:
 
 
 def _trials(options):
-  from sink_jax.sweep.trials import load_trials, parse_settings
+  from sink_jax.sweep.config_keys import parse_settings
+  from sink_jax.sweep.trials import load_trials
 
   return load_trials(_config(), settings=parse_settings(options.set))
 
