@@ -131,7 +131,9 @@ def write(*verdicts):
            "length": 9, "out": 0.1} for v in verdicts]
   result = {"command": "correctness", "machine": machine, "options": {}, "rows": rows,
             "columns": [], "notes": ["n", "1 of 1"], "not_run": 1, "complete": True}
-  open(sys.argv[1], "w").write(json.dumps(result))
+  with open(sys.argv[1] + ".partial", "w") as file:  # as the parts do: a reader sees all or nothing
+    file.write(json.dumps(result))
+  os.replace(file.name, sys.argv[1])
 '''
 
 
