@@ -170,7 +170,7 @@ class Build(CommandOptions):
   bos: bool = False  # put BOS before each document.
   eos: bool = True  # put EOS after each document.
   valid_fraction: float = 0.05  # share of the documents held out.
-  #: a folder or gs://bucket/folder, to which the finished cache is copied; by default
+  #: the folder of caches, or gs://bucket/folder, to which a finished one is copied; by default
   #: $SINK_JAX_CACHE, else ~/.cache/sink_jax.
   cache_dir: str = ''
   workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
