@@ -85,8 +85,8 @@ def get_config(name: str = '') -> ConfigDict:
   # none where that fits a device and leaves no loop over the blocks, or on a CPU; else the first
   # of the others that fits, or blocks.
   config.model.remat = config_dict.placeholder(str)
-  # Blocks that are compiled one after another, where nothing is recomputed; empty: all of at most 24
-  # on a GPU or TPU, else 1.
+  # Blocks that are compiled one after another, where nothing is recomputed; empty: all of at most
+  # 24 on a GPU or TPU, else 1.
   config.model.unroll = config_dict.placeholder(int)
 
   # One variant of attention. docs/attention.md has a table of all values of every component, and

@@ -23,7 +23,8 @@ stop: asks that trainer to save and end, and waits for it. emergence resumes it.
 
 Each call leaves report.json and report.md in its --out. Those of emergence and stop also leave
 a picture if there are curves, the end of the log, and runs.tar.gz with metrics.jsonl,
-config.json, status.json and data.json of every run. Each is replaced as a whole: after each trial and once a minute, or after a row of a check.
+config.json, status.json and data.json of every run. Each is replaced as a whole: after each
+trial and once a minute, or after a row of a check.
 
   --out=DIR          results/gpu_hour/COMMAND in the repository, unless given
   --work=DIR         what has to stay from call to call: text, checkpoints, compiled programs,

@@ -13,9 +13,9 @@ Runs python -m sink_jax.JOB ARGUMENTS, such as
   bash launch/local.sh --processes=2 --devices=4 -- train --config=configs/base.py --workdir=runs/a
 
 or, without --, the job of launch/settings.sh, in the repository, with its PROCESSES, DEVICES and
-RESTARTS. SIGTERM, SIGINT and SIGHUP
-reach every process as SIGTERM: it saves; under nohup SIGHUP stays ignored. A third Ctrl-C ends
-them at once, and so does the end of this script, should it be killed.
+RESTARTS. SIGTERM, SIGINT and SIGHUP reach every process as SIGTERM: it saves; under nohup SIGHUP
+stays ignored. A third Ctrl-C ends them at once, and so does the end of this script, should it be
+killed.
 
   --processes=N  processes that are one job, found by a port of 127.0.0.1 (1). The GPUs that
                  are there, or those of CUDA_VISIBLE_DEVICES, are divided between them

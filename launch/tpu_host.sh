@@ -54,11 +54,12 @@ stop() {
 }
 
 case ${1:-} in
-  setup | stop) (($# == 2)) || wrong_usage "$1 takes one argument" ;;
-esac
-case ${1:-} in
   -h | --help) usage ;;
-  setup | run | stop) "$@" ;;
+  setup | stop)
+    (($# == 2)) || wrong_usage "$1 takes one argument"
+    "$@"
+    ;;
+  run) "$@" ;;
   logs) exec tail -n 100 -F "$folder/log" ;;
   *) wrong_usage 'one of: setup, run, logs, stop' ;;
 esac

@@ -126,6 +126,7 @@ def hellaswag_accuracy(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
 
 
 def _harness(file: str) -> ModuleType:
+  """The module lm_eval, after a look for the file of questions, if there is one to be."""
   lm_eval = imported()
   if file and not Path(file).expanduser().is_file():
     raise ValueError(f'--hellaswag={file}: no such file.')

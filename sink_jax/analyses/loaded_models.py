@@ -42,9 +42,9 @@ class LoadedModel:
   @classmethod
   def of_checkpoint(cls, path_or_name: str, dtype: str = 'float32', fsdp: int = 1) -> LoadedModel:
     """Loads a published model, its parameters split over `fsdp` devices; see `load_pretrained`."""
-    # -1: the data axis takes the other factor of the number of devices.
     if (devices := jax.device_count()) % fsdp:
       raise ValueError(f'--fsdp={fsdp} does not divide the {devices} devices of this machine.')
+    # -1: the data axis takes the other factor of the number of devices.
     mesh = make_mesh(-1, fsdp) if fsdp > 1 else None
     model = cls.of_run(load_pretrained(path_or_name, dtype=dtype, mesh=mesh))
     return dataclasses.replace(model, loaded_by=('dtype', 'fsdp'))

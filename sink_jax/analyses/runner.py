@@ -191,7 +191,7 @@ def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
 
 
 def _tails(places: Sequence[str]) -> list[str | None]:
-  """Of each path as many of its last parts as tell it from the others; None where one does."""
+  """The last parts of each path, as many as tell it from the others; None where one does."""
   tails: list[str | None] = [None] * len(places)
   parts = [Path(place).parts for place in places]
   for i, mine in enumerate(parts):
@@ -203,6 +203,7 @@ def _tails(places: Sequence[str]) -> list[str | None]:
 
 
 def _called(model: LoadedModel, name: str | None) -> LoadedModel:
+  """The model under another name; None: under its own."""
   return model if name is None else dataclasses.replace(
       model, run=dataclasses.replace(model.run, name=name))
 

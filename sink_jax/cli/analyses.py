@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from sink_jax.analyses import registry, runner
+from sink_jax.analyses.interface import Result
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.runner import Failure
 from sink_jax.cli.command import say
@@ -57,11 +58,14 @@ def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[
   folder = made_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   there = numbers.exists()
-  # After every model: hours of work are not lost where a later model ends the process.
-  # Failures alone take the place of nothing that was found before.
-  write = lambda results, failures: write_found(numbers, {
-      'analysis': analysis.name, 'figure': analysis.figure, 'results': results,
-      'failed': failures}) if results or not there else None
+
+  def write(results: list[Result], failures: list[Failure]) -> None:
+    if results or not there:  # failures alone take the place of nothing that was found before
+      write_found(numbers, {'analysis': analysis.name, 'figure': analysis.figure,
+                            'results': results, 'failed': failures})
+
+  # The file is written after every model: hours of work are not lost where a later one ends the
+  # process.
   if analysis.check_all and not has_models:
     results, failures = analysis.check_all(chosen.length, chosen.epsilon), []
     write(results, failures)

@@ -58,7 +58,8 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
 
 
 def memory_is_full(error: BaseException) -> bool:
-  """Whether jax says so of a device, in a message that lists all of it; of a CPU as INTERNAL."""
+  """Whether it is the error by which jax says that the memory of a device is full."""
+  # Its message lists all of the memory, and begins with INTERNAL where the device is a CPU.
   return isinstance(error, RuntimeError) and (
       'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
 
@@ -130,7 +131,7 @@ def read_config(options: ConfigOptions) -> dict[str, Any]:
     raise ValueError(f'--config={path}: {reason.removeprefix("ValueError: ")}') from None
   except ValueError as error:
     raise ValueError(f'--config={path}: {error}') from None
-  except (Exception, SystemExit) as error:  # a config file is somebody's program: anything can be wrong with it
+  except (Exception, SystemExit) as error:  # a config file is a program: anything can be wrong
     raise ValueError(f'--config={path}: {type(error).__name__}: {error}') from None
   if not isinstance(value, ConfigDict):
     raise ValueError(f'--config={path}: get_config() returns no ConfigDict of ml_collections.')

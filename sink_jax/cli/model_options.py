@@ -124,9 +124,10 @@ class Analyses(analyses.Options, CommandOptions):
 
       python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-  It writes NAME.json and NAME.png, in the place of those of an earlier call. Of several models one that fails does not stop the others:
-  NAME.json lists it as 'failed', and the exit code is 1. `python -m sink_jax analyses --list` names
-  all analyses, with the defaults that are not those below.
+  It writes NAME.json and NAME.png, and replaces those of an earlier call. Of several models one
+  that fails does not stop the others: NAME.json lists it as 'failed', and the exit code is 1.
+  `python -m sink_jax analyses --list` names all analyses, with the defaults that are not those
+  below.
   """
 
   name: tyro.conf.Positional[str] = ''  # of the analysis.

@@ -210,7 +210,7 @@ def _spelled(words: Sequence[str], known: Mapping[str, _Option],
     else:
       name, taken = _taken(option[1], option[2], left, known)
       if known[name].is_list and name in given:
-        raise ValueError(f'--{name} is given twice: write one, with commas.')
+        raise ValueError(f'--{name} is given twice: write all values after one, with commas.')
       # The last counts, except of an option that is meant to be repeated.
       given[name] = [*given.get(name, ()), *taken] if known[name].is_repeated else taken
   for name, option in known.items():
@@ -250,7 +250,7 @@ def _taken(text: str, value: str | None, left: list[str],
       taken.append(left.pop(0))
   parts = [part.strip() for text in taken for part in text.split(',') if text]
   if not all(parts):
-    raise ValueError(f'--{name}={",".join(taken)}: nothing stands before or after a comma.')
+    raise ValueError(f'--{name}={",".join(taken)}: a value is missing beside a comma.')
   return name, parts
 
 

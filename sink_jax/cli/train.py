@@ -54,5 +54,5 @@ def training_ends(workdir: str | None) -> Iterator[None]:
          'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
   except Exception as error:
     fail(f'error: {str(error)[:500]}. Where the memory of the device is full, these help: a '
-         'smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several devices.'
-         if memory_is_full(error) else traceback.format_exc(), alone=True)
+         'smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several '
+         'devices.' if memory_is_full(error) else traceback.format_exc(), alone=True)

@@ -49,7 +49,7 @@ def overall(tasks: Sequence[Task]) -> str:
       cost = ' (with a higher loss)' if worse else ''
       found.append(f'{name} on {len(lessened)} of {len(judged)}{cost}')
   if not any_judged:
-    return 'Of no variant it could be judged yet whether it lessens the sink on the first token.'
+    return 'No variant could be judged yet on whether it lessens the sink on the first token.'
   if not found:
     return 'No variant was found to lessen the sink on the first token.'
   return ('The sink on the first token is removed, moved to an extra key or reduced, of the tasks '

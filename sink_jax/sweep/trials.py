@@ -34,7 +34,7 @@ class Trial:
     reason: why there is no config; '' where there is one.
     overridden: keys of the settings that the table of trials sets for this trial, so that with
       the settings it would not be the trial of that name.
-    problem: why it has no config with these settings; '' where it has one, or none without them.
+    problem: why the settings leave it without a config; '' where they do not.
     rules: what its budget changes, in words, where the config file has rules of its own; () where
       those of `paper.budgets` hold.
   """
@@ -59,8 +59,8 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     options: what get_config takes, such as {'budget': 'smoke', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
     settings: dotted config keys and values as text, the same for all. What changes the
-      computation becomes a part of the label's budget: 'smoke with steps=50'. A trial that cannot
-      be built with them is told in its `problem`.
+      computation becomes a part of the label's budget: 'smoke with steps=50'. Where a trial cannot
+      be built with them, its `problem` says why.
 
   Returns:
     {name: trial}.
@@ -106,9 +106,9 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     # they differ, it would make this trial another one under its name.
     overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
     trials |= _for_seeds(Trial(name, config, config['label'], '', overridden, rules=rules), seeds)
-  if problems := [trial.problem for trial in trials.values()]:
-    if all(problems):
-      raise ValueError(problems[0])
+  problems = [trial.problem for trial in trials.values()]
+  if problems and all(problems):
+    raise ValueError(problems[0])
   return trials
 
 

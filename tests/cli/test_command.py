@@ -111,6 +111,10 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   cases = {
       'train': [
           (['--config=', '--workdir=a'], '--config= is empty'),
+          ([f'{quick}:text-softmax', '--workdir=a', '--config.steps=2', '--config.steps=3'],
+           'the config key steps is set twice'),
+          ([f'{quick}:text-softmax', '--workdir=a', '--config.optimizer.schedule=constant',
+            '--config.optimizer.final_fraction=0.5'], 'optimizer.final_fraction has no effect'),
           ([f'{quick}:text-softmax', '--workdir=a', '--config.init.source=a',
             '--config.model.size=1b'], 'model.size has no effect beside init.source')],
       'data.build': [
@@ -124,7 +128,8 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
       'analyses': [
           (['lengths', '--workdir=runs,./runs/', '--out=runs/x'], './runs/ is named twice'),
           (['--list', '--checkpoint=a'], '--checkpoint is not used: --list'),
-          (['hellaswag', '--checkpoint=a', '--out=runs/a', '--hellaswag=no.jsonl'], '.*(no such file|-harness is needed)'),
+          (['hellaswag', '--checkpoint=a', '--out=runs/a', '--hellaswag=no.jsonl'],
+           '.*(no such file|-harness is needed)'),
           (['lengths', '--checkpoint=a', '--out=runs/a', '--fsdp=3'], '--fsdp=3 does not divide')],
       'plan': [
           ([*table, '--config.steps=3'], '--config is for the plan of one run'),
@@ -234,6 +239,7 @@ def test_scores_without_the_harness_end_in_one_line_before_jax():
     (KeyboardInterrupt(), 42, 'Stopped and saved'), (Unsaved(), 130, 'a third Ctrl-C'),
     (Diverged(2, 1.0), 1, 'error: Step 2 diverged'), (ValueError('a key'), 1, 'error: a key'),
     (CheckpointError('damaged'), 1, 'error: damaged'),
+    (RuntimeError('INTERNAL: Out of memory allocating'), 1, 'these help: a smaller batch_size'),
     (OSError('disk full'), 1, 'error: disk full. Checkpoints that were complete are kept in runs/a;'),
     (KeyError('a defect'), 1, 'Traceback')], ids=lambda value: type(value).__name__)
 def test_every_way_in_which_training_ends_has_its_exit_code(error, code, words, monkeypatch, capsys):

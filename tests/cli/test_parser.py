@@ -86,6 +86,12 @@ def test_every_spelling_of_an_option(line, values):
   assert found.given == names | {'out'}
 
 
+def test_a_home_is_found_in_every_value_but_a_prompt(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/me')
+  found = read('--out=~/a --only=b,~/c --as=~d')
+  assert (found.out, found.only, found.target) == ('/home/me/a', ('b', '/home/me/c'), '~d')
+
+
 def test_lists_may_be_words_where_nothing_else_may():
   shapes = ((1, 2, 3, 4), (5, 6, 7, 8))
   for line in ('--length 16 32 --shape 1,2,3,4 5,6,7,8 --sweep',
@@ -116,9 +122,9 @@ def test_words_of_a_config_are_cut_out():
     ('--out=a --tokens=8', '--tokens=8: write 2 numbers with commas between them.', Options),
     ('--shape=1,2,3', '--shape=1,2,3: write 4 numbers with commas between them.', Lists),
     ('--out', '--out is missing its value: write --out=VALUE.', Options),
-    ('--out=a --only=a --only=b', '--only is given twice: write one, with commas.', Options),
-    ('--out=a --only=a,,b', '--only=a,,b: nothing stands before or after a comma.', Options),
-    ('--out=a --only=a,', '--only=a,: nothing stands before or after a comma.', Options),
+    ('--out=a --only=a --only=b', '--only is given twice: write all values after one, with commas.', Options),
+    ('--out=a --only=a,,b', '--only=a,,b: a value is missing beside a comma.', Options),
+    ('--out=a --only=a,', '--only=a,: a value is missing beside a comma.', Options),
     ('--out --maps', '--out is missing its value: write --out=VALUE.', Options),
     *[(f'--out=a --{name}=', f'--{name}= is empty: write a value, or leave the option out.', Options)
       for name in ('out', 'as', 'layers', 'tokens', 'rate')],

@@ -1,5 +1,6 @@
 """Datasets of TFDS, prepared without TensorFlow."""
 
+import pathlib
 import sys
 
 import numpy as np
@@ -33,6 +34,11 @@ def test_own_documents_become_a_dataset_and_its_tokens(corpus, tmp_path, capsys)
   assert Bytes().resolve(None, 0, None).decode(stream).startswith('prose 0 ')
   with pytest.raises(ValueError, match=r'was made of TextFolder.*another --name'):
     prepare('mine', folder, TextFolder(path=corpus.path, pattern='**/1*.txt'))
+  # The same source with another text is another dataset.
+  file = next(pathlib.Path(corpus.path).rglob('*.txt'))
+  file.write_text(file.read_text() + 'more')
+  with pytest.raises(ValueError, match='was made of TextFolder.*, fingerprint .*remove that folder'):
+    prepare('mine', folder, corpus)
   assert 'tensorflow' not in sys.modules
 
 

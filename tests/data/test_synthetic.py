@@ -161,7 +161,7 @@ def test_errors():
     open_data(DataConfig(source=BigramBackcopy(), context=32))
   with pytest.raises(ValueError, match='max_tokens is for document corpora'):
     open_data(DataConfig(source=BigramBackcopy(), context=64, max_tokens=100))
-  for option in (dict(bos=True), dict(tokenizer=TrainedBpe())):
+  for option in (dict(bos=True), dict(tokenizer=TrainedBpe()), dict(valid_fraction=0.3)):
     with pytest.raises(ValueError, match=f'{next(iter(option))} is for document corpora'):
       open_data(DataConfig(source=BigramBackcopy(), context=64, **option))
   with pytest.raises(ValueError, match='between 1 and 16'):

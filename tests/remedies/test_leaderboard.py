@@ -163,7 +163,7 @@ def test_runs_that_are_not_alike_are_not_paired(tmp_path):
   _, rows = overview.verdicts([task(tmp_path)])
   assert len(rows) == 5 and {cell for row in rows for cell in row[1:]} == {'-'}
   text = make_report(tmp_path / 'out', tmp_path, kind='leaderboard')
-  assert text.startswith('Of no variant it could be judged yet') and '5 of 35 variants' in text
+  assert text.startswith('No variant could be judged yet') and '5 of 35 variants' in text
   assert 'changed by none (5 not judged)' in text
   assert 'steps 1000 instead of' in (tmp_path / 'out/report.md').read_text()
 

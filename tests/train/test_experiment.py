@@ -63,6 +63,12 @@ def test_numbers_of_the_optimizer_are_finite(name, words):
     from_dict(runs.config(**{f'optimizer__{name}': float('inf')}))
 
 
+def test_a_schedule_ends_at_most_at_its_learning_rate():
+  with pytest.raises(ValueError, match='final_fraction must be at most 1.*not 7'):
+    from_dict(runs.config(optimizer__final_fraction=7.0))
+  assert from_dict(runs.config(optimizer__final_fraction=1.0)).optimizer.final_fraction == 1
+
+
 @pytest.mark.parametrize('older, rule', [
     (dict(name='adamw', beta1=0.8, beta2=0.99, eps=1e-6), AdamW(b1=0.8, b2=0.99, eps=1e-6)),
     (dict(name='sgd', beta1=0.9, beta2=0.95, eps=1e-8), Sgd())])
