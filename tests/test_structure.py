@@ -111,7 +111,7 @@ def test_every_room_says_what_lives_there():
 @pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_are_short_and_say_what_they_are(path):
   text = path.read_text()
-  assert len(text.splitlines()) <= (8 if is_alias(path) else 350)
+  assert len(text.splitlines()) <= (8 if is_alias(path) else 500)
   assert ast.get_docstring(ast.parse(text))
   assert path.stem not in ('utils', 'helpers', 'misc', 'common')
   assert not {n.func.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)

@@ -94,21 +94,30 @@ class TextTokenizer:
       prefix = [bos_id]
     elif added is False:
       prefix = [i for i in prefix if i != bos_id]
-
-    def encode(text: str) -> list[int]:
-      with panics_refused(f'{file} cannot encode this text'):
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(ids: list[int]) -> str:
-      with panics_refused(f'{file} cannot decode these ids'):
-        return tokenizer.decode(ids, skip_special_tokens=False)
-
     # An export of a run names no bos_token where the run's first token is an ordinary one.
     ordinary = (bos_id is not None and _content(settings.get('bos_token')) is None
                 and not _is_special(tokenizer, bos_id))
-    return cls(encode, decode, vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
+    return cls(*_functions(file, tokenizer), vocab_size=vocab_size, bos_id=bos_id, prefix=prefix,
                name=str(file), bos_in_texts=ordinary,
                eos_ids=_eos_ids(folder, tokenizer, settings))
+
+  @classmethod
+  def from_gguf(cls, path: str | os.PathLike, limit: int | None = None) -> TextTokenizer:
+    """Reads the tokenizer of a GGUF file; see `from_folder` for `limit`.
+
+    Raises:
+      ValueError: the file is damaged, or its metadata define no tokenizer that is supported.
+    """
+    from sink_jax.data.gguf_tokenizer import gguf_tokenizer  # folders need no GGUF
+    from sink_jax.io.gguf import GgufFile
+    made, file = gguf_tokenizer(GgufFile(path)), Path(path)
+    prefix = [made.bos_id] if made.add_bos and made.bos_id is not None else []
+    tokenizer = made.tokenizer
+    if limit is not None and max(tokenizer.get_vocab().values()) >= limit:
+      tokenizer = _cut(file, tokenizer, prefix, limit)
+    tokenizer.encode_special_tokens = True
+    return cls(*_functions(file, tokenizer), vocab_size=max(tokenizer.get_vocab().values()) + 1,
+               bos_id=made.bos_id, prefix=prefix, name=str(file), eos_ids=made.eos_ids)
 
   @classmethod
   def from_encoder(cls, encoder: Encoder, bos: bool = False,
@@ -179,6 +188,20 @@ class TextTokenizer:
     if self.vocab_size > vocab_size:
       raise ValueError(f'{self.name} has ids up to {self.vocab_size - 1}, but the model only has '
                        f'{vocab_size} tokens: use the tokenizer that belongs to the model.')
+
+
+def _functions(file: Path, tokenizer: tokenizers.Tokenizer,
+               ) -> tuple[Callable[[str], Ids], Callable[[list[int]], str]]:
+  """Text to ids and back, with the name of the file in errors."""
+  def encode(text: str) -> list[int]:
+    with panics_refused(f'{file} cannot encode this text'):
+      return tokenizer.encode(text, add_special_tokens=False).ids
+
+  def decode(ids: list[int]) -> str:
+    with panics_refused(f'{file} cannot decode these ids'):
+      return tokenizer.decode(ids, skip_special_tokens=False)
+
+  return encode, decode
 
 
 def _read(folder: Path, settings: dict[str, Any]) -> tuple[Path, tokenizers.Tokenizer]:

@@ -189,7 +189,7 @@ class Bytes(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace(Tokenizer):
-  """Any `tokenizer.json`, or the folder that holds it.
+  """Any `tokenizer.json`, the folder that holds it, or the GGUF file of a model.
 
   `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
   """
@@ -223,6 +223,10 @@ class HuggingFace(Tokenizer):
 
   def _read(self) -> str:
     file = self._file()
+    if file.suffix == '.gguf':
+      from sink_jax.data.gguf_tokenizer import gguf_tokenizer  # others need no GGUF
+      from sink_jax.io.gguf import GgufFile
+      return gguf_tokenizer(GgufFile(file)).tokenizer.to_str()
     try:
       return read_text_limited(file)
     except FileNotFoundError:

@@ -17,13 +17,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sink_jax.io.files import read_text_limited
+from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.train.run_dir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -39,6 +40,30 @@ class TensorHeader:
   dtype: str
 
 
+class Weights(Protocol):
+  """What a `Checkpoint` and a `GgufCheckpoint` have in common.
+
+  path: the folder or file that names the model. folder: that of the files. files: all that decide
+  what the model computes. source: where `config` stands, for messages. quantization: how the
+  weights were quantised before, as 'Q4_1', or ''.
+  """
+  path: Path
+  folder: Path
+  files: list[Path]
+  config: dict[str, Any]
+  source: str
+  quantization: str
+  entries: dict[str, TensorHeader]
+
+  def table(self, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """A family's table with the names that this checkpoint has for the tensors."""
+    ...
+
+  def read(self, name: str) -> np.ndarray:
+    """One tensor, in memory of its own, as transformers lays it out."""
+    ...
+
+
 class Checkpoint:
   """A checkpoint folder, with the headers of its files read and no tensor.
 
@@ -49,8 +74,10 @@ class Checkpoint:
     ValueError: config.json or weights are missing or damaged; names the file and the remedy.
   """
 
+  source, quantization = 'config.json', ''
+
   def __init__(self, folder: str | os.PathLike):
-    self.folder = Path(folder)
+    self.path = self.folder = Path(folder)
     self.config = read_object(self.folder / 'config.json', 'The folder of a published model has '
                               'one: choose that folder, or download the model again.')
     self.entries: dict[str, TensorHeader] = {}
@@ -66,6 +93,11 @@ class Checkpoint:
       if name not in self.entries or self.entries[name].file != file:
         raise ValueError(f'{self.folder / INDEX} names the tensor {name}, which is not in {file}: '
                          'download both files again.')
+    self.files = [self.folder / file for file in (
+        'config.json', *sorted({entry.file for entry in self.entries.values()}))]
+
+  def table(self, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return tensors
 
   def read(self, name: str) -> np.ndarray:
     """One tensor, in memory of its own.

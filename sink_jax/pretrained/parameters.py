@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from sink_jax.models.finite import all_finite
-from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.files import Weights
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, held
 from sink_jax.train.sharding import state_shardings
 
@@ -27,7 +27,7 @@ DTYPES = ('float32', 'bfloat16')
 Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves
 
 
-def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], shapes: Params, *,
+def load_parameters(checkpoint: Weights, tensors: dict[str, StoredTensor], shapes: Params, *,
                     prefix: str = '', ignored: Sequence[str] = (), dtype: str = 'float32',
                     mesh: Mesh | None = None) -> Params:
   """The parameter tree, of the dtype, on one device or laid out over a mesh.
@@ -81,7 +81,7 @@ def load_parameters(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], sh
   return jax.tree.unflatten(treedef, leaves.values())
 
 
-def match(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], prefix: str,
+def match(checkpoint: Weights, tensors: dict[str, StoredTensor], prefix: str,
           ignored: Sequence[str]) -> dict[str, str]:
   """Name in the files -> full name, for every tensor of the checkpoint that is of use.
 
@@ -102,8 +102,9 @@ def match(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], prefix: str,
                        f'prefix {prefix!r}.')
     wanted, where = tensors[full], f'{checkpoint.folder / entry.file}: the tensor {name}'
     if entry.shape != tuple(wanted.shape):
-      raise ValueError(f'{where} has the shape {entry.shape}, but config.json makes it '
-                       f'{tuple(wanted.shape)}: the two files do not belong together.')
+      raise ValueError(f'{where} has the shape {entry.shape}, but '
+                       f'{checkpoint.source} makes it {tuple(wanted.shape)}: the two do not belong '
+                       'together.')
     allowed = ('U8',) if wanted.quantized else _FLOATS
     if entry.dtype not in allowed:
       raise ValueError(f'{where} is stored as {entry.dtype}, not as {" or ".join(allowed)}.')
@@ -118,11 +119,11 @@ def match(checkpoint: Checkpoint, tensors: dict[str, StoredTensor], prefix: str,
       raise ValueError(
           f'{checkpoint.folder} {what} {count} that '
           f'{"a model of this kind has" if what == "lacks" else "no model of this kind has"}: '
-          f'{", ".join(list_[:5])}{more}. Is config.json that of another model?')
+          f'{", ".join(list_[:5])}{more}. Is {checkpoint.source} that of another model?')
   return names
 
 
-def _check_copy(checkpoint: Checkpoint, name: str, original: str) -> None:
+def _check_copy(checkpoint: Weights, name: str, original: str) -> None:
   """Raises a ValueError unless a tensor that config.json calls tied equals the original."""
   copy, first = checkpoint.read(name), checkpoint.read(original)
   if not np.array_equal(copy, first):
@@ -134,7 +135,7 @@ def _check_copy(checkpoint: Checkpoint, name: str, original: str) -> None:
                      'model was trained untied.')
 
 
-def _not_finite(checkpoint: Checkpoint, name: str, read_with: Sequence[str],
+def _not_finite(checkpoint: Weights, name: str, read_with: Sequence[str],
                 x: np.ndarray) -> ValueError:
   """The error for a tensor, with those read together with it, that holds no numbers."""
   where = f'{checkpoint.folder / checkpoint.entries[name].file}: the tensor {name}'

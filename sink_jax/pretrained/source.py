@@ -15,11 +15,12 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.files import Weights
 from sink_jax.pretrained.load import (
   open_published,
   published_model,
   published_parameters,
+  published_tokenizer,
   run_encoder,
   saved_model,
 )
@@ -83,14 +84,13 @@ def _encoder(workdir: AnyPath, experiment: Experiment) -> Encoder | None:
     return None
 
 
-def _text_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
+def _text_tokenizer(checkpoint: Weights) -> TextTokenizer | None:
   try:
-    return TextTokenizer.from_folder(checkpoint.folder, published_model(checkpoint).vocab_size)
+    return published_tokenizer(checkpoint.path, published_model(checkpoint).vocab_size)
   except ValueError:  # none, or one of a kind that cannot be read: the data have their own
     return None
 
 
-def _published_digest(checkpoint: Checkpoint) -> str:
-  files = ['config.json', *sorted({entry.file for entry in checkpoint.entries.values()})]
-  return sha256_of_digests(dict(zip(files, sha256_of_files(
-      checkpoint.folder / file for file in files))))
+def _published_digest(checkpoint: Weights) -> str:
+  return sha256_of_digests(dict(zip((file.name for file in checkpoint.files),
+                                    sha256_of_files(checkpoint.files))))

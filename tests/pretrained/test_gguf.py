@@ -1,0 +1,292 @@
+"""GGUF files: every type of tensor, both architectures, tokenizers, names, and damaged files."""
+
+import heapq
+import json
+
+import gguf
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+import sink_jax as sj
+from sink_jax.attention.position import Llama3Rope
+from sink_jax.data.gguf_tokenizer import gguf_tokenizer
+from sink_jax.io.gguf import TYPES, GgufFile
+from sink_jax.pretrained import hub, packaged
+from tests.pretrained import gguf_files, tiny
+
+TEXTS = ['The 1st of 1984 years: 12345.678!', 'a  b   c\n\n\t tabs  ', 'naïve café 中文 😀👩‍👧 ok',
+         "def f(x):\n    return x**2  # don't", '', ' ', '\n', 'aaaaaaaaaaaaaaaaaaaaa']
+
+
+@pytest.mark.parametrize('name', TYPES)
+def test_every_type_is_read_as_gguf_dequantises_it(tmp_path, name):
+  rng, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[name]
+  block, size = gguf.GGML_QUANT_SIZES[kind]
+  x = rng.standard_normal((3, 5, 2 * 256)).astype(np.float32)
+  if name.endswith('_K'):  # the package cannot quantise these: any bytes are numbers
+    data = rng.integers(0, 60, (3, 5, 512 // block * size), np.uint8)
+  else:
+    data = gguf.quants.quantize(x, kind)
+  arrays = {'before': np.ones(7, np.float32), 'x': data}
+  path = gguf_files.write(tmp_path / 'x.gguf', {'general.architecture': 'llama'}, arrays,
+                          {'x': name})
+  file = GgufFile(path)
+  assert file.tensors['x'].shape == x.shape and file.tensors['x'].type == name
+  found = file.read('x')
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, gguf.quants.dequantize(data, kind))
+  if not name.endswith('_K'):
+    assert np.abs(found - x).max() < 0.3  # 4 bits of numbers up to 4
+
+
+def trees_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_llama_equals_its_safetensors(tmp_path, tied):
+  hf = gguf_files.LLAMA | {'tie_word_embeddings': tied, 'attention_bias': True, 'mlp_bias': True}
+  arrays = tiny.write(tmp_path / 'hf', hf)
+  path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf),
+                          gguf_files.tensors(hf, arrays))
+  ours, theirs = sj.load_pretrained(path), sj.load_pretrained(tmp_path / 'hf')
+  assert ours.config.layers == 3 and ours.config.tied == tied
+  tokens = np.arange(10)[None] % 16
+  # The file stores eps and the base in float32.
+  np.testing.assert_allclose(ours.logits(tokens), theirs.logits(tokens), rtol=1e-5, atol=1e-6)
+  trees_equal(ours.params, theirs.params)
+  assert ours.name == 'x' and ours.bos == 'none'
+  np.testing.assert_array_equal(sj.tokenize(ours, 'abc 01')[0], [14, 15, 11, 12])
+
+
+def test_llama3_scaling_is_found_in_its_factors(tmp_path):
+  size, rope = 64, Llama3Rope(base=5e5, factor=32, low_frequency_factor=1, high_frequency_factor=4,
+                              original_length=8192)
+  hf = gguf_files.LLAMA | {'rope_theta': 5e5, 'hidden_size': 4 * size}
+  inverse = 5e5 ** (-np.arange(0, size, 2) / size)
+  wavelengths = 2 * np.pi / inverse
+  share = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+  factors = 1 / ((1 - share) / 32 + share)  # llama.cpp divides frequencies by them
+  arrays = gguf_files.tensors(hf, tiny.tensors(hf)) | {'rope_freqs.weight': factors.astype('f4')}
+  path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), arrays)
+  assert sj.load_pretrained(path).config.attention.position == rope
+  arrays['rope_freqs.weight'] = (factors ** 1.1).astype('f4')
+  with pytest.raises(ValueError, match='rope_freqs.weight'):
+    sj.load_pretrained(gguf_files.write(tmp_path / 'y.gguf', gguf_files.metadata(hf), arrays))
+
+
+def quantised(path, hf=gguf_files.LLAMA, values={}, **arrays):
+  whole = gguf_files.tensors(hf, tiny.tensors(hf)) | arrays
+  types = {name: 'Q4_0' for name, x in whole.items() if x.ndim == 2}
+  return gguf_files.write(path, gguf_files.metadata(hf) | values, whole, types)
+
+
+def test_names_say_that_weights_are_quantised(tmp_path):
+  hf = gguf_files.LLAMA | {'intermediate_size': 64}
+  assert sj.load_pretrained(quantised(tmp_path / 'x.gguf', hf)).name == 'x (Q4_0)'
+  mixture = quantised(tmp_path / 'y.gguf', hf, {'general.file_type': 15})
+  assert sj.load_pretrained(mixture).name == 'y (Q4_K_M)'
+  assert sj.load_pretrained(quantised(tmp_path / 'z.q4_0.gguf', hf)).name == 'z.q4_0'
+
+
+@pytest.mark.parametrize('pre, words', [
+    ('gpt-2', lambda p: [p.ByteLevel(add_prefix_space=False)]),
+    ('smollm', lambda p: [p.Digits(individual_digits=True), p.ByteLevel(add_prefix_space=False)])])
+def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
+  whole = tokenizers.Tokenizer(tokenizers.models.BPE())
+  whole.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(words(tokenizers.pre_tokenizers))
+  trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=400, special_tokens=['<s>', '</s>'], show_progress=False,
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  whole.train_from_iterator(TEXTS * 3, trainer)
+  model = json.loads(whole.to_str())['model']
+  tokens = sorted(model['vocab'], key=model['vocab'].get)
+  values = {'general.architecture': 'llama', 'tokenizer.ggml.model': 'gpt2',
+            'tokenizer.ggml.pre': pre, 'tokenizer.ggml.tokens': tokens,
+            'tokenizer.ggml.token_type': [3, 3] + [1] * (len(tokens) - 2),
+            'tokenizer.ggml.merges': [' '.join(merge) for merge in model['merges']],
+            'tokenizer.ggml.bos_token_id': 0, 'tokenizer.ggml.eos_token_id': 1,
+            'tokenizer.ggml.add_bos_token': True}
+  made = gguf_tokenizer(GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {})))
+  assert made.bos_id == 0 and made.add_bos and made.eos_ids == (1,)
+  for text in TEXTS:
+    ids = made.tokenizer.encode(text).ids
+    assert ids == whole.encode(text).ids
+    assert made.tokenizer.decode(ids) == text
+
+
+def by_score(text, tokens, scores, prefix):
+  """llama.cpp's rule for sentencepiece: the pair whose token has the highest score, leftmost first."""
+  ids = {token: i for i, token in enumerate(tokens)}
+  parts = list(('▁' * prefix + text).replace(' ', '▁')) if text else []
+  while True:
+    pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:]))
+             if a + b in ids]
+    if not pairs:
+      break
+    _, i = heapq.nsmallest(1, pairs)[0]
+    parts[i:i + 2] = [parts[i] + parts[i + 1]]
+  out = []
+  for part in parts:
+    out += [ids[part]] if part in ids else [ids[f'<0x{b:02X}>'] for b in part.encode()]
+  return out
+
+
+@pytest.mark.parametrize('prefix', [True, False])
+def test_sentencepiece_merges_by_score(tmp_path, prefix):
+  rng = np.random.default_rng(0)
+  words = sorted({text[i:i + n].replace(' ', '▁') for text in TEXTS[:4] for n in (2, 3, 4)
+                  for i in range(len(text) - n + 1)})
+  words = [word for word in words if not set(word) & set('中😀')]  # bytes stand for these two
+  letters = sorted(set(''.join(TEXTS).replace(' ', '▁')) - set('中😀'))
+  tokens = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *words, *letters]
+  types = [2, 3, 3, *[6] * 256, *[1] * (len(words) + len(letters))]
+  # Longer tokens are made of shorter ones, which came first in training.
+  scores = np.zeros(len(tokens))
+  scores[259:259 + len(words)] = [-len(word) * 1000 - rng.integers(1000) - i / len(words)
+                                  for i, word in enumerate(words)]
+  scores[259 + len(words):] = -1e4
+  values = {'general.architecture': 'llama', 'tokenizer.ggml.model': 'llama',
+            'tokenizer.ggml.tokens': tokens, 'tokenizer.ggml.token_type': types,
+            'tokenizer.ggml.scores': scores.astype('f4').tolist(),
+            'tokenizer.ggml.bos_token_id': 1, 'tokenizer.ggml.eos_token_id': 2,
+            'tokenizer.ggml.unknown_token_id': 0, 'tokenizer.ggml.add_space_prefix': prefix}
+  file = GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {}))
+  made = gguf_tokenizer(file)
+  assert made.add_bos  # unless the file says otherwise
+  for text in TEXTS:
+    ids = made.tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == by_score(text, tokens, file.metadata['tokenizer.ggml.scores'], prefix), text
+    assert made.tokenizer.decode(ids) == text
+
+
+def replaced(**values):
+  """The metadata with other values; None takes a key out."""
+  names = {key.replace('__', '.'): value for key, value in values.items()}
+  whole = gguf_files.metadata(gguf_files.LLAMA) | names
+  return {key: value for key, value in whole.items() if value is not None}
+
+
+@pytest.mark.parametrize('values, said', [
+    (replaced(llama__embedding_length=None), 'llama.embedding_length'),
+    (replaced(llama__attention__head_count=0), 'num_attention_heads'),
+    (replaced(llama__attention__head_count_kv=[2, 1, 2]), 'llama.attention.head_count_kv'),
+    (replaced(llama__expert_count=8), 'llama.expert_count'),
+    (replaced(llama__rope__scaling__type='yarn'), 'llama.rope.scaling.type'),
+    (replaced(llama__rope__dimension_count=4), 'llama.rope.dimension_count'),
+    (replaced(llama__attention__value_length=4), 'llama.attention.value_length'),
+    (replaced(split__count=2), 'split.count'),
+    (replaced(general__type='adapter'), 'general.type'),
+    (replaced(general__architecture='bert'), 'general.architecture')])
+def test_metadata_that_change_a_result_are_refused(tmp_path, values, said):
+  hf = gguf_files.LLAMA
+  path = gguf_files.write(tmp_path / 'x.gguf', values, gguf_files.tensors(hf, tiny.tensors(hf)))
+  with pytest.raises(ValueError, match=said) as error:
+    sj.load_pretrained(path)
+  assert str(path) in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('values, said', [
+    (dict(model='t5'), 'model'), (dict(model=None), 'model'), (dict(pre='qwen2'), 'pre'),
+    (dict(tokens=None), 'tokens'), (dict(tokens=['a', 'a']), 'tokens'),
+    (dict(token_type=[1]), 'token_type'), (dict(merges=None), 'merges'),
+    (dict(merges=['a q']), 'tokenizer'), (dict(bos_token_id=99), 'bos_token_id'),
+    (dict(precompiled_charsmap='x'), 'precompiled_charsmap')])
+def test_tokenizers_that_are_not_defined_are_refused(tmp_path, values, said):
+  values = {'general.architecture': 'llama', **gguf_files.TOKENIZER,
+            **{f'tokenizer.ggml.{key}': value for key, value in values.items()}}
+  values = {key: value for key, value in values.items() if value is not None}
+  path = gguf_files.write(tmp_path / 'x.gguf', values, {})
+  with pytest.raises(ValueError, match=said) as error:
+    gguf_tokenizer(GgufFile(path))
+  assert str(path) in str(error.value)
+
+
+def test_tensors_that_do_not_fit_are_refused(tmp_path):
+  hf = gguf_files.LLAMA
+  arrays = gguf_files.tensors(hf, tiny.tensors(hf))
+  for change, said in [({'blk.1.ffn_up.weight': None}, 'blk.1.ffn_up.weight'),
+                       ({'token_embd.weight': None}, 'token_embd.weight'),
+                       ({'blk.1.attn_q.weight': np.ones((4, 32), 'f4')}, 'blk.1.attn_q.weight'),
+                       ({'blk.9.other': np.ones(3, 'f4')}, 'blk.9.other'),
+                       ({'blk.0.attn_norm.weight': np.full(32, np.nan, 'f4')},
+                        'blk.0.attn_norm.weight')]:
+    whole = {name: x for name, x in (arrays | change).items() if x is not None}
+    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), whole)
+    with pytest.raises(ValueError, match=said) as error:
+      sj.load_pretrained(path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_damaged_files_are_refused_and_nothing_else_is_raised(tmp_path):
+  hf = gguf_files.LLAMA | {'intermediate_size': 64}
+  good = quantised(tmp_path / 'x.gguf', hf).read_bytes()
+  bad, rng = tmp_path / 'bad.gguf', np.random.default_rng(0)
+  numbers = GgufFile(tmp_path / 'x.gguf').tensors['token_embd.weight'].start
+  for end in [0, 3, 4, 10, *rng.integers(24, len(good), 30)]:
+    bad.write_bytes(good[:end])
+    with pytest.raises(ValueError, match='bad.gguf'):
+      sj.load_pretrained(bad)
+  refused = 0
+  for _ in range(300):
+    data = bytearray(good)
+    for i in rng.integers(0, min(numbers, 900), 2):
+      data[i] = rng.integers(256)
+    bad.write_bytes(data)
+    try:
+      hub_checkpoint = GgufFile(bad)
+      gguf_tokenizer(hub_checkpoint)
+    except ValueError as error:
+      refused += 1
+      assert 'bad.gguf' in str(error)
+  assert refused > 30
+  for text in (b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64, b'GGUF\0\0\0\x03' + b'\0' * 64):
+    bad.write_bytes(text)
+    with pytest.raises(ValueError, match='bad.gguf'):
+      GgufFile(bad)
+  with pytest.raises(ValueError, match='no_such.gguf'):
+    sj.load_pretrained(tmp_path / 'no_such.gguf')
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+  """Makes packages that have been installed, without any code."""
+  monkeypatch.syspath_prepend(str(tmp_path / 'site'))
+  monkeypatch.setenv('SINK_JAX_CACHE', str(tmp_path / 'cache'))
+
+  def install(package, file, content):
+    info = tmp_path / 'site' / f'{package.replace("-", "_")}-1.0.dist-info'
+    info.mkdir(parents=True)
+    (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n')
+    (info / 'RECORD').write_text(f'{info.name}/METADATA,,\n{package}/{file},,\n')
+    (tmp_path / 'site' / package).mkdir()
+    (tmp_path / 'site' / package / file).write_bytes(content)
+
+  return install
+
+
+def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
+  one = packaged.Packaged(('some-model',), 'owner/one')
+  two = packaged.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
+                          '2e99758548972a8e8822ad47fa1017ff72f06f3ff6a016851f45c398732bc50c')
+  monkeypatch.setattr(hub, 'PACKAGED', {'Model-One': one, 'Model-Two': two})
+  asked = []
+  monkeypatch.setattr(hub, '_downloaded', lambda name, revision: asked.append(name) or name)
+  assert hub.resolve('Model-One') == ('owner/one', 'Model-One')
+  install('some-model', 'weights.gguf', b'one')
+  install('part-1', 'two.gguf.part0', b'this is ')
+  assert hub.resolve('Model-Two') == ('owner/two', 'Model-Two') and len(asked) == 2
+  install('part-2', 'two.gguf.part1', b'a test')
+  path, name = hub.resolve('model-one')
+  assert path.read_bytes() == b'one' and name == 'Model-One'
+  path, name = hub.resolve('Model-Two')
+  assert path.read_bytes() == b'this is a test' and name == 'Model-Two'
+  assert hub.resolve('Model-Two@main') == ('owner/two', 'Model-Two@main')
+  path.unlink()
+  monkeypatch.setitem(hub.PACKAGED, 'Model-Two', packaged.Packaged(
+      two.packages, two.hub, two.file, '0' * 64))
+  with pytest.raises(ValueError, match='part-1'):
+    hub.resolve('Model-Two')
+  assert not path.exists()
