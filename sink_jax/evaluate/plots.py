@@ -142,6 +142,24 @@ def attention_maps(run: Run, tokens: ModelInputs, path: File) -> None:
   save(figure, path)
 
 
+def token_map(run: Run, tokens_T: ArrayLike, words: Sequence[str], path: File) -> None:
+  """Draws the head that attends most to the first token, on one text, with its tokens as ticks.
+
+  tokens_T: ids (T,), of which few can be read. words: what stands at each.
+  """
+  tokens_T = np.asarray(tokens_T)
+  maps = head_maps(run, tokens_T[None])
+  head = maps.head(strongest=True)
+  figure, axes = canvas(7.2, 6.4)
+  ax = axes[0, 0]
+  head_panel(figure, ax, maps, head, True, run.name or 'model')
+  places = range(1, len(tokens_T) + 1)
+  ax.set_xticks(places, labels=words, rotation=90)
+  ax.set_yticks(places, labels=words)
+  ax.tick_params(labelsize=_FONT - 2)
+  save(figure, path)
+
+
 def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[int],
                 name: str = '') -> None:
   """Draws the l2 norm of the first token over the mean of the others, by block (Figures 7 and 8).

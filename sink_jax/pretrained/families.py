@@ -8,6 +8,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import (
   falcon,
   gemma2,
+  gemma3,
   gpt2,
   gpt_neox,
   gpt_oss,
@@ -18,10 +19,12 @@ from sink_jax.pretrained import (
   mistral,
   mixtral,
   olmo2,
+  olmo3,
   opt,
   phi3,
   qwen2,
   qwen3,
+  smollm3,
 )
 from sink_jax.pretrained.stored_tensors import StoredTensor
 
@@ -58,8 +61,8 @@ class Family(Protocol):
 
 
 _MODULES: tuple[Family, ...] = (
-    falcon, gemma2, gpt2, gpt_neox, gpt_oss, granite, granite_swa, jamba, llama, mistral, mixtral,
-    olmo2, opt, phi3, qwen2, qwen3)
+    falcon, gemma2, gemma3, gpt2, gpt_neox, gpt_oss, granite, granite_swa, jamba, llama, mistral,
+    mixtral, olmo2, olmo3, opt, phi3, qwen2, qwen3, smollm3)
 FAMILIES: dict[str, Family] = {
     model_type: family for family in _MODULES for model_type in family.MODEL_TYPES}
 # Popular architectures that are not read: {model_type: (what sets it apart from the families above,
@@ -69,8 +72,6 @@ NOT_READ = {
     'cohere': ('it rotates pairs of neighbouring channels, and its norms have no bias', 'falcon'),
     'deepseek_v3': ('its keys and values are projected from a shared latent vector', 'mixtral'),
     'gemma': ('its sub-layers have one norm each, and its logits no cap', 'gemma2'),
-    'gemma3': ('it has QK-norm in place of caps, and windows with a rotary base of their own',
-               'gemma2'),
     'llama4': ('it attends within chunks, with a temperature by position', 'llama'),
     'mamba': ('it has no attention, so there are no sinks to look for', 'jamba'),
     'phi': ('its two parallel parts share a norm, and its unembedding has a bias', 'gpt_neox'),
@@ -96,7 +97,7 @@ def family_for(hf: dict[str, Any]) -> Family:
                      'programs. Load the run itself: load_run, or --workdir in place of '
                      '--checkpoint.')
   if not isinstance(name, str) or name not in FAMILIES:
-    # 'gemma3_text' is the language model of a 'gemma3' that sees images as well.
+    # 'llama4_text' is the language model of a 'llama4' that sees images as well.
     known = NOT_READ.get(name.removesuffix('_text')) if isinstance(name, str) else None
     reason = f': {known[0]}. The nearest that is: {known[1]}' if known else ''
     raise ValueError(f'config.json: model_type = {name!r} is not supported{reason}. Supported: '

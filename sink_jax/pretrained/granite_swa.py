@@ -11,10 +11,10 @@ from typing import Any
 from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.position import Nope, Position, Rope
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import granite, keys, llama, windows
 from sink_jax.pretrained.rope import rope
-from sink_jax.pretrained.stored_tensors import StoredTensor, block, shortest_period, vector
+from sink_jax.pretrained.stored_tensors import StoredTensor, block, vector
 
 MODEL_TYPES = ('granite_swa',)
 PREFIX = llama.PREFIX
@@ -31,11 +31,7 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
   # The family's default, for a config.json without layer_types.
   kinds = ['sliding_attention' if i % 4 else 'full_attention' for i in range(layers)]
   masks = windows.masks(hf, kinds, keys.optional_size(hf, 'sliding_window', 128))
-  masks *= layers // len(masks)
-  period = shortest_period(list(zip(masks, _positions(hf, layers), strict=True)))
-  mask, position = period[0]
-  pattern = tuple(Layer(mask=None if own == mask else own, position=None if at == position else at)
-                  for own, at in period)
+  mask, position, pattern = windows.patterned(layers, masks, _positions(hf, layers))
   spec = AttentionSpec(position=position, mask=mask, kv_bias=SinkLogit())
   hf = hf | {'tie_word_embeddings': keys.flag(hf, 'tie_word_embeddings', True)}
   granite.check_multipliers(hf)

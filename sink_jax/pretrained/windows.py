@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sink_jax.attention.mask import Causal, Mask, Window
+from sink_jax.attention.position import Position
 from sink_jax.models.config import Layer
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.keys import refused, size
+from sink_jax.pretrained.rope import rope
 from sink_jax.pretrained.stored_tensors import shortest_period
+
+PositionOf = Callable[[bool], Position]  # whether a layer has a window -> its positions
 
 
 def masks(hf: dict[str, Any], kinds: list[str], window: int | None) -> tuple[Mask, ...]:
@@ -78,3 +83,32 @@ def masks_of_qwen(hf: dict[str, Any]) -> tuple[Mask, ...]:
 def pattern(period: tuple[Mask, ...]) -> tuple[Layer, ...]:
   """The `ModelConfig.pattern` of a period of masks, the first of which is the attention's."""
   return (Layer(),) if len(period) == 1 else tuple(Layer(mask=mask) for mask in period)
+
+
+def patterned(layers: int, period: tuple[Mask, ...], positions: PositionOf | Sequence[Position],
+              ) -> tuple[Mask, Position, tuple[Layer, ...]]:
+  """Mask and position of the first layer, and the `ModelConfig.pattern` of one period of layers.
+
+  Args:
+    period: of masks.
+    positions: of every layer; or what gives them, by whether a layer has a window.
+  """
+  masks = period * (layers // len(period))
+  if callable(positions):
+    positions = [positions(isinstance(mask, Window)) for mask in masks]
+  both = shortest_period(list(zip(masks, positions, strict=True)))
+  mask, position = both[0]
+  return mask, position, tuple(Layer(mask=None if m == mask else m,
+                                     position=None if p == position else p) for m, p in both)
+
+
+def positions_by_kind(hf: dict[str, Any]) -> PositionOf:
+  """The positions that `rope_parameters` gives for each kind of layer."""
+  given = hf['rope_parameters']
+  kinds = ('full_attention', 'sliding_attention')
+  if not isinstance(given, dict) or not set(given) <= {*kinds} or not all(
+      isinstance(given.get(kind), dict) for kind in kinds):
+    raise refused('rope_parameters', given, f'it must hold an object for each of {", ".join(kinds)}')
+  full, sliding = (rope({**hf, 'rope_parameters': given[kind], 'rope_scaling': None,
+                         'rope_theta': None}) for kind in kinds)
+  return lambda slides: sliding if slides else full

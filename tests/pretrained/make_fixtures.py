@@ -100,6 +100,31 @@ def gemma2_as_published(config, tensors):
   return old_rope_keys(config, tensors)
 
 
+def gemma3_as_published(config, tensors):
+  """With the keys before transformers 5: one pattern, one base for each kind of layer."""
+  rope = config.pop('rope_parameters')
+  del config['layer_types']
+  full, sliding = rope['full_attention'], rope['sliding_attention']
+  config |= {'rope_theta': full.pop('rope_theta'), 'rope_scaling': full,
+             'rope_local_base_freq': sliding['rope_theta'], 'sliding_window_pattern': 2}
+  return config, tensors
+
+
+def gemma3_with_images(config, tensors):
+  """As the language model of a model that sees images, whose tensors stand beside its own."""
+  config, tensors = gemma3_as_published(config, tensors)
+  tensors = {f'language_model.{name}': x for name, x in tensors.items()}
+  tensors |= {'vision_tower.vision_model.embeddings.weight': torch.ones(3, 2),
+              'multi_modal_projector.mm_soft_emb_norm.weight': torch.ones(2)}
+  return {'model_type': 'gemma3', 'text_config': config}, tensors
+
+
+def olmo3_as_published(config, tensors):
+  """With the keys before transformers 5."""
+  del config['rope_parameters'], config['layer_types']
+  return config | {'rope_theta': 500000, 'rope_scaling': None}, tensors
+
+
 def gpt_oss_as_published(config, tensors):
   """With 4-bit weights of the experts; their bytes are those of the weights that were drawn."""
   config['quantization_config'] = {'quant_method': 'mxfp4', 'modules_to_not_convert': [
@@ -215,6 +240,33 @@ CASES = {
         num_key_value_heads=4, head_dim=8, attn_logit_softcapping=None,
         final_logit_softcapping=None, attention_bias=True, tie_word_embeddings=False,
         layer_types=['full_attention'] * 2), 'float32', unedited),
+    'gemma3': ('gemma3_text', LLAMA | dict(
+        num_hidden_layers=4, num_key_value_heads=2, head_dim=12, sliding_window=4,
+        query_pre_attn_scalar=6, sliding_window_pattern=2, rope_parameters=dict(
+            full_attention=dict(rope_type='linear', rope_theta=1000.0, factor=2.0),
+            sliding_attention=dict(rope_type='default', rope_theta=50.0))),
+               'bfloat16', gemma3_as_published),
+    'gemma3_new': ('gemma3_text', LLAMA | dict(
+        num_key_value_heads=4, head_dim=8, attention_bias=True, tie_word_embeddings=False,
+        sliding_window=4, final_logit_softcapping=4.0,
+        layer_types=['full_attention', 'sliding_attention']), 'float32', unedited),
+    'gemma3_images': ('gemma3_text', LLAMA | dict(
+        head_dim=8, num_key_value_heads=4, sliding_window=4, sliding_window_pattern=2),
+                      'bfloat16', gemma3_with_images),
+    'smollm3': ('smollm3', LLAMA | dict(
+        num_hidden_layers=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=4,
+        rope_parameters=dict(rope_type='default', rope_theta=100.0)), 'bfloat16', old_rope_keys),
+    'smollm3_listed': ('smollm3', LLAMA | dict(
+        num_hidden_layers=3, num_key_value_heads=1, no_rope_layers=[0, 1, 1],
+        tie_word_embeddings=False), 'float32', unedited),
+    'olmo3': ('olmo3', LLAMA | dict(
+        num_hidden_layers=4, num_key_value_heads=2, sliding_window=4, max_position_embeddings=1024,
+        rope_parameters=dict(
+            full_attention=dict(rope_type='yarn', rope_theta=20.0, factor=4.0, beta_fast=16.0,
+                                beta_slow=2.0, original_max_position_embeddings=256),
+            sliding_attention=dict(rope_type='default', rope_theta=30.0))),
+              'bfloat16', unedited),
+    'olmo3_plain': ('olmo3', LLAMA | dict(num_hidden_layers=2), 'float32', olmo3_as_published),
     'gpt_oss': ('gpt_oss', LLAMA | MOE | dict(
         head_dim=8, intermediate_size=24, num_local_experts=4, sliding_window=4,
         rope_parameters=dict(
@@ -276,7 +328,7 @@ def save(folder, model_type, kwargs, dtype, edit, generator):
   model = AutoModelForCausalLM.from_config(config)
   with torch.no_grad():
     for name, x in model.named_parameters():
-      x.copy_(draw(name, x, generator, 0 if model_type == 'gemma2' else 1))
+      x.copy_(draw(name, x, generator, 0 if model_type.startswith('gemma') else 1))
   sharded = model_type == 'mistral'
   model.to(getattr(torch, dtype)).save_pretrained(
       folder, max_shard_size='20KB' if sharded else '1GB')
@@ -303,6 +355,15 @@ def unpack(folder, out):
     tensors[name] = convert_moe_packed_tensors(
         tensors.pop(f'{name}_blocks'), tensors.pop(f'{name}_scales'))
   save_file(tensors, out / 'model.safetensors', {'format': 'pt'})
+
+
+def only_text(folder, out):
+  """The language model of a model that sees images, as a checkpoint of its own."""
+  config = json.loads((folder / 'config.json').read_text())['text_config']
+  (out / 'config.json').write_text(json.dumps(config))
+  tensors = load_file(folder / 'model.safetensors')
+  save_file({name.removeprefix('language_model.'): x for name, x in tensors.items()
+             if name.startswith('language_model.')}, out / 'model.safetensors', {'format': 'pt'})
 
 
 def expected(folder, tokens):
@@ -338,6 +399,9 @@ def make(folder, case, seed):
     if case[-1] is gpt_oss_as_published:
       readable = Path(scratch)
       unpack(folder, readable)
+    if case[-1] is gemma3_with_images:
+      readable = Path(scratch)
+      only_text(folder, readable)
     save_file(expected(readable, tokens), folder / 'expected.safetensors')
 
 

@@ -61,6 +61,26 @@ def test_llama_equals_its_safetensors(tmp_path, tied):
   np.testing.assert_array_equal(sj.tokenize(ours, 'abc 01')[0], [14, 15, 11, 12])
 
 
+def test_gemma3_equals_its_safetensors(tmp_path):
+  hf = gguf_files.GEMMA3  # its seventh layer begins a second period
+  arrays = tiny.write(tmp_path / 'hf', hf)
+  path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf),
+                          gguf_files.tensors(hf, arrays))
+  ours, theirs = sj.load_pretrained(path), sj.load_pretrained(tmp_path / 'hf')
+  tokens = np.arange(10)[None] % 16
+  np.testing.assert_allclose(ours.logits(tokens), theirs.logits(tokens), rtol=1e-4, atol=1e-4)
+  # 1 + w is rounded in the file.
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-7), ours.params, theirs.params)
+  scaled = gguf_files.metadata(hf) | {'gemma3.rope.scaling.type': 'linear',
+                                      'gemma3.rope.scaling.factor': 8.0}
+  path = gguf_files.write(tmp_path / 'y.gguf', scaled, gguf_files.tensors(hf, arrays))
+  theirs = tiny.write(tmp_path / 'hf8', hf | {'rope_scaling': {'rope_type': 'linear', 'factor': 8}},
+                      arrays) and sj.load_pretrained(tmp_path / 'hf8')
+  assert sj.load_pretrained(path).config.pattern == theirs.config.pattern
+  np.testing.assert_allclose(sj.load_pretrained(path).logits(tokens), theirs.logits(tokens),
+                             rtol=1e-4, atol=1e-4)
+
+
 def test_llama3_scaling_is_found_in_its_factors(tmp_path):
   size, rope = 64, Llama3Rope(base=5e5, factor=32, low_frequency_factor=1, high_frequency_factor=4,
                               original_length=8192)

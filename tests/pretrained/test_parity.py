@@ -79,9 +79,9 @@ def compare_metrics(report, maps_NxSxHxTxT):
 
 
 # These differ from others of their family in what one line of the importer reads.
-VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gpt2_inverse_layer',
+VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_new', 'gpt2_inverse_layer',
               'gpt_neox_sequential', 'granite', 'jamba_biases', 'llama_linear', 'mixtral_fused',
-              'opt_post_norm')
+              'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
 
 
 @pytest.mark.parametrize('case', [

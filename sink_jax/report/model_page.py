@@ -1,0 +1,83 @@
+"""A page about one published model: what `evaluate` measured, in sentences, a table and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sink_jax.io.files import read_text_limited
+from sink_jax.io.paths import AnyPath
+from sink_jax.report.parts import Parts
+
+REPORT = 'sink_report.json'
+PICTURES = {
+    'importance.png': 'Importance of the first token: its mean attention over queries, for every '
+    'head of every block.',
+    'token_map.png': 'Attention of the head that gives the first token most, on one text: rows are '
+    'queries, columns are keys.',
+    'norm_ratios.png': 'Length of the hidden states, values and keys of the first token, relative '
+    'to the mean of the other tokens.'}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPage:
+  """What is shown of one model: the rows (metric, value, meaning) of a table, and PNGs by name."""
+
+  name: str
+  sentences: Sequence[str]
+  rows: Sequence[tuple[str, str, str]]
+  pictures: Mapping[str, bytes]
+
+  def add_to(self, parts: Parts) -> None:
+    """Adds the page below a heading of its own."""
+    parts.heading(self.name)
+    parts.paragraph(' '.join(self.sentences))
+    for name, caption in PICTURES.items():
+      if name in self.pictures:
+        parts.picture(name, self.pictures[name], caption)
+    parts.table(['metric', 'value', 'meaning'], self.rows, left=(0, 2))
+
+
+def read_page(folder: AnyPath) -> ModelPage:
+  """The page of what `evaluate` wrote into a folder.
+
+  Raises:
+    ValueError: the folder does not hold an evaluation.
+  """
+  try:
+    result = json.loads(read_text_limited(folder / REPORT))
+    return model_page(result, folder)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): '
+                     'run it again.') from None
+
+
+def model_page(result: Mapping[str, Any], folder: AnyPath) -> ModelPage:
+  """The page of a result of `evaluate`, with the pictures that it wrote into a folder."""
+  pictures = {name: (folder / name).read_bytes() for name in PICTURES if (folder / name).exists()}
+  return ModelPage(result['protocol']['run'], sentences(result),
+                   [tuple(row) for row in result['table']], pictures)
+
+
+def sentences(result: Mapping[str, Any]) -> list[str]:
+  """Two sentences: how many heads have a sink, and what is special about the first token."""
+  summary, protocol, epsilon = result['summary'], result['protocol'], result['epsilon']
+  heads = sum(map(len, result['importance_1']))
+  found = [f'{summary["sink_1"]:.1f} % of {heads} heads give the first token more than '
+           f'{epsilon:g} of their attention; attention that is uniform over the keys would give it '
+           f'{_uniform(protocol["length"]):.2f}.']
+  hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if ratio]
+  values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks'])
+            if ratio]
+  if hidden and values:
+    (longest, at), (shortest, there) = max(hidden), min(values)
+    found.append(f'Compared with the other tokens, its hidden state is {longest:.3g} times as long '
+                 f'after block {at}, and its value {shortest:.2g} times in block {there}.')
+  return found
+
+
+def _uniform(length: int) -> float:
+  """Mean weight of the first token where every query attends equally to all keys that it sees."""
+  return sum(1 / n for n in range(1, length + 1)) / length
