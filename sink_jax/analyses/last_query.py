@@ -7,8 +7,11 @@ layers from 0; the picture here counts blocks from 1, as everywhere in this pack
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
 from sink_jax.analyses import streaming
@@ -18,8 +21,12 @@ from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
 from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.kernels.shard import mesh_of
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.inputs import checked_inputs
 from sink_jax.models.record import RecordOptions
-from sink_jax.models.run import Run
+from sink_jax.models.run import Run, record
 
 
 def make_inputs(model: LoadedModel, options: Options) -> Inputs:
@@ -50,18 +57,29 @@ def first_token_weights(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
   Returns:
     (S, N, H), float64.
   """
-  tokens = np.asarray(tokens)
-  run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
-  size = batch_size or len(tokens)
-  options = RecordOptions(last_query=True)
+  config = dataclasses.replace(run.config, dtype=dtype)
+  tokens = checked_inputs(config, np.asarray(tokens))
+  size, mesh = batch_size or len(tokens), mesh_of(run.params)
   parts_SxNxH = []
   for i in range(0, len(tokens), size):
-    rows_NxBxHxT = run.record(tokens[i:i + size], options).layers.last_query_BxHxT
-    assert rows_NxBxHxT is not None  # the options ask for it
-    # Only the first key is kept of each row. A record has its layers first, and the result has its
-    # sequences first, along which the parts are joined.
-    parts_SxNxH.append(np.moveaxis(np.asarray(rows_NxBxHxT[..., 0], np.float64), 1, 0))
+    weights_NxBxH = _weights(config, mesh, run.params, tokens[i:i + size])
+    # A record has its layers first, and the result has its sequences first.
+    parts_SxNxH.append(np.moveaxis(np.asarray(weights_NxBxH, np.float64), 1, 0))
   return np.concatenate(parts_SxNxH)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree,
+             tokens_BxT: jax.Array) -> jax.Array:
+  """The weights (N, B, H) of the first token in the last row.
+
+  A program of its own: where the rest of a record is not returned, the compiler leaves it out,
+  among it the importance of all keys, which takes as long as attention itself.
+  """
+  rows_NxBxHxT = record(config, RecordOptions(last_query=True), mesh, params,
+                        tokens_BxT).layers.last_query_BxHxT
+  assert rows_NxBxHxT is not None  # the options ask for it
+  return rows_NxBxHxT[..., 0]
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:

@@ -1,7 +1,7 @@
 """Perplexity of a long text with caches of one size (StreamingLLM, Table 1 and Figure 3).
 
 A window of W tokens forgets the first ones, and with them the sink; a cache that keeps the first s
-tokens and W - s recent ones does not. The paper writes them 0 + W and 4 + (W - 4).
+tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - s).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.models.run import Run
 
-_POINTS = 64  # of a curve
+_POINTS = 32  # of a curve
 
 
 def make_inputs(model: LoadedModel, options: Options) -> Inputs:
@@ -53,8 +53,9 @@ def policies(run: Run, size: int, sinks: int, length: int) -> dict[str, CachePol
   recent = size - sinks
   # StreamingLLM counts positions in the cache. The same cache with those of the text shows what
   # that is worth. A cache that keeps all has entries for learned sink tokens too.
-  return {f'0 + {size}': CachePolicy(size), f'{sinks} + {recent}': CachePolicy(size, sinks),
-          f'{sinks} + {recent}, text positions': CachePolicy(size, sinks, 'text'),
+  first = f'first {sinks} and last {recent}'
+  return {f'last {size}': CachePolicy(size), first: CachePolicy(size, sinks),
+          f'{first}, text positions': CachePolicy(size, sinks, 'text'),
           'all tokens': CachePolicy(length + run.config.sink_tokens, positions='text')}
 
 
@@ -65,11 +66,11 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   run was trained with, but under --bos=none; tokens of --inputs=random and repeat do not.
 
   Returns:
-    caches: {name: numbers}. 'perplexity' of the whole text, exp of the mean loss; 'running', the
-    perplexity up to token 'tokens' (64 points); 'late', that of the last quarter alone;
-    'tokens_per_second' of all sequences together, without the first piece, which compiles (None
-    where there is one piece), and with the padding of the last one; 'bytes' of the cache; 'size',
-    'sinks' and 'positions' of its policy.
+    caches: {name: numbers}. 'perplexity' of the whole text, exp of the mean loss; 'curve', the
+    perplexity of up to 32 parts of equal length, which end at the tokens 'tokens'; 'late', that of
+    the last quarter; 'tokens_per_second' of the scoring, of all sequences together, without the
+    first piece, which compiles (None where there is one piece), and with the padding of the last
+    one; 'bytes' of the cache; 'size', 'sinks' and 'positions' of its policy.
     skipped {name: reason}: caches that the model cannot have, for want of learned positions for
     example. cache_size: that of the options.
 
@@ -91,13 +92,13 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     # Points at equal distances; rounding down may give one of them twice.
-    ends = np.unique(np.linspace(1, len(losses), min(_POINTS, len(losses))).astype(int))
-    running = np.cumsum(losses)[ends - 1] / ends
+    ends = np.unique(np.linspace(0, len(losses), min(_POINTS, len(losses)) + 1)[1:].astype(int))
+    parts = np.diff(np.cumsum(losses)[ends - 1], prepend=0) / np.diff(ends, prepend=0)
     caches[name] = {
         'size': policy.size, 'sinks': policy.sinks, 'positions': policy.positions,
         'perplexity': _exp(losses.mean()), 'late': _exp(losses[-max(1, len(losses) // 4):].mean()),
         # The first token has no loss, so the n-th loss is that of token n + 1.
-        'tokens': (ends + 1).tolist(), 'running': [_exp(x) for x in running],
+        'tokens': (ends + 1).tolist(), 'curve': [_exp(x) for x in parts],
         'tokens_per_second': rate, 'bytes': state_bytes(run.config, policy, len(tokens))}
   if not caches:
     raise ValueError(f'--cache_size={options.cache_size}: the model has no cache of this size for '
@@ -107,17 +108,19 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
 
 
 def draw(results: list[Result], path: PictureFile) -> None:
-  """Draws running perplexity by tokens read, a line per cache and a panel per model (PNG)."""
-  figure, axes = plots.canvas(1.4 + 4.6 * len(results), 3.9, columns=len(results))
+  """Draws perplexity by tokens read, a line per cache and a panel per model (PNG).
+
+  Up to the size of the cache all caches hold the same, so the axis begins there.
+  """
+  figure, axes = plots.canvas(1.4 + 4.6 * len(results), 4.4, columns=len(results))
   names = list(dict.fromkeys(name for result in results for name in result['caches']))
   for ax, result in zip(axes[0], results):
     for name, cache in result['caches'].items():
-      points = [(t, y) for t, y in zip(cache['tokens'], cache['running']) if y is not None]
+      points = [(t, y) for t, y in zip(cache['tokens'], cache['curve'])
+                if y is not None and t > result['cache_size']]
       if points:
-        number = names.index(name)  # the first line is thick: the second may lie on top of it
-        ax.plot(*zip(*points), linewidth=2 if number else 4.5, color=plots.COLOURS[number],
-                label=name, linestyle='--' if name == 'all tokens' else '-')
-    ax.axvline(result['cache_size'], color='#555555', linewidth=1.2, linestyle=':')
+        ax.plot(*zip(*points), linewidth=2, color=plots.COLOURS[names.index(name)], label=name,
+                linestyle='--' if name == 'all tokens' else '-')
     ax.set_yscale('log')
     low, high = ax.get_ylim()
     # Powers of ten alone would leave most axes with one label, and a label at every multiple of
@@ -127,14 +130,16 @@ def draw(results: list[Result], path: PictureFile) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=9, frameon=False, title='cache', title_fontsize=9)
-    plots.label(ax, model_name(result), 'tokens read', 'perplexity so far')
+    plots.label(ax, model_name(result), 'tokens read', 'perplexity of the tokens around')
+  handles, labels = axes[0, 0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc='outside lower center', ncols=2, fontsize=9, frameon=False,
+                title='tokens that the cache keeps', title_fontsize=9)
   plots.save(figure, path)
 
 
 def rows(results: list[Result]) -> list[list[str]]:
   """Tabulates perplexity, speed and memory, with a row per model and cache."""
-  table = [['perplexity', 'cache', 'all', 'last quarter', 'tokens/s', 'MiB']]
+  table = [['perplexity', 'cache', 'all', 'last quarter', 'tokens scored/s', 'MiB']]
   for result in results:
     for name, cache in result['caches'].items():
       table.append([model_name(result), name, number(cache['perplexity'], '.2f'),

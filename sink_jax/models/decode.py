@@ -70,7 +70,7 @@ def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
 
   # Loops on the device: their carry is overwritten in place, so the cache exists once.
   def read(carry, tokens_LxB):
-    return _read(config, params, tokens_LxB.T, policy, carry[1]), None
+    return read_tokens(config, params, tokens_LxB.T, policy, carry[1]), None
 
   rest_TxB = tokens_BxT[:, fits:].T
   piece = min(_PIECE, policy.recent, len(rest_TxB))
@@ -87,11 +87,15 @@ def decode_step(config: ModelConfig, params: ParamTree, tokens_B: jax.Array,
       positions=policy.next_token_positions(state.tokens_read))
 
 
-def _read(config: ModelConfig, params: ParamTree, tokens_BxL: jax.Array, policy: CachePolicy,
-          state: DecodeState) -> tuple[jax.Array, DecodeState]:
-  """Reads more tokens of every text, and returns the logits (B, V) of the last, and the state."""
+def read_tokens(config: ModelConfig, params: ParamTree, tokens_BxL: jax.Array, policy: CachePolicy,
+                state: DecodeState, every_logit: bool = False) -> tuple[jax.Array, DecodeState]:
+  """Reads more tokens of every text, and returns the logits (B, V) of the last, and the state.
+
+  Each token sees what it would see if they were read one after another. With `every_logit` the
+  logits are those of all L tokens, (B, L, V).
+  """
   return apply(
-      Transformer(config), params, tokens_BxL, state=state,
+      Transformer(config), params, tokens_BxL, state=state, every_logit=every_logit,
       positions=policy.next_positions(state.tokens_read, tokens_BxL.shape[1]))
 
 

@@ -16,14 +16,14 @@ from sink_jax.arguments import explained
 from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.decode import check_policy, decode_step, prefill
+from sink_jax.models.decode import check_policy, decode_step, prefill, read_tokens
 from sink_jax.models.inputs import check_ids
 from sink_jax.models.kv_cache import CachePolicy, DecodeState
 from sink_jax.models.precision import precise
 from sink_jax.models.sampling import Endings, Sampling
 
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
-_SCORED = 512  # tokens that are scored in one call
+_SCORED = 128  # tokens that are scored at once, at most
 # Caches of texts of different lengths are a multiple of so many tokens, to share a program.
 _CACHE_STEP = 64
 
@@ -136,8 +136,9 @@ def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
 
   There are T - 1 losses in all, in nats. The texts are scored as they are: unlike `stream`, this
   puts no first token of the run before them, so the losses of a run that was trained with one
-  are those of its training only where the texts begin with it. Tokens are read one at a time as
-  when generating, so the memory needed is that of the cache, however long the text.
+  are those of its training only where the texts begin with it. As many tokens as the cache has
+  recent ones are read together, 128 at most, and each sees what it would see in generation: the
+  losses are those of reading one token at a time, to rounding. Memory does not grow with the text.
 
   Raises:
     ValueError: as `stream`.
@@ -185,7 +186,8 @@ def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.n
   mesh = mesh_of(run.params)
   state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
   count = tokens.shape[1] - 1
-  piece = min(_SCORED, count)
+  # More than the recent tokens at once, and a token would miss some that the cache still has.
+  piece = min(_SCORED, policy.recent, count)
   # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
   rest = jnp.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
   for start in range(0, count, piece):
@@ -240,15 +242,14 @@ def _continue_texts(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
 def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: ParamTree,
            state: _Carry, tokens: jax.Array) -> tuple[_Carry, jax.Array]:
-  def step(carry, token_S):
-    logits, decode_state = carry
-    picked = jnp.take_along_axis(logits, token_S[:, None], -1)[:, 0]
-    return (decode_step(config, params, token_S, policy, decode_state),
-            jax.nn.logsumexp(logits, -1) - picked)
-
+  logits_SxV, decode_state = state
   with mesh_context(mesh), precise(config.dtype):
-    state, losses_TxS = jax.lax.scan(step, state, tokens.T)
-  return state, losses_TxS.T
+    logits_SxLxV, decode_state = read_tokens(config, params, tokens, policy, decode_state, True)
+    # The token after these is predicted by the last of them: its loss belongs to the next piece.
+    before_SxLxV = jnp.concatenate([logits_SxV[:, None], logits_SxLxV[:, :-1]], 1)
+    picked_SxL = jnp.take_along_axis(before_SxLxV, tokens[..., None], -1)[..., 0]
+    losses_SxL = jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
+  return (logits_SxLxV[:, -1], decode_state), losses_SxL
 
 
 def _begun(run: Model, tokens: jax.Array) -> jax.Array:

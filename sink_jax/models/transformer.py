@@ -186,7 +186,8 @@ class Transformer(nn.Module):
   (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is then still to come.
 
   With `state` it decodes, and returns (logits of the last token (B, V), state): the tokens begin
-  the texts, or, with `positions`, are the next one of each text, after those that the state holds.
+  the texts, or, with `positions`, are the next ones of each text, after those that the state holds.
+  With `every_logit` the logits are those of all these tokens, (B, T, V).
 
   Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary.
   Layers are scanned, some periods of the pattern at a time (`ModelConfig.unroll`): parameters
@@ -202,7 +203,7 @@ class Transformer(nn.Module):
   @nn.compact
   def __call__(self, inputs: jax.Array | np.ndarray, record_options: RecordOptions | None = None,
                unembed: bool = True, state: DecodeState | None = None,
-               positions: DecodePositions | None = None,
+               positions: DecodePositions | None = None, every_logit: bool = False,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config = self.config
     dtype = jnp.dtype(config.dtype)
@@ -243,7 +244,8 @@ class Transformer(nn.Module):
       layers = tuple(_updated(*both, entries_L) for both in zip(old, new, strict=True))
       state = DecodeState(layers[0] if len(layers) == 1 else layers,
                           state.tokens_read + h_BxTxD.shape[1])
-      h_BxTxD = h_BxTxD[:, -1:]  # the next token depends on the last one's logits alone
+      if not every_logit:  # the next token depends on the last one's logits only
+        h_BxTxD = h_BxTxD[:, -1:]
     else:
       h_BxTxD = h_BxTxD[:, sink_tokens:]
     if config.norm_location != 'post':
@@ -254,7 +256,7 @@ class Transformer(nn.Module):
       return sharding_constraint('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
     if state is not None:
-      return logits[:, 0], state
+      return logits if every_logit else logits[:, 0], state
     if record_options is None:
       return logits
     if len(config.pattern) > 1:  # (periods, blocks of a period, ...) to (layers, ...)

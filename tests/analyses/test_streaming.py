@@ -24,21 +24,23 @@ def tokens(length=40):
 def test_every_cache_is_scored_and_the_whole_one_is_the_forward_pass(tmp_path):
   run = sj.Run(CONFIG, random_params(CONFIG), 'tiny')
   result = sj.analyse('streaming', run, tokens(), cache_size=8, sinks=2, plot=tmp_path / 'x.png')
-  assert list(result['caches']) == ['0 + 8', '2 + 6', '2 + 6, text positions', 'all tokens']
+  assert list(result['caches']) == [
+      'last 8', 'first 2 and last 6', 'first 2 and last 6, text positions', 'all tokens']
   logits = np.asarray(run.logits(tokens()), np.float64)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   losses = -np.take_along_axis(log_p[:, :-1], tokens()[:, 1:, None], -1)[..., 0].mean(0)
   whole = result['caches']['all tokens']
   assert math.isclose(whole['perplexity'], math.exp(losses.mean()), rel_tol=1e-5)
   assert math.isclose(whole['late'], math.exp(losses[-9:].mean()), rel_tol=1e-5)
-  assert whole['tokens'][-1] == 40 and math.isclose(whole['running'][-1], whole['perplexity'])
-  np.testing.assert_allclose(whole['running'][:5], [math.exp(losses[:n].mean())
-                                                    for n in range(1, 6)], rtol=1e-5)
+  ends = np.asarray(whole['tokens']) - 1  # the first token has no loss
+  assert len(ends) == 32 and ends[-1] == 39
+  np.testing.assert_allclose(whole['curve'], [math.exp(losses[i:n].mean()) for i, n in zip(
+      [0, *ends], ends)], rtol=1e-5)
   # Up to the size of the cache nothing was dropped.
   for cache in result['caches'].values():
-    np.testing.assert_allclose(cache['running'][:7], whole['running'][:7], rtol=1e-5)
+    np.testing.assert_allclose(cache['curve'][:5], whole['curve'][:5], rtol=1e-5)
   assert len({round(cache['perplexity'], 4) for cache in result['caches'].values()}) == 4
-  assert result['caches']['0 + 8']['bytes'] == 2 * 2 * 8 * 16 * 4 + 4
+  assert result['caches']['last 8']['bytes'] == 2 * 2 * 8 * 16 * 4 + 4
   assert (tmp_path / 'x.png').stat().st_size > 5000
 
 
@@ -57,8 +59,9 @@ def test_caches_that_a_model_cannot_have_are_left_out():
   run = sj.Run(learned, random_params(learned))
   measure = lambda **options: sj.analyse('streaming', run, tokens(), **options)
   result = measure(cache_size=8, sinks=2)
-  assert list(result['caches']) == ['0 + 8', '2 + 6']
-  assert list(result['skipped']) == ['2 + 6, text positions', 'all tokens']
+  assert list(result['caches']) == ['last 8', 'first 2 and last 6']
+  assert list(result['skipped']) == [
+      'first 2 and last 6, text positions', 'all tokens']
   assert '16 learned positions' in result['skipped']['all tokens']
   assert [row[2] for row in streaming.rows([result])[3:]] == ['cannot', 'cannot']
   with pytest.raises(ValueError, match='--cache_size=20'):
