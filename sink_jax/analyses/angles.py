@@ -26,6 +26,7 @@ from sink_jax.models.run import Run
 NAMES = {'cosine': 'cosine', 'norm_product': r'$\|q\|\|k\| / \sqrt{d_h}$',
          'score': r'$q k^\top / \sqrt{d_h}$'}
 _LENGTH = 128  # tokens of a T x T map, at most
+_DIGITS = 4  # of a map's numbers in the result, which is a file of megabytes otherwise
 _HEADS = 8  # with maps, at most: each has a row in the picture
 _NUMBERS_AT_A_TIME = 2**24  # of recorded queries, which is 64 MiB in float32
 
@@ -109,7 +110,7 @@ def choose_heads(importance_NxH: ArrayLike, layers: Sequence[int] | None = None,
     importance_NxH: of the first token, in N blocks with H heads.
     layers: the strongest head of each of these blocks.
     heads: each of these heads in the block where it is strongest. With layers, all pairs of a
-      block and a head; with neither, the strongest head of the model.
+      block and a head; with neither, the two strongest heads of the model and the two weakest.
   """
   alpha_NxH = np.asarray(importance_NxH)
   if layers is not None and heads is not None:
@@ -118,8 +119,9 @@ def choose_heads(importance_NxH: ArrayLike, layers: Sequence[int] | None = None,
     return [(n, int(alpha_NxH[n].argmax())) for n in layers]
   if heads is not None:
     return [(int(alpha_NxH[:, h].argmax()), h) for h in heads]
-  n, h = np.unravel_index(alpha_NxH.argmax(), alpha_NxH.shape)
-  return [(int(n), int(h))]
+  order = np.argsort(-alpha_NxH, axis=None, kind='stable').tolist()
+  chosen = dict.fromkeys([*order[:2], *order[-2:]])  # a small model has some of them twice
+  return [(i // alpha_NxH.shape[1], i % alpha_NxH.shape[1]) for i in chosen]
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:
@@ -150,7 +152,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   return {'model': run.name, 'inputs': inputs.description, 'layers': layers,
           **{name: x.tolist() for name, x in means.items()},
           'maps': [{'layer': layers[n], 'head': h, 'importance': float(means['importance'][n, h]),
-                    **{name: x[i].tolist() for name, x in maps.items()}}
+                    **{name: np.round(x[i], _DIGITS).tolist() for name, x in maps.items()}}
                    for i, (n, h) in enumerate(heads)]}
 
 

@@ -23,8 +23,8 @@ _COLUMNS = 4
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   """Measures attention maps (T, T) of some heads of one model, of at most 64 tokens.
 
-  By default these are the strongest and the weakest head; options.layers and options.heads choose
-  others, as `angles.choose_heads` describes. The activations are float32.
+  `angles.choose_heads` chooses them: the two strongest and the two weakest by default, others by
+  options.layers and options.heads. The activations are float32.
 
   Returns:
     heads: a list of {layer, head, importance, map, raw_map}. Layer and head count from 0; the
@@ -38,11 +38,7 @@ def measure(run: Run, inputs: Inputs, options: Options) -> Result:
   layers = list(run.config.attention_layers)
   blocks = None if options.layers is None else [layers.index(i) for i in options.layers]
   maps = head_maps(run, inputs.tokens)
-  if blocks is None and options.heads is None:
-    # In a model of a single head the strongest is also the weakest, and is drawn once.
-    chosen = list(dict.fromkeys([maps.head(strongest=True), maps.head(strongest=False)]))
-  else:
-    chosen = choose_heads(maps.importance, blocks, options.heads)
+  chosen = choose_heads(maps.importance, blocks, options.heads)
   if len(chosen) > _PANELS:
     raise ValueError(f'--layers and --heads: these are {len(chosen)} heads, and one picture holds '
                      f'{_PANELS}; name fewer.')
