@@ -125,7 +125,8 @@ class Recorder:
   def begin(self, state: TrainState) -> None:
     """Evaluates the state before the first step, and writes what a graft has done to it."""
     if self._graft is not None:
-      _warn_once(str(self._graft))
+      kept = self._experiment.init.kept
+      _warn_once(f'{self._graft}{f"; as in the source: {kept}" if kept else ""}')
       self._metrics.write('graft', 0, self._graft.row())
     self._evaluate(0, state)
 
