@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
@@ -47,13 +49,19 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   """
   if options.workdir is not None:
     return _trained(options, to_path(options.workdir))
-  assert options.out  # required of a published model
-  check_folder(options.out)
+  assert options.checkpoint is not None  # one of the two is given
+  out = options.out or f'evaluation-{_name(options.checkpoint)}'
+  check_folder(out)
   model = load(options)
   inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
   return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
-                 to_path(options.out), protocol, parameters=parameter_count(model.run.config))
+                 to_path(out), protocol, parameters=parameter_count(model.run.config))
+
+
+def _name(checkpoint: str) -> str:
+  """A published model's folder or name as a part of a file name, such as 'Pythia-14M-step1000'."""
+  return re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(checkpoint)))
 
 
 def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
