@@ -245,7 +245,7 @@ class SinkReport:
 
   def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON, *,
            ax: Axes | None = None) -> Figure:
-    """Draws a heat map of the first token's importance over layers and heads.
+    """Draws a heat map of the first token's importance, blocks across and heads down.
 
     Args:
       path: the PNG file to write; by default none is written.

@@ -111,13 +111,15 @@ def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
                               bias_slot_released=None, norms={})
   large.plot(tmp_path / 'large.png', epsilon=0.2)
   check(tmp_path / 'large.png')
+  width, height = large.plot().get_size_inches()
+  assert max(width, height) < 8 and width > height
 
 
 def test_a_notebook_shows_tables_frames_and_figures(probed, monkeypatch, tmp_path):
   name, model, report = probed
   figure, axes = plots.canvas(6, 4, columns=2)
   assert report.plot(ax=axes[0, 1]) is figure and report.plot().axes
-  np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance())
+  np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance().T)
   result = sj.analyse('norms', model, tokens()) if name != 'sink token' else None
   monkeypatch.setitem(sys.modules, 'pandas', None)  # as where it is not installed
   with pytest.raises(ImportError, match='pip install pandas'):
