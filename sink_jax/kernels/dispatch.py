@@ -136,16 +136,17 @@ def _check_gate(spec: AttentionSpec, q: AnyArray, params: Params, gate: AnyArray
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
-  """The implementation that this platform uses by default; logged once for each case.
+  """The implementation that this platform uses by default; logged once where a better one cannot.
 
   Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
   """
   candidates = _PREFERRED.get(platform(), ('linear',))
   reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh) for name in candidates}
   name = next((name for name in candidates if not reasons[name]), 'chunked')
-  _log_once(f'attention: {name} on {platform()}' + ''.join(
-      f'; not {other}: {reason}' for other, reason in reasons.items()
-      if reason and other != 'linear'))
+  refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items()
+                    if reason and other != 'linear')
+  _log_once(f'attention: {name} on {platform()}{refused}',
+            logging.INFO if refused else logging.DEBUG)
   return name
 
 
@@ -206,5 +207,5 @@ def platform() -> str:
 
 
 @functools.lru_cache(maxsize=None)  # a trace of every layer and step would log it again
-def _log_once(message: str) -> None:
-  _log.info(message)
+def _log_once(message: str, level: int = logging.INFO) -> None:
+  _log.log(level, message)
