@@ -111,7 +111,8 @@ def get_config(name: str = '') -> ConfigDict:
   # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages; conversations, of which the
   # loss may count the answers alone: ChatJsonl, StdlibChat; or a synthetic task.
   config.data.source = "Stdlib(split='content')"
-  config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
+  # Bytes, HuggingFace, TrainedBpe; with init.source that of the source, where its folder has one.
+  config.data.tokenizer = 'Bytes()'
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on
   config.data.bos = False  # put BOS before every document
   config.data.eos = True  # put EOS after every document
