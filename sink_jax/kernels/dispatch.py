@@ -161,7 +161,8 @@ def choose_importance(implementation: str | None, spec: AttentionSpec, q_BxTxHxD
   reason = unsupported('pallas', spec, q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
     name = 'pallas' if compiled('pallas') and not reason else 'chunked'
-    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))
+    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''),
+              logging.INFO if compiled('pallas') else logging.DEBUG)
     return name
   check_known(implementation, ('chunked', 'pallas'), 'Unknown implementation of importance')
   if implementation == 'pallas' and reason:
