@@ -37,11 +37,15 @@ def get_config(name: str = '') -> ConfigDict:
   config.init = ConfigDict()
   config.init.source = ''  # a workdir, or a folder or name as load_pretrained takes it; '': none
   config.init.keep = 'params'  # of the source; the optimizer starts fresh
-  # '': attention, norm and sink tokens are the source's. Those of the config take their place with
-  # identity (new parameters start where the function is the same, if they can) or random.
+  # '': attention, norm and sink tokens are the source's. What the config changes of their defaults
+  # takes their place with identity (new parameters start where the function is the same, if they
+  # can) or random.
   config.init.graft = ''
   config.init.train = 'all'  # what updates change: all, new (the source lacks it), attention
   config.init.distill = 0.0  # so much of the divergence KL(source || model) beside the loss
+  # Components that a graft keeps of the source; empty: all that the config leaves at its default;
+  # '': none. 'attention.position, model.norm'
+  config.init.kept = config_dict.placeholder(str)
   # As they were found when the run began; empty: the newest good checkpoint of a run. A source
   # that lacks the step, or has another hash, is refused.
   config.init.step = config_dict.placeholder(int)
@@ -107,7 +111,8 @@ def get_config(name: str = '') -> ConfigDict:
   # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages; conversations, of which the
   # loss may count the answers alone: ChatJsonl, StdlibChat; or a synthetic task.
   config.data.source = "Stdlib(split='content')"
-  config.data.tokenizer = 'Bytes()'  # Bytes, HuggingFace, TrainedBpe
+  # Bytes, HuggingFace, TrainedBpe; with init.source that of the source, where its folder has one.
+  config.data.tokenizer = 'Bytes()'
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on
   config.data.bos = False  # put BOS before every document
   config.data.eos = True  # put EOS after every document

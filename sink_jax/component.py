@@ -20,6 +20,9 @@ from sink_jax.arguments import check_known, explained
 # What configs and records of earlier versions call a class. They are read for ever, so a class that
 # is renamed gets a line here; nothing writes the old name, and no error lists it as a choice.
 _OLD_NAMES = {'Prepared': 'PackedDataset'}
+# What several components make together.
+_NO_COMPONENTS = {'softmax': "softmax is similarity 'Exp()' with normalizer 'RowSum()', which are "
+                             'the defaults of attention.'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,9 @@ def from_string(base: type[C], text: str | Component) -> C:
   name, keywords = _parse(text, kind, known)
   if _OLD_NAMES.get(name) in known:
     name = _OLD_NAMES[name]
+  if name not in known and name.casefold() in _NO_COMPONENTS:
+    raise ValueError(f'Unknown {kind} {name!r}: {_NO_COMPONENTS[name.casefold()]} Choices: '
+                     f'{", ".join(known)}.')
   check_known(name, known, f'Unknown {kind}')
   cls = known[name]
   fields = {f.name: f for f in dataclasses.fields(cls)}

@@ -71,8 +71,8 @@ def machine(tmp_path):
   (site / 'pip' / '__main__.py').write_text(PIP)
   (tmp_path / 'kernel.py').write_text(KERNEL)
 
-  def run(sources, folder):
-    own = [source.replace("'REPOSITORY'", repr(f'file://{clone}')) for source in sources]
+  def run(sources, folder, address=f'file://{clone}'):
+    own = [source.replace("REPOSITORY = ''", f'REPOSITORY = {address!r}') for source in sources]
     done = subprocess.run(
         [sys.executable, '-P', tmp_path / 'kernel.py'], input=repr(own), text=True, cwd=folder,
         capture_output=True, timeout=300,
@@ -88,16 +88,24 @@ def test_it_runs_from_start_to_end_in_an_empty_folder(machine, tmp_path):
   empty = tmp_path / 'content'
   empty.mkdir()
   colab = "import sys; sys.modules['grain'] = None"  # which is not there
-  short = [source.replace('--config.steps=300', '--config.steps=40') for source in cells('code')]
+  short = [source.replace('--config.steps=1200', '--config.steps=40') for source in cells('code')]
   assert short != cells('code')
   shown = run([colab, *short, 'print(sj.__file__)'], empty)
   assert str(site / 'sink_jax' / '__init__.py') in shown and not (site / 'configs').exists()
   pictures = [int(line.split()[1]) for line in shown.splitlines() if 'PICTURE' in line]
   assert len(pictures) == 2 and min(pictures) > 5000
   assert 'Sink_1 = ' in shown and 'Sink_1 to Sink_4' in shown
-  assert 'probed on sequences of the task' in shown
+  assert 'probed on texts of' in shown and ' | ' in shown
+  assert shown.count('loss before any training') == 2 and 'left out' in shown
   clone = empty / 'sink_jax'
   assert (clone / 'lengths.png').exists() and (clone / 'notebook-run' / 'status.json').exists()
+
+
+def test_it_asks_for_the_repository_that_it_is_to_clone(machine, tmp_path):
+  run, *_ = machine
+  (tmp_path / 'content').mkdir()
+  with pytest.raises(AssertionError, match='ValueError: .*REPOSITORY'):
+    run(cells('code')[:1], tmp_path / 'content', address='')
 
 
 def test_a_machine_with_a_gpu_gets_its_plugin(machine, tmp_path):
@@ -117,15 +125,16 @@ def test_it_works_in_the_clone_that_holds_it(machine, folder):
   assert Path(where) == clone.resolve() and again[0] == where
 
 
-def test_it_says_when_it_probes_random_ids(machine, tmp_path):
+def test_a_checkpoint_is_probed_on_text(machine, tmp_path):
   run, _, clone = machine
   tiny.write(tmp_path / 'model', tiny.LLAMA | {'vocab_size': 258})
   write_tokenizer(ByteEncoder(), tmp_path / 'model', context=64, bos=False)
   first, second, model, *_ = cells('code')
   chosen = [model.replace("TEXTS = '', []", f'TEXTS = {str(tmp_path / "model")!r}, {texts}')
             for texts in ('[]', "['some text ' * 9]")]
-  shown = run([first, second, *chosen], clone).splitlines()
-  assert [line.split('probed on ')[1] for line in shown] == ['random token ids, not text', 'TEXTS']
+  shown = run([first, second, *chosen], clone)
+  inputs = [line.split('probed on ')[1] for line in shown.splitlines() if 'probed on' in line]
+  assert inputs == ['texts of the Python standard library', 'TEXTS'] and 'some text some' in shown
 
 
 def test_what_it_names_exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
@@ -9,13 +11,12 @@ from sink_jax.analyses.options import InputOptions, Options
 from sink_jax.cli.command import say
 from sink_jax.cli.model_options import Evaluate
 from sink_jax.cli.results import check_folder, load, made_folder
-from sink_jax.evaluate import plots
+from sink_jax.evaluate import plots, summary_text
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.tables import text_table
 from sink_jax.models.arrays import AnyArray
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -48,13 +49,19 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   """
   if options.workdir is not None:
     return _trained(options, to_path(options.workdir))
-  assert options.out  # required of a published model
-  check_folder(options.out)
+  assert options.checkpoint is not None  # one of the two is given
+  out = options.out or f'evaluation-{_name(options.checkpoint)}'
+  check_folder(out)
   model = load(options)
   inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
   return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
-                 to_path(options.out), protocol, parameters=parameter_count(model.run.config))
+                 to_path(out), protocol, parameters=parameter_count(model.run.config))
+
+
+def _name(checkpoint: str) -> str:
+  """A published model's folder or name as a part of a file name, such as 'Pythia-14M-step1000'."""
+  return re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(checkpoint)))
 
 
 def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
@@ -120,25 +127,4 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
 
 def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
-  summary, protocol = result['summary'], result['protocol']
-  star = '' if protocol['scores'] == 'attention weights' else '*'
-  rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
-           f'of heads give the first token more than {result["epsilon"]:g}')]
-  if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
-    rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; '
-                 f'{summary["sink_bias_slot_released"]:.1f} % as the official implementation, '
-                 'sail-sg/Attention-Sink, counts'))
-  rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
-            'of the first token, over heads') for which in ('largest', 'mean')]
-  rows.append(('raw mass', f'{summary["raw_mass_1"]:.3f}',
-               f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
-  # A ratio is None where the others' values have no norm; with all of them None there is no line.
-  ratios = [pair for pair in zip(summary['value_ratio'], protocol['blocks']) if pair[0] is not None]
-  if ratios:
-    rows.append(('value norm ratio', f'{min(ratios)[0]:.2f}',
-                 f'first token to the others, smallest in block {min(ratios)[1]}'))
-  step = '' if protocol['step'] is None else f', step {protocol["step"]}'
-  head = (f'{protocol["run"]}{step}: {protocol["sequences"]} sequences of '
-          f'{protocol["length"]} tokens, {protocol["dtype"]}')
-  note = ['* of proxy scores: the rows of this attention do not sum to one'] if star else []
-  return '\n'.join([head, *text_table(['metric', 'value', 'meaning'], rows, left=(0, 2)), *note])
+  return summary_text.as_text(result['summary'], result['protocol'], result['epsilon'])

@@ -49,11 +49,13 @@ def main(options: Generate) -> None:
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
-  made, rate = _write(pieces, tokens, tokenizer, ends)
-  cache = state_bytes(run.config, policy, 1) / 2**20
+  before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
+  made, rate = _write(pieces, tokens, tokenizer, ends, before)
+  cache = state_bytes(run.config, policy, 1)
+  size = f'{cache / 2**20:.1f} MiB' if cache >= 2**20 else f'{cache / 2**10:.0f} KiB'
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
   ended = ' to the end of the text' if made < options.length else ''
-  print(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {cache:.1f} MiB',
+  print(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}',
         file=sys.stderr)
 
 
@@ -79,8 +81,8 @@ def _prompt(options: Generate) -> str:
 
 
 def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,
-           ends: tuple[int, ...]) -> tuple[int, float | None]:
-  """Writes the text as it comes, without the token that ends it.
+           ends: tuple[int, ...], before_prompt: int) -> tuple[int, float | None]:
+  """Writes the text as it comes, without the tokens before the prompt and the one that ends it.
 
   Returns:
     New tokens, and tokens per second without the first piece, which compiles.
@@ -89,7 +91,7 @@ def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunToken
   new text is what the last tokens add to those that were written, once its last letter is whole.
   """
   ids, settled, written = tokens.tolist(), 0, len(tokens)
-  print(tokenizer.decode(ids), end='', flush=True)
+  print(tokenizer.decode(ids[before_prompt:]), end='', flush=True)
   started, elapsed, count, made = None, 0.0, 0, 0
   for piece in pieces:
     made += piece.shape[1]

@@ -38,7 +38,7 @@ class Evaluate(Model, analyses.InputOptions):
   """Probes a model for attention sinks: a run trained here, or a published model.
 
       python -m sink_jax evaluate --workdir=runs/quickstart/text-softmax
-      python -m sink_jax evaluate --checkpoint=Pythia-160M --out=pythia
+      python -m sink_jax evaluate --checkpoint=Pythia-160M
 
   A run is probed on the inputs stored with it, a published model on text, random tokens or one
   repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
@@ -48,7 +48,8 @@ class Evaluate(Model, analyses.InputOptions):
   #: folder of a run instead. All tokens that it stores are probed, in the dtype of its own probes,
   #: where --sequences, --length and --dtype do not say otherwise.
   workdir: str | None = None
-  #: folder to write to; a published model needs one. By default WORKDIR/evaluation.
+  #: folder to write to. By default WORKDIR/evaluation, or evaluation-NAME in this folder for a
+  #: published model.
   out: str | None = None
   epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
 
@@ -63,8 +64,6 @@ class Evaluate(Model, analyses.InputOptions):
       self.unused('is for published models: a run is probed on the inputs stored with it. Other '
                   'inputs: python -m sink_jax analyses.',
                   *sorted(given.keys() - {'sequences', 'length', 'dtype'}))
-    elif not self.out:
-      raise ValueError('--out is needed: the folder to write to.')
     else:
       analyses.check_given(given, (*analyses.INPUTS, 'dtype', 'fsdp'),
                            'a probe of a published model', self.inputs)

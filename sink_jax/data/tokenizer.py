@@ -189,7 +189,7 @@ class Bytes(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace(Tokenizer):
-  """Any `tokenizer.json`, the folder that holds it, or the GGUF file of a model.
+  """Any `tokenizer.json`, the folder of a published model or a run that holds it, or a GGUF file.
 
   `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
   """
@@ -198,6 +198,10 @@ class HuggingFace(Tokenizer):
   bos: str = ''
 
   def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
+    return self.encoder()
+
+  def encoder(self) -> Encoder:
+    """What `resolve` returns, whatever the documents are."""
     serialized = self._read()
     try:
       tokenizer, _ = parsed(serialized)
@@ -219,7 +223,10 @@ class HuggingFace(Tokenizer):
       path = expanded(self.path)
     except ValueError as error:  # the ~ of an unknown user
       raise ValueError(f'HuggingFace(path={self.path!r}): {error}') from None
-    return path / 'tokenizer.json' if path.is_dir() else path
+    if not path.is_dir():
+      return path
+    of_run = path / 'tokenizer' / 'tokenizer.json'
+    return of_run if of_run.exists() else path / 'tokenizer.json'
 
   def _read(self) -> str:
     file = self._file()

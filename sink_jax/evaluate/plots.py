@@ -39,6 +39,7 @@ File = str | os.PathLike | IO[bytes]
 # Events of metrics.jsonl: kind, step, and the numbers of that kind.
 Rows = Sequence[Mapping[str, Any]]
 _CELLS_WITH_NUMBERS = 128  # more would be too small to read
+_TICKS = 16  # numbers on an axis of an importance map; more would touch one another
 _FONT = 11
 DPI = 150  # of every picture
 PANELS = 'panels'  # the key of their places in a PNG
@@ -47,32 +48,32 @@ _LINES = ('-', '--', ':', '-.')
 
 def importance_map(values_NxH: ArrayLike, path: File | None, *, rate: float, blocks: list[int],
                    name: str = '', epsilon: float = EPSILON, ax: Axes | None = None) -> Figure:
-  """Draws the importance of the first token over blocks and heads (Figures 19 to 24).
+  """Draws the importance of the first token, blocks across and heads down (Figures 19 to 24).
 
   path: the file to write; None writes none. rate: Sink_1 at epsilon, a share. blocks: numbers of
   the N blocks. name: of the model. ax: axes to draw on; by default those of a new figure.
   """
-  values = np.asarray(values_NxH)
-  layers, heads = values.shape
-  # Inches of a cell: few heads get large ones, up to an inch; cells with numbers have room for
-  # them.
-  cell = min(1.0, max(5 / heads, 0.62 if values.size <= _CELLS_WITH_NUMBERS else 0.25))
+  values_HxN = np.asarray(values_NxH).T
+  heads, layers = values_HxN.shape
+  numbers = values_HxN.size <= _CELLS_WITH_NUMBERS and max(heads, layers) <= _TICKS
   if ax is None:
-    ax = new_axes(max(4.6, 2.0 + cell * heads), max(2.6, 1.3 + cell * layers))
+    # Inches: cells with numbers have room for them, and the others share a picture of one size.
+    width, height = (0.62 * layers, 0.62 * heads) if numbers else (5.2, 3.0)
+    ax = new_axes(max(4.6, 2.0 + width), max(2.6, 1.3 + height))
   figure = figure_of(ax)
-  image = ax.imshow(values, vmin=0, vmax=1, cmap='viridis')
-  if values.size <= _CELLS_WITH_NUMBERS:
-    for (layer, head), value in np.ndenumerate(values):
-      ax.text(head, layer, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
+  image = ax.imshow(values_HxN, vmin=0, vmax=1, cmap='viridis', aspect='auto',
+                    interpolation='nearest')
+  if numbers:
+    for (head, layer), value in np.ndenumerate(values_HxN):
+      ax.text(layer, head, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
               color='black' if value > 0.6 else 'white')
-  for axis, names in ((ax.xaxis, range(1, heads + 1)), (ax.yaxis, blocks)):
-    # Sixteen numbers at most on an axis, where more would touch one another.
-    every = -(-len(names) // 16)
+  for axis, names in ((ax.xaxis, blocks), (ax.yaxis, range(1, heads + 1))):
+    every = -(-len(names) // _TICKS)
     axis.set_ticks(range(0, len(names), every), labels=list(map(str, names[::every])))
   bar = _colour_bar(figure, ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
-  label(ax, f'{name or "model"}: {SINK_1} = {100 * rate:.1f} %', 'head', 'block')
+  label(ax, f'{name or "model"}: {SINK_1} = {100 * rate:.1f} %', 'block', 'head')
   if path is not None:
     save(figure, path)
   return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from sink_jax.arguments import explained
 from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
 from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.limits import first_token_limits
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.inputs import check_ids
@@ -24,7 +25,8 @@ PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 
 
 @explained
-def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
+def probe(run: Run, tokens: ModelInputs | str | None = None, *,
+          texts: str | Sequence[str] | None = None,
           length: int | None = None, dtype: str = 'float32', batch_size: int | None = None,
           ) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
@@ -35,7 +37,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
 
   Args:
     run: the model.
-    tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
+    tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs, or texts.
     texts: S strings in place of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
     length: the number T of tokens that are taken of each text; by default that of the shortest.
     dtype: the dtype of activations during the probe. With 'float32' matrix products are float32 on
@@ -51,6 +53,8 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   """
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
+  if texts is None and _are_texts(tokens):
+    tokens, texts = None, tokens
   if texts is not None:
     tokens, run = _of_texts(run, tokens, texts, length)
   elif tokens is None or length is not None:
@@ -77,6 +81,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
       'row_divisor': 'T - k + 1; all rows count, under a causal mask those from k on',
       'blocks': [layer + 1 for layer in config.attention_layers],
+      'first_token_limits': first_token_limits(config, tokens.shape[1]),
       'sequences': len(tokens),
       'activation_sequences': min(SEQUENCES, size, len(tokens)),
       'length': tokens.shape[1],
@@ -98,6 +103,10 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
     implementation = None
   # Unrolling saves copies for the backward pass, and a probe has none.
   return dataclasses.replace(config, dtype=dtype, unroll=1, implementation=implementation)
+
+
+def _are_texts(x: object) -> TypeGuard[str | Sequence[str]]:
+  return isinstance(x, str) or isinstance(x, (list, tuple)) and any(isinstance(t, str) for t in x)
 
 
 def _of_texts(run: Run, tokens: ModelInputs | None, texts: str | Sequence[str],

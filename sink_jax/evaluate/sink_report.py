@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
-from sink_jax.evaluate import nulls, sinks
+from sink_jax.evaluate import nulls, sinks, summary_text
 from sink_jax.evaluate.activations import Activations
 from sink_jax.evaluate.threshold import EPSILON
-from sink_jax.io.tables import data_frame, html_table
+from sink_jax.io.tables import data_frame
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 DORMANT = 0.25
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SinkReport:
   """The results of a probe of S sequences of T tokens: N of M layers have attention, with H heads.
+
+  It is shown as its summary in a few lines.
 
   Attributes:
     importance: the importance alpha of every token (S, N, H, T), computed from row-normalised
@@ -44,7 +47,7 @@ class SinkReport:
       of a post-norm block. With learned sink tokens, 'sink_token' (S, M + 1) is the largest norm
       among their hidden states, which no other array includes.
     activations: statistics (M + 1,) of the same hidden states, over the first sequences only; see
-      `Activations`.
+      `Activations`. A report of attention maps alone has none, and empty `norms`.
     protocol: how the report was made (metric, scores, sequences, length, dtype and others), as
       plain values for JSON; see `probe`.
   """
@@ -54,8 +57,33 @@ class SinkReport:
   bias_slot: Float[np.ndarray, 'S N H'] | None
   bias_slot_released: Float[np.ndarray, 'S N H'] | None
   norms: dict[str, Float[np.ndarray, 'S ...']]
-  activations: Activations
+  activations: Activations | None
   protocol: dict[str, Any]
+
+  @classmethod
+  @explained
+  def from_attentions(cls, attentions: Sequence | Array | np.ndarray, name: str = '') -> SinkReport:
+    """Returns the report of attention maps alone, which has neither norms nor activations.
+
+        out = model(**inputs, output_attentions=True)      # a transformers model, 'eager' attention
+        sj.SinkReport.from_attentions(out.attentions).plot()
+
+    Args:
+      attentions: the maps (S, H, T, T) of N layers: a list or tuple of arrays or PyTorch tensors,
+        or one such array (N, S, H, T, T).
+      name: the name of the model, for titles.
+
+    Raises:
+      ValueError: as `sink_jax.importance` does, or maps of another shape.
+    """
+    alpha_NxSxHxT = np.array([np.asarray(sinks.importance(maps)) for maps in attentions])
+    if alpha_NxSxHxT.ndim != 4:
+      raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, '
+                       f'queries, keys; their importances have shape {alpha_NxSxHxT.shape}.')
+    alpha_SxNxHxT = np.swapaxes(alpha_NxSxHxT, 0, 1)
+    return cls(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {
+        'scores': 'attention weights', 'run': name, 'sequences': len(alpha_SxNxHxT),
+        'length': alpha_SxNxHxT.shape[-1]})
 
   @property
   def blocks(self) -> list[int]:
@@ -114,7 +142,8 @@ class SinkReport:
       ValueError: there are no such norms, or the position lies outside 1..T.
     """
     if kind not in self.norms:
-      raise ValueError(f'There are no norms of {kind!r}; choices: {", ".join(self.norms)}.')
+      choices = ', '.join(self.norms) or 'none, as the report is one of attention maps alone'
+      raise ValueError(f'There are no norms of {kind!r}; choices: {choices}.')
     if kind == 'sink_token':
       raise ValueError('The learned sink tokens have no position: use sink_token_ratio().')
     norms = np.asarray(self.norms[kind], np.float64)
@@ -179,6 +208,9 @@ class SinkReport:
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
 
+    A report of maps alone leaves out what needs norms. The last entries of 'sink' are rates of a
+    mean over few queries, see `sink_jax.importance`.
+
     A ratio of norms is None if the norms that it divides by are zero, and a kurtosis is None if all
     hidden states are equal.
     """
@@ -186,10 +218,7 @@ class SinkReport:
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     percent = lambda x: None if x is None else 100 * x
     rates = self.sink_rates(epsilon)
-    ratios = {f'{kind}_ratio': finite(self.norm_ratio(kind))
-              for kind in ('value', 'key', 'hidden', 'hidden_before_norm')}
-    sink_token = self.sink_token_ratio()
-    return {
+    summary = {
         'sink_1': percent(float(rates[0])),
         'sink': [percent(float(r)) for r in rates],
         'sink_bias_slot': percent(self.bias_slot_rate(epsilon)),
@@ -200,9 +229,15 @@ class SinkReport:
         'raw_mass_1': float(self.raw_importance[..., 0].mean(dtype=np.float64)),
         'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0, np.float64).max()),
         'raw_row_mass': self.raw_row_mass(),
+    }
+    if self.activations is None:
+      return summary
+    sink_token = self.sink_token_ratio()
+    return summary | {
         'head_norm': [finite(block) for block in self.head_norms()],
         'dormant_heads': percent(self.dormant_rate()),
-        **ratios,
+        **{f'{kind}_ratio': finite(self.norm_ratio(kind))
+           for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
         **{name: finite(values) for name, values in self.activations._asdict().items()},
         'null_p99': {name: finite([value])[0] for name, value in self.nulls(epsilon).items()},
@@ -210,7 +245,7 @@ class SinkReport:
 
   def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON, *,
            ax: Axes | None = None) -> Figure:
-    """Draws a heat map of the first token's importance over layers and heads.
+    """Draws a heat map of the first token's importance, blocks across and heads down.
 
     Args:
       path: the PNG file to write; by default none is written.
@@ -230,7 +265,7 @@ class SinkReport:
     """Returns a `pandas.DataFrame` with a row for every head.
 
     Its columns are block and head (both from 1), importance and raw_importance of the first token,
-    and head_norm (see `head_norms`).
+    and head_norm (see `head_norms`), which a report of maps alone has not.
 
     Raises:
       ImportError: pandas is not installed.
@@ -241,16 +276,13 @@ class SinkReport:
                                                                 len(self.blocks)),
         'importance': self.head_importance().ravel(),
         'raw_importance': self.raw_importance[..., 0].mean(0).ravel(),
-        'head_norm': self.head_norms().ravel()})
+        **({'head_norm': self.head_norms().ravel()} if self.norms else {})})
+
+  def __repr__(self) -> str:
+    return summary_text.as_text(self.summary(), self.protocol, EPSILON)
 
   def _repr_html_(self) -> str:
-    summary = self.summary()
-    extra = summary['sink_bias_slot']
-    row = {'model': self.protocol.get('run', '') or 'model', 'Sink_1 %': f'{summary["sink_1"]:.1f}',
-           **({} if extra is None else {'Sink_* %': f'{extra:.1f}'}),
-           'largest importance': f'{summary["largest_importance"]:.3f}',
-           'raw mass, first': f'{summary["raw_mass_1"]:.3f}'}
-    return html_table(list(row), [list(row.values())])
+    return summary_text.as_html(self.summary(), self.protocol, EPSILON)
 
   def plot_norm_ratios(self, path: str | os.PathLike) -> None:
     """Writes a PNG of the norms of the first token relative to those of the others, by block."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,15 @@ _AXES = ('sequence', 'block', 'head')
 _Array = TypeVar('_Array', Array, np.ndarray)
 
 
+@runtime_checkable
+class Tensor(Protocol):
+  """What is used of a PyTorch tensor, which may need gradients and lie on any device."""
+
+  def detach(self) -> Any: ...
+
+
 @explained
-def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence,
+def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence | Tensor,
                raw: bool = False) -> Float[_Array, '*lead T']:
   """Computes the importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
@@ -36,19 +43,22 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
   as weights. The values of arrays are checked; those of tracers cannot be.
 
   Args:
-    attention: (..., T, T), queries then keys; an array or nested lists. Under a causal mask A[i, k]
-      is zero for i < k. Under a prefix mask it is not, and these rows are added to the sum as well,
-      as in the official implementation (sail-sg/Attention-Sink).
+    attention: (..., T, T), queries then keys; an array, a PyTorch tensor, or nested lists or tuples
+      of them, such as the `attentions` of a transformers model. Under a causal mask A[i, k] is
+      zero for i < k. Under a prefix mask it is not, and these rows are added to the sum as well, as
+      in the official implementation (sail-sg/Attention-Sink).
     raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
 
   Returns:
-    The importance (..., T), an array of the same library as the input, or of NumPy for lists.
+    The importance (..., T), an array of JAX for one of JAX, and of NumPy for all else. That of the
+    last keys is a mean over few queries: over one for k = T, and over two for k = T - 1.
 
   Raises:
     ValueError: the maps are not square, are empty, or do not hold real and finite numbers; without
       `raw` also if a weight is negative or a row sums to more than 1.01. The message names the
       first such entry.
   """
+  attention = _without_tensors(attention, 'attention')
   xp = _library(attention)
   maps = _real(xp, attention, 'attention')
   if maps.ndim < 2 or maps.shape[-1] != maps.shape[-2]:
@@ -70,21 +80,22 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
 
 
 @explained
-def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float | Array = 0.3,
-              raw: bool = False) -> Float[_Array, ' T']:
+def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
+              epsilon: float | Array = 0.3, raw: bool = False) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
 
   The threshold is applied to each sequence, and then the mean is taken over sequences, layers and
   heads. This is the order of the official implementation (sail-sg/Attention-Sink).
 
   Args:
-    importance: (S, N, H, T): sequences, layers, heads, keys. The last axis may hold only the first
-      keys.
+    importance: (S, N, H, T): sequences, layers, heads, keys, as `importance` returns it; the first
+      three axes may come in any order. The last axis may hold only the first keys.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
     raw: whether the importance is that of unnormalised masses, which may be negative or large.
 
   Returns:
-    The rates (T,), an array of the same library as the input; entry 0 is Sink_1.
+    The rates (T,), an array of JAX for one of JAX, and of NumPy for all else; entry 0 is Sink_1.
+    The last entries are rates of a mean over few queries, see `importance`.
 
   Raises:
     ValueError: the importance has another shape, is empty or does not hold real and finite numbers,
@@ -92,8 +103,12 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence, epsilon: float | A
       T / (T - k + 1), its value where all queries attend to key k alone under a prefix mask. The
       message names the first such entry.
   """
+  importance = _without_tensors(importance, 'importance')
   xp = _library(importance)
   alpha = _real(xp, importance, 'importance')
+  if _are_maps(xp, alpha):
+    raise ValueError(f'these are attention maps, of shape {alpha.shape}: call importance first, as '
+                     'in sink_rate(importance(maps)).')
   if alpha.ndim != 4:
     raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, '
                      f'keys, not {alpha.shape}.')
@@ -154,6 +169,32 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
   # The probe after the last one that was below; the first probe of all if none was.
   below = np.flatnonzero(~above)
   return int(np.asarray(steps)[below[-1] + 1 if len(below) else 0])
+
+
+def _without_tensors(x, name: str):
+  """The argument with NumPy arrays in the place of PyTorch's tensors, which is not imported."""
+  if x is None or isinstance(x, (list, tuple)) and any(part is None for part in x):
+    raise ValueError(f'{name} is None: transformers returns attention maps of models that are loaded '
+                     "with attn_implementation='eager' and called with output_attentions=True.")
+  if isinstance(x, Tensor):
+    tensor = x.detach()
+    # NumPy has no bfloat16.
+    return (tensor if 'float64' in str(tensor.dtype) else tensor.float()).cpu().numpy()
+  if isinstance(x, (list, tuple)) and x and isinstance(x[0], (Tensor, list, tuple)):
+    return [_without_tensors(part, name) for part in x]
+  return x
+
+
+def _are_maps(xp: ModuleType, x) -> bool:
+  """Whether an array in the place of importances holds attention maps.
+
+  Of four axes it can also hold importances, unless its rows are shares and causal.
+  """
+  if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
+    return False
+  if x.ndim > 4 or isinstance(x, Tracer):
+    return x.ndim > 4
+  return not xp.triu(x, 1).any() and bool((abs(_sums(xp, x, -1) - 1) < 0.01).all())
 
 
 def _library(x) -> ModuleType:

@@ -136,16 +136,17 @@ def _check_gate(spec: AttentionSpec, q: AnyArray, params: Params, gate: AnyArray
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
-  """The implementation that this platform uses by default; logged once for each case.
+  """The implementation that this platform uses by default; logged once where a better one cannot.
 
   Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
   """
   candidates = _PREFERRED.get(platform(), ('linear',))
   reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh) for name in candidates}
   name = next((name for name in candidates if not reasons[name]), 'chunked')
-  _log_once(f'attention: {name} on {platform()}' + ''.join(
-      f'; not {other}: {reason}' for other, reason in reasons.items()
-      if reason and other != 'linear'))
+  refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items()
+                    if reason and other != 'linear')
+  _log_once(f'attention: {name} on {platform()}{refused}',
+            logging.INFO if refused else logging.DEBUG)
   return name
 
 
@@ -160,7 +161,8 @@ def choose_importance(implementation: str | None, spec: AttentionSpec, q_BxTxHxD
   reason = unsupported('pallas', spec, q_BxTxHxDh, k_BxTxHkvxDh)
   if implementation is None:
     name = 'pallas' if compiled('pallas') and not reason else 'chunked'
-    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''))
+    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''),
+              logging.INFO if compiled('pallas') else logging.DEBUG)
     return name
   check_known(implementation, ('chunked', 'pallas'), 'Unknown implementation of importance')
   if implementation == 'pallas' and reason:
@@ -206,5 +208,5 @@ def platform() -> str:
 
 
 @functools.lru_cache(maxsize=None)  # a trace of every layer and step would log it again
-def _log_once(message: str) -> None:
-  _log.info(message)
+def _log_once(message: str, level: int = logging.INFO) -> None:
+  _log.log(level, message)

@@ -73,7 +73,8 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
     norm: as in `ModelConfig`; None keeps the source's.
     sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
-    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs.
+    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
+      of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
     offset: where sink logits start, see above. A lower one changes the model less, and leaves the
       logits smaller gradients.
     seed: the seed of random initial values.
@@ -105,13 +106,13 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
   if not 0 <= seed < 2**32:
     raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
   batch = _batch(run, tokens)
-  values, exact = _started(run, config, start, offset, seed, batch)
+  values, fresh, exact = _started(run, config, start, offset, seed, batch)
   before, after = run.config, _with_values(run, config, values)
   removed = _shapes(before).items() - _shapes(config).items()
   return dataclasses.replace(after, graft=GraftReport(
       changed, tuple(sorted('/'.join(path) for path in values)),
       tuple(sorted('/'.join(path) for path, _ in removed)), start, exact,
-      _loss(run, batch), _loss(after, batch)))
+      _loss(run, batch), _loss(after, batch), tuple('/'.join(path) for path in fresh)))
 
 
 def new_parameters(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
@@ -201,9 +202,15 @@ def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
 def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
   """The inputs on which a graft is measured."""
   given = run.probe_tokens if tokens is None else tokens
+  reason = ''
+  if given is None and run.make_tokens is not None:
+    try:
+      given = run.make_tokens(run)
+    except ValueError as error:  # no tokenizer, or one that this machine cannot read
+      reason = f' ({str(error).rstrip(".")})'
   if given is None:
-    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on: pass '
-                     'tokens=, ids (S, T) of text like that of its training, as '
+    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on'
+                     f'{reason}: pass tokens=, ids (S, T) of text like that of its training, as '
                      'sj.tokenize(run, texts, length=64) makes them.')
   batch = np.asarray(given)
   if not run.config.vocab_size:
@@ -223,8 +230,11 @@ def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
 
 
 def _started(run: Run, config: ModelConfig, start: str, offset: float, seed: int,
-             batch: np.ndarray) -> tuple[dict[_Path, AnyArray], bool]:
-  """Values of the parameters that the source lacks, and whether they keep its function."""
+             batch: np.ndarray) -> tuple[dict[_Path, AnyArray], tuple[_Path, ...], bool]:
+  """Values of the parameters that the source lacks, and whether they keep its function.
+
+  Between the two are the paths of those that are as in a fresh model.
+  """
   before, after, known = run.config.attention, config.attention, _shapes(run.config)
   shapes = {path: shape for path, shape in _shapes(config).items() if known.get(path) != shape}
   places = {name: getattr(after, name).start_like(getattr(before, name)) for name in _STARTING}
@@ -247,7 +257,7 @@ def _started(run: Run, config: ModelConfig, start: str, offset: float, seed: int
     mean = _mean_log_sums(_with_values(run, plain, {
         path: x for path, x in values.items() if path in _shapes(plain)}), batch)
     values |= {path: mean(path) + np.float32(offset) for path in logits}
-  return values, exact
+  return values, rest, exact
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -48,6 +48,8 @@ class Run:
     folder: the folder that the model was loaded from.
     first_token: the id with which every training sequence began; None if they began differently.
     read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
+    make_tokens: the function that makes probe inputs (S, T) of plain text for a published model,
+      likewise.
     graft: what `sink_jax.graft` changed in the model; None if nothing was grafted.
   """
 
@@ -61,6 +63,7 @@ class Run:
   first_token: int | None = None
   read_tokenizer: Callable[[Run], RunTokenizer] | None = dataclasses.field(
       default=None, repr=False)
+  make_tokens: Callable[[Run], AnyArray] | None = dataclasses.field(default=None, repr=False)
   graft: GraftReport | None = None
 
   @functools.cached_property

@@ -78,6 +78,7 @@ class Checkpoint:
 
   def __init__(self, folder: str | os.PathLike):
     self.path = self.folder = Path(folder)
+    check_merged(self.folder)
     self.config = read_object(self.folder / 'config.json', 'The folder of a published model has '
                               'one: choose that folder, or download the model again.')
     self.entries: dict[str, TensorHeader] = {}
@@ -163,6 +164,30 @@ class Checkpoint:
       return pickled(self.folder, f'{self.folder / pickles[0]} holds pickled weights')
     return (f'{self.folder} has neither {WEIGHTS} nor {INDEX}: the download is incomplete, or '
             'this is not the folder of a model.')
+
+
+def check_merged(folder: Path, source: str = '') -> None:
+  """Refuses an adapter, such as one of LoRA, which is a part of a model.
+
+  Args:
+    folder: of the checkpoint.
+    source: the name that a person gave it, by default the folder.
+
+  Raises:
+    ValueError: it is one; with the command that merges it.
+  """
+  file = folder / 'adapter_config.json'
+  if not file.exists() or any((folder / name).exists() for name in (WEIGHTS, INDEX)):
+    return
+  source = source or str(folder)
+  target = f'{Path(source).name or "model"}-merged'
+  raise ValueError(
+      f'{source} is an adapter (adapter_config.json) and not a model: merge the adapter first, where '
+      'torch, peft and transformers are installed, and load the new folder:\n'
+      'python -c "from peft import AutoPeftModelForCausalLM as M; '
+      'from transformers import AutoTokenizer as T; '
+      f"m = M.from_pretrained('{source}').merge_and_unload(); m.save_pretrained('{target}'); "
+      f"T.from_pretrained(m.config._name_or_path).save_pretrained('{target}')\"")
 
 
 def pickled(source: str | os.PathLike, what: str) -> str:

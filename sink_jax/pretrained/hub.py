@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from sink_jax.pretrained.files import INDEX, WEIGHTS, pickled
+from sink_jax.pretrained.files import INDEX, WEIGHTS, check_merged, pickled
 from sink_jax.pretrained.packaged import PACKAGED
 
 # These hold the weights a second time, in other formats.
@@ -189,6 +189,7 @@ def _downloaded(hub: str, revision: str | None) -> Path:
     raise ValueError(
         f'{hub} could not be downloaded ({" ".join(str(error).split())[:300]}). Without a '
         'connection, download it elsewhere and give its folder.') from error
+  check_merged(folder, hub)
   # Without either file the patterns above have taken no weights: the hub has pickles alone.
   if not any((folder / file).exists() for file in (WEIGHTS, INDEX)):
     raise ValueError(pickled(hub, f'{hub} offers its weights as pickles only'))

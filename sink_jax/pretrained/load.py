@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from sink_jax.arguments import explained
+from sink_jax.data import inputs
 from sink_jax.data.dataset import DataConfig
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.token_edits import first_token
@@ -121,7 +122,7 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   config = dataclasses.replace(published_model(checkpoint), dtype=dtype,
                                implementation=implementation)
   return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
-             read_tokenizer=_tokenizer)
+             read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
 
 
 def open_published(path_or_name: str | os.PathLike) -> tuple[Weights, str]:
@@ -233,3 +234,10 @@ def _tokenizer(run: Run) -> TextTokenizer:
   tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos, run.first_token)
   tokenizer.check_vocabulary(run.config.vocab_size)
   return tokenizer
+
+
+def _probe_tokens(run: Run) -> np.ndarray:
+  """Probe inputs of a published model (32, 64): the text that commands take by default."""
+  tokenizer = _tokenizer(run)
+  tokenizer.check_vocabulary(run.config.vocab_size)
+  return inputs.natural(tokenizer, inputs.open_source(), sequences=32).tokens

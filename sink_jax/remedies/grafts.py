@@ -32,7 +32,7 @@ SINK, LOSS = (axis for axis in AXES if axis.key in ('concentration', 'loss'))
 LOWER, HIGHER = 'lower', 'higher'
 # What a graft may change of the default, and a run from scratch of both.
 _SOURCE = ('init.source', 'init.hash')
-_OF_GRAFT = ('attention.', 'init.graft', 'init.new', *_SOURCE)
+_OF_GRAFT = ('attention.', 'init.graft', 'init.new', 'init.kept', *_SOURCE)
 _OF_SCRATCH = ('attention.', 'init.', 'steps')
 _ENDS = {'sink_end': dataclasses.replace(METRICS['sink_1'], heading='Sink_1 % at the end'),
          'largest_end': METRICS['largest_sink'],

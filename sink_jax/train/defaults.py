@@ -26,6 +26,7 @@ import jax
 
 from sink_jax.models.config import CHOICES, ModelConfig
 from sink_jax.models.sizes import kept_bytes, parameter_count
+from sink_jax.train.kept import with_kept
 from sink_jax.train.loss import default_logits
 
 CHOSEN_KEYS = ('model.unroll', 'model.remat', 'loss_logits', 'gradient_reduction')
@@ -103,6 +104,8 @@ def filled_from(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | N
                 section: str = '') -> dict[str, Any]:
   """The config with its empty keys, or those of them in `keys`, as another config has them.
 
+  With `init.kept` go the keys that it names.
+
   Args:
     other: of any type where somebody changed a config.json; no dict fills nothing.
     section: prefix of the config's keys, such as 'model.'.
@@ -115,7 +118,7 @@ def filled_from(config: Mapping[str, Any], other: Any, keys: tuple[str, ...] | N
     elif value is None and (keys is None or section + key in keys):
       value = other.get(key)
     values[key] = value
-  return values
+  return values if section else with_kept(values, other)
 
 
 def with_defaults(model: ModelConfig, load: DeviceLoad, remat: str | None,

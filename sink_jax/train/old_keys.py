@@ -16,7 +16,7 @@ _OPTIONS = {'linear': 'plain', 'head_dim': None, 'pattern': None, 'parallel_resi
             'biases': None, 'embedding_dim': None, 'tied': None,
             'logit_cap': None}  # of `model`, likewise
 _INIT = {'source': '', 'keep': 'params', 'graft': '', 'train': 'all', 'distill': 0.0, 'step': None,
-         'hash': None, 'new': None}
+         'hash': None, 'new': None, 'kept': None}
 
 
 def with_components(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +58,9 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
   Their values are what its program computed: where a key has another default by now, a resumed run
   still does what it did when it began.
   """
+  init = config.get('init')
+  if isinstance(init, dict) and init.get('graft'):
+    init.setdefault('kept', '')  # all components were those of the config
   config = with_components(with_update_rule(config))
   config.setdefault('loss_logits', 2**26)
   config.setdefault('gradient_reduction', 'microbatch')

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace
+
 _FIELD = re.compile(r'\{[^{}]*\}')
 
 
@@ -14,7 +16,9 @@ def filled_in(config: Mapping[str, Any]) -> dict[str, Any]:
 
   A run of every seed can so begin with a model of that seed: `{seed}` is the run's seed, in both
   keys, and `{source}` in `data.tokenizer` is `init.source`, beside whose parameters a run has its
-  tokenizer. A config without `init.source` stays as it is, braces included.
+  tokenizer. Where `data.tokenizer` is the default, the bytes, and a tokenizer of another kind lies
+  in the folder of `init.source`, that takes its place. A config without `init.source` stays as it
+  is, braces included.
 
   Args:
     config: nested, of any age: a section that it lacks has no placeholder.
@@ -30,9 +34,23 @@ def filled_in(config: Mapping[str, Any]) -> dict[str, Any]:
   source = _filled('init.source', source, known)
   filled = dict(config, init={**init, 'source': source})
   if isinstance(data, Mapping) and isinstance(tokenizer := data.get('tokenizer'), str):
-    filled['data'] = {**data, 'tokenizer': _filled(
-        'data.tokenizer', tokenizer, known | {'{source}': source})}
+    tokenizer = _filled('data.tokenizer', tokenizer, known | {'{source}': source})
+    if tokenizer == repr(Bytes()):
+      tokenizer = _of_source(source) or tokenizer
+    filled['data'] = {**data, 'tokenizer': tokenizer}
   return filled
+
+
+def _of_source(source: str) -> str | None:
+  """The tokenizer in the folder of a source, in the words of a config; None for bytes."""
+  tokenizer = HuggingFace(path=source)
+  try:
+    encoder = tokenizer.encoder()
+  except (ValueError, OSError):  # none, such as of a name on the hub, or one that needs options
+    return None
+  letters = ''.join(map(chr, range(32, 127)))
+  same = encoder.encode(letters).tolist() == ByteEncoder().encode(letters).tolist()
+  return None if same else f'HuggingFace(path={source!r})'
 
 
 def _filled(option: str, text: str, known: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from sink_jax.data.batches import Batch
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
+from sink_jax.evaluate.limits import first_token_limits, limit_note
 from sink_jax.evaluate.probe import probe
 from sink_jax.io.paths import AnyPath
 from sink_jax.models.graft_report import GraftReport
@@ -125,8 +126,13 @@ class Recorder:
   def begin(self, state: TrainState) -> None:
     """Evaluates the state before the first step, and writes what a graft has done to it."""
     if self._graft is not None:
-      _warn_once(str(self._graft))
+      kept = self._experiment.init.kept
+      _warn_once(f'{self._graft}{f"; as in the source: {kept}" if kept else ""}')
       self._metrics.write('graft', 0, self._graft.row())
+    probe = self._experiment.probe
+    limits = first_token_limits(self._run.model, probe.length)
+    if note := limit_note(limits, probe.length, probe.epsilon):
+      _warn_once(note)
     self._evaluate(0, state)
 
   def due(self, step: int) -> bool:

@@ -71,5 +71,5 @@ def _check_ids(where: str, encoder: Encoder, other: Encodes, text: str) -> None:
   raise ValueError(
       f'{where} has another tokenizer than the data: of {text[:20]!r}... data.tokenizer makes '
       f'{shown(here)} from token {first + 1} on, that of the source {shown(there)}. Use the '
-      "source's, such as data.tokenizer = \"HuggingFace(path='FOLDER')\" with the folder of its "
-      'tokenizer.json (of a run: WORKDIR/tokenizer).')
+      "source's: --config.data.tokenizer=\"HuggingFace(path='{source}')\" where init.source is a "
+      'folder with a tokenizer, or its path in place of {source}.')

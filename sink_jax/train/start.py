@@ -31,6 +31,7 @@ from sink_jax.train.defaults import filled_from
 from sink_jax.train.distillation import Distillation
 from sink_jax.train.experiment import Experiment, from_dict
 from sink_jax.train.init_options import InitOptions
+from sink_jax.train.kept import GRAFT_KEYS, default_keys, kept_keys, value_of, with_kept
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.multihost import broadcast_from_process0, on_all_processes
 from sink_jax.train.sharding import laid_out
@@ -39,7 +40,8 @@ from sink_jax.train.sharding import laid_out
 _NOT_THE_MODEL = ('size', 'init', 'dtype', 'implementation', 'remat', 'unroll')
 _MODEL_KEYS = tuple(f.name for f in dataclasses.fields(ModelOptions)
                     if f.name not in _NOT_THE_MODEL)
-_FILLED = ('init.step', 'init.hash', 'init.new', *(f'model.{key}' for key in _MODEL_KEYS))
+_FILLED = ('init.step', 'init.hash', 'init.new', 'init.kept',
+           *(f'model.{key}' for key in _MODEL_KEYS))
 
 
 class Encodes(Protocol):
@@ -227,6 +229,8 @@ def with_sizes(config: Mapping[str, Any], source: Source, digest: str | None = N
                ) -> dict[str, Any]:
   """The config with the source's sizes in the place of empty ones, its step and its hash.
 
+  What a graft keeps of the source is as the source has it, too.
+
   Raises:
     ValueError: a key that the config sets is not as the source has it; lists all, with the values
       of both and the options that make them equal.
@@ -239,9 +243,27 @@ def with_sizes(config: Mapping[str, Any], source: Source, digest: str | None = N
   init = config['init'] | {'step': source.step, 'hash': digest}
   config = dict(config, model=model, init=init)
   if experiment.init.graft:
-    target = dataclasses.replace(source.model, attention=experiment.attention,
-                                 norm=model['norm'], sink_tokens=model['sink_tokens'])
-    init['new'] = ', '.join(new_parameters(source.model, target))
+    config = _with_kept(config, source)
+    target = dataclasses.replace(
+        source.model, attention=AttentionSpec(**config['attention']),
+        norm=config['model']['norm'], sink_tokens=config['model']['sink_tokens'])
+    config['init']['new'] = ', '.join(new_parameters(source.model, target))
+  return config
+
+
+def _with_kept(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
+  """The config of a graft with what it keeps of its source, and with `init.kept`."""
+  there = {'attention': source.model.attention.strings(),
+           'model': {name: getattr(source.model, name) for name in ('norm', 'sink_tokens')}}
+  init = dict(config['init'])
+  if init['kept'] is None:
+    init['kept'] = ', '.join(key for key in default_keys(config)
+                             if value_of(config, key) != value_of(there, key))
+  config = with_kept(dict(config, init=init), there)
+  for key in kept_keys(init['kept']):
+    if (here := value_of(config, key)) != (value := value_of(there, key)):
+      raise ValueError(f'init.kept = {init["kept"]!r}: {key} is {here!r} in the config and {value!r} '
+                       'in the source. Name in init.kept what the config leaves at its default.')
   return config
 
 
@@ -249,7 +271,8 @@ def _check_same(experiment: Experiment, source: Source) -> None:
   lines, options = [], []
 
   def compare(key: str, here: Any, there: Any, text: Any) -> None:
-    if here != there:
+    # Files of models write 1e-5 as the float32 next to it, too.
+    if here != there and not (isinstance(here, float) and np.float32(here) == np.float32(there)):
       lines.append(f'{key}: {here!r} in the config, {there!r} in the source')
       options.append(shlex.quote(f'--config.{key}={text}'))
 
@@ -263,9 +286,9 @@ def _check_same(experiment: Experiment, source: Source) -> None:
     there = getattr(source.model.attention, field.name)
     compare(f'attention.{field.name}', getattr(experiment.attention, field.name), there, there)
   # What a graft changes, and no other key.
-  of_graft = all(line.startswith(('attention.', 'model.norm:', 'model.sink_tokens:'))
-                 for line in lines)
-  hint = '\nTo give it the config\'s, add\n  --config.init.graft=identity' if of_graft else ''
+  of_graft = all(line.startswith(tuple(f'{key}:' for key in GRAFT_KEYS)) for line in lines)
+  hint = ('\nTo give it what the config changes of the defaults, add\n  --config.init.graft=identity'
+          if of_graft else '')
   if lines:
     raise ValueError(f'init.source = {source.name!r} is another model than the config\'s:\n  '
                      + '\n  '.join(lines) + '\nTo train what the source is, add\n  '

@@ -53,6 +53,13 @@ def test_a_bad_config_string_is_explained(text, words):
     assert word in str(error.value)
 
 
+def test_softmax_is_named_by_what_it_consists_of():
+  for kind in (Similarity, COMPONENTS['normalizer']):
+    with pytest.raises(ValueError, match=r'Exp\(\).*RowSum\(\)') as error:
+      from_string(kind, 'Softmax()')
+    assert 'Did you mean' not in str(error.value)
+
+
 def test_numbers_are_read_as_their_field_says():
   assert from_string(Similarity, 'Exp') == sj.Exp()
   assert from_string(Position, 'Rope(base=500000)') == sj.Rope(base=500000.0)

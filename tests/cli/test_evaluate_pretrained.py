@@ -39,7 +39,6 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
     pytest.param(('--out=x',), 'either --checkpoint or --workdir', marks=full),
     pytest.param(('--workdir=x', '--inputs=random'), '--inputs is for published models',
                  marks=full),
-    pytest.param((f'--checkpoint={FIXTURES / "gpt2"}',), '--out is needed', marks=full),
     ((f'--checkpoint={FIXTURES / "gpt2"}', '--out=x', '--inputs=random'), '16 learned positions'),
     ((f'--checkpoint={FIXTURES / "llama"}', '--out=x'), 'no tokenizer'),
     (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
@@ -49,6 +48,15 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, message):
   monkeypatch.chdir(tmp_path)
   code, _, error = run_here('evaluate', *arguments)
   assert code == 1 and message in error.splitlines()[-1] and not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_made_where_none_is_named(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'a llama@v1').symlink_to(FIXTURES / 'llama')
+  code, text, error = run_here('evaluate', '--checkpoint=a llama@v1/', '--inputs=random',
+                               '--length=8', '--sequences=2')
+  assert code == 0 and 'evaluation-a-llama-v1/sink_report.json' in text, error
+  assert (tmp_path / 'evaluation-a-llama-v1' / 'sink_report.json').exists()
 
 
 def test_blocks_without_attention_are_not_counted(tmp_path):

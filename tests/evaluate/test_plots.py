@@ -111,13 +111,15 @@ def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
                               bias_slot_released=None, norms={})
   large.plot(tmp_path / 'large.png', epsilon=0.2)
   check(tmp_path / 'large.png')
+  width, height = large.plot().get_size_inches()
+  assert max(width, height) < 8 and width > height
 
 
 def test_a_notebook_shows_tables_frames_and_figures(probed, monkeypatch, tmp_path):
   name, model, report = probed
   figure, axes = plots.canvas(6, 4, columns=2)
   assert report.plot(ax=axes[0, 1]) is figure and report.plot().axes
-  np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance())
+  np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance().T)
   result = sj.analyse('norms', model, tokens()) if name != 'sink token' else None
   monkeypatch.setitem(sys.modules, 'pandas', None)  # as where it is not installed
   with pytest.raises(ImportError, match='pip install pandas'):
@@ -129,8 +131,8 @@ def test_a_notebook_shows_tables_frames_and_figures(probed, monkeypatch, tmp_pat
       (block, head) for block in report.blocks for head in range(1, heads + 1)]
   assert frame['importance'][-1] == report.head_importance()[layers - 1, heads - 1]
   evil = dataclasses.replace(report, protocol=report.protocol | {'run': '<b>|'})
-  assert '<td>&lt;b&gt;|</td>' in evil._repr_html_()
-  assert f'{100 * report.sink_rate():.1f}</td>' in evil._repr_html_()
+  assert '&lt;b&gt;|' in evil._repr_html_() and '<b>' not in evil._repr_html_()
+  assert f'{100 * report.sink_rate():.1f} %' in evil._repr_html_()
   if result is not None:
     head, *rows = importlib.import_module('sink_jax.analyses.norms').rows([result])
     assert result.to_pandas() == {key: list(cells) for key, cells in zip(head, zip(*rows))}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.models.config import Layer
 from sink_jax.models.transformer import init_params
 
 pytestmark = pytest.mark.typed
@@ -119,6 +120,66 @@ def test_bad_tokens_are_explained(inputs, words):
 def test_either_tokens_or_texts(options, words):
   with pytest.raises(ValueError, match=words):
     sj.probe(run(), **options)
+
+
+class Letters:
+  """A tokenizer whose ids are letters, from a to k."""
+
+  prefix = ()
+
+  def tokens(self, texts, length=None, bos='tokenizer'):
+    texts = [texts] if isinstance(texts, str) else texts
+    rows = [np.array([ord(letter) - ord('a') for letter in text]) for text in texts]
+    return rows if length is None else np.stack([row[:length] for row in rows])
+
+
+@pytest.mark.untyped
+def test_texts_may_stand_in_the_place_of_tokens():
+  model = dataclasses.replace(run(), read_tokenizer=lambda run: Letters())
+  for texts, length in (('abcdefghi', None), (['abcdk', 'kjihgfe'], None), (('abcdk', 'kjihg'), 4)):
+    named, placed = sj.probe(model, texts=texts, length=length), sj.probe(model, texts, length=length)
+    np.testing.assert_array_equal(named.importance, placed.importance)
+  with pytest.raises(ValueError, match='either tokens or texts'):
+    sj.probe(model, 'abcd', texts=['abcd'])
+
+
+def test_a_report_is_shown_in_a_few_lines():
+  report = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()',
+                                                   kv_bias=sj.KVBias())), tokens())
+  lines = repr(report).splitlines()
+  assert 6 <= len(lines) <= 14 and max(map(len, lines)) < 160
+  assert f'{100 * report.sink_rate():.1f} %' in lines[3] and 'test' in lines[0]
+
+
+def test_the_largest_activation_is_named():
+  model = run(dtype='float32')
+  embed = np.array(model.params['embed'])
+  embed[tokens()[0, 0], 5] = 3e4  # a token that stands first in the text alone
+  model.params['embed'] = embed
+  text = np.concatenate([np.full((3, 1), tokens()[0, 0]), np.full((3, 7), 1 + tokens()[0, 0])], 1)
+  report = sj.probe(model, text % 11)
+  row, = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
+  size = np.asarray(report.activations.activation_max)
+  times = size / np.asarray(report.activations.activation_median)
+  assert f'{times.max():,.0f} times the median' in row and 'channel 5 of token 1' in row
+  assert f'{size[times.argmax()]:,.0f}' in row
+  calm = repr(sj.probe(run(scale=1.0), tokens()))
+  assert 'largest activation' in calm and 'massive' in calm
+
+
+@pytest.mark.parametrize('mask, pattern, words', [
+    ('Window(size=3)', (), 'every block'), ('Window(size=4)', (), ''), ('Prefix(length=2)', (), ''),
+    ('Causal()', (Layer(mask=sj.Window(size=2)), Layer()), '1 of 2 blocks')])
+def test_a_mask_that_hides_the_first_token_is_named(mask, pattern, words):
+  config = sj.ModelConfig(**CONFIG, attention=sj.AttentionSpec(mask=mask),
+                          **dict(pattern=pattern) if pattern else {})
+  report = sj.probe(sj.Run(config, init_params(config, 0)), tokens())
+  note = [line for line in repr(report).splitlines() if 'by construction' in line]
+  assert len(note) == bool(words) and all(words in line for line in note)
+  limits = np.array(report.protocol['first_token_limits'])
+  assert (report.head_importance() <= limits[:, None] + 1e-6).all()
+  if words == 'every block':
+    assert limits.tolist() == [3 / 12] * 2 and report.sink_rate() == 0
 
 
 def test_positions_are_1_based():

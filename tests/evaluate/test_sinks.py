@@ -48,8 +48,71 @@ def test_rates_lie_on_the_grid_of_the_paper():
   np.testing.assert_allclose(rate * 8000, np.round(rate * 8000), atol=1e-3)
 
 
+class Tensor:
+  """A stand-in for a tensor of PyTorch, which needs gradients and lies on another device."""
+
+  def __init__(self, values, dtype='torch.bfloat16', done=()):
+    self.values, self.dtype, self.done = np.asarray(values, np.float64), dtype, set(done)
+
+  def detach(self):
+    return Tensor(self.values, self.dtype, self.done | {'detach'})
+
+  def float(self):
+    return Tensor(self.values.astype(np.float32), 'torch.float32', self.done)
+
+  def cpu(self):
+    return Tensor(self.values, self.dtype, self.done | {'cpu'})
+
+  def numpy(self):
+    if self.done != {'detach', 'cpu'} or self.dtype == 'torch.bfloat16':
+      raise TypeError(f'{self.dtype} on another device, or with gradients')
+    return self.values.astype(self.dtype.removeprefix('torch.'))
+
+  def __array__(self, dtype=None, copy=None):
+    return self.numpy()
+
+
+def test_tensors_of_pytorch_are_maps():
+  expected = sj.importance(A)
+  np.testing.assert_array_equal(sj.importance(Tensor(A, 'torch.float64')), expected)
+  np.testing.assert_allclose(sj.importance(Tensor(A)), expected, rtol=1e-6)
+  # As transformers returns them: a tuple of layers, each (S, H, T, T).
+  layers = tuple(Tensor(np.broadcast_to(A, (2, 4, 3, 3))) for _ in range(5))
+  alpha = sj.importance(layers)
+  np.testing.assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
+  np.testing.assert_allclose(sj.sink_rate(alpha), [1, 1, 0])
+  np.testing.assert_allclose(sj.sink_rate(Tensor(alpha)), [1, 1, 0])
+
+
+def test_maps_have_a_report_of_their_own(tmp_path):
+  rng = np.random.default_rng(0)
+  maps = np.tril(rng.random((3, 2, 4, 6, 6)))  # N layers, S sequences, H heads
+  maps /= maps.sum(-1, keepdims=True)
+  report = sj.SinkReport.from_attentions(tuple(map(Tensor, maps)), name='mine')
+  assert report.importance.shape == (2, 3, 4, 6) and report.blocks == [1, 2, 3]
+  expected = np.swapaxes(sj.importance(maps), 0, 1)
+  np.testing.assert_allclose(report.importance, expected, rtol=1e-6)
+  assert report.sink_rate() == sj.sink_rate(expected)[0]
+  assert report.summary()['sink_1'] == 100 * report.sink_rate()
+  report.plot(tmp_path / 'importance.png')
+  assert 'mine' in repr(report) and 'Sink_1' in repr(report) and 'mine' in report._repr_html_()
+  same = sj.SinkReport.from_attentions(maps)
+  np.testing.assert_allclose(same.importance, report.importance, rtol=1e-6)
+  with pytest.raises(ValueError, match='maps alone'):
+    report.plot_norm_ratios(tmp_path / 'ratios.png')
+
+
 @pytest.mark.untyped
 def test_wrong_shapes_are_explained():
+  for maps in (np.broadcast_to(A, (2, 5, 4, 3, 3)), np.broadcast_to(A, (1, 2, 3, 3))):
+    with pytest.raises(ValueError, match='importance'):
+      sj.sink_rate(maps)
+  for wrong in (np.zeros((2, 5, 3, 3)), np.zeros((1, 1, 2, 5, 3, 3)), ()):
+    with pytest.raises(ValueError):
+      sj.SinkReport.from_attentions(wrong)
+  for ask in (sj.importance, sj.SinkReport.from_attentions):
+    with pytest.raises(ValueError, match='eager'):
+      ask((None, None))
   with pytest.raises(ValueError, match=r'\(\.\.\., T, T\)'):
     sj.importance(np.zeros((3, 4)))
   with pytest.raises(ValueError, match=r'\(S, N, H, T\)'):

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.data import inputs
+from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.graft import graft_to, learned_bias, without_bias
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
+from sink_jax.pretrained.export import export_checkpoint
+from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.random_params import random_params
 
 TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
@@ -112,6 +116,7 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
   other = grafted(full, attention)
   report = other.graft
   assert str(report) in capsys.readouterr().out
+  assert report.fresh == () and 'start: identity' in str(report)
   assert report.exact and [path.split('/')[-1] for path in report.new] == new
   assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)  # compiled
   np.testing.assert_allclose(other.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
@@ -155,17 +160,17 @@ def test_a_far_sink_logit_changes_nothing_and_a_near_one_little():
   np.testing.assert_allclose(far.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
   near = grafted(full, {'kv_bias': 'SinkLogit()'})
   difference = np.abs(near.logits(TOKENS) - full.logits(TOKENS)).max()
-  assert 1e-5 < difference < 0.1 and not near.graft.exact
+  assert 1e-5 < difference < 0.1 and not near.graft.exact and not near.graft.fresh
   at_zero = grafted(full, {'kv_bias': 'SinkLogit()'}, start='random')
   assert not at_zero.params['blocks']['attention']['kv_bias_logit'].any()
 
 
-def next_token_loss(r):
+def next_token_loss(r, text=TEXT):
   """Mean cross-entropy of the next tokens, from logits, in NumPy."""
-  logits = np.asarray(r.logits(TEXT[:, :-1]), np.float64)
+  logits = np.asarray(r.logits(text[:, :-1]), np.float64)
   shares = np.exp(logits - logits.max(-1, keepdims=True))
   shares /= shares.sum(-1, keepdims=True)
-  return -np.log(np.take_along_axis(shares, TEXT[:, 1:, None], -1)).mean()
+  return -np.log(np.take_along_axis(shares, text[:, 1:, None], -1)).mean()
 
 
 @pytest.mark.parametrize('changes, new, removed', [
@@ -191,6 +196,23 @@ def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, n
   assert report.loss_after == pytest.approx(next_token_loss(other), rel=1e-6)
   assert abs(report.loss_after - report.loss_before) > 1e-3
   assert f'{report.loss_after:.4f} nats' in str(report)
+  assert list(report.fresh) == new and sj.GraftReport.from_row(report.row()) == report
+  # What was asked for is not what became of it.
+  assert 'start: identity' not in str(report)
+
+
+def test_a_published_model_is_grafted_without_tokens_of_ones_own(tmp_path):
+  config = sj.ModelConfig(**TINY | dict(vocab_size=258))
+  export_checkpoint(sj.Run(config, random_params(config)), tmp_path, context=64)
+  gate = {'attention': {'head': 'HeadGate(scale=2)'}}
+  with pytest.raises(ValueError, match='no probe inputs'):
+    sj.graft(sj.load_pretrained(tmp_path), **gate)
+  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
+  model = sj.load_pretrained(tmp_path)
+  text = inputs.natural(model.tokenizer, inputs.open_source(), sequences=32).tokens
+  measured = sj.graft(model, **gate).graft
+  assert measured == sj.graft(model, **gate, tokens=text).graft and measured.exact
+  assert measured.loss_before == pytest.approx(next_token_loss(model, text), rel=1e-6)
 
 
 def test_a_removal_is_a_graft():

@@ -41,6 +41,16 @@ def test_a_config_that_is_missing_or_no_object(tmp_path):
   refused(tmp_path, 'cannot be read as JSON')
 
 
+def test_an_adapter_is_to_be_merged(tmp_path):
+  (tmp_path / 'adapter_config.json').write_text('{"base_model_name_or_path": "a/b"}')
+  (tmp_path / 'adapter_model.safetensors').write_bytes(b'')
+  for config in (None, '{"model_type": "llama"}'):
+    if config:
+      (tmp_path / 'config.json').write_text(config)
+    with pytest.raises(ValueError, match=r'adapter(?s:.*)merge_and_unload'):
+      Checkpoint(tmp_path)
+
+
 def test_a_folder_without_weights(tmp_path):
   tiny.write(tmp_path)
   (tmp_path / WEIGHTS).unlink()

@@ -142,6 +142,13 @@ def test_downloads_that_fail_say_what_to_do(downloads, error, part):
   assert 'no folder' not in str(caught.value)
 
 
+def test_an_adapter_is_named_as_on_the_hub(downloads):
+  (downloads.answer / 'model.safetensors').unlink()
+  (downloads.answer / 'adapter_config.json').write_text('{}')
+  with pytest.raises(ValueError, match=r"(?s)adapter.*from_pretrained\('a/lora'\).merge_and_unload"):
+    hub.resolve('a/lora')
+
+
 def test_a_model_of_pickles_only_is_explained(downloads):
   (downloads.answer / 'model.safetensors').unlink()
   with pytest.raises(ValueError, match=r"pickles only(?s:.*)from_pretrained\('facebook/opt-125m'"):

@@ -1,5 +1,6 @@
 """Training with another attention than the source's: what starts where, and what moves."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.attention.head import HeadGate
+from sink_jax.attention.mask import Causal
 from sink_jax.pretrained.source import open_source
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import loop
 from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.run_dir import read_config
+from sink_jax.train.run_dir import has_ended, read_config
 from sink_jax.train.start import parameter_paths
 from tests.train import runs
 
@@ -53,6 +56,7 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, tmp_path, c
   after = go(config, workdir)
   row, = read_metrics(workdir, 'graft')
   assert (row['step'], row['exact'], row['new']) == (0, False, 'blocks/attention/kv_bias_key')
+  assert 'by construction' in caplog.text  # a window of 4 tokens of 16
   assert row['changed'] in caplog.text and 'NoBias() -> KBias(' in row['changed']
   tokens = sj.load_run(workdir).probe_tokens
   before = sj.graft(sj.load_run(source), attention=attention, tokens=tokens, seed=1, start='random')
@@ -70,6 +74,35 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, tmp_path, c
   shutil.rmtree(workdir / 'checkpoints' / '20')
   again = go(config, workdir)
   assert runs.rows(workdir) == rows and not moved(after, again)
+
+
+def test_a_graft_keeps_what_the_config_leaves_at_its_default(tmp_path):
+  source, workdir = tmp_path / 'source', tmp_path / 'run'
+  go(runs.config(**QUIET, attention__position='Rope(base=100.0)', attention__mask='Window(size=4)',
+                 model__norm='layernorm'), source)
+  # 1e-5 as it stands in the files of models in float32.
+  change = dict(attention__head=GATE, model__norm_eps=9.999999747378752e-06)
+  config = grafted(source, **change)
+  after = go(config, workdir)
+  before = sj.load_run(source).config
+  assert after.config.attention == dataclasses.replace(before.attention, head=HeadGate(scale=2.0))
+  assert after.config.norm == 'layernorm'
+  row, = read_metrics(workdir, 'graft')
+  assert row['exact'] and row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-5)
+  kept = 'attention.position, attention.mask, model.norm'
+  saved = read_config(workdir)
+  assert saved['init']['kept'] == kept and 'base=100.0' in saved['attention']['position']
+  # The command that began the run goes on with it, and a config that names another value does not.
+  assert has_ended(workdir, config)
+  assert not has_ended(workdir, config | {'attention': config['attention'] | {'mask': 'Prefix()'}})
+  shutil.rmtree(workdir / 'checkpoints' / '4')
+  assert go(config, workdir).config == after.config
+  # With nothing kept, a graft can put a default in the place of another value.
+  bare = go(grafted(source, **change, init__kept='attention.position, model.norm'),
+            tmp_path / 'bare').config
+  assert (bare.attention.mask, bare.norm) == (Causal(), 'layernorm')
+  with pytest.raises(ValueError, match='attention.head'):
+    go(grafted(source, **change, init__kept='attention.head'), tmp_path / 'other')
 
 
 @pytest.mark.full

@@ -13,6 +13,8 @@ import pytest
 import tokenizers
 
 import sink_jax as sj
+from sink_jax.component import from_string
+from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained import source
 from sink_jax.pretrained.export import export_workdir
@@ -25,6 +27,7 @@ from sink_jax.train.checksums import saved_steps, step_folder
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.outcome import Interrupted
+from sink_jax.train.placeholders import filled_in
 from sink_jax.train.prepare import prepare_run
 from sink_jax.train.run_dir import read_config
 from sink_jax.train.sharding import make_mesh, state_shardings
@@ -194,6 +197,20 @@ def test_what_is_refused(first, text, tmp_path, changes, words):
   with pytest.raises(ValueError, match=f'(?s){words}'):
     go(fine(first, text, **changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+def test_the_tokenizer_is_that_of_the_source(text, tmp_path):
+  first = tmp_path / 'first'
+  go(runs.config(**QUIET | text | dict(data__tokenizer='TrainedBpe(vocab_size=270)')), first)
+  export_workdir(first, tmp_path / 'exported')
+  for folder in (first, tmp_path / 'exported'):
+    of_source = f'HuggingFace(path={str(folder)!r})'
+    spelled = filled_in(fine(folder, text, data__tokenizer="HuggingFace(path='{source}')"))
+    assert filled_in(fine(folder, text))['data'] == spelled['data']
+    assert from_dict(spelled).data.tokenizer == from_string(Tokenizer, of_source)
+    go(fine(folder, text), tmp_path / f'from-{folder.name}')
+    last, begun = runs.rows(first, 'valid')[-1], runs.rows(tmp_path / f'from-{folder.name}', 'valid')[0]
+    assert begun['valid'] == pytest.approx(last['valid'], rel=1e-6)
 
 
 def test_what_is_refused_before_the_data_are_opened(first, text, tmp_path):
