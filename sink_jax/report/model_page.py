@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from sink_jax.evaluate.summary_text import table_rows
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
 from sink_jax.report.parts import Parts
@@ -21,44 +21,24 @@ PICTURES = {
     'to the mean of the other tokens.'}
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelPage:
-  """What is shown of one model: the rows (metric, value, meaning) of a table, and PNGs by name."""
-
-  name: str
-  sentences: Sequence[str]
-  rows: Sequence[tuple[str, str, str]]
-  pictures: Mapping[str, bytes]
-
-  def add_to(self, parts: Parts) -> None:
-    """Adds the page below a heading of its own."""
-    parts.heading(self.name)
-    parts.paragraph(' '.join(self.sentences))
-    for name, caption in PICTURES.items():
-      if name in self.pictures:
-        parts.picture(name, self.pictures[name], caption)
-    parts.table(['metric', 'value', 'meaning'], self.rows, left=(0, 2))
-
-
-def read_page(folder: AnyPath) -> ModelPage:
-  """The page of what `evaluate` wrote into a folder.
+def add_model(parts: Parts, folder: AnyPath) -> None:
+  """Adds what `evaluate` wrote into a folder, below a heading with the name of the model.
 
   Raises:
     ValueError: the folder does not hold an evaluation.
   """
   try:
     result = json.loads(read_text_limited(folder / REPORT))
-    return model_page(result, folder)
+    parts.heading(result['protocol']['run'])
+    parts.paragraph(' '.join(sentences(result)))
+    rows = table_rows(result['summary'], result['protocol'], result['epsilon'])
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): '
                      'run it again.') from None
-
-
-def model_page(result: Mapping[str, Any], folder: AnyPath) -> ModelPage:
-  """The page of a result of `evaluate`, with the pictures that it wrote into a folder."""
-  pictures = {name: (folder / name).read_bytes() for name in PICTURES if (folder / name).exists()}
-  return ModelPage(result['protocol']['run'], sentences(result),
-                   [tuple(row) for row in result['table']], pictures)
+  for name, caption in PICTURES.items():
+    if (folder / name).exists():
+      parts.picture(name, (folder / name).read_bytes(), caption)
+  parts.table(['metric', 'value', 'meaning'], rows, left=(0, 2))
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Generation and scoring with a cache, against whole forward passes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
 from sink_jax.models import generate
 from sink_jax.models.config import Layer
+from sink_jax.models.decode import decode_step, prefill
 from sink_jax.models.generate import stream, text_losses
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.models.sampling import Sampling
@@ -211,17 +213,19 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
     (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), [{}]),
     (dict(), [dict(mask=sj.Window(size=5)), dict(position=sj.Nope())]),
     (dict(), [dict(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), {}])], ids=str)
-def test_tokens_scored_together_have_the_losses_of_one_after_another(monkeypatch, options, layers,
-                                                                     policy):
+def test_tokens_scored_together_have_the_losses_of_one_after_another(options, layers, policy):
   config = dataclasses.replace(
       CONFIG, heads=4, kv_heads=2, attention=sj.AttentionSpec(**options),
       pattern=tuple(Layer(**layer) for layer in layers))
   model, text = sj.Run(config, random_params(config)), prompt(length=40)
-  losses = lambda: np.concatenate(list(text_losses(model, text, policy)), 1)
-  together = losses()
-  monkeypatch.setattr(generate, '_SCORED', 1)
+  together = np.concatenate(list(text_losses(model, text, policy)), 1)
+  logits, state = prefill(config, model.params, jnp.asarray(text[:, :1]), policy)
+  step, losses = jax.jit(functools.partial(decode_step, config, policy=policy)), []
+  for tokens in text[:, 1:].T:
+    losses.append(-jax.nn.log_softmax(logits)[np.arange(2), tokens])
+    logits, state = step(model.params, jnp.asarray(tokens), state=state)
   # Float32 against float32, in sums of another order; measured: at most 2e-6.
-  np.testing.assert_allclose(together, losses(), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(together, np.stack(losses, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_bad_input_is_refused_before_anything_runs(run):
