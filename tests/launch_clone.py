@@ -17,6 +17,7 @@ case "$*" in
   "-c import sys;"*) echo "{version} $0" ;;
   "-I -c import ensurepip"*) exit {incomplete:d} ;;
   "-c from importlib"*) echo "{missing}" ;;
+  "-I -c import importlib.metadata"*) exit 1 ;;
   "-I -m venv "*)
     echo "venv {version}" >>"$LOG"
     mkdir -p "$4/bin"

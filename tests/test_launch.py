@@ -196,10 +196,19 @@ def test_from_another_directory(clone, tmp_path):
   assert (elsewhere / 'my env' / 'bin' / 'python').exists() and not clone.venv.exists()
   # The quick start writes where it is called, and packages from outside stay out.
   where = f'in {elsewhere} with {clone.root}'
-  assert log[-2:] == [
+  assert log[-3:] == [
+      'run 3.12.1 sink_jax.evaluate [--checkpoint=SmolLM2-135M-Instruct] [--sequences=16] '
+      f'[--out=a b] {where}',
       f'run 3.12.1 sink_jax.sweep [--config={clone.root}/configs/quickstart.py] '
       f'[--workdir=a b/runs] {where}',
-      f'run 3.12.1 sink_jax.report [--runs=a b/runs] [--out=a b] {where}']
+      f'run 3.12.1 sink_jax.report [--runs=a b/runs] [--out=a b] [--kind=runs] '
+      f'[--evaluation=a b] {where}']
+  # Without the model the rest goes on.
+  code, output, log = clone('c', script='launch/quickstart.sh', cwd=elsewhere, VENV='my env',
+                            FAILING_PIP='1')
+  assert code == 0 and 'could not be fetched' in output
+  assert [line.split()[2] for line in log if line.startswith('run')] == [
+      'sink_jax.sweep', 'sink_jax.report'] and 'evaluation' not in log[-1]
   log = clone(cwd=elsewhere, VENV='my env')[2]
   assert kinds(log) == ['run'] and f' in {clone.root} ' in log[0]
 
@@ -225,9 +234,9 @@ def test_slurm_is_a_test_of_its_own(clone):
 def test_continuous_integration_runs_the_tests(clone, tmp_path, failing, code):
   clone.python('python3', '3.12.1')
   returned, output, log = clone(script='.ci/run', cwd=tmp_path, FAILING_RUN=failing)
-  # The compilers are installed, and used, beside the tests.
   assert returned == code and kinds(log)[:2] == ['venv', 'pip'], output
-  assert sorted(kinds(log)[2:]) == ['pip', 'run', 'run'], output
+  # Packages of the environment; a published model; then compilers beside the tests.
+  assert sorted(kinds(log)[2:]) == ['pip', 'pip', 'run', 'run'], output
   runs = [line for kind, line in zip(kinds(log), log) if kind == 'run']
   assert sorted(' for v5e by ' in line for line in runs) == [False, True]
 

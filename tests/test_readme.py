@@ -15,11 +15,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sink_jax.pretrained.packaged import PACKAGED
 from tests.commands import run_here
 from tests.documents import ROOT, TEXTS, blocks
 from tests.launch_clone import pinned
 
 README, BUILD = TEXTS['README.md'], (ROOT / 'BUILD.md').read_text()
+PUBLISHED = 'SmolLM2-135M-Instruct'  # what names it is left out where it is not installed
 WALKS = [f'docs/add_{what}.md' for what in ('variant', 'analysis', 'family')]
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
 # Makes a block of code a module of the package, as if it were the file of its title.
@@ -46,8 +48,12 @@ def project(tmp_path_factory):
   short, count = re.subn(r"'steps': \d+", "'steps': 12", trials.read_text())
   assert count == 2
   trials.write_text(short)
+  shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
   outputs, names, seen = {}, {}, set()
   for path, language, _, block in blocks():
+    if PUBLISHED in block and PACKAGED[PUBLISHED].find() is None:
+      block = '' if language == 'python' else '\n'.join(
+          line for line in block.splitlines() if PUBLISHED not in line)
     if language == 'python' and path not in WALKS:
       with contextlib.chdir(folder):
         exec(compile(block, path, 'exec'), names)
@@ -93,7 +99,7 @@ def test_commands(project):
       'train', 'evaluate', 'sweep', 'report', 'benchmark', 'export', 'analyses', 'generate')}
   for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html'):
     assert (folder / file).exists(), file
-  assert 'def main' in outputs['sink_jax.generate'] and '4 + 28' in outputs['sink_jax.analyses']
+  assert 'def main' in outputs['sink_jax.generate'] and 'first 4 and last 28' in outputs['sink_jax.analyses']
   assert 'Sink_1' in outputs['sink_jax.evaluate']
   assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
   assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
@@ -103,7 +109,11 @@ def test_commands(project):
 
 def test_snippets(project):
   folder, _, names = project
-  assert 0 <= names['report'].sink_rate() <= 1 and (folder / 'importance.png').stat().st_size > 5000
+  if PACKAGED[PUBLISHED].find() is not None:
+    # More than half of its heads; the text is the README, which changes.
+    assert names['report'].sink_rate() > 0.5 and (folder / 'importance.png').stat().st_size > 5000
+    graft = names['gated'].graft
+    assert graft.exact and abs(graft.loss_after - graft.loss_before) < 1e-4
   assert names['text'].shape == (1, 40) and (folder / 'lengths.png').exists()
   assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
 
