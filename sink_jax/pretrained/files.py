@@ -79,6 +79,8 @@ class Checkpoint:
   def __init__(self, folder: str | os.PathLike):
     self.path = self.folder = Path(folder)
     check_merged(self.folder)
+    if not (self.folder / 'config.json').exists() and (files := sorted(self.folder.glob('*.gguf'))):
+      raise ValueError(f'{self.folder} has no config.json, but {files[0].name}: give that file.')
     self.config = read_object(self.folder / 'config.json', 'The folder of a published model has '
                               'one: choose that folder, or download the model again.')
     self.entries: dict[str, TensorHeader] = {}

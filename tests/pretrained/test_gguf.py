@@ -266,6 +266,8 @@ def test_damaged_files_are_refused_and_nothing_else_is_raised(tmp_path):
     bad.write_bytes(text)
     with pytest.raises(ValueError, match='bad.gguf'):
       GgufFile(bad)
+  with pytest.raises(ValueError, match='bad.gguf'):  # the folder of a file
+    sj.load_pretrained(tmp_path)
   with pytest.raises(ValueError, match='no_such.gguf'):
     sj.load_pretrained(tmp_path / 'no_such.gguf')
 
