@@ -89,8 +89,3 @@ def changed(tensor: StoredTensor, factor: float = 1.0, plus: float = 0.0) -> Sto
   part, = tensor.parts
   return dataclasses.replace(tensor, parts=(dataclasses.replace(
       part, take=lambda x: (np.asarray(x, np.float32) + plus) * np.float32(factor)),))
-
-
-def renamed(tensor: StoredTensor, prefix: str) -> StoredTensor:
-  """The tensor of a checkpoint whose names have a prefix."""
-  return dataclasses.replace(tensor, copy_of=tensor.copy_of and prefix + tensor.copy_of)

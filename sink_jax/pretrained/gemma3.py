@@ -6,6 +6,7 @@ the type 'gemma3', which sees images as well, has it under names of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -19,7 +20,7 @@ from sink_jax.pretrained.stored_tensors import StoredTensor, block, vector
 
 MODEL_TYPES = ('gemma3_text', 'gemma3')
 PREFIX = llama.PREFIX
-IGNORED = (*llama.IGNORED, r'vision_tower\..*', r'multi_modal_projector\..*')
+IGNORED = (*llama.IGNORED, r'(model\.)?(vision_tower|multi_modal_projector)\..*')
 # The family's, which published files of the type 'gemma3' leave out.
 _DEFAULTS = {'vocab_size': 262208, 'hidden_size': 2304, 'intermediate_size': 9216,
              'num_hidden_layers': 26, 'num_attention_heads': 8, 'tie_word_embeddings': True}
@@ -53,19 +54,23 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
 
 def _of_text(hf: dict[str, Any]) -> dict[str, Any]:
   """The part of config.json about the language model, with the family's defaults."""
-  text = hf['text_config'] if hf['model_type'] == 'gemma3' and 'text_config' in hf else hf
+  if hf['model_type'] != 'gemma3':
+    return _DEFAULTS | hf
+  text = hf.get('text_config', {})
   if not isinstance(text, dict):
     raise keys.refused('text_config', text, 'it must be an object')
-  return _DEFAULTS | text
+  keys.not_quantized(hf)
+  tied = keys.flag(hf, 'tie_word_embeddings', keys.flag(text, 'tie_word_embeddings', True))
+  return _DEFAULTS | text | {'tie_word_embeddings': tied}
 
 
 def _positions(hf: dict[str, Any]) -> windows.PositionOf:
   """The encoding of each kind of block: global ones are scaled, those of windows are not."""
+  full = keys.number(hf, 'rope_theta', 1e6)
+  sliding = keys.number(hf, 'rope_local_base_freq', 1e4)
   if hf.get('rope_parameters') is not None:
-    return windows.positions_by_kind(hf)
-  by_kind: dict[bool, Position] = {
-      False: rope(hf, base=1e6),
-      True: rope({'rope_theta': keys.number(hf, 'rope_local_base_freq', 1e4)})}
+    return windows.positions_by_kind(hf, full, sliding)
+  by_kind: dict[bool, Position] = {False: rope(hf, base=full), True: rope({'rope_theta': sliding})}
   return lambda slides: by_kind[slides]
 
 
@@ -82,7 +87,12 @@ def stored_tensors(hf: dict[str, Any], config: ModelConfig) -> dict[str, StoredT
       gain = vector(f'{path}/attention/qk_norm_{ours}_gain', (i,), config.dims.head_dim)
       table[f'model.layers.{layer}.self_attn.{theirs}_norm.weight'] = gemma2.changed(
           gain, factor, plus=1)
-  if hf['model_type'] == 'gemma3':
-    return {f'language_model.{name}': gemma2.renamed(tensor, 'language_model.')
-            for name, tensor in table.items()}
-  return table
+  if hf['model_type'] != 'gemma3':
+    return table
+  # Published files have the first names, transformers 5 writes the second ones where it is told to.
+  older = {name: f'language_model.{name}' for name in table}
+  newer = {name: name.replace('model.', 'model.language_model.', 1) for name in table}
+  return {names[name]: dataclasses.replace(
+      tensor, copy_of=names.get(tensor.copy_of, ''),
+      instead_of=(older[name],) if names is newer else ())
+          for names in (older, newer) for name, tensor in table.items()}

@@ -35,9 +35,9 @@ def model_config(hf: dict[str, Any]) -> ModelConfig:
 
 
 def _positions(hf: dict[str, Any]) -> windows.PositionOf:
-  if hf.get('rope_parameters') is not None:
-    return windows.positions_by_kind(hf)
   # Of another base in the old form transformers gives blocks with a window the default one.
   base = float(keys.only(hf, 'rope_theta', 500000, 500000.0))
+  if hf.get('rope_parameters') is not None:
+    return windows.positions_by_kind(hf, base, base)
   by_kind: dict[bool, Position] = {False: rope(hf, base=base), True: rope({'rope_theta': base})}
   return lambda slides: by_kind[slides]

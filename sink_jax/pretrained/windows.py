@@ -102,13 +102,21 @@ def patterned(layers: int, period: tuple[Mask, ...], positions: PositionOf | Seq
                                      position=None if p == position else p) for m, p in both)
 
 
-def positions_by_kind(hf: dict[str, Any]) -> PositionOf:
-  """The positions that `rope_parameters` gives for each kind of layer."""
+def positions_by_kind(hf: dict[str, Any], full: float, sliding: float) -> PositionOf:
+  """The positions that `rope_parameters` gives for each kind of layer.
+
+  Args:
+    full, sliding: the base of each kind, where its parameters have none.
+
+  Raises:
+    ValueError: it is not an object for each kind, or `rope_scaling` stands beside it.
+  """
   given = hf['rope_parameters']
-  kinds = ('full_attention', 'sliding_attention')
-  if not isinstance(given, dict) or not set(given) <= {*kinds} or not all(
-      isinstance(given.get(kind), dict) for kind in kinds):
+  kinds = {'full_attention': full, 'sliding_attention': sliding}
+  if not isinstance(given, dict) or set(given) != set(kinds) or not all(
+      isinstance(each, dict) for each in given.values()):
     raise refused('rope_parameters', given, f'it must hold an object for each of {", ".join(kinds)}')
-  full, sliding = (rope({**hf, 'rope_parameters': given[kind], 'rope_scaling': None,
-                         'rope_theta': None}) for kind in kinds)
-  return lambda slides: sliding if slides else full
+  keys.only(hf, 'rope_scaling', None, why='rope_parameters holds the scaling')
+  of_full, of_sliding = (rope({**hf, 'rope_parameters': given[kind], 'rope_theta': None}, base=base)
+                         for kind, base in kinds.items())
+  return lambda slides: of_sliding if slides else of_full

@@ -5,13 +5,15 @@ other weights and tokens, by the transformers that it has installed beside the e
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
 from tests.pretrained import exported_cases
@@ -79,15 +81,29 @@ def compare_metrics(report, maps_NxSxHxTxT):
 
 
 # These differ from others of their family in what one line of the importer reads.
-VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_new', 'gpt2_inverse_layer',
-              'gpt_neox_sequential', 'granite', 'jamba_biases', 'llama_linear', 'mixtral_fused',
-              'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
+VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_new',
+              'gpt2_inverse_layer', 'gpt_neox_sequential', 'granite', 'jamba_biases',
+              'llama_linear', 'mixtral_fused', 'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
+
 
 
 @pytest.mark.parametrize('case', [
     pytest.param(case, marks=pytest.mark.full if case in VARIATIONS else ()) for case in CASES])
 def test_stored_fixtures(case):
   compare(FIXTURES / case)
+
+
+def test_a_model_that_sees_images_may_have_newer_names(tmp_path):
+  folder = FIXTURES / 'gemma3_images'
+  tensors = {re.sub('^language_model.model', 'model.language_model', name): x
+             for name, x in load_file(folder / 'model.safetensors').items()}
+  tensors = {re.sub('^(vision|multi)', r'model.\1', name): x for name, x in tensors.items()}
+  assert not any(name.startswith('language_model') for name in tensors)
+  save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
+  shutil.copy(folder / 'config.json', tmp_path)
+  tokens = load_file(folder / 'expected.safetensors')['tokens']
+  np.testing.assert_array_equal(sj.load_pretrained(tmp_path).logits(tokens),
+                                sj.load_pretrained(folder).logits(tokens))
 
 
 @pytest.mark.full

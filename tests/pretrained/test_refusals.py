@@ -53,6 +53,9 @@ def read(case, **changes):
     ('gemma3', 'rope_scaling', {'type': 'dynamic', 'factor': 2.0}),
     ('gemma3', 'rope_parameters', {'rope_type': 'default'}),
     ('gemma3_images', 'text_config', 'gemma'),
+    ('gemma3_images', 'quantization_config', {'quant_method': 'gptq'}),
+    ('gemma3_new', 'rope_scaling', {'rope_type': 'linear', 'factor': 8.0}),
+    ('olmo3', 'rope_scaling', {'rope_type': 'linear', 'factor': 8.0}),
     ('olmo3', 'clip_qkv', 8.0),
     ('olmo3', 'rope_parameters', {'full_attention': {'rope_type': 'default'}}),
     ('olmo3_plain', 'rope_theta', 10000.0),
@@ -103,3 +106,13 @@ def test_what_is_left_out_has_the_default_of_the_family():
 def test_numbers_that_cannot_be_are_refused_before_anything_is_made(key, value):
   with pytest.raises(ValueError, match=key.replace('rope_scaling', 'rope_type')):
     read('gpt_neox', **{key: value})
+
+
+def test_a_kind_of_layers_has_the_base_of_its_family():
+  kinds = {'full_attention': {'rope_type': 'default'}, 'sliding_attention': {'rope_type': 'default'}}
+  bases = lambda config: {(layer.position or config.attention.position).base
+                          for layer in config.pattern}
+  assert bases(read('gemma3_new', rope_parameters=kinds)) == {1e6, 1e4}
+  assert bases(read('gemma3_new', rope_parameters=kinds, rope_theta=1e3,
+                    rope_local_base_freq=1e2)) == {1e3, 1e2}
+  assert bases(read('olmo3', rope_parameters=kinds)) == {5e5}
