@@ -1,6 +1,7 @@
 """The examples of README.md and docs/, run as they stand, on trials that are cut short."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -110,6 +111,11 @@ def test_commands(project):
 def test_snippets(project):
   folder, _, names = project
   if PACKAGED[PUBLISHED].find() is not None:
+    assert 'Sink_1 = 74.5 %' in README and 'the first token\nmore than 0.3' in README
+    shown = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())
+    assert f'{shown["summary"]["sink_1"]:.1f}' == '74.5'
+    assert f'{max(shown["summary"]["hidden_ratio"]):.0f} times' in README
+    assert f'{min(shown["summary"]["value_ratio"]):.2f} times' in README
     # More than half of its heads; the text is the README, which changes.
     assert names['report'].sink_rate() > 0.5 and (folder / 'importance.png').stat().st_size > 5000
     graft = names['gated'].graft

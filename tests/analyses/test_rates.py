@@ -321,9 +321,10 @@ def test_maps(run, tmp_path):
   weights = np.asarray(run.record(inputs.tokens, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT,
                        np.float64).mean(1)
   found = maps.measure(run, inputs, options())
-  assert (found['sequences'], found['length'], len(found['heads'])) == (4, 12, 2)
+  assert (found['sequences'], found['length'], len(found['heads'])) == (4, 12, 4)
   mean = importance(run, inputs.tokens)[..., 0].mean(1)
-  for own, value in zip(found['heads'], (mean.max(), mean.min())):
+  ordered = np.sort(mean, None)
+  for own, value in zip(found['heads'], [*ordered[:-3:-1], *ordered[1::-1]], strict=True):
     assert own['importance'] == pytest.approx(value, rel=1e-5) == mean[own['layer'], own['head']]
     np.testing.assert_allclose(own['map'], weights[own['layer'], own['head']], atol=6e-5)
   chosen = maps.measure(run, inputs, options(layers=(1,), heads=(0, 3)))

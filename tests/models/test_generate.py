@@ -23,6 +23,9 @@ CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size
                         dtype='float32')
 
 
+full = pytest.mark.full
+
+
 @pytest.fixture(scope='module')
 def run():
   return sj.Run(CONFIG, random_params(CONFIG))
@@ -202,8 +205,9 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
 
 
 @pytest.mark.parametrize('policy', [
-    CachePolicy(9), CachePolicy(9, 1), CachePolicy(9, 4), CachePolicy(9, 4, 'text'),
-    CachePolicy(40, 4), CachePolicy(64)], ids=str)
+    CachePolicy(9), CachePolicy(9, 4), pytest.param(CachePolicy(9, 4, 'text'), marks=full),
+    *(pytest.param(CachePolicy(*sizes), marks=full) for sizes in ((9, 1), (40, 4), (64,)))],
+    ids=str)
 @pytest.mark.parametrize('options, layers', [
     (dict(position=sj.Rope()), [{}]), (dict(position=sj.Rope(fraction=0.5)), [{}]),
     (dict(position=sj.Llama3Rope(factor=8.0, low_frequency_factor=1.0,

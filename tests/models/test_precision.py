@@ -44,7 +44,7 @@ def generated(config):
 
 def score(config):
   return generate._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
-                               TOKENS)
+                               jax.ShapeDtypeStruct((2, POLICY.recent), jnp.int32))
 
 
 def precisions(lowered):

@@ -16,7 +16,9 @@ def test_the_page_has_the_numbers_of_the_reports():
 
 
 def test_no_other_sentence_on_the_results_has_numbers():
-  pages = TEXTS['README.md'] + TEXTS['docs/experiments.md'] + TEXTS['docs/results.md']
+  # Those of the published model are compared in tests/test_readme.py.
+  readme = re.sub(r'\nSmolLM2-135M-Instruct \(.*?\n\n', '', TEXTS['README.md'], flags=re.DOTALL)
+  pages = readme + TEXTS['docs/experiments.md'] + TEXTS['docs/results.md']
   before, rest = pages.split(readme_sentences.BEGIN)
   prose = ' '.join((before + rest.split(readme_sentences.END)[1]).replace('\\', '').split())
   for numbers in (r'Sink_\S+ (=|of|is|from)?\s?\d', r'ratio (of |is |= )?\d', r'\d+ claims',
