@@ -116,8 +116,9 @@ def draw(results: list[Result], path: PictureFile) -> None:
   names = list(dict.fromkeys(name for result in results for name in result['caches']))
   for ax, result in zip(axes[0], results):
     for name, cache in result['caches'].items():
-      points = [(t, y) for t, y in zip(cache['tokens'], cache['curve'])
-                if y is not None and t > result['cache_size']]
+      starts = [1, *cache['tokens']]  # of the parts: one begins where the one before ends
+      points = [(t, y) for start, t, y in zip(starts, cache['tokens'], cache['curve'])
+                if y is not None and start >= result['cache_size']]
       if points:
         ax.plot(*zip(*points), linewidth=2, color=plots.COLOURS[names.index(name)], label=name,
                 linestyle='--' if name == 'all tokens' else '-')
